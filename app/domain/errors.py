@@ -1,0 +1,62 @@
+"""Everything that can go wrong, without status codes: those belong to the edge.
+
+TerselyError
+ +- InvalidRequest           the caller sent something that cannot be read or is out of range
+ |   +- TooLarge             ... or over a size limit
+ +- NotFound                 not there, or not the caller's
+ +- Conflict                 an id or idempotency key that is taken by something else
+ +- Unauthorized             no key, or none that is known
+ +- ContextTooLarge          no valid context fits the budget
+ +- StoreUnavailable         the database is away or too slow
+ +- UpstreamUnavailable      the model host cannot be reached, or broke off
+"""
+
+from __future__ import annotations
+
+
+class TerselyError(Exception):
+    """Something went wrong."""
+
+    def __init__(self, detail: str = "", *, field: str | None = None) -> None:
+        """``detail`` is for people; ``field`` names the offending part of the input, if there is one."""
+        super().__init__(detail or type(self).__doc__)
+        self.detail = detail or (type(self).__doc__ or "")
+        self.field = field
+
+
+class InvalidRequest(TerselyError):
+    """The request cannot be read, or a value in it is out of range."""
+
+
+class TooLarge(InvalidRequest):
+    """The request is over the size limit."""
+
+
+class NotFound(TerselyError):
+    """There is no such thing."""
+
+
+class Conflict(TerselyError):
+    """That id or idempotency key is already taken by something else."""
+
+
+class Unauthorized(TerselyError):
+    """A Tersely key is needed, and this is none."""
+
+
+class ContextTooLarge(TerselyError):
+    """No valid context fits the budget."""
+
+    def __init__(self, *, needed: int, budget: int) -> None:
+        """``needed`` and ``budget`` in tokens."""
+        super().__init__(f"the smallest valid context needs {needed} tokens, the budget is {budget}")
+        self.needed = needed
+        self.budget = budget
+
+
+class StoreUnavailable(TerselyError):
+    """The database is away."""
+
+
+class UpstreamUnavailable(TerselyError):
+    """The model host cannot be reached."""

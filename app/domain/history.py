@@ -1,0 +1,125 @@
+"""A session's messages in their places, and what a strategy may look at.
+
+``seq`` numbers are gapless, start at 1 and are given in the order of arrival. ``turn`` numbers start at 1
+(shown as ``t1``) and are never reused. Instruction messages (system, developer) belong to turn 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from app.domain.messages import Message
+
+Status = Literal["live", "superseded", "dropped", "undone"]
+TerseSource = Literal["model", "derived"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A live, model-visible message at its place: what strategies work on. ``tokens`` is its stored count."""
+
+    seq: int
+    turn: int
+    message: Message
+    tokens: int
+    created_at: datetime
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerseEntry:
+    """One line about a turn. ``derived`` entries were made without a model because the reply had no tag."""
+
+    turn: int
+    seq: int
+    role: str
+    text: str
+    source: TerseSource
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """An identifier seen in messages that were cut, with what its rank is made of.
+
+    ``position`` is the sequence number of its last mention, ``turn`` the turn of that mention.
+    """
+
+    text: str
+    turn: int
+    position: int
+    mentions: int
+    used_by_model: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadMessage:
+    """A message that Tersely itself wrote into a head: plain text under a role, named by its layer."""
+
+    layer: str
+    role: Literal["user", "assistant"]
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """A stretch of calls that share one frozen beginning.
+
+    ``cut`` is the first sequence number of the tail (1: nothing is cut). ``kept`` are sequence numbers before
+    the cut whose messages stay verbatim between head and tail (the task of a running turn, pinned messages).
+    ``fingerprint`` names strategy, parameters and policy: another one means a new epoch. ``references`` are the
+    ranked candidates over everything cut so far, carried from epoch to epoch so that planning never reads
+    what was cut before.
+    """
+
+    number: int
+    cut: int
+    head: tuple[HeadMessage, ...]
+    kept: tuple[int, ...]
+    reason: str
+    fingerprint: str
+    references: tuple[Reference, ...]
+    created_at: datetime
+
+    @property
+    def head_tokens(self) -> int:
+        """Tokens of the head's own messages."""
+        return sum(message.tokens for message in self.head)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The immutable input of a strategy.
+
+    ``entries`` are the live, model-visible messages in order, from the current epoch's cut on (all of them when
+    ``epoch`` is None), without instructions; ``kept`` are the current epoch's kept messages. ``fixed_tokens``
+    counts instructions and tools as sent, Tersely's own instructions included. ``window`` is the model's context
+    window less its reserve, where known. ``edited`` says that history before this request's last message was
+    rewritten since the last call (undo, drop, client rewrite). ``last_call_at`` is when the upstream was last
+    called for this session, ``calls`` how often.
+    """
+
+    entries: tuple[Entry, ...]
+    kept: tuple[Entry, ...] = ()
+    epoch: Epoch | None = None
+    fixed_tokens: int = 0
+    window: int | None = None
+    edited: bool = False
+    calls: int = 0
+    last_call_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """What only the start of an epoch needs, loaded then.
+
+    ``terse`` are the session's entries in order, at most the newest few hundred; ``older_turns`` counts the
+    turns before those that have entries which were not loaded.
+    """
+
+    terse: tuple[TerseEntry, ...] = ()
+    older_turns: int = 0
+    oldest_at: datetime | None = None
