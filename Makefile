@@ -1,0 +1,88 @@
+# Needs Python 3.11 or newer, make, and a package index; everything else is installed into .venv.
+# `make` by itself lists the targets.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The newest interpreter that will do, unless PYTHON names one. The numbered names are tried first,
+# since plain python3 is too old on some systems that carry a newer one beside it.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
+	&& { echo "$$p"; break; }; done)
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip -qq
+INSTALL := $(PIP) install --require-hashes --only-binary :all:
+UV ?= uv
+LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --no-header --no-annotate --no-build
+ARGS ?=
+
+.PHONY: help run test check fmt lint types contracts bench openapi lock clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 14
+
+run: $(VENV)/.runtime ## install and serve on 127.0.0.1:8484 (ARGS="--upstream scripted" needs no model key)
+	@exec $(BIN)/python -m app serve $(ARGS)
+
+test: $(VENV)/.dev ## install and run all tests
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+check: $(VENV)/.dev ## format, lint, types, import contracts, tests: what CI runs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(MAKE) test
+
+fmt: $(VENV)/.dev ## format, and mend what the linter can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(VENV)/.dev ## the linter alone
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev ## the type checker alone
+	$(BIN)/mypy
+
+contracts: $(VENV)/.dev ## the import contracts alone
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev ## measure speed; writes its table to bench/
+	$(BIN)/python -m bench $(ARGS)
+
+openapi: $(VENV)/.runtime ## write openapi/openapi.json from the code
+	@mkdir -p openapi
+	$(BIN)/python -m app openapi > openapi/openapi.json.new
+	mv openapi/openapi.json.new openapi/openapi.json
+
+lock: ## resolve the dependencies anew (needs uv)
+	$(LOCK) --upgrade pyproject.toml -o requirements.lock
+	$(LOCK) --upgrade pyproject.toml --group dev -c requirements.lock -o requirements-dev.lock
+
+clean: ## remove what was installed and cached
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# Some systems package venv without ensurepip; then the system's pip fills the environment.
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; PYTHON=/path/to/python names one." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); $(PYTHON) -m venv --without-pip $(VENV) \
+		&& $(PYTHON) -m pip -qq --python $(VENV)/bin/python install pip; }
+
+# The project runs from this checkout: a .pth file and a console script, and nothing to build.
+$(VENV)/.project: $(BIN)/python
+	@$(BIN)/python -c 'import pathlib, sysconfig; (pathlib.Path(sysconfig.get_path("purelib")) / "tersely.pth").write_text(f"{pathlib.Path.cwd()}\n")'
+	@printf '#!%s\nimport sys\n\nfrom app.cli import main\n\nsys.exit(main())\n' "$(CURDIR)/$(BIN)/python" > $(BIN)/tersely
+	@chmod +x $(BIN)/tersely
+	@touch $@
+
+$(VENV)/.runtime: requirements.lock | $(VENV)/.project
+	@echo "Installing what Tersely needs into $(VENV) ..."
+	@$(INSTALL) -r requirements.lock
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.lock | $(VENV)/.project
+	@echo "Installing what Tersely and its tests need into $(VENV) ..."
+	@$(INSTALL) -r requirements-dev.lock
+	@touch $@ $(VENV)/.runtime
