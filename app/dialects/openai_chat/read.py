@@ -1,0 +1,366 @@
+"""From OpenAI's chat format to the domain: requests, messages, replies.
+
+What is read: the messages, and the few settings that Tersely acts upon. What cannot be read at all (no JSON, no
+``messages`` array, a wrong type in a setting we act upon) is refused with ``InvalidRequest``. What can be read but not
+understood (a role nobody knows, a message that is no object, content that is a number) is the provider's to judge: the
+request is then ``unreadable``, carries no messages, and goes upstream as it came.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from app.dialects import raw_json
+from app.domain.errors import InvalidRequest
+from app.domain.messages import Media, MediaKind, Message, Part, Reasoning, Role, Text, ToolCall, ToolResult
+
+LEGACY_CALL_PREFIX = "function_call:"
+"""``function_call`` messages carry no id; the call is known by its name, as role ``function`` answers it."""
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """A request, read. ``tools``, ``tool_choice`` and ``response_format`` are verbatim JSON, empty when absent.
+
+    ``unreadable`` says why the messages could not be understood; then ``messages`` is empty and the request is only fit
+    to be passed on. ``include_usage`` is what the client asked for with ``stream_options``.
+    """
+
+    model: str
+    messages: tuple[Message, ...]
+    stream: bool = False
+    include_usage: bool = False
+    n: int = 1
+    tools: bytes = b""
+    tool_choice: bytes = b""
+    response_format: bytes = b""
+    unreadable: str | None = None
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Request(msgspec.Struct):
+    messages: list[msgspec.Raw]
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    n: int | None = None
+    tools: msgspec.Raw = msgspec.Raw()
+    functions: msgspec.Raw = msgspec.Raw()
+    tool_choice: msgspec.Raw = msgspec.Raw()
+    response_format: msgspec.Raw = msgspec.Raw()
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: Any = None
+
+
+class _Call(msgspec.Struct):
+    id: str | None = None
+    function: _Function | None = None
+    custom: dict[str, Any] | None = None
+
+
+class _Part(msgspec.Struct):
+    type: str = ""
+    text: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
+    refusal: str | None = None
+
+
+class _Audio(msgspec.Struct):
+    id: str = ""
+
+
+class _Message(msgspec.Struct):
+    role: str = ""
+    content: str | list[_Part | str] | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+    function_call: _Function | None = None
+    name: Any = None
+    refusal: Any = None
+    audio: _Audio | None = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    reasoning_details: Any = None
+
+
+_request_decoder = msgspec.json.Decoder(_Request)
+_message_decoder = msgspec.json.Decoder(_Message)
+
+
+def read_request(body: bytes) -> ChatRequest:
+    """Read a request body.
+
+    Raises ``InvalidRequest`` (``field`` names the member, where one is to blame) for invalid UTF-8, malformed JSON,
+    nesting too deep, no object, ``messages`` missing or no array, and wrong types of ``model``, ``stream``,
+    ``stream_options`` and ``n``.
+    """
+    _check_utf8(body)
+    try:
+        request = _request_decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _explain(error) from error
+    except RecursionError as error:
+        raise InvalidRequest("The JSON of the request body is nested too deep.") from error
+    except msgspec.DecodeError:
+        request = _read_slowly(body)
+    return _to_request(request)
+
+
+def read_message(raw: bytes, *, default_role: str = "") -> Message:
+    """Read one message; ``raw`` is kept. Raises ``InvalidRequest`` for what is not a message that we understand.
+
+    Content as a string, a list of parts, null or absent; ``tool_calls``, the older ``function_call`` and role
+    ``function``; refusals and the reasoning fields of several providers become ``Reasoning``; parts of an unknown type
+    become ``Media(kind="other")``.
+    """
+    message = _decode_message(raw)
+    role = _ROLES.get(message.role or default_role)
+    if role is None:
+        raise InvalidRequest(f"unknown role {message.role!r}", field="role")
+    if role == "tool":
+        return Message(role=role, parts=(_read_result(message),), raw=raw)
+    content = message.content
+    if type(content) is str and message.tool_calls is None and role != "assistant":
+        return Message(role=role, parts=(Text(text=content),) if content else (), raw=raw)
+    parts = _read_reasoning(message)
+    parts.extend(_read_content(content))
+    if message.audio is not None:
+        parts.append(Media(kind="audio", digest=message.audio.id))
+    parts.extend(_read_calls(message))
+    return Message(role=role, parts=tuple(parts), raw=raw)
+
+
+def read_reply(raw: bytes) -> Message:
+    """Read the ``message`` of a reply's choice; the role is the assistant's when the provider left it out."""
+    return read_message(raw, default_role="assistant")
+
+
+def _check_utf8(body: bytes) -> None:
+    if body.isascii():
+        return
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"The request body is not valid UTF-8 (byte {error.start}).") from error
+
+
+def _explain(error: msgspec.ValidationError) -> InvalidRequest:
+    """msgspec says ``Expected `array`, got `str` - at `$.messages` ``: the field is what follows the ``$.``."""
+    detail, _, path = str(error).partition(" - at `$")
+    field = path.rstrip("`").lstrip(".") or None
+    if "required field `messages`" in detail:
+        field = "messages"
+    where = f"Invalid '{field}'" if field else "Invalid request body"
+    return InvalidRequest(f"{where}: {detail[:1].lower() + detail[1:]}.", field=field)
+
+
+def _read_slowly(body: bytes) -> _Request:
+    """The same for what msgspec refuses and the standard library reads: lone surrogates above all."""
+    try:
+        members = raw_json.split_object(body)
+    except raw_json.TooDeep as error:
+        raise InvalidRequest("The JSON of the request body is nested too deep.") from error
+    except ValueError as error:
+        raise InvalidRequest(f"The request body is not valid JSON: {error}.") from error
+    plain: dict[str, Any] = {
+        key: raw_json.load(members[key])
+        for key in ("model", "stream", "stream_options", "n")
+        if key in members
+    }
+    try:
+        plain["messages"] = [msgspec.Raw(item) for item in raw_json.split_array(members["messages"])]
+    except KeyError as error:
+        raise InvalidRequest(
+            "Invalid 'messages': object missing required field `messages`.", field="messages"
+        ) from error
+    except ValueError as error:
+        raise InvalidRequest("Invalid 'messages': expected `array`.", field="messages") from error
+    verbatim: dict[str, Any] = {
+        key: msgspec.Raw(members[key])
+        for key in ("tools", "functions", "tool_choice", "response_format")
+        if key in members
+    }
+    try:
+        return msgspec.convert({**plain, **verbatim}, _Request)
+    except msgspec.ValidationError as error:
+        raise _explain(error) from error
+
+
+def _to_request(request: _Request) -> ChatRequest:
+    messages: tuple[Message, ...] = ()
+    unreadable = None
+    try:
+        messages = tuple([read_message(bytes(raw)) for raw in request.messages])
+    except InvalidRequest as error:
+        unreadable = error.detail
+    options = request.stream_options
+    return ChatRequest(
+        model=request.model or "",
+        messages=messages,
+        stream=bool(request.stream),
+        include_usage=options is not None and bool(options.include_usage),
+        n=1 if request.n is None else request.n,
+        tools=_verbatim(request.tools) or _verbatim(request.functions),
+        tool_choice=_verbatim(request.tool_choice),
+        response_format=_verbatim(request.response_format),
+        unreadable=unreadable,
+    )
+
+
+def _verbatim(raw: msgspec.Raw) -> bytes:
+    value = bytes(raw)
+    return b"" if value == b"null" else value
+
+
+def _decode_message(raw: bytes) -> _Message:
+    try:
+        return _message_decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"a message that cannot be understood: {error}") from error
+    except msgspec.DecodeError:
+        pass
+    except RecursionError as error:
+        raise InvalidRequest("a message nested too deep") from error
+    try:
+        return msgspec.convert(raw_json.load(raw), _Message)
+    except ValueError as error:  # msgspec's errors are ValueErrors too
+        raise InvalidRequest(f"a message that cannot be understood: {error}") from error
+
+
+def _read_result(message: _Message) -> ToolResult:
+    call_id = message.tool_call_id
+    if call_id is None:
+        call_id = f"{LEGACY_CALL_PREFIX}{message.name}" if message.role == "function" else ""
+    content = message.content
+    if not isinstance(content, str):
+        content = "\n".join(
+            part.text if isinstance(part, Text) else f"[{part.kind}]"
+            for part in _read_content(content)
+            if isinstance(part, Text | Media)
+        )
+    return ToolResult(call_id=call_id, text=content)
+
+
+def _read_reasoning(message: _Message) -> list[Part]:
+    """Providers repeat one thought under several names: the first that says something counts."""
+    texts = (
+        _as_text(message.reasoning_content)
+        or _as_text(message.reasoning)
+        or _as_text(message.reasoning_details),
+        _as_text(message.refusal),
+    )
+    return [Reasoning(text=text) for text in texts if text]
+
+
+def _as_text(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, list):
+        return "\n".join(filter(None, map(_as_text, value)))
+    if isinstance(value, dict):
+        return next((v for k in ("text", "summary", "content") if isinstance(v := value.get(k), str)), "")
+    return ""
+
+
+def _read_content(content: str | list[_Part | str] | None) -> list[Part]:
+    if not content:
+        return []
+    if isinstance(content, str):
+        return [Text(text=content)]
+    return [part for item in content if (part := _read_part(item)) is not None]
+
+
+def _read_part(part: _Part | str) -> Part | None:
+    if isinstance(part, str):
+        return Text(text=part) if part else None
+    if part.text is not None and part.type in {"text", "input_text", "output_text", ""}:
+        return Text(text=part.text) if part.text else None
+    match part.type:
+        case "image_url" | "input_image":
+            return _read_image(part.image_url)
+        case "input_audio":
+            return _media("audio", part.input_audio, "data")
+        case "file" | "input_file":
+            return _media("file", part.file, "file_id", "file_data", "filename")
+        case "refusal" | "thinking" | "reasoning":
+            return Reasoning(text=part.refusal or part.text or "")
+        case _:
+            return Media(kind="other", digest=_digest(raw_json.dump(msgspec.to_builtins(part))))
+
+
+def _read_image(value: Any) -> Media:
+    image = value if isinstance(value, dict) else {"url": value}
+    url, detail = image.get("url"), image.get("detail")
+    return Media(
+        kind="image",
+        digest=_digest(_to_bytes(url if isinstance(url, str) else image)),
+        detail=detail if isinstance(detail, str) else "",
+    )
+
+
+def _media(kind: MediaKind, value: Any, *keys: str) -> Media:
+    """``keys``: where the thing itself lies, in order of preference; everything when none of them is there."""
+    members = value if isinstance(value, dict) else {}
+    content = next((v for key in keys if isinstance(v := members.get(key), str)), None)
+    return Media(kind=kind, digest=_digest(_to_bytes(content if content is not None else value)))
+
+
+def _to_bytes(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    return raw_json.dump(value)
+
+
+def _digest(content: bytes) -> str:
+    return blake2b(content, digest_size=16).hexdigest()
+
+
+def _read_calls(message: _Message) -> list[Part]:
+    calls: list[Part] = [_read_call(call) for call in message.tool_calls or ()]
+    legacy = message.function_call
+    if legacy is not None:
+        calls.append(
+            ToolCall(
+                id=f"{LEGACY_CALL_PREFIX}{legacy.name}",
+                name=legacy.name or "",
+                arguments=_arguments(legacy.arguments),
+            )
+        )
+    return calls
+
+
+def _read_call(call: _Call) -> ToolCall:
+    function = call.function
+    if function is not None:
+        return ToolCall(id=call.id or "", name=function.name or "", arguments=_arguments(function.arguments))
+    custom = call.custom or {}
+    name, text = custom.get("name"), custom.get("input")
+    return ToolCall(id=call.id or "", name=name if isinstance(name, str) else "", arguments=_arguments(text))
+
+
+def _arguments(value: Any) -> str:
+    """Some clients send the arguments as an object instead of its JSON text."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else raw_json.dump(value).decode()

@@ -1,0 +1,112 @@
+"""JSON taken apart one level at a time, values kept as the bytes they came in.
+
+The quick way is msgspec. It refuses strings with a lone surrogate (``"\\ud800"``), which Python, JavaScript and so real
+clients write, and the bare words ``NaN`` and ``Infinity``; there the standard library judges whether the text is JSON,
+and a scanner of our own finds where the values lie. All functions raise ValueError for what is not JSON or is not of the
+asked kind, and ``TooDeep`` (a ValueError) for nesting beyond about a thousand levels.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+_object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_array_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_value_decoder = msgspec.json.Decoder()
+
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},:]', re.DOTALL)
+_BOM = b"\xef\xbb\xbf"
+_BLANKS = b" \t\r\n"
+
+
+class TooDeep(ValueError):
+    """The JSON is nested too deep to be read."""
+
+
+def load(raw: bytes) -> Any:
+    """Any JSON value, lone surrogates included (as such in the strings)."""
+    try:
+        return _value_decoder.decode(raw)
+    except msgspec.DecodeError:
+        return _load_slowly(raw)
+    except RecursionError as error:
+        raise TooDeep("nested too deep") from error
+
+
+def dump(value: Any) -> bytes:
+    """Compact JSON in UTF-8; a lone surrogate is written as its escape."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode()
+
+
+def split_object(raw: bytes) -> dict[str, bytes]:
+    """The members of an object in order, values verbatim. Of members with one key the last one wins."""
+    try:
+        return {key: bytes(value) for key, value in _object_decoder.decode(raw).items()}
+    except msgspec.DecodeError:
+        if not isinstance(_load_slowly(raw), dict):
+            raise ValueError("expected an object") from None
+        return dict(_scan_members(raw))
+    except RecursionError as error:
+        raise TooDeep("nested too deep") from error
+
+
+def split_array(raw: bytes) -> list[bytes]:
+    """The elements of an array in order, verbatim."""
+    try:
+        return [bytes(value) for value in _array_decoder.decode(raw)]
+    except msgspec.DecodeError:
+        if not isinstance(_load_slowly(raw), list):
+            raise ValueError("expected an array") from None
+        return [value for value in _scan_items(raw) if value]
+    except RecursionError as error:
+        raise TooDeep("nested too deep") from error
+
+
+def join_object(members: dict[str, bytes]) -> bytes:
+    """The inverse of ``split_object``."""
+    return b"{" + b",".join(dump(key) + b":" + value for key, value in members.items()) + b"}"
+
+
+def join_array(items: list[bytes]) -> bytes:
+    """The inverse of ``split_array``."""
+    return b"[" + b",".join(items) + b"]"
+
+
+def _load_slowly(raw: bytes) -> Any:
+    try:
+        return json.loads(raw.removeprefix(_BOM).decode())
+    except RecursionError as error:
+        raise TooDeep("nested too deep") from error
+
+
+def _scan_members(raw: bytes) -> Iterator[tuple[str, bytes]]:
+    for item in _scan_items(raw):
+        if item:
+            key = _TOKEN.match(item)
+            assert key is not None  # the text is known to be valid
+            name = json.loads(key[0].decode())
+            yield name, item[key.end() :].lstrip(_BLANKS)[1:].strip(_BLANKS)
+
+
+def _scan_items(raw: bytes) -> Iterator[bytes]:
+    """What lies between the commas of the outermost brackets of a text that is known to be valid."""
+    depth, start = 0, 0
+    for token in _TOKEN.finditer(raw):
+        kind = token[0][:1]
+        if kind in b"[{":
+            depth += 1
+            if depth == 1:
+                start = token.end()
+        elif depth == 1 and kind in b",]}":
+            yield raw[start : token.start()].strip(_BLANKS)
+            start = token.end()
+        if kind in b"]}":
+            depth -= 1

@@ -1,0 +1,40 @@
+"""Small constructors for messages, with the wire form that OpenAI's chat dialect gives them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from app.dialects.openai_chat.write import write_message
+from app.domain.messages import Message, Part, Role, Text, ToolCall, ToolResult
+
+
+def message(role: Role, *parts: Part) -> Message:
+    """A message of these parts."""
+    bare = Message(role=role, parts=parts, raw=b"")
+    return replace(bare, raw=write_message(bare))
+
+
+def system(text: str) -> Message:
+    return message("system", Text(text=text))
+
+
+def user(text: str) -> Message:
+    return message("user", Text(text=text))
+
+
+def call(call_id: str, name: str = "tool", arguments: dict[str, Any] | str | None = None) -> ToolCall:
+    """A tool call; ``arguments`` as a dict or as the JSON text."""
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    return ToolCall(id=call_id, name=name, arguments=text)
+
+
+def assistant(text: str | None = None, *calls: ToolCall) -> Message:
+    """``assistant("words")``, ``assistant(None, call("c1"))``, ``assistant("words", call("c1"), call("c2"))``."""
+    words: tuple[Part, ...] = (Text(text=text),) if text else ()
+    return message("assistant", *words, *calls)
+
+
+def result(call_id: str, text: str = "ok") -> Message:
+    return message("tool", ToolResult(call_id=call_id, text=text))
