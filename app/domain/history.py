@@ -99,7 +99,8 @@ class Snapshot:
     counts instructions and tools as sent, Tersely's own instructions included. ``window`` is the model's context
     window less its reserve, where known. ``edited`` says that history before this request's last message was
     rewritten since the last call (undo, drop, client rewrite). ``last_call_at`` is when the upstream was last
-    called for this session, ``calls`` how often.
+    called for this session, ``calls`` how often. ``older_tokens`` counts the session's live messages before
+    ``entries`` (kept ones included), so that a report can say what sending everything would have cost.
     """
 
     entries: tuple[Entry, ...]
@@ -110,6 +111,7 @@ class Snapshot:
     edited: bool = False
     calls: int = 0
     last_call_at: datetime | None = None
+    older_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
