@@ -12,7 +12,9 @@ from typing import Literal
 
 from app.domain.messages import Message
 
-Status = Literal["live", "superseded", "dropped", "undone"]
+# `superseded`: the client went another way. `dropped`, `undone`, `removed`: hidden from every context, though a
+# client that does not know may go on sending it; of a removed message only its digest is left.
+Status = Literal["live", "superseded", "dropped", "undone", "removed"]
 TerseSource = Literal["model", "derived"]
 
 

@@ -1,0 +1,1 @@
+"""Postgres: the longhand. Rows in, values out; decisions are made elsewhere."""

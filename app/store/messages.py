@@ -1,0 +1,126 @@
+"""Messages: reading a session's rows, with or without their content."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from asyncpg import Record
+
+from app.domain.history import Status
+from app.domain.lineage import Row
+from app.store.connection import Connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMessage:
+    """A message with its content. ``raw`` is the client's view; ``model_raw`` is set where the model's differs."""
+
+    seq: int
+    turn: int
+    place: float
+    tokens: int
+    role: str
+    status: Status
+    dialect: str
+    client_visible: bool
+    model_visible: bool
+    pinned: bool
+    finish: str | None
+    digest: bytes
+    created_at: datetime
+    raw: bytes
+    model_raw: bytes | None
+
+
+ROW = "seq, place, turn, tokens, role, status, digest, chain IS NOT NULL AS relayed, call"
+FULL = (
+    "seq, turn, place, tokens, role, status, dialect, client_visible, model_visible, pinned, finish, digest, "
+    "created_at, raw, model_raw"
+)
+HERE = "tenant_id = $1 AND session_id = $2"
+
+# Instructions are found by an index of their own, so that the cost depends on the tail alone.
+TAIL_ROWS = f"""
+SELECT {ROW}, pinned, created_at, model_raw FROM messages
+WHERE {HERE} AND seq >= $3 AND status <> 'superseded' AND turn > 0 AND client_visible
+UNION ALL
+SELECT {ROW}, pinned, created_at, NULL FROM messages
+WHERE {HERE} AND turn = 0 AND status = 'live'
+ORDER BY place, seq
+"""
+
+ALL_ROWS = f"""
+SELECT {ROW}, pinned, created_at, model_raw FROM messages
+WHERE {HERE} AND client_visible ORDER BY place, seq
+"""
+
+CONTENT = f"SELECT {FULL} FROM messages WHERE {HERE} AND seq = ANY($3::bigint[]) ORDER BY place, seq"
+
+LIVE_FROM = f"""
+SELECT {FULL} FROM messages
+WHERE {HERE} AND seq >= $3 AND status = 'live' AND model_visible AND turn > 0
+ORDER BY place, seq
+"""
+
+INSTRUCTIONS = f"SELECT {FULL} FROM messages WHERE {HERE} AND turn = 0 AND status = 'live' ORDER BY place, seq"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailRow:
+    """A row of the tail, with the model's view where it differs from the client's."""
+
+    row: Row
+    pinned: bool
+    created_at: datetime
+    model_raw: bytes | None
+
+
+def _row(record: Record) -> TailRow:
+    return TailRow(
+        row=Row(
+            seq=record["seq"],
+            place=record["place"],
+            turn=record["turn"],
+            tokens=record["tokens"],
+            role=record["role"],
+            status=record["status"],
+            digest=record["digest"],
+            relayed=record["relayed"],
+            call=record["call"],
+        ),
+        pinned=record["pinned"],
+        created_at=record["created_at"],
+        model_raw=record["model_raw"],
+    )
+
+
+def message_from(record: Record) -> StoredMessage:
+    """A record with the columns of `FULL` as a value."""
+    return StoredMessage(**dict(record))
+
+
+async def tail_rows(connection: Connection, tenant: str, session_id: str, cut: int) -> list[TailRow]:
+    """The current rows from ``cut`` on and the current instructions, in order, without their content."""
+    return [_row(record) for record in await connection.fetch(TAIL_ROWS, tenant, session_id, cut)]
+
+
+async def all_rows(connection: Connection, tenant: str, session_id: str) -> list[TailRow]:
+    """Every row that the client knows of, superseded ones too."""
+    return [_row(record) for record in await connection.fetch(ALL_ROWS, tenant, session_id)]
+
+
+async def content(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> list[StoredMessage]:
+    """The messages with these sequence numbers, whatever their status, in order."""
+    return [message_from(r) for r in await connection.fetch(CONTENT, tenant, session_id, list(seqs))]
+
+
+async def live_from(connection: Connection, tenant: str, session_id: str, cut: int) -> list[StoredMessage]:
+    """What the model may see from ``cut`` on, in order, without instructions."""
+    return [message_from(r) for r in await connection.fetch(LIVE_FROM, tenant, session_id, cut)]
+
+
+async def instructions(connection: Connection, tenant: str, session_id: str) -> list[StoredMessage]:
+    """The session's current instructions, in order."""
+    return [message_from(r) for r in await connection.fetch(INSTRUCTIONS, tenant, session_id)]

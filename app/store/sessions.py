@@ -1,0 +1,164 @@
+"""Sessions: finding the one that a request belongs to, and the REST verbs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+from asyncpg import Record
+
+from app.domain.history import Epoch
+from app.domain.sessions import Session
+from app.store.connection import Connection
+
+COLUMNS = (
+    "id, parent, client_id, strategy, epoch_policy, metadata, last_seq, turns, tokens, version, edits, calls, "
+    "epoch, cut, plan, last_call_at, created_at, updated_at"
+)
+_S = ", ".join(f"s.{name}" for name in COLUMNS.split(", "))
+
+_epoch_decoder = msgspec.json.Decoder(Epoch)
+_encoder = msgspec.json.Encoder()
+
+
+def write_epoch(epoch: Epoch) -> bytes:
+    """An epoch as it is stored."""
+    return _encoder.encode(epoch)
+
+
+def read_epoch(plan: bytes) -> Epoch:
+    """The inverse of `write_epoch`."""
+    return _epoch_decoder.decode(plan)
+
+
+def session_from(row: Record) -> Session:
+    """A row with `COLUMNS` as a value."""
+    return Session(
+        id=row["id"],
+        parent=row["parent"],
+        client_id=row["client_id"],
+        strategy=row["strategy"],
+        epoch_policy=row["epoch_policy"],
+        metadata=row["metadata"],
+        last_seq=row["last_seq"],
+        turns=row["turns"],
+        tokens=row["tokens"],
+        version=row["version"],
+        edits=row["edits"],
+        calls=row["calls"],
+        epoch=row["epoch"],
+        cut=row["cut"],
+        plan=None if row["plan"] is None else read_epoch(row["plan"]),
+        last_call_at=row["last_call_at"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """A relayed reply of a stored session that a request's history contains."""
+
+    session: Session
+    seq: int
+    chain: bytes
+    is_current: bool
+
+
+GET = f"SELECT {COLUMNS} FROM sessions WHERE tenant_id = $1 AND id = $2"
+
+# The longest match wins, then the client's own id, then a history that ends there, then the newest.
+BY_CHAIN = f"""
+SELECT {_S}, m.seq AS hit_seq, m.chain AS hit_chain, m.status <> 'superseded' AS hit_is_current
+FROM messages m JOIN sessions s ON s.tenant_id = m.tenant_id AND s.id = m.session_id
+WHERE m.tenant_id = $1 AND m.chain = ANY($2::bytea[])
+ORDER BY array_position($2::bytea[], m.chain), (s.client_id = $3) IS TRUE DESC, m.seq = s.last_seq DESC,
+         s.updated_at DESC, s.id
+LIMIT 1
+"""
+
+BY_REPLY = f"""
+SELECT DISTINCT ON (s.id) {_S}, array_position($2::bytea[], m.digest) AS newest
+FROM messages m JOIN sessions s ON s.tenant_id = m.tenant_id AND s.id = m.session_id
+WHERE m.tenant_id = $1 AND m.digest = ANY($2::bytea[]) AND m.chain IS NOT NULL
+      AND ($3::text IS NULL OR s.client_id IS NULL OR s.client_id = $3)
+ORDER BY s.id, newest
+LIMIT 20
+"""
+
+BY_SIDE_REPLY = f"""
+SELECT DISTINCT ON (s.id) {_S}
+FROM side_replies r JOIN sessions s ON s.tenant_id = r.tenant_id AND s.id = r.session_id
+WHERE r.tenant_id = $1 AND r.anchor = ANY($2::bytea[]) AND r.created_at > $3
+LIMIT 2
+"""
+
+BY_OPEN_CHAIN = f"""
+SELECT {COLUMNS} FROM sessions
+WHERE tenant_id = $1 AND open_chain = $2 AND updated_at > $3 AND client_id IS NOT DISTINCT FROM $4
+ORDER BY updated_at DESC, id LIMIT 1
+"""
+
+BY_CLIENT_ID = f"""
+SELECT {COLUMNS} FROM sessions WHERE tenant_id = $1 AND client_id = $2 ORDER BY created_at, id LIMIT 1
+"""
+
+
+async def get(connection: Connection, tenant: str, session_id: str) -> Session | None:
+    """The session with that id, if the tenant has one."""
+    row = await connection.fetchrow(GET, tenant, session_id)
+    return None if row is None else session_from(row)
+
+
+async def find_by_chain(
+    connection: Connection, tenant: str, chains: Sequence[bytes], client_id: str | None
+) -> Hit | None:
+    """The session with the longest history in common; ``chains`` are the request's, the longest first."""
+    row = await connection.fetchrow(BY_CHAIN, tenant, list(chains), client_id)
+    if row is None:
+        return None
+    return Hit(
+        session=session_from(row),
+        seq=row["hit_seq"],
+        chain=row["hit_chain"],
+        is_current=row["hit_is_current"],
+    )
+
+
+async def find_by_reply(
+    connection: Connection, tenant: str, digests: Sequence[bytes], client_id: str | None
+) -> Session | None:
+    """The one session that relayed the newest of these replies (``digests``: newest first).
+
+    None where several sessions did: a guess would be worse than a new session.
+    """
+    rows = await connection.fetch(BY_REPLY, tenant, list(digests), client_id)
+    if not rows:
+        return None
+    newest = min(row["newest"] for row in rows)
+    found = [row for row in rows if row["newest"] == newest]
+    return session_from(found[0]) if len(found) == 1 else None
+
+
+async def find_by_side_reply(
+    connection: Connection, tenant: str, anchors: Sequence[bytes], since: datetime
+) -> Session | None:
+    """The one session one of whose side calls was answered with such a text since ``since``."""
+    rows = await connection.fetch(BY_SIDE_REPLY, tenant, list(anchors), since)
+    return session_from(rows[0]) if len(rows) == 1 else None
+
+
+async def find_unanswered(
+    connection: Connection, tenant: str, open_chain: bytes, since: datetime, client_id: str | None
+) -> Session | None:
+    """A session that consists of this very history and has no reply yet: the request is a retry."""
+    row = await connection.fetchrow(BY_OPEN_CHAIN, tenant, open_chain, since, client_id)
+    return None if row is None else session_from(row)
+
+
+async def find_by_client_id(connection: Connection, tenant: str, client_id: str) -> Session | None:
+    """The oldest session under an id that a client sends for its own purposes."""
+    row = await connection.fetchrow(BY_CLIENT_ID, tenant, client_id)
+    return None if row is None else session_from(row)

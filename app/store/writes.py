@@ -1,0 +1,137 @@
+"""What is to be written, as values: a request's new messages, the reply to it, and what both make of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from app.domain.history import Epoch, TerseEntry
+from app.domain.lineage import Decision, Incoming
+
+Mode = Literal["full", "append"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSession:
+    """How to make the session if it is not there."""
+
+    parent: str | None = None
+    client_id: str | None = None
+    strategy: str | None = None
+    epoch_policy: str | None = None
+    metadata: bytes = b"{}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewEpoch:
+    """An epoch that starts with this request, with what it spared."""
+
+    epoch: Epoch
+    plan: bytes
+    tokens_before: int
+    tokens_after: int
+    derived: tuple[TerseEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribute:
+    """Something a request carries beside its history, stored once per content."""
+
+    digest: bytes
+    kind: str
+    raw: bytes
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """Where a request's messages came to stand. ``last_seq`` is the session's after this write."""
+
+    session_id: str
+    call: int
+    first_seq: int
+    last_seq: int
+    turn: int
+    answered_seq: int
+    answered_place: float
+    decision: Decision
+    was_stored_before: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestWrite:
+    """A request's messages. ``raws`` and ``tokens`` go with ``incoming``; only what is new is written.
+
+    ``decision`` was made on version ``version`` of the session (None: it did not exist); on another version it
+    is made anew under the session's lock, and ``epoch`` is let go.
+    ``is_call``: an upstream call is made for it. ``open_chain`` names the history while it has no reply.
+    """
+
+    tenant: str
+    session_id: str
+    create: NewSession | None
+    mode: Mode
+    dialect: str
+    incoming: Sequence[Incoming]
+    raws: Sequence[bytes]
+    tokens: Sequence[int]
+    decision: Decision
+    version: int | None
+    now: datetime
+    epoch: NewEpoch | None = None
+    attributes: Sequence[Attribute] = ()
+    open_chain: bytes | None = None
+    is_call: bool = True
+    key: str | None = None
+    key_digest: bytes = b""
+    replaces_instructions: bool = False
+    outcome: Outcome | None = field(default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewReply:
+    """One reply. ``raw`` as the client saw it, ``model_raw`` as the model said it where that differs.
+
+    ``chain`` and ``digest`` identify the client's view. ``is_alternative``: a further choice, kept but not live.
+    """
+
+    raw: bytes
+    model_raw: bytes | None
+    digest: bytes
+    chain: bytes
+    tokens: int
+    finish: str | None
+    terse: tuple[tuple[str, str], ...] = ()
+    is_alternative: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallReport:
+    """What was sent upstream and what came back, in tokens; None where the provider did not say."""
+
+    model: str
+    strategy: str
+    epoch: int
+    cut: int
+    tools: bytes | None
+    tokens_before: int
+    tokens_after: int
+    input_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    status: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplyWrite:
+    """The reply to a request, and the report of its call. Without replies only the call is recorded."""
+
+    request: RequestWrite
+    replies: Sequence[NewReply]
+    report: CallReport
+    started: datetime
+    now: datetime
+
+
+Write = RequestWrite | ReplyWrite

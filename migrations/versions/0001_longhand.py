@@ -1,0 +1,251 @@
+"""The longhand: sessions, messages, and what is known about them.
+
+The rules that keep one schema good for plain Postgres, a pooler and a distributed Postgres hold from here on:
+tenant and session in every key; no triggers, no serial ids, no volatile defaults; times are parameters.
+"""
+
+from alembic import op
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+ROLE = """
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'tersely_app') THEN
+        CREATE ROLE tersely_app NOLOGIN NOSUPERUSER NOBYPASSRLS;
+    END IF;
+EXCEPTION WHEN duplicate_object OR unique_violation THEN
+    NULL;  -- another migration, of another database of this cluster, was quicker
+END
+$$
+"""
+
+MEMBER = """
+DO $$
+BEGIN
+    IF NOT pg_has_role(current_user, 'tersely_app', 'MEMBER') THEN
+        EXECUTE format('GRANT tersely_app TO %I', current_user);
+    END IF;
+END
+$$
+"""
+
+TABLES = {
+    "tenants": """
+        CREATE TABLE tenants (
+            tenant_id text PRIMARY KEY,
+            created_at timestamptz NOT NULL
+        )""",
+    "keys": """
+        CREATE TABLE keys (
+            tenant_id text NOT NULL,
+            id text NOT NULL,
+            secret_hash bytea NOT NULL,
+            label text NOT NULL,
+            created_at timestamptz NOT NULL,
+            revoked_at timestamptz,
+            PRIMARY KEY (tenant_id, id)
+        )""",
+    # `plan` is the current epoch, as in `epochs`: one read gives all that a continued session needs.
+    # `open_chain` names the history of a session that has no reply yet, so that a retry finds it.
+    "sessions": """
+        CREATE TABLE sessions (
+            tenant_id text NOT NULL,
+            id text NOT NULL,
+            parent text,
+            client_id text,
+            strategy text,
+            epoch_policy text,
+            metadata bytea NOT NULL,
+            last_seq bigint NOT NULL,
+            turns integer NOT NULL,
+            tokens bigint NOT NULL,
+            version bigint NOT NULL,
+            edits bigint NOT NULL,
+            calls bigint NOT NULL,
+            epoch integer NOT NULL,
+            cut bigint NOT NULL,
+            plan bytea,
+            open_chain bytea,
+            last_call_at timestamptz,
+            created_at timestamptz NOT NULL,
+            updated_at timestamptz NOT NULL,
+            PRIMARY KEY (tenant_id, id)
+        )""",
+    # `raw` is the client's view, byte for byte; `model_raw` is set where the model's view differs from it.
+    # `place` orders the live messages: it is `seq`, but for what belongs between older messages.
+    # `digest` identifies a message by its canonical parts; `chain` is set on replies that were relayed and
+    # stands for the whole history up to them.
+    "messages": """
+        CREATE TABLE messages (
+            tenant_id text NOT NULL,
+            session_id text NOT NULL,
+            seq bigint NOT NULL,
+            turn integer NOT NULL,
+            tokens integer NOT NULL,
+            place double precision NOT NULL,
+            role text NOT NULL,
+            status text NOT NULL,
+            dialect text NOT NULL,
+            client_visible boolean NOT NULL,
+            model_visible boolean NOT NULL,
+            pinned boolean NOT NULL,
+            finish text,
+            call bigint NOT NULL,
+            digest bytea,
+            chain bytea,
+            created_at timestamptz NOT NULL,
+            raw bytea NOT NULL,
+            model_raw bytea,
+            PRIMARY KEY (tenant_id, session_id, seq),
+            FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+        )""",
+    "terse": """
+        CREATE TABLE terse (
+            tenant_id text NOT NULL,
+            session_id text NOT NULL,
+            turn integer NOT NULL,
+            seq bigint NOT NULL,
+            number integer NOT NULL,
+            role text NOT NULL,
+            source text NOT NULL,
+            created_at timestamptz NOT NULL,
+            text bytea NOT NULL,
+            PRIMARY KEY (tenant_id, session_id, turn, seq, number),
+            FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+        )""",
+    "epochs": """
+        CREATE TABLE epochs (
+            tenant_id text NOT NULL,
+            session_id text NOT NULL,
+            number integer NOT NULL,
+            cut bigint NOT NULL,
+            reason text NOT NULL,
+            head_tokens integer NOT NULL,
+            tokens_before integer NOT NULL,
+            tokens_after integer NOT NULL,
+            created_at timestamptz NOT NULL,
+            plan bytea NOT NULL,
+            PRIMARY KEY (tenant_id, session_id, number),
+            FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+        )""",
+    # One row per upstream call: what was sent and what the provider reported, so that savings are measured.
+    "calls": """
+        CREATE TABLE calls (
+            tenant_id text NOT NULL,
+            session_id text NOT NULL,
+            number bigint NOT NULL,
+            turn integer NOT NULL,
+            model text NOT NULL,
+            strategy text NOT NULL,
+            epoch integer NOT NULL,
+            cut bigint NOT NULL,
+            last_seq bigint NOT NULL,
+            tools bytea,
+            tokens_before integer NOT NULL,
+            tokens_after integer NOT NULL,
+            input_tokens integer,
+            cached_tokens integer,
+            output_tokens integer,
+            status integer,
+            created_at timestamptz NOT NULL,
+            finished_at timestamptz,
+            PRIMARY KEY (tenant_id, session_id, number),
+            FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+        )""",
+    # What a request carries beside its history (tool definitions), once per content.
+    "attributes": """
+        CREATE TABLE attributes (
+            tenant_id text NOT NULL,
+            session_id text NOT NULL,
+            digest bytea NOT NULL,
+            kind text NOT NULL,
+            created_at timestamptz NOT NULL,
+            raw bytea NOT NULL,
+            PRIMARY KEY (tenant_id, session_id, digest),
+            FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+        )""",
+    "appends": """
+        CREATE TABLE appends (
+            tenant_id text NOT NULL,
+            session_id text NOT NULL,
+            key text NOT NULL,
+            digest bytea NOT NULL,
+            first_seq bigint NOT NULL,
+            last_seq bigint NOT NULL,
+            turn integer NOT NULL,
+            created_at timestamptz NOT NULL,
+            PRIMARY KEY (tenant_id, session_id, key),
+            FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+        )""",
+    # Replies to side calls (a client's own summaries): short-lived marks by which a later request that begins
+    # with such a summary is recognised.
+    "side_replies": """
+        CREATE TABLE side_replies (
+            tenant_id text NOT NULL,
+            session_id text NOT NULL,
+            anchor bytea NOT NULL,
+            created_at timestamptz NOT NULL,
+            PRIMARY KEY (tenant_id, session_id, anchor),
+            FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+        )""",
+    # Casefolded text of full blocks of messages, made when a session is first searched.
+    "search_pages": """
+        CREATE TABLE search_pages (
+            tenant_id text NOT NULL,
+            session_id text NOT NULL,
+            page bigint NOT NULL,
+            text text NOT NULL,
+            PRIMARY KEY (tenant_id, session_id, page),
+            FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+        )""",
+    "calibration": """
+        CREATE TABLE calibration (
+            tenant_id text NOT NULL,
+            model text NOT NULL,
+            ratio double precision NOT NULL,
+            samples bigint NOT NULL,
+            updated_at timestamptz NOT NULL,
+            PRIMARY KEY (tenant_id, model)
+        )""",
+}
+
+INDEXES = (
+    "CREATE INDEX messages_chain ON messages (tenant_id, chain) WHERE chain IS NOT NULL",
+    "CREATE INDEX messages_reply ON messages (tenant_id, digest) WHERE chain IS NOT NULL",
+    "CREATE INDEX messages_instructions ON messages (tenant_id, session_id) WHERE turn = 0 AND status = 'live'",
+    "CREATE INDEX sessions_open ON sessions (tenant_id, open_chain) WHERE open_chain IS NOT NULL",
+    "CREATE INDEX sessions_client ON sessions (tenant_id, client_id) WHERE client_id IS NOT NULL",
+    "CREATE INDEX sessions_parent ON sessions (tenant_id, parent) WHERE parent IS NOT NULL",
+    "CREATE INDEX sessions_recent ON sessions (tenant_id, created_at DESC, id DESC)",
+    "CREATE INDEX side_replies_anchor ON side_replies (tenant_id, anchor)",
+    "CREATE INDEX keys_id ON keys (id)",
+)
+
+OWN_ROWS = "tenant_id = nullif(current_setting('app.tenant', true), '')"
+# A key is looked up before its tenant is known: by its id alone, which the caller must present.
+OWN_KEY = OWN_ROWS + " OR id = nullif(current_setting('app.key_id', true), '')"
+
+
+def upgrade() -> None:
+    """Create everything; each statement on its own, as a distributed Postgres wants it."""
+    op.execute(ROLE)
+    op.execute(MEMBER)
+    for name, ddl in TABLES.items():
+        op.execute(ddl)
+        rows = OWN_KEY if name == "keys" else OWN_ROWS
+        op.execute(f"ALTER TABLE {name} ENABLE ROW LEVEL SECURITY")
+        op.execute(f"ALTER TABLE {name} FORCE ROW LEVEL SECURITY")
+        op.execute(f"CREATE POLICY own_rows ON {name} USING ({rows}) WITH CHECK ({OWN_ROWS})")
+        op.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO tersely_app")
+    for ddl in INDEXES:
+        op.execute(ddl)
+
+
+def downgrade() -> None:
+    """Drop everything."""
+    for name in reversed(TABLES):
+        op.execute(f"DROP TABLE {name}")
