@@ -1,0 +1,200 @@
+"""The activity log: one line for each thing a turn did, in place of the turn.
+
+The format is flo.monster's "Context Management", to the letter: a user message that begins with
+``[Context -- Activity Log]``, lines ``[t1 2024-01-15T10:30] assistant: text`` with UTC minutes, then an
+acknowledgement by the assistant. The log is bounded; what does not fit is rolled up into lines that name their
+range of turns, oldest first, and never silently dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from app.domain.history import Entry, Material, TerseEntry
+from app.domain.tokens import Encode
+from app.domain.turns import group_turns, write_turn_id
+from app.strategies.prompts import ACTIVITY_LOG_TITLE
+
+TERSE_LIMIT = 160
+# Rolled-up lines take at most this share of the log; the rest is for the newest entries, one line each.
+ROLLED_SHARE = 0.25
+ROLLED_LINES = 6
+
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+_TERSE_TAG = re.compile(r"<terse>.*?</terse>", re.DOTALL)
+_MARKUP = re.compile(r"^[#>*\-\s`]+")
+
+
+def render_activity_log(material: Material, *, limit: int, encode: Encode) -> str:
+    """The log's text within ``limit`` tokens; empty when there is nothing to say.
+
+    ``material.terse`` are the entries to show, in order. ``material.older_turns`` counts turns before them whose
+    entries were not loaded: they go into the first rolled-up line.
+    """
+    lines = [_Line.of(entry) for entry in material.terse]
+    if not lines and not material.older_turns:
+        return ""
+    older = _Older(turns=material.older_turns, at=material.oldest_at)
+    text = _write(lines, 0, older, roll_chars=0)
+    if not older.turns and encode(text) <= limit:
+        return text
+    full = _fitting(lines, budget=int(limit * (1 - ROLLED_SHARE)), encode=encode)
+    roll_chars = int(limit * ROLLED_SHARE) * 4 // ROLLED_LINES
+    # Texts in scripts that take more tokens than a quarter per character need further shrinking.
+    while encode(text := _write(lines, len(lines) - full, older, roll_chars=roll_chars)) > limit:
+        if full == 0 and roll_chars == 0:
+            break
+        full, roll_chars = full * 3 // 4, roll_chars // 2
+    return text
+
+
+def clip_line(text: str, limit: int = TERSE_LIMIT) -> str:
+    """``text`` on one line of at most ``limit`` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: max(0, limit - 3)].rstrip() + "..."
+
+
+def derive_terse(entries: Sequence[Entry]) -> TerseEntry:
+    """A terse entry for a turn whose reply carried none, made without a model and marked ``derived``.
+
+    ``entries`` are the turn's, in order, not empty. The first sentence of the last thing the assistant said; a
+    turn that ended without words says what the user asked and which tools were used.
+    """
+    last = entries[-1]
+    spoken = [e for e in entries if e.message.role == "assistant" and _first_sentence(e.message.text)]
+    final = spoken[-1] if spoken and not spoken[-1].message.calls else None
+    text = _first_sentence(final.message.text) if final else _asked_and_used(entries)
+    at = final or last
+    return TerseEntry(
+        turn=last.turn, seq=at.seq, role="assistant", text=text, source="derived", created_at=at.created_at
+    )
+
+
+def derive_missing(entries: Iterable[Entry], terse: Iterable[TerseEntry]) -> tuple[TerseEntry, ...]:
+    """Derived entries for those turns of ``entries`` that have none in ``terse``."""
+    known = {entry.turn for entry in terse}
+    return tuple(derive_terse(turn.entries) for turn in group_turns(entries) if turn.number not in known)
+
+
+def derive_steps(entries: Iterable[Entry]) -> tuple[TerseEntry, ...]:
+    """One derived entry for each step that a cut inside a turn takes: what was said, or the tools that were used.
+
+    A turn of a hundred steps has one terse entry at its very end, if any; until then these say what was done.
+    """
+    return tuple(
+        TerseEntry(
+            turn=turn.number,
+            seq=step.entries[0].seq,
+            role="assistant",
+            text=_first_sentence(step.entries[0].message.text) or f"used {_tools_used(step.entries)}",
+            source="derived",
+            created_at=step.entries[0].created_at,
+        )
+        for turn in group_turns(entries)
+        for step in turn.steps
+    )
+
+
+def _first_sentence(text: str) -> str:
+    for piece in _SENTENCE.split(_TERSE_TAG.sub("", text)):
+        sentence = _MARKUP.sub("", piece).strip()
+        if any(char.isalnum() for char in sentence):
+            return clip_line(sentence)
+    return ""
+
+
+def _asked_and_used(entries: Sequence[Entry]) -> str:
+    asked = next((e.message.text for e in entries if e.message.starts_turn), "")
+    used = _tools_used(entries)
+    tools = f"used {used}" if used else "no reply"
+    question = clip_line(_first_sentence(asked) or "no words", TERSE_LIMIT - len(tools) - 14)
+    return f"asked: {question} ({tools})"
+
+
+def _tools_used(entries: Iterable[Entry]) -> str:
+    counts: dict[str, int] = {}
+    for entry in entries:
+        for call in entry.message.calls:
+            counts[call.name] = counts.get(call.name, 0) + 1
+    return clip_line(", ".join(f"{name} x{count}" if count > 1 else name for name, count in counts.items()), 60)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    turn: int
+    at: datetime
+    role: str
+    text: str
+
+    @classmethod
+    def of(cls, entry: TerseEntry) -> _Line:
+        return cls(turn=entry.turn, at=entry.created_at, role=entry.role, text=" ".join(entry.text.split()))
+
+    def write(self) -> str:
+        return f"[{write_turn_id(self.turn)} {_minute(self.at)}] {self.role}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Older:
+    turns: int
+    at: datetime | None
+
+
+def _minute(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M")
+
+
+def _fitting(lines: Sequence[_Line], *, budget: int, encode: Encode) -> int:
+    """How many of the newest lines fit into ``budget`` tokens."""
+    spent = 0
+    for count, line in enumerate(reversed(lines)):
+        spent += encode(line.write()) + 1
+        if spent > budget:
+            return count
+    return len(lines)
+
+
+def _write(lines: Sequence[_Line], rolled: int, older: _Older, *, roll_chars: int) -> str:
+    shown = [line.write() for line in lines[rolled:]]
+    return "\n".join([ACTIVITY_LOG_TITLE, *_roll_up(lines[:rolled], older, roll_chars), *shown])
+
+
+def _roll_up(lines: Sequence[_Line], older: _Older, chars: int) -> list[str]:
+    """Range lines for the oldest entries: about as many turns in each."""
+    if not lines:
+        return [_range_line(_Span(first=1, last=older.turns), older.turns, older.at, "")] if older.turns else []
+    size = -(-len(lines) // (ROLLED_LINES if chars else 1))
+    rolled = []
+    for start in range(0, len(lines), size):
+        group = lines[start : start + size]
+        extra = older.turns if start == 0 else 0
+        span = _Span(first=1 if extra else group[0].turn, last=group[-1].turn)
+        at = older.at if extra and older.at else group[0].at
+        turns = len({line.turn for line in group}) + extra
+        rolled.append(_range_line(span, turns, at, _gist([line.text for line in group], chars)))
+    return rolled
+
+
+def _gist(texts: Sequence[str], chars: int) -> str:
+    """The beginnings of as many texts as ``chars`` characters hold, spread evenly over all of them."""
+    room = min(len(texts), chars // 24)
+    if room == 0:
+        return ""
+    chosen = [texts[index * len(texts) // room] for index in range(room)]
+    return "; ".join(clip_line(text, chars // room - 2) for text in chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Span:
+    first: int
+    last: int
+
+
+def _range_line(span: _Span, count: int, at: datetime | None, gist: str) -> str:
+    ids = write_turn_id(span.first) + (f"-{write_turn_id(span.last)}" if span.last > span.first else "")
+    stamp = f" {_minute(at)}" if at else ""
+    turns = "1 turn" if count == 1 else f"{count} turns"
+    return f"[{ids}{stamp}] assistant: {turns}" + (f": {gist}" if gist else "")

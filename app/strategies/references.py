@@ -1,0 +1,180 @@
+"""The reference index: the identifiers of what was cut, each with the turn to look in.
+
+What hurts after a cut is not the prose that is gone but the names. Candidates are carried from epoch to epoch, so
+that planning reads only what is cut now. The ranking follows the measured one (a name that the model itself used
+counts most, then how often and how lately it was mentioned).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from app.domain.history import Entry, Reference
+from app.domain.messages import Media, Message, Reasoning, Text, ToolCall, ToolResult
+from app.domain.tokens import Encode
+from app.domain.turns import write_turn_id
+
+MAX_CANDIDATES = 1_500
+MIN_LENGTH, MAX_LENGTH = 3, 160
+
+USED_WEIGHT = 3.0
+MENTION_WEIGHT, MENTION_CAP = 0.5, 6
+RECENCY_WEIGHT = 2.0
+
+# One run of characters that identifiers are made of; what it is, is decided once per distinct run.
+_RUN = re.compile(r"[A-Za-z0-9_~@./:#$%+=&?\-]*[A-Za-z0-9_]")
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
+_PATH = re.compile(r"(?:~|\.{1,2})?/?[\w.@+~-]+(?:/[\w.@+~-]+)+(?::\d+)*|/[\w.@+~-]{2,}|~/[\w./-]+")
+_NAME = re.compile(r"#?\$?\w+(?:[.:@-]\w+)*")
+_CAMEL = re.compile(r"[a-z0-9][A-Z]|[A-Z]{2}[a-z]")
+_LEADING = "=&?%+:-"
+
+
+def extract_identifiers(text: str) -> list[str]:
+    """Paths, URLs, ids, dotted and underscored names, codes and long numbers, in order, repeated as mentioned."""
+    kinds: dict[str, str] = {}
+    found = []
+    for run in _RUN.findall(text):
+        name = kinds.get(run)
+        if name is None:
+            name = kinds[run] = _as_identifier(run)
+        if name:
+            found.append(name)
+    return found
+
+
+def _as_identifier(run: str) -> str:
+    """The identifier in a run of characters, or "" when it is an ordinary word or number."""
+    name = run.lstrip(_LEADING)
+    if "=" in name and "://" not in name:
+        name = name.rpartition("=")[2]
+    if not MIN_LENGTH <= len(name) <= MAX_LENGTH:
+        return ""
+    if "://" in name:
+        return name if _URL.fullmatch(name) else ""
+    if "/" in name:
+        return name if _PATH.fullmatch(name) and any(map(str.isalpha, name)) else ""
+    return name if _NAME.fullmatch(name) and _is_telling(name) else ""
+
+
+def _is_telling(name: str) -> bool:
+    letters = sum(map(str.isalpha, name))
+    digits = sum(map(str.isdigit, name))
+    if not letters:
+        # Plain numbers: an order or a port may matter, a count or a date rarely does.
+        return digits >= 4 and (name.isdigit() or name.lstrip("#$").isdigit())
+    if digits and len(name) >= 4:
+        return True
+    if "_" in name.strip("_") or bool(_CAMEL.search(name)):
+        return True
+    if "." in name:
+        return all(len(piece) > 1 for piece in name.split(".")[1:])
+    return name.count("-") >= 2 or "@" in name or name[0] in "#$"
+
+
+def message_text(message: Message) -> tuple[str, str]:
+    """What the model itself put into calls, and everything else in the message, as two texts to search."""
+    used: list[str] = []
+    said: list[str] = []
+    for part in message.parts:
+        match part:
+            case ToolCall():
+                used.append(_argument_text(part.arguments))
+            case Text(text=text) | ToolResult(text=text):
+                said.append(text)
+            case Reasoning() | Media():
+                pass
+    return "\n".join(used), "\n".join(said)
+
+
+def _argument_text(arguments: str) -> str:
+    """The strings in a call's arguments without their JSON escapes; malformed JSON as it stands."""
+    try:
+        pending: list[object] = [json.loads(arguments)]
+    except (ValueError, RecursionError):
+        return arguments.replace("\\n", "\n")
+    leaves: list[str] = []
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)
+        elif value is not None:
+            leaves.append(str(value))
+    return "\n".join(leaves)
+
+
+def gather(known: Iterable[Reference], entries: Iterable[Entry]) -> tuple[Reference, ...]:
+    """The candidates after ``entries`` were cut as well: merged, ranked best first, bounded.
+
+    ``known`` are the candidates of the epoch before. The cost depends on ``entries`` and on the bound only.
+    """
+    found = {reference.text: reference for reference in known}
+    last = max((reference.position for reference in found.values()), default=1)
+    for entry in entries:
+        used, said = message_text(entry.message)
+        _mention(found, extract_identifiers(used), entry, used=True)
+        _mention(found, extract_identifiers(said), entry, used=False)
+        last = max(last, entry.seq)
+    return tuple(sorted(found.values(), key=ranking(last))[:MAX_CANDIDATES])
+
+
+def _mention(found: dict[str, Reference], names: Iterable[str], entry: Entry, *, used: bool) -> None:
+    counts: dict[str, int] = {}
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
+    for name, count in counts.items():
+        before = found.get(name)
+        fresh = before is None or before.position <= entry.seq
+        found[name] = Reference(
+            text=name,
+            turn=entry.turn if before is None or fresh else before.turn,
+            position=entry.seq if before is None or fresh else before.position,
+            mentions=count + (before.mentions if before else 0),
+            used_by_model=used or (before is not None and before.used_by_model),
+        )
+
+
+def ranking(last: int) -> Callable[[Reference], tuple[float, int, str]]:
+    """A sort key, best first, for candidates up to sequence number ``last``."""
+
+    def key(reference: Reference) -> tuple[float, int, str]:
+        score = (
+            USED_WEIGHT * reference.used_by_model
+            + MENTION_WEIGHT * min(reference.mentions, MENTION_CAP)
+            + RECENCY_WEIGHT * reference.position / last
+        )
+        return (-score, -reference.position, reference.text)
+
+    return key
+
+
+def visible_names(entries: Iterable[Entry]) -> frozenset[str]:
+    """The identifiers that ``entries`` show anyway, and which an index need not repeat."""
+    return frozenset(
+        name for entry in entries for text in message_text(entry.message) for name in extract_identifiers(text)
+    )
+
+
+def render_references(
+    references: Sequence[Reference], *, title: str, limit: int, encode: Encode, shown: frozenset[str] = frozenset()
+) -> str:
+    """``title`` and one line ``name t14`` for each of the best candidates, in at most ``limit`` tokens.
+
+    Names in ``shown`` are passed over. Empty when not one name fits.
+    """
+    lines = [title]
+    spent = encode(title)
+    for reference in references:
+        if reference.text in shown:
+            continue
+        line = f"{reference.text} {write_turn_id(reference.turn)}"
+        cost = encode(line) + 1
+        if spent + cost > limit:
+            break
+        spent += cost
+        lines.append(line)
+    return "\n".join(lines) if len(lines) > 1 else ""

@@ -1,0 +1,113 @@
+"""The stages that strategies are composed of. Each is a function that returns a `Stage`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from app.domain.history import Entry, HeadMessage, Material, TerseEntry
+from app.domain.tokens import Encode, count_text_message
+from app.strategies.activity_log import derive_missing, derive_steps, render_activity_log
+from app.strategies.cutting import Cut, cut_to_tokens, cut_to_turns
+from app.strategies.pipeline import Draft, Stage
+from app.strategies.prompts import ACTIVITY_LOG_ACK, REFERENCES_ACK, REFERENCES_TITLE
+from app.strategies.references import gather, render_references, visible_names
+
+
+def keep_all() -> Stage:
+    """Every message that was loaded, in order."""
+
+    def stage(draft: Draft) -> Draft:
+        whole = sorted((*draft.gone, *draft.kept, *draft.tail), key=lambda entry: entry.seq)
+        return replace(draft, cut=1, kept=(), tail=tuple(whole), gone=())
+
+    return stage
+
+
+def keep_recent_turns(turns: int) -> Stage:
+    """The last ``turns`` turns in full; before them only what must stay (flo.monster, "Context Builder", step 2)."""
+
+    def stage(draft: Draft) -> Draft:
+        return _apply(draft, cut_to_turns(draft.kept, draft.tail, turns))
+
+    return stage
+
+
+def keep_within(target: int, *, recent_turns: int, hard: int | None = None) -> Stage:
+    """Cut down to ``target`` tokens of kept and tail; untouched where it fits already."""
+
+    def stage(draft: Draft) -> Draft:
+        cut = cut_to_tokens(draft.kept, draft.tail, target=target, recent_turns=recent_turns, hard=hard)
+        return _apply(draft, cut)
+
+    return stage
+
+
+def _apply(draft: Draft, cut: Cut) -> Draft:
+    return draft.with_cut(cut.first, cut.kept) if draft.tail and cut.first > draft.tail[0].seq else draft
+
+
+def insert_activity_log(material: Material, *, limit: int, encode: Encode, derive: bool) -> Stage:
+    """The log of what the cut took, with its acknowledgement; nothing when nothing was cut.
+
+    An entry is shown when the message it belongs to is before the cut. ``derive``: turns that are cut without
+    any entry, and the steps that a cut inside a turn takes, get entries made without a model.
+    """
+
+    def stage(draft: Draft) -> Draft:
+        if draft.cut == 1:
+            return draft
+        inside = {entry.turn for entry in draft.tail}
+        terse = [entry for entry in material.terse if entry.seq < draft.cut]
+        if derive:
+            terse = _in_order([*terse, *_derived(draft, terse, inside)])
+        text = render_activity_log(replace(material, terse=tuple(terse)), limit=limit, encode=encode)
+        return draft.with_head(*exchange("activity_log", text, ACTIVITY_LOG_ACK, encode))
+
+    return stage
+
+
+def _derived(draft: Draft, terse: list[TerseEntry], inside: set[int]) -> list[TerseEntry]:
+    past = [entry for entry in (*draft.kept, *draft.gone) if entry.turn not in inside]
+    gone = {entry.turn for entry in draft.gone}
+    whole = derive_missing([e for e in _by_seq(past) if e.turn in gone], terse)
+    parts = derive_steps([e for e in draft.gone if e.turn in inside])
+    return [*whole, *parts]
+
+
+def _by_seq(entries: list[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda entry: entry.seq)
+
+
+def _in_order(terse: list[TerseEntry]) -> list[TerseEntry]:
+    return sorted(terse, key=lambda entry: (entry.turn, entry.seq))
+
+
+def insert_references(*, limit: int, encode: Encode) -> Stage:
+    """The index of names in what was cut; the candidates are carried on even where none is shown."""
+
+    def stage(draft: Draft) -> Draft:
+        if limit <= 0 or draft.cut == 1:
+            return draft
+        references = gather(draft.references, draft.gone)
+        text = render_references(
+            references, title=REFERENCES_TITLE, limit=limit, encode=encode, shown=visible_names(draft.entries)
+        )
+        found = replace(draft, references=references)
+        return found.with_head(*exchange("references", text, REFERENCES_ACK, encode))
+
+    return stage
+
+
+def exchange(layer: str, text: str, acknowledgement: str, encode: Encode) -> tuple[HeadMessage, ...]:
+    """A user message and its acknowledgement, so that roles go on alternating; nothing for an empty text."""
+    if not text:
+        return ()
+    return (
+        HeadMessage(layer=layer, role="user", text=text, tokens=count_text_message("user", text, encode)),
+        HeadMessage(
+            layer=layer,
+            role="assistant",
+            text=acknowledgement,
+            tokens=count_text_message("assistant", acknowledgement, encode),
+        ),
+    )
