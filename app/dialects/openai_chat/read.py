@@ -8,13 +8,13 @@ request is then ``unreadable``, carries no messages, and goes upstream as it cam
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
 from app.dialects import raw_json
+from app.dialects.dialect import Request
 from app.domain.errors import InvalidRequest
 from app.domain.messages import Media, MediaKind, Message, Part, Reasoning, Role, Text, ToolCall, ToolResult
 
@@ -29,25 +29,6 @@ _ROLES: dict[str, Role] = {
     "tool": "tool",
     "function": "tool",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
-    """A request, read. ``tools``, ``tool_choice`` and ``response_format`` are verbatim JSON, empty when absent.
-
-    ``unreadable`` says why the messages could not be understood; then ``messages`` is empty and the request is only fit
-    to be passed on. ``include_usage`` is what the client asked for with ``stream_options``.
-    """
-
-    model: str
-    messages: tuple[Message, ...]
-    stream: bool = False
-    include_usage: bool = False
-    n: int = 1
-    tools: bytes = b""
-    tool_choice: bytes = b""
-    response_format: bytes = b""
-    unreadable: str | None = None
 
 
 class _StreamOptions(msgspec.Struct):
@@ -108,7 +89,7 @@ _request_decoder = msgspec.json.Decoder(_Request)
 _message_decoder = msgspec.json.Decoder(_Message)
 
 
-def read_request(body: bytes) -> ChatRequest:
+def read_request(body: bytes) -> Request:
     """Read a request body.
 
     Raises ``InvalidRequest`` (``field`` names the member, where one is to blame) for invalid UTF-8, malformed JSON,
@@ -184,9 +165,7 @@ def _read_slowly(body: bytes) -> _Request:
     except ValueError as error:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from error
     plain: dict[str, Any] = {
-        key: raw_json.load(members[key])
-        for key in ("model", "stream", "stream_options", "n")
-        if key in members
+        key: raw_json.load(members[key]) for key in ("model", "stream", "stream_options", "n") if key in members
     }
     try:
         plain["messages"] = [msgspec.Raw(item) for item in raw_json.split_array(members["messages"])]
@@ -207,7 +186,7 @@ def _read_slowly(body: bytes) -> _Request:
         raise _explain(error) from error
 
 
-def _to_request(request: _Request) -> ChatRequest:
+def _to_request(request: _Request) -> Request:
     messages: tuple[Message, ...] = ()
     unreadable = None
     try:
@@ -215,7 +194,7 @@ def _to_request(request: _Request) -> ChatRequest:
     except InvalidRequest as error:
         unreadable = error.detail
     options = request.stream_options
-    return ChatRequest(
+    return Request(
         model=request.model or "",
         messages=messages,
         stream=bool(request.stream),
@@ -265,9 +244,7 @@ def _read_result(message: _Message) -> ToolResult:
 def _read_reasoning(message: _Message) -> list[Part]:
     """Providers repeat one thought under several names: the first that says something counts."""
     texts = (
-        _as_text(message.reasoning_content)
-        or _as_text(message.reasoning)
-        or _as_text(message.reasoning_details),
+        _as_text(message.reasoning_content) or _as_text(message.reasoning) or _as_text(message.reasoning_details),
         _as_text(message.refusal),
     )
     return [Reasoning(text=text) for text in texts if text]

@@ -136,12 +136,26 @@ def with_text(echo: bytes, text: str | None) -> bytes:
     members = raw_json.split_object(echo)
     content = raw_json.load(members.get("content", b"null"))
     if isinstance(content, list) and text is not None:
-        members["content"] = raw_json.join_array(
-            _replace_text(raw_json.split_array(members["content"]), text)
-        )
+        members["content"] = raw_json.join_array(replace_text(raw_json.split_array(members["content"]), text))
     else:
         members["content"] = raw_json.dump(text)
     return raw_json.join_object(members)
+
+
+def replace_text(parts: list[bytes], text: str) -> list[bytes]:
+    """``text`` in the first of the text parts, without the other ones; media and the like stay."""
+    kept: list[bytes] = []
+    placed = False
+    for part in parts:
+        value = raw_json.load(part)
+        if not (isinstance(value, dict) and value.get("type") == "text"):
+            kept.append(part)
+        elif not placed:
+            placed = True
+            kept.append(raw_json.join_object({**raw_json.split_object(part), "text": raw_json.dump(text)}))
+    if not placed and text:
+        kept.append(raw_json.dump({"type": "text", "text": text}))
+    return kept
 
 
 def error_body(
@@ -175,21 +189,6 @@ def _append_text(raw: bytes, text: str) -> bytes:
     else:
         members["content"] = raw_json.dump(f"{content}\n\n{text}" if content else text)
     return raw_json.join_object(members)
-
-
-def _replace_text(parts: list[bytes], text: str) -> list[bytes]:
-    kept: list[bytes] = []
-    placed = False
-    for part in parts:
-        value = raw_json.load(part)
-        if not (isinstance(value, dict) and value.get("type") == "text"):
-            kept.append(part)
-        elif not placed:
-            placed = True
-            kept.append(raw_json.join_object({**raw_json.split_object(part), "text": raw_json.dump(text)}))
-    if not placed and text:
-        kept.append(raw_json.dump({"type": "text", "text": text}))
-    return kept
 
 
 def _content_text(message: Message) -> str:

@@ -1,0 +1,137 @@
+"""What a dialect offers, and the values that pass between a dialect and its users. Nothing here knows a wire format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from app.domain.messages import Dialect as DialectName
+from app.domain.messages import Message, Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request, read. ``tools``, ``tool_choice`` and ``response_format`` are verbatim JSON, empty when absent.
+
+    ``unreadable`` says why the messages could not be understood; then ``messages`` is empty and the request is
+    only fit to be passed on. ``include_usage``: the client asked for the usage of a stream.
+    """
+
+    model: str
+    messages: tuple[Message, ...]
+    stream: bool = False
+    include_usage: bool = False
+    n: int = 1
+    tools: bytes = b""
+    tool_choice: bytes = b""
+    response_format: bytes = b""
+    unreadable: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyChoice:
+    """One of a reply's choices: the message as the model said it and as the client saw it, in wire form.
+
+    ``terse`` are the contents of the tags that were taken out, ``finish_reason`` is empty when the reply broke off.
+    """
+
+    index: int
+    model_message: bytes
+    client_message: bytes
+    terse: tuple[str, ...] = ()
+    finish_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A whole reply. ``usage`` and ``error`` are verbatim JSON, empty when there was none.
+
+    ``is_done`` says that the provider ended it as its protocol says (for a stream: the end mark was seen).
+    """
+
+    id: str = ""
+    model: str = ""
+    choices: tuple[ReplyChoice, ...] = ()
+    usage: bytes = b""
+    error: bytes = b""
+    is_done: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overflow:
+    """The provider says that the input is too large for the model.
+
+    ``limit`` and ``needed`` are tokens, where the text gives them; ``needed`` is what the request asked for in all.
+    """
+
+    limit: int | None = None
+    needed: int | None = None
+
+
+class ReplyReader(Protocol):
+    """A reply's stream on its way to the client."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What goes to the client now."""
+
+    def close(self) -> bytes:
+        """The stream is over: what still has to go to the client."""
+
+    @property
+    def reply(self) -> Reply:
+        """What was said so far; whole after ``close``."""
+
+
+class RequestWriter(Protocol):
+    """Patches a request body; see the dialect's ``write_request``."""
+
+    def __call__(
+        self,
+        body: bytes,
+        *,
+        messages: Sequence[bytes],
+        instructions: str | None = None,
+        include_usage: bool = False,
+    ) -> bytes:
+        """The body with other messages, everything else verbatim."""
+
+
+class StreamOpener(Protocol):
+    """Makes a ``ReplyReader``."""
+
+    def __call__(self, *, extract: bool, strip_usage: bool) -> ReplyReader:
+        """``extract`` takes ``<terse>`` tags out, ``strip_usage`` the usage that only we asked for."""
+
+
+class ErrorWriter(Protocol):
+    """Writes an error in the dialect's own shape."""
+
+    def __call__(
+        self,
+        message: str,
+        *,
+        type: str = ...,
+        code: str | None = ...,
+        param: str | None = ...,  # noqa: A002
+    ) -> bytes:
+        """The body of an error response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """A wire format: the functions of its modules ``read``, ``write``, ``stream`` and ``errors`` under one name."""
+
+    name: DialectName
+    read_request: Callable[[bytes], Request]
+    read_message: Callable[[bytes], Message]
+    read_reply: Callable[[bytes], Message]
+    write_request: RequestWriter
+    write_text: Callable[[Role, str], bytes]
+    write_message: Callable[[Message], bytes]
+    as_input: Callable[[bytes], bytes]
+    with_text: Callable[[bytes, str | None], bytes]
+    error_body: ErrorWriter
+    open_stream: StreamOpener
+    split_reply: Callable[[bytes, bool], tuple[bytes, Reply]]
+    classify_error: Callable[[int, bytes], Overflow | None]
