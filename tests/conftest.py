@@ -68,7 +68,7 @@ class Database:
 def pytest_configure(config: pytest.Config) -> None:
     """The run, or with xdist its controller, makes a directory that the workers inherit by name."""
     if not hasattr(config, "workerinput"):
-        run_dir = Path(tempfile.mkdtemp(prefix="tersely-test-", dir="/tmp"))
+        run_dir = Path(tempfile.mkdtemp(prefix="tersely-test-", dir=_quickest_directory()))
         if os.geteuid() == 0:
             run_dir.chmod(0o711)  # root's Postgres runs as somebody else, who has to pass
         os.environ[_RUN_DIR] = str(run_dir)
@@ -121,6 +121,14 @@ async def database(server: Server) -> AsyncIterator[Database]:
         await admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
     finally:
         await admin.close()
+
+
+def _quickest_directory() -> str:
+    """Memory if there is enough of it: cloning a database there takes 15 ms, on a busy disk ten times that."""
+    memory = Path("/dev/shm")
+    if memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4_000_000_000:
+        return str(memory)
+    return "/tmp"
 
 
 def _prepared(run_dir: Path, admin_dsn: str) -> Server:

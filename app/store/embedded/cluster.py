@@ -60,11 +60,6 @@ class Layout:
         return self.home / "service.lock"
 
     @property
-    def start_lock(self) -> Path:
-        """Held while the server is started, joined or left."""
-        return self.home / "start.lock"
-
-    @property
     def log(self) -> Path:
         """What the server says."""
         return self.home / "server.log"
@@ -75,21 +70,31 @@ class Layout:
         return self.socket_dir / f".s.PGSQL.{PORT}"
 
 
-def lay_out(data_dir: Path) -> Layout:
-    """Create the directories below ``data_dir`` and settle who runs the server.
+def make_home(data_dir: Path) -> Path:
+    """Create the directory below ``data_dir`` that holds everything of the server's. Several processes may do so.
 
-    Raises EmbeddedPostgresError where that cannot work; permissions of directories that existed are never changed.
+    Permissions of directories that existed are never changed. Raises EmbeddedPostgresError.
     """
     data_dir = data_dir.expanduser().absolute()
     home = data_dir / "postgres"
+    root = os.geteuid() == 0
     try:
-        _make_directory(data_dir, mode=0o755 if os.geteuid() == 0 else 0o700)
+        data_dir.parent.mkdir(parents=True, exist_ok=True)
+        _make_directory(data_dir, mode=0o755 if root else 0o700)
         # The server's account passes through here to its own directories, and reads nothing else.
-        _make_directory(home, mode=0o711 if os.geteuid() == 0 else 0o700)
+        _make_directory(home, mode=0o711 if root else 0o700)
     except OSError as error:
         raise EmbeddedPostgresError(
             f"cannot create {error.filename}: {error.strerror}; TERSELY_DATA_DIR names another data directory"
         ) from error
+    return home
+
+
+def lay_out(home: Path) -> Layout:
+    """Settle who runs the server of ``home`` and with which programs. Under the start lock.
+
+    Raises EmbeddedPostgresError where no suitable account can get at the files.
+    """
     account = choose_account(home / f"cluster-{MAJOR}")
     if not account.can_use(directory=home, program=Path("/bin/sh")):
         raise EmbeddedPostgresError(
@@ -160,11 +165,13 @@ def server_environment() -> Mapping[str, str]:
 
 
 def _make_directory(path: Path, *, mode: int) -> None:
-    if path.is_dir():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(exist_ok=True)
-    path.chmod(mode)  # a mode given to mkdir would be narrowed by the umask
+    try:
+        path.mkdir(mode=mode)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    else:
+        path.chmod(mode)  # the mode given to mkdir was narrowed by the umask
 
 
 def _socket_dir(home: Path, account: Account) -> Path:

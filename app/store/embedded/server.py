@@ -31,6 +31,7 @@ from app.store.embedded.cluster import (
     create_cluster,
     forget_dead_server,
     lay_out,
+    make_home,
     server_environment,
 )
 from app.store.embedded.locks import FileLock, exclusive, is_held
@@ -136,13 +137,15 @@ class _Server:
         self._child: subprocess.Popen[bytes] | None = None
         self._leaving = threading.Event()
         self._watcher: threading.Thread | None = None
+        self._start_lock: Path
         self._layout: Layout
         self._use: FileLock
 
     def open(self) -> EmbeddedPostgres:
         """Start or join."""
-        self._layout = lay_out(self._data_dir)
+        self._start_lock = make_home(self._data_dir) / "start.lock"
         with self._deciding(self._start_timeout):
+            self._layout = lay_out(self._start_lock.parent)
             self._use = FileLock(self._layout.service_lock)
             try:
                 if not self._use.try_shared():
@@ -166,7 +169,7 @@ class _Server:
             self._watcher.join()
         try:
             with exclusive(
-                self._layout.start_lock,
+                self._start_lock,
                 deadline=time.monotonic() + self._stop_timeout,
                 abandoned=lambda: False,
             ):
@@ -177,7 +180,7 @@ class _Server:
             self._use.close()
 
     def _deciding(self, timeout: float) -> contextlib.AbstractContextManager[None]:
-        return exclusive(self._layout.start_lock, deadline=time.monotonic() + timeout, abandoned=self._leaving.is_set)
+        return exclusive(self._start_lock, deadline=time.monotonic() + timeout, abandoned=self._leaving.is_set)
 
     def _ensure_running(self) -> None:
         """Return when a server is ready, started now if none lived. Under the start lock."""
@@ -260,6 +263,9 @@ class _Server:
                 self._stop()
         finally:
             self._use.close()
+            if self._child is not None and self._child.poll() is None:
+                # It goes on for others, who will stop it. Popen would warn of a child that nobody waited for.
+                self._child.returncode = 0
 
     def _stop(self) -> None:
         """Ask for an orderly stop, then insist. Returns when no process of the server is left."""
