@@ -74,7 +74,7 @@ class Epoch:
     the cut whose messages stay verbatim between head and tail (the task of a running turn, pinned messages).
     ``fingerprint`` names strategy, parameters and policy: another one means a new epoch. ``references`` are the
     ranked candidates over everything cut so far, carried from epoch to epoch so that planning never reads
-    what was cut before.
+    what was cut before. ``older_tokens`` counts what was live before the cut when the epoch started.
     """
 
     number: int
@@ -85,6 +85,7 @@ class Epoch:
     fingerprint: str
     references: tuple[Reference, ...]
     created_at: datetime
+    older_tokens: int = 0
 
     @property
     def head_tokens(self) -> int:

@@ -92,9 +92,7 @@ class Message:
     @property
     def starts_turn(self) -> bool:
         """A user message starts a turn unless all that it carries is tool results."""
-        return self.role == "user" and not (
-            self.parts and all(isinstance(part, ToolResult) for part in self.parts)
-        )
+        return self.role == "user" and not (self.parts and all(isinstance(part, ToolResult) for part in self.parts))
 
 
 def searchable_text(message: Message) -> str:

@@ -12,7 +12,8 @@ from app.domain.history import Epoch
 class Session:
     """One stored conversation.
 
-    ``version`` changes with every write, ``edits`` counts rewrites of history (undo, drop, client rewrite).
+    ``version`` changes with every write, ``edits`` counts rewrites of history (undo, drop, client rewrite);
+    ``edited`` says that one came since the last epoch.
     ``client_id`` is an id that a client sends for its own purposes and that several sessions may share.
     ``strategy`` and ``epoch_policy`` are the session's own settings in the form of the configuration, if any.
     """
@@ -28,6 +29,7 @@ class Session:
     tokens: int
     version: int
     edits: int
+    edited: bool
     calls: int
     epoch: int
     cut: int

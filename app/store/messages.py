@@ -124,3 +124,11 @@ async def live_from(connection: Connection, tenant: str, session_id: str, cut: i
 async def instructions(connection: Connection, tenant: str, session_id: str) -> list[StoredMessage]:
     """The session's current instructions, in order."""
     return [message_from(r) for r in await connection.fetch(INSTRUCTIONS, tenant, session_id)]
+
+
+KEPT_ROWS = f"SELECT {ROW}, pinned, created_at, model_raw FROM messages WHERE {HERE} AND seq = ANY($3::bigint[])"
+
+
+async def rows_of(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> list[TailRow]:
+    """The rows with these sequence numbers, without their content."""
+    return [_row(r) for r in await connection.fetch(KEPT_ROWS, tenant, session_id, list(seqs))]

@@ -15,7 +15,7 @@ from app.store.connection import Connection
 
 COLUMNS = (
     "id, parent, client_id, strategy, epoch_policy, metadata, last_seq, turns, tokens, version, edits, calls, "
-    "epoch, cut, plan, last_call_at, created_at, updated_at"
+    "edited, epoch, cut, plan, last_call_at, created_at, updated_at"
 )
 _S = ", ".join(f"s.{name}" for name in COLUMNS.split(", "))
 
@@ -47,6 +47,7 @@ def session_from(row: Record) -> Session:
         tokens=row["tokens"],
         version=row["version"],
         edits=row["edits"],
+        edited=row["edited"],
         calls=row["calls"],
         epoch=row["epoch"],
         cut=row["cut"],

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -19,7 +18,7 @@ from app.domain.lineage import Decision, append, reconcile
 from app.store import messages
 from app.store.connection import Connection, Database
 from app.store.sessions import COLUMNS
-from app.store.writes import Outcome, ReplyWrite, RequestWrite, Write
+from app.store.writes import NewEpoch, Outcome, ReplyWrite, RequestWrite, Write
 
 MAX_BATCH = 128
 # How long a request's messages wait for company. Real replies take far longer; a reply that does not is written
@@ -43,6 +42,7 @@ class _State:
     tokens: int
     version: int
     edits: int
+    edited: bool
     calls: int
     epoch: int
     cut: int
@@ -181,20 +181,23 @@ def _meaning(error: Exception) -> Exception:
 
 
 def _take(queue: deque[_Job]) -> list[_Job]:
-    """The longest run of jobs that one transaction can hold: per session one request, then replies."""
+    """The longest run of jobs that one transaction can hold: per session one request and then one reply.
+
+    What is decided for a job may need rows that an earlier job of its session writes.
+    """
     taken: list[_Job] = []
     left: list[_Job] = []
-    closed: set[str] = set()
+    held: dict[str, bool] = {}
     while queue and len(taken) < MAX_BATCH:
         job = queue.popleft()
         session = _session_id(job.write)
-        if session in closed and (
-            isinstance(job.write, RequestWrite) or any(_session_id(j.write) == session for j in left)
-        ):
+        is_reply = isinstance(job.write, ReplyWrite)
+        if session not in held or (is_reply and held[session]):
+            held[session] = not is_reply
+            taken.append(job)
+        else:
+            held[session] = False
             left.append(job)
-            continue
-        closed.add(session)
-        taken.append(job)
     queue.extendleft(reversed(left))
     return taken
 
@@ -206,17 +209,17 @@ ORDER BY place DESC LIMIT 1
 """
 INSERT_SESSION = """
 INSERT INTO sessions (tenant_id, id, parent, client_id, strategy, epoch_policy, metadata, last_seq, turns, tokens,
-    version, edits, calls, epoch, cut, plan, open_chain, last_call_at, created_at, updated_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, 0, 0, 0, 0, 0, 0, 0, 1, NULL, NULL, NULL, $8, $8)
+    version, edits, edited, calls, epoch, cut, plan, open_chain, last_call_at, created_at, updated_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, 0, 0, 0, 0, 0, false, 0, 0, 1, NULL, NULL, NULL, $8, $8)
 ON CONFLICT (tenant_id, id) DO NOTHING RETURNING id
 """
 UPDATE_SESSIONS = """
 UPDATE sessions s SET last_seq = u.last_seq, turns = u.turns, tokens = u.tokens, version = u.version,
-    edits = u.edits, calls = u.calls, epoch = u.epoch, cut = u.cut, plan = u.plan, open_chain = u.open_chain,
+    edits = u.edits, edited = u.edited, calls = u.calls, epoch = u.epoch, cut = u.cut, plan = u.plan, open_chain = u.open_chain,
     last_call_at = u.last_call_at, updated_at = u.updated_at
-FROM unnest($2::text[], $3::bigint[], $4::integer[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[],
-    $9::integer[], $10::bigint[], $11::bytea[], $12::bytea[], $13::timestamptz[], $14::timestamptz[])
-    AS u (id, last_seq, turns, tokens, version, edits, calls, epoch, cut, plan, open_chain, last_call_at, updated_at)
+FROM unnest($2::text[], $3::bigint[], $4::integer[], $5::bigint[], $6::bigint[], $7::bigint[], $8::boolean[],
+    $9::bigint[], $10::integer[], $11::bigint[], $12::bytea[], $13::bytea[], $14::timestamptz[], $15::timestamptz[])
+    AS u (id, last_seq, turns, tokens, version, edits, edited, calls, epoch, cut, plan, open_chain, last_call_at, updated_at)
 WHERE s.tenant_id = $1 AND s.id = u.id
 """
 _INSERTS: dict[str, tuple[str, str]] = {
@@ -311,6 +314,7 @@ async def write_all(connection: Connection, tenant: str, writes: list[Write]) ->
                     "tokens",
                     "version",
                     "edits",
+                    "edited",
                     "calls",
                     "epoch",
                     "cut",
@@ -343,7 +347,7 @@ async def _lock(connection: Connection, tenant: str, writes: list[Write]) -> dic
             write.now,
         )
         if made is not None:
-            states[session_id] = _State(session_id, 0, 0, 0, 0, 0, 0, 0, 1, is_new=True)
+            states[session_id] = _State(session_id, 0, 0, 0, 0, 0, False, 0, 0, 1, is_new=True)
     rest = [session_id for session_id in wanted if session_id not in states]
     if rest:
         for row in await connection.fetch(LOCK, tenant, rest):
@@ -354,6 +358,7 @@ async def _lock(connection: Connection, tenant: str, writes: list[Write]) -> dic
                 row["tokens"],
                 row["version"],
                 row["edits"],
+                row["edited"],
                 row["calls"],
                 row["epoch"],
                 row["cut"],
@@ -371,8 +376,8 @@ async def _write_request(connection: Connection, tenant: str, write: RequestWrit
         write.outcome = done
         return
     decision = write.decision
-    is_as_seen = state.version == (write.version if write.version is not None else 0)
-    if not is_as_seen or (write.version is None and not state.is_new):
+    is_as_decided = state.is_new if write.version is None else state.version == write.version
+    if not is_as_decided:
         decision = await _decide_again(connection, tenant, write, state)
     first = state.last_seq + 1
     new_tokens = 0
@@ -409,15 +414,14 @@ async def _write_request(connection: Connection, tenant: str, write: RequestWrit
     state.turns = decision.turns
     state.tokens += new_tokens
     state.version += 1
-    state.edits += decision.kind == "edited"
+    if decision.kind == "edited":
+        state.edits += 1
+        state.edited = True
     state.touched = write.now
     if write.is_call:
         state.calls += 1
         state.last_call_at = write.now
-    if write.open_chain is not None and (state.is_new or decision.kind == "new"):
-        state.open_chain = write.open_chain
-    if write.epoch is not None and (is_as_seen or state.is_new):
-        _start_epoch(write, state, rows)
+    state.open_chain = write.open_chain
     rows.attributes.extend((state.id, a.digest, a.kind, write.now, a.raw) for a in write.attributes)
     answered = decision.answered
     turn = answered.turn if answered else max(1, state.turns)
@@ -432,6 +436,7 @@ async def _write_request(connection: Connection, tenant: str, write: RequestWrit
         answered_seq=answered.seq if answered else 0,
         answered_place=answered.place if answered else 0.0,
         decision=decision,
+        is_as_decided=is_as_decided,
     )
 
 
@@ -463,13 +468,16 @@ async def _decide_again(connection: Connection, tenant: str, write: RequestWrite
             superseded = [m.seq for m in await messages.instructions(connection, tenant, state.id)]
         return append(write.incoming, last_seq=state.last_seq, turns=state.turns, turn=turn, superseded=superseded)
     rows = [tail.row for tail in await messages.all_rows(connection, tenant, state.id)]
-    return reconcile(rows, write.incoming, last_seq=state.last_seq, turns=state.turns, revivable=True)
+    decision = reconcile(rows, write.incoming, last_seq=state.last_seq, turns=state.turns, revivable=True)
+    if write.version is None and not any(p.turn and not p.is_new for p in decision.placed):
+        # The id was free when it was chosen; two histories that share nothing are not one session.
+        raise Conflict("that session id was taken by another conversation meanwhile")
+    return decision
 
 
-def _start_epoch(write: RequestWrite, state: _State, rows: _Rows) -> None:
-    new = write.epoch
-    assert new is not None
+def _start_epoch(new: NewEpoch, state: _State, now: datetime, rows: _Rows) -> None:
     state.epoch = new.epoch.number
+    state.edited = False
     state.cut = new.epoch.cut
     state.plan = new.plan
     rows.epochs.append(
@@ -481,7 +489,7 @@ def _start_epoch(write: RequestWrite, state: _State, rows: _Rows) -> None:
             new.epoch.head_tokens,
             new.tokens_before,
             new.tokens_after,
-            write.now,
+            now,
             new.plan,
         )
     )
@@ -571,6 +579,8 @@ async def _write_reply(connection: Connection, tenant: str, write: ReplyWrite, s
             write.now,
         )
     )
+    if write.epoch is not None and asked.is_as_decided and write.epoch.epoch.number == state.epoch + 1:
+        _start_epoch(write.epoch, state, write.now, rows)
     state.version += 1
     state.touched = write.now
 
@@ -593,6 +603,3 @@ async def _place_of_late_reply(
         else:
             await connection.execute(SUPERSEDE_RIVAL, tenant, session_id, rival)
     return status, row["next_place"]
-
-
-Clock = Callable[[], datetime]

@@ -26,7 +26,7 @@ class NewSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEpoch:
-    """An epoch that starts with this request, with what it spared."""
+    """An epoch that starts with this call, with what it spared. ``derived`` are entries made without a model."""
 
     epoch: Epoch
     plan: bytes
@@ -56,6 +56,7 @@ class Outcome:
     answered_seq: int
     answered_place: float
     decision: Decision
+    is_as_decided: bool = True
     was_stored_before: bool = False
 
 
@@ -64,7 +65,7 @@ class RequestWrite:
     """A request's messages. ``raws`` and ``tokens`` go with ``incoming``; only what is new is written.
 
     ``decision`` was made on version ``version`` of the session (None: it did not exist); on another version it
-    is made anew under the session's lock, and ``epoch`` is let go.
+    is made anew under the session's lock.
     ``is_call``: an upstream call is made for it. ``open_chain`` names the history while it has no reply.
     """
 
@@ -79,7 +80,6 @@ class RequestWrite:
     decision: Decision
     version: int | None
     now: datetime
-    epoch: NewEpoch | None = None
     attributes: Sequence[Attribute] = ()
     open_chain: bytes | None = None
     is_call: bool = True
@@ -125,13 +125,18 @@ class CallReport:
 
 @dataclass(slots=True, kw_only=True)
 class ReplyWrite:
-    """The reply to a request, and the report of its call. Without replies only the call is recorded."""
+    """The reply to a request, and the report of its call. Without replies only the call is recorded.
+
+    ``epoch`` is one that started with this call. It is let go when the session moved on before the request was
+    stored, or when another call started one first: the next call then plans anew.
+    """
 
     request: RequestWrite
     replies: Sequence[NewReply]
     report: CallReport
     started: datetime
     now: datetime
+    epoch: NewEpoch | None = None
 
 
 Write = RequestWrite | ReplyWrite

@@ -65,6 +65,7 @@ TABLES = {
             tokens bigint NOT NULL,
             version bigint NOT NULL,
             edits bigint NOT NULL,
+            edited boolean NOT NULL,
             calls bigint NOT NULL,
             epoch integer NOT NULL,
             cut bigint NOT NULL,

@@ -1,0 +1,67 @@
+"""Which headers pass between client and upstream, and Tersely's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Headers = list[tuple[str, str]]
+
+PREFIX = "x-tersely-"
+
+# Of one connection only, or to be made anew by whoever sends (RFC 9110, section 7.6.1).
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "host",
+        "content-length",
+        "expect",
+    }
+)
+# What the client's network put there, and cookies, which are nobody's business here. The upstream is asked for an
+# unencoded body, because replies are read on their way.
+NOT_UPSTREAM = HOP_BY_HOP | {
+    "accept-encoding",
+    "cookie",
+    "forwarded",
+    "via",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-port",
+    "x-forwarded-proto",
+    "x-real-ip",
+}
+NOT_DOWNSTREAM = HOP_BY_HOP | {"set-cookie", "alt-svc", "strict-transport-security", "server", "date"}
+
+
+def upstream_headers(headers: Iterable[tuple[str, str]], *, api_key: str | None, drop: frozenset[str]) -> Headers:
+    """The client's headers as the upstream gets them; names in lower case.
+
+    ``api_key`` is the operator's, sent in place of the caller's. ``drop`` names headers that carried a Tersely key.
+    """
+    passed = [
+        (name, value)
+        for name, value in headers
+        if name not in NOT_UPSTREAM and not name.startswith(PREFIX) and name not in drop
+    ]
+    if api_key is not None:
+        passed = [(name, value) for name, value in passed if name != "authorization"]
+        passed.append(("authorization", f"Bearer {api_key}"))
+    passed.append(("accept-encoding", "identity"))
+    return passed
+
+
+def downstream_headers(headers: Iterable[tuple[str, str]]) -> Headers:
+    """The upstream's headers as the client gets them."""
+    return [
+        (name, value)
+        for name, value in ((name.lower(), value) for name, value in headers)
+        if name not in NOT_DOWNSTREAM and not name.startswith(PREFIX)
+    ]

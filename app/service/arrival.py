@@ -1,0 +1,99 @@
+"""A request as it arrived: its messages, and by what its session can be recognised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from app.domain.chain import DIGEST_BYTES, canonical, summary_anchors
+from app.domain.lineage import Incoming
+from app.domain.messages import Message
+
+# Histories are looked up by their newest replies first; a client that went back further is found by the rest.
+NEWEST = 8
+# Replies shorter than this ("OK", "Done.") are said in many sessions: they identify nothing by themselves.
+MIN_REPLY = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """The messages of a request in order, their identities, and the value of the chain after each."""
+
+    messages: tuple[Message, ...]
+    incoming: tuple[Incoming, ...]
+    chains: tuple[bytes, ...]
+
+    @property
+    def links(self) -> list[int]:
+        """The indexes of the messages that are part of the history proper."""
+        return [index for index, incoming in enumerate(self.incoming) if incoming.is_link]
+
+    @property
+    def head_chain(self) -> bytes:
+        """The identity of the whole history; the reply's chain goes on from here."""
+        return self.chains[-1] if self.chains else b""
+
+    def reply_chains(self) -> list[bytes]:
+        """The chain after each assistant message, the longest history first."""
+        return [
+            self.chains[index]
+            for index in range(len(self.messages) - 1, -1, -1)
+            if self.messages[index].role == "assistant"
+        ]
+
+    def telling_replies(self) -> list[bytes]:
+        """The digests of the newest assistant messages that are long enough, or call tools; newest first."""
+        found: list[bytes] = []
+        for index in range(len(self.messages) - 1, -1, -1):
+            message = self.messages[index]
+            if message.role == "assistant" and (message.calls or len(message.text.strip()) >= MIN_REPLY):
+                found.append(self.incoming[index].digest)
+                if len(found) == NEWEST:
+                    break
+        return found
+
+    def summaries(self) -> list[bytes]:
+        """Anchors of what may be a client's own summary: in the first messages of the history."""
+        return [anchor for message in self.messages[:4] for anchor in summary_anchors(message)]
+
+    def index_of_chain(self, chain: bytes) -> int:
+        """The message whose chain that is: the first of equal ones, since instructions repeat the value before."""
+        return self.chains.index(chain)
+
+
+def digest(message: Message) -> tuple[bytes, bool]:
+    """A message's identity, and whether it is a link of the history.
+
+    Instructions and injected context are known by their bytes, links by their canonical parts.
+    """
+    identity = canonical(message)
+    if identity:
+        return blake2b(identity, digest_size=DIGEST_BYTES).digest(), True
+    return blake2b(message.raw, digest_size=DIGEST_BYTES).digest(), False
+
+
+def extend(chain: bytes, identity: bytes) -> bytes:
+    """The chain after a link with that digest."""
+    return blake2b(chain + identity, digest_size=DIGEST_BYTES).digest()
+
+
+def arrive(messages: Sequence[Message]) -> Arrival:
+    """Everything about ``messages`` that a lookup needs."""
+    incoming: list[Incoming] = []
+    chains: list[bytes] = []
+    chain = b""
+    for message in messages:
+        identity, is_link = digest(message)
+        if is_link:
+            chain = extend(chain, identity)
+        incoming.append(
+            Incoming(
+                digest=identity,
+                is_link=is_link,
+                starts_turn=is_link and message.starts_turn,
+                role=message.role,
+            )
+        )
+        chains.append(chain)
+    return Arrival(messages=tuple(messages), incoming=tuple(incoming), chains=tuple(chains))

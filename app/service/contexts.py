@@ -1,0 +1,283 @@
+"""From what is stored and what has just arrived to a context: load, decide, plan, build.
+
+What is read here is a snapshot of one moment; nothing in the store changes because a context is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from app.dialects.dialect import Dialect
+from app.domain.context import Context
+from app.domain.history import Entry, Epoch, HeadMessage, Material, Snapshot, TerseEntry
+from app.domain.messages import Message, ToolResult
+from app.service import tokens
+from app.service.arrival import Arrival
+from app.service.identity import Found
+from app.store import messages, terse
+from app.store.connection import Connection
+from app.store.messages import StoredMessage, TailRow
+from app.strategies.activity_log import derive_missing
+from app.strategies.epochs import Advance, Policy
+from app.strategies.planning import build, decide, load_from, plan_epoch
+from app.strategies.presets import Slim, Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a context is to be built. ``instructions`` is Tersely's own text for the model, if any."""
+
+    strategy: Strategy
+    policy: Policy
+    instructions: str | None
+
+    @property
+    def extracts_terse(self) -> bool:
+        """Whether replies may carry terse tags that the client must not see."""
+        return isinstance(self.strategy, Slim)
+
+    def reach(self, epoch: Epoch | None) -> int:
+        """The first sequence number that has to be loaded."""
+        return load_from(epoch, strategy=self.strategy, policy=self.policy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What was read for one context: the snapshot and, where an epoch starts, what its head is made of.
+
+    ``instructions`` are the stored ones, for requests that bring none.
+    """
+
+    snapshot: Snapshot
+    advance: Advance | None
+    material: Material
+    instructions: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """A context, and the epoch if one starts with it, with the log entries that were made for it."""
+
+    context: Context
+    starts_epoch: bool
+    derived: tuple[TerseEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What besides the history a decision looks at. Tokens of instructions and tools; the model's window."""
+
+    fixed_tokens: int
+    window: int | None
+    now: datetime
+
+
+async def load(
+    connection: Connection,
+    tenant: str,
+    found: Found,
+    arrival: Arrival,
+    dialect: Dialect,
+    recipe: Recipe,
+    around: Circumstances,
+) -> History:
+    """Read what the context needs, in the caller's transaction. The cost depends on the tail."""
+    session = found.session
+    epoch = session.plan if session else None
+    cut = recipe.reach(epoch)
+    stored_instructions: tuple[bytes, ...] = ()
+    if found.is_delta and session is not None:
+        stored = await messages.live_from(connection, tenant, session.id, cut)
+        kept = await _kept_content(connection, tenant, session.id, epoch, cut)
+        entries = [_stored_entry(message, dialect) for message in stored]
+        entries += _new_entries(found, arrival, around.now)
+        kept_entries = [_stored_entry(message, dialect) for message in kept]
+        if not any(not incoming.is_link for incoming in arrival.incoming):
+            rows = await messages.instructions(connection, tenant, session.id)
+            stored_instructions = tuple(row.raw for row in rows)
+    else:
+        kept_rows = await _kept_rows(connection, tenant, found, epoch, cut)
+        entries, kept_entries = _resent_entries(found, arrival, dialect, kept_rows, cut, around.now)
+    snapshot = Snapshot(
+        entries=tuple(entries),
+        kept=tuple(kept_entries),
+        epoch=epoch,
+        fixed_tokens=around.fixed_tokens,
+        window=around.window,
+        edited=found.decision.kind == "edited" or (session is not None and session.edited),
+        calls=session.calls if session else 0,
+        last_call_at=session.last_call_at if session else None,
+        older_tokens=epoch.older_tokens if epoch is not None and cut == epoch.cut else 0,
+    )
+    advance = decide(snapshot, strategy=recipe.strategy, policy=recipe.policy, now=around.now)
+    material = Material()
+    if isinstance(advance, Advance) and session is not None:
+        material = await terse.material(connection, tenant, session.id)
+    return History(
+        snapshot=snapshot,
+        advance=advance if isinstance(advance, Advance) else None,
+        material=material,
+        instructions=stored_instructions,
+    )
+
+
+async def _kept_rows(connection: Connection, tenant: str, found: Found, epoch: Epoch | None, cut: int) -> list[TailRow]:
+    if found.session is None or epoch is None:
+        return []
+    loaded = {row.row.seq for row in found.rows}
+    missing = [seq for seq in epoch.kept if seq < cut and seq not in loaded]
+    return await messages.rows_of(connection, tenant, found.session.id, missing) if missing else []
+
+
+async def _kept_content(
+    connection: Connection, tenant: str, session_id: str, epoch: Epoch | None, cut: int
+) -> list[StoredMessage]:
+    seqs = [seq for seq in epoch.kept if seq < cut] if epoch else []
+    return await messages.content(connection, tenant, session_id, seqs) if seqs else []
+
+
+def _resent_entries(
+    found: Found,
+    arrival: Arrival,
+    dialect: Dialect,
+    kept_rows: Sequence[TailRow],
+    cut: int,
+    now: datetime,
+) -> tuple[list[Entry], list[Entry]]:
+    """Entries of a history that the client resent whole: its own bytes, with the model's words put back."""
+    rows = {row.row.seq: row for row in found.rows}
+    kept_seqs = set(found.session.plan.kept) if found.session and found.session.plan else set()
+    entries: list[Entry] = []
+    kept: list[Entry] = []
+    for message, incoming, placed in zip(arrival.messages, arrival.incoming, found.decision.placed, strict=True):
+        if not incoming.is_link or placed.seq == 0 or placed.status != "live":
+            continue
+        row = rows.get(placed.seq)
+        if placed.is_new or row is None:
+            entries.append(_new_entry(message, placed.seq, placed.turn, now))
+        elif placed.seq >= cut:
+            entries.append(_known_entry(message, row, dialect))
+        elif placed.seq in kept_seqs:
+            kept.append(_known_entry(message, row, dialect))
+    kept += _find_kept(found, arrival, kept_rows)
+    return entries, kept
+
+
+def _find_kept(found: Found, arrival: Arrival, kept_rows: Sequence[TailRow]) -> list[Entry]:
+    """Kept messages from before the rows at hand: the latest message of the same content is the one."""
+    before = [index for index in arrival.links if found.decision.placed[index].seq == 0]
+    latest = {arrival.incoming[index].digest: index for index in before}
+    kept: list[Entry] = []
+    for row in sorted(kept_rows, key=lambda each: each.row.place):
+        index = latest.get(row.row.digest)
+        if index is not None and row.row.status == "live":
+            message = arrival.messages[index]
+            kept.append(
+                Entry(
+                    seq=row.row.seq,
+                    turn=row.row.turn,
+                    message=message,
+                    tokens=row.row.tokens,
+                    created_at=row.created_at,
+                    pinned=row.pinned,
+                )
+            )
+    return kept
+
+
+def _known_entry(message: Message, row: TailRow, dialect: Dialect) -> Entry:
+    if row.model_raw is not None:
+        said = dialect.read_reply(row.model_raw)
+        raw = dialect.with_text(message.raw, said.text)
+        message = dialect.read_message(raw)
+    return Entry(
+        seq=row.row.seq,
+        turn=row.row.turn,
+        message=message,
+        tokens=row.row.tokens,
+        created_at=row.created_at,
+        pinned=row.pinned,
+    )
+
+
+def _new_entry(message: Message, seq: int, turn: int, now: datetime) -> Entry:
+    return Entry(seq=seq, turn=turn, message=message, tokens=tokens.estimate_message(message), created_at=now)
+
+
+def _new_entries(found: Found, arrival: Arrival, now: datetime) -> list[Entry]:
+    return [
+        _new_entry(message, placed.seq, placed.turn, now)
+        for message, placed in zip(arrival.messages, found.decision.placed, strict=True)
+        if placed.turn > 0
+    ]
+
+
+def _stored_entry(stored: StoredMessage, dialect: Dialect) -> Entry:
+    """A stored message as the model saw it; a reply in the form in which a provider takes it back."""
+    raw = stored.model_raw if stored.model_raw is not None else stored.raw
+    if stored.role == "assistant":
+        raw = dialect.as_input(raw)
+    return Entry(
+        seq=stored.seq,
+        turn=stored.turn,
+        message=dialect.read_message(raw),
+        tokens=stored.tokens,
+        created_at=stored.created_at,
+        pinned=stored.pinned,
+    )
+
+
+def make(history: History, recipe: Recipe, around: Circumstances, model: str) -> Built:
+    """The context: of the current epoch, or of the one that starts now. Raises `ContextTooLarge`."""
+    snapshot = history.snapshot
+    if history.advance is None and snapshot.epoch is not None:
+        return Built(context=build(snapshot, snapshot.epoch, strategy=recipe.strategy), starts_epoch=False)
+    advance = history.advance or Advance(reason="first")
+    name = tokens.encoding_for(model)
+    epoch = plan_epoch(
+        snapshot,
+        history.material,
+        strategy=recipe.strategy,
+        policy=recipe.policy,
+        advance=advance,
+        now=around.now,
+        encode=lambda text: tokens.count_text(text, name),
+    )
+    loaded = (*snapshot.kept, *snapshot.entries)
+    gone = [entry for entry in loaded if entry.seq < epoch.cut]
+    seen = sum(entry.tokens for entry in gone if entry not in snapshot.kept)
+    epoch = replace(epoch, older_tokens=snapshot.older_tokens + seen)
+    derived: tuple[TerseEntry, ...] = ()
+    if isinstance(recipe.strategy, Slim) and recipe.strategy.derive_terse:
+        running = {entry.turn for entry in loaded if entry.seq >= epoch.cut}
+        derived = derive_missing([entry for entry in gone if entry.turn not in running], history.material.terse)
+    context = build(snapshot, epoch, strategy=recipe.strategy)
+    return Built(context=context, starts_epoch=True, derived=derived)
+
+
+def overflow(history: History) -> History:
+    """The same history after the upstream has refused the context as too long."""
+    return replace(history, advance=Advance(reason="overflow"))
+
+
+def render(context: Context, dialect: Dialect) -> list[bytes]:
+    """The context's messages in wire form: a message of the client's as it came, the others written."""
+    rendered: list[bytes] = []
+    for message in context.messages:
+        if isinstance(message, HeadMessage):
+            rendered.append(dialect.write_text(message.role, message.text))
+        elif message.message.raw:
+            rendered.append(message.message.raw)
+        else:
+            rendered += [dialect.write_message(each) for each in _one_result_each(message.message)]
+    return rendered
+
+
+def _one_result_each(message: Message) -> list[Message]:
+    """A message of several results as several messages, for dialects in which a message carries one."""
+    results = [part for part in message.parts if isinstance(part, ToolResult)]
+    if message.role != "tool" or len(results) < 2:
+        return [message]
+    return [Message(role="tool", parts=(result,), raw=b"") for result in results]

@@ -1,0 +1,226 @@
+"""Which session a request belongs to, and what the request means for it. Never fuzzy, always within the tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Literal
+
+from app.domain.clients import ClientIds
+from app.domain.lineage import Decision, Row, append, reconcile
+from app.domain.sessions import Session
+from app.service.arrival import NEWEST, Arrival
+from app.store import messages, sessions
+from app.store.connection import Connection
+from app.store.messages import TailRow
+
+Source = Literal["header", "body", "lineage", "new"]
+
+# A request without a reply is tried again within this time; later, the same words are a conversation of their own.
+RETRY_WITHIN = timedelta(minutes=10)
+# How long the reply to a client's own summary call is remembered.
+SUMMARY_WITHIN = timedelta(hours=6)
+MAX_CHAINS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a request says about its session: the id in Tersely's own header, and a client's own ids."""
+
+    session_id: str | None = None
+    client: ClientIds = field(default_factory=ClientIds)
+    is_retry: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The session of a request (None: to be made under ``session_id``) and what the request means for it.
+
+    ``rows`` are the stored rows that the decision was made on: the current ones from the session's cut on, or all.
+    ``first_link`` says how many links of the history come before them. In ``delta`` mode the request carries only
+    what is new, and ``rows`` is the stored tail that comes before it.
+    """
+
+    session_id: str
+    session: Session | None
+    source: Source
+    decision: Decision
+    rows: Sequence[TailRow]
+    first_link: int = 0
+    is_delta: bool = False
+    parent: str | None = None
+
+
+async def find(
+    connection: Connection,
+    tenant: str,
+    arrival: Arrival,
+    asked: Asked,
+    *,
+    now: datetime,
+    new_id: Callable[[], str],
+) -> Found:
+    """Find the session: by Tersely's own id; else by lineage, within a client's own id where there is one."""
+    if asked.session_id is not None:
+        return await _by_own_id(connection, tenant, arrival, asked, asked.session_id)
+    found = await _by_lineage(connection, tenant, arrival, asked.client, now)
+    return found or await _new(connection, tenant, arrival, asked.client, new_id)
+
+
+def _fresh(session_id: str, arrival: Arrival, *, source: Source = "new", parent: str | None = None) -> Found:
+    return Found(
+        session_id=session_id,
+        session=None,
+        source=source,
+        decision=reconcile((), arrival.incoming, last_seq=0, turns=0),
+        rows=(),
+        parent=parent,
+    )
+
+
+async def _by_own_id(connection: Connection, tenant: str, arrival: Arrival, asked: Asked, session_id: str) -> Found:
+    session = await sessions.get(connection, tenant, session_id)
+    if session is None:
+        return _fresh(session_id, arrival, source="header")
+    tail = await messages.tail_rows(connection, tenant, session_id, session.cut)
+    if _is_delta(arrival, tail, session, is_retry=asked.is_retry):
+        return _delta(arrival, tail, session)
+    hit = None
+    if session.cut > 1 and (chains := arrival.reply_chains()[:NEWEST]):
+        hit = await sessions.find_by_chain(connection, tenant, chains, session.client_id)
+    if hit is None or hit.session.id != session_id or not hit.is_current:
+        return await _lay_beside(connection, tenant, arrival, session, "header", tail)
+    index = arrival.index_of_chain(hit.chain)
+    return await _lay_beside(connection, tenant, arrival, session, "header", tail, hit_seq=hit.seq, hit_index=index)
+
+
+def _is_delta(arrival: Arrival, tail: Sequence[TailRow], session: Session, *, is_retry: bool) -> bool:
+    """Whether a request under Tersely's own id carries only what is new.
+
+    A whole history carries replies, or is the whole of what is stored so far and unanswered. A message that was the
+    last one already is a retry when the client says so or nothing has answered it yet.
+    """
+    links = [arrival.incoming[index] for index in arrival.links]
+    if any(link.role == "assistant" for link in links):
+        return False
+    stored = [row.row for row in tail if row.row.is_link]
+    if not stored:
+        return session.last_seq > 0 and session.cut > 1
+    asked = [row for row in stored if row.role != "assistant"] if is_retry else stored
+    last = asked[-len(links) :] if links else []
+    return [row.digest for row in last] != [link.digest for link in links]
+
+
+def _delta(arrival: Arrival, tail: Sequence[TailRow], session: Session) -> Found:
+    replaced: list[int] = []
+    if any(not incoming.is_link for incoming in arrival.incoming):
+        replaced = [row.row.seq for row in tail if not row.row.is_link]
+    turn = max((row.row.turn for row in tail), default=session.turns)
+    return Found(
+        session_id=session.id,
+        session=session,
+        source="header",
+        decision=append(
+            arrival.incoming,
+            last_seq=session.last_seq,
+            turns=session.turns,
+            turn=turn,
+            superseded=replaced,
+        ),
+        rows=tail,
+        is_delta=True,
+    )
+
+
+async def _by_lineage(
+    connection: Connection, tenant: str, arrival: Arrival, client: ClientIds, now: datetime
+) -> Found | None:
+    source: Source = client.source or "lineage"
+    chains = arrival.reply_chains()[:MAX_CHAINS]
+    for some in (chains[:NEWEST], chains[NEWEST:]):
+        hit = await sessions.find_by_chain(connection, tenant, some, client.id) if some else None
+        if hit is None:
+            continue
+        tail: list[TailRow] | None = None
+        if hit.is_current and hit.seq >= hit.session.cut:
+            tail = await messages.tail_rows(connection, tenant, hit.session.id, hit.session.cut)
+        index = arrival.index_of_chain(hit.chain)
+        return await _lay_beside(
+            connection, tenant, arrival, hit.session, source, tail, hit_seq=hit.seq, hit_index=index
+        )
+    if chains:
+        session = None
+        if replies := arrival.telling_replies():
+            session = await sessions.find_by_reply(connection, tenant, replies, client.id)
+        if session is not None:
+            return await _lay_beside(connection, tenant, arrival, session, source, None)
+    if summaries := arrival.summaries():
+        session = await sessions.find_by_side_reply(connection, tenant, summaries, now - SUMMARY_WITHIN)
+        if session is not None:
+            return await _lay_beside(connection, tenant, arrival, session, source, None)
+    if not chains and arrival.links:
+        session = await sessions.find_unanswered(connection, tenant, arrival.head_chain, now - RETRY_WITHIN, client.id)
+        if session is not None:
+            return await _lay_beside(connection, tenant, arrival, session, source, None)
+    return None
+
+
+async def _lay_beside(
+    connection: Connection,
+    tenant: str,
+    arrival: Arrival,
+    session: Session,
+    source: Source,
+    tail: list[TailRow] | None,
+    *,
+    hit_seq: int = 0,
+    hit_index: int = 0,
+) -> Found:
+    """Reconcile with the tail where that is enough, with everything that is stored where it is not."""
+    first_link = 0
+    if tail is not None and hit_seq:
+        first_link = _links_before(tail, arrival, hit_seq, hit_index)
+    elif tail is not None and session.cut > 1:
+        tail = None
+    if tail is None or first_link < 0:
+        tail, first_link = await messages.all_rows(connection, tenant, session.id), 0
+    rows: list[Row] = [each.row for each in tail]
+    decision = reconcile(
+        rows,
+        arrival.incoming,
+        last_seq=session.last_seq,
+        turns=session.turns,
+        first_link=first_link,
+        revivable=True,
+    )
+    return Found(
+        session_id=session.id,
+        session=session,
+        source=source,
+        decision=decision,
+        rows=tail,
+        first_link=first_link,
+    )
+
+
+def _links_before(tail: Sequence[TailRow], arrival: Arrival, hit_seq: int, hit_index: int) -> int:
+    """How many links of the incoming history come before the tail, given one that stands in both; -1: unclear."""
+    stored = [row.row.seq for row in tail if row.row.is_link]
+    if hit_seq not in stored:
+        return -1
+    position = sum(incoming.is_link for incoming in arrival.incoming[:hit_index])
+    return position - stored.index(hit_seq)
+
+
+async def _new(
+    connection: Connection, tenant: str, arrival: Arrival, client: ClientIds, new_id: Callable[[], str]
+) -> Found:
+    """A new session. The first one under a client's own id takes that id; later ones are its children."""
+    if client.id is None:
+        return _fresh(new_id(), arrival, parent=client.parent)
+    first = await sessions.find_by_client_id(connection, tenant, client.id)
+    if first is not None:
+        return _fresh(new_id(), arrival, parent=first.id)
+    taken = await sessions.get(connection, tenant, client.id)
+    return _fresh(client.id if taken is None else new_id(), arrival, parent=client.parent)

@@ -1,0 +1,56 @@
+"""Counting tokens: exact for OpenAI's models, calibrated for the others from what their hosts report."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from app.domain import tokens
+from app.domain.messages import Message
+from app.service.vocabulary import load_encoding
+
+EncodingName = Literal["o200k_base", "cl100k_base"]
+
+# Models of the older vocabulary; every other one is counted with the newer, which is close for most hosts.
+_CL100K = re.compile(r"(?:^|/)(?:gpt-4(?!o|\.1|\.5)|gpt-3\.5|gpt-35|text-embedding)")
+
+# tiktoken's time grows with the square of a run without a break: 50,000 letters take 45 ms. Such runs are counted in
+# pieces, which is off by at most a token a piece.
+_LONG_RUN = re.compile(r"\S{2000}|\s{2000}")
+_PIECE = 1000
+# Longer texts are counted in a thread: the encoder releases the interpreter lock.
+INLINE_CHARS = 16_000
+
+
+def encoding_for(model: str) -> EncodingName:
+    """The vocabulary that counts for ``model``."""
+    return "cl100k_base" if _CL100K.search(model) else "o200k_base"
+
+
+def count_text(text: str, name: EncodingName) -> int:
+    """Tokens of ``text``, in time linear in its length whatever it is. Lone surrogates count as one character."""
+    encoding = load_encoding(name)
+    text = text.encode("utf-8", "replace").decode("utf-8", "replace")
+    if len(text) > _PIECE and _LONG_RUN.search(text):
+        return sum(len(encoding.encode_ordinary(text[start : start + _PIECE])) for start in range(0, len(text), _PIECE))
+    return len(encoding.encode_ordinary(text))
+
+
+def count_message(message: Message, model: str) -> int:
+    """Tokens of one message, its overhead included."""
+    name = encoding_for(model)
+    return tokens.count_message(message, lambda text: count_text(text, name))
+
+
+async def count_messages(messages: Sequence[Message], model: str) -> list[int]:
+    """Tokens of each message; long ones in a thread, so that other requests go on."""
+    if sum(len(message.raw) for message in messages) <= INLINE_CHARS:
+        return [count_message(message, model) for message in messages]
+    return await asyncio.to_thread(lambda: [count_message(message, model) for message in messages])
+
+
+def estimate_message(message: Message) -> int:
+    """A quick guess for decisions that cannot wait for the count."""
+    return tokens.count_message(message, tokens.estimate_text)

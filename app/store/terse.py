@@ -1,0 +1,48 @@
+"""The terse log: one line or more about each turn."""
+
+from __future__ import annotations
+
+from asyncpg import Record
+
+from app.domain.history import Material, TerseEntry
+from app.store.connection import Connection
+
+# Of more entries than this, the older ones are counted, not loaded: planning costs the same in every session.
+NEWEST = 400
+
+# An entry goes where the message goes that it was said with.
+LIVE = """
+SELECT t.turn, t.seq, t.role, t.source, t.created_at, t.text
+FROM terse t JOIN messages m ON m.tenant_id = t.tenant_id AND m.session_id = t.session_id AND m.seq = t.seq
+WHERE t.tenant_id = $1 AND t.session_id = $2 AND m.status = 'live'
+"""
+NEWEST_ENTRIES = LIVE + " ORDER BY t.turn DESC, t.seq DESC, t.number DESC LIMIT $3"
+ALL_ENTRIES = LIVE + " AND (t.turn, t.seq) > ($3, $4) ORDER BY t.turn, t.seq, t.number LIMIT $5"
+
+
+def _entry(record: Record) -> TerseEntry:
+    return TerseEntry(
+        turn=record["turn"],
+        seq=record["seq"],
+        role=record["role"],
+        text=record["text"].decode("utf-8", "replace"),
+        source=record["source"],
+        created_at=record["created_at"],
+    )
+
+
+async def material(connection: Connection, tenant: str, session_id: str) -> Material:
+    """What the start of an epoch needs of the log: the newest entries, and how many turns came before them."""
+    records = await connection.fetch(NEWEST_ENTRIES, tenant, session_id, NEWEST)
+    entries = tuple(_entry(record) for record in reversed(records))
+    if len(entries) < NEWEST:
+        return Material(terse=entries)
+    return Material(terse=entries, older_turns=max(0, entries[0].turn - 1), oldest_at=entries[0].created_at)
+
+
+async def page(
+    connection: Connection, tenant: str, session_id: str, *, after: tuple[int, int] = (0, 0), limit: int
+) -> list[TerseEntry]:
+    """Live entries in order, after the one with that turn and sequence number."""
+    records = await connection.fetch(ALL_ENTRIES, tenant, session_id, after[0], after[1], limit)
+    return [_entry(record) for record in records]

@@ -1,0 +1,1 @@
+"""Model hosts: one pooled HTTP client, and a scripted host for use without a key."""
