@@ -1,0 +1,346 @@
+"""A closed-loop load of real conversations against one server, checked answer by answer.
+
+Each connection plays one conversation after another as a stateless client does: it resends the whole history,
+echoes the reply that came back, and adds one new user message. A request is built before its clock starts.
+The sequence of a connection depends on the seed alone, so every server gets the same one.
+
+`--plan` mixes shapes: `4k:9,200k:1` plays nine short conversations for each long one.
+Prints one JSON object; times in milliseconds.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Final, cast
+from urllib.parse import urlsplit
+
+import httptools
+import uvloop
+
+from bench import texts
+
+_CONTENT: Final = re.compile(rb'"content":\s*"((?:[^"\\]|\\.)*)"')
+_DONE: Final = b"data: [DONE]"
+_HEADERS: Final = (
+    b"accept: application/json\r\naccept-encoding: gzip, deflate\r\ncontent-type: application/json\r\n"
+    b"user-agent: AsyncOpenAI/Python 2.54.0\r\nx-stainless-lang: python\r\nx-stainless-package-version: 2.54.0\r\n"
+    b"x-stainless-os: Linux\r\nx-stainless-arch: x64\r\nx-stainless-runtime: CPython\r\n"
+    b"x-stainless-runtime-version: 3.11.7\r\nx-stainless-async: async:asyncio\r\n"
+    b"x-stainless-retry-count: 0\r\nx-stainless-read-timeout: 600\r\nauthorization: Bearer sk-bench\r\n"
+)
+_MAX_ERRORS_SHOWN: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to play, against whom, and for how long."""
+
+    url: str
+    shapes: tuple[texts.Shape, ...]
+    """Shapes of a connection's conversations, in turn."""
+    streams: tuple[bool, ...]
+    """Whether a conversation is streamed, in turn."""
+    connections: int
+    seed: str
+    seconds: float
+    """No request starts later than this; those under way are finished. 0: no limit."""
+    requests: int
+    """No request starts after this many. 0: no limit."""
+    timeout_s: float
+    limit_s: float
+    """The whole run fails after this."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened."""
+
+    started: int = 0
+    total_ms: list[float] = field(default_factory=list)
+    opening_ms: list[float] = field(default_factory=list)
+    """The first request of each conversation."""
+    first_byte_ms: list[float] = field(default_factory=list)
+    body_bytes: int = 0
+    reads: int = 0
+    errors: int = 0
+    examples: list[str] = field(default_factory=list)
+    last_at: float = 0.0
+
+    def fail(self, why: str) -> None:
+        self.errors += 1
+        if len(self.examples) < _MAX_ERRORS_SHOWN:
+            self.examples.append(why[:300])
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One run's figures; times in milliseconds."""
+
+    requests: int
+    errors: int
+    examples: list[str]
+    wall_s: float
+    rps: float
+    p50_ms: float
+    p99_ms: float
+    first_byte_p50_ms: float
+    opening_p50_ms: float
+    body_bytes: float
+    reads_per_reply: float
+
+
+def _message(role: bytes, text: bytes) -> bytes:
+    return b'{"role":"' + role + b'","content":"' + text + b'"}'
+
+
+class Conversation:
+    """One client's history, as the bytes between the brackets of `messages`."""
+
+    def __init__(self, shape: texts.Shape, *, stream: bool, keys: tuple[object, ...]) -> None:
+        self.shape = shape
+        self.keys = keys
+        self.stream = stream
+        self.turn = 0
+        self.parts = [_message(b"system", texts.SYSTEM), *self._history()]
+        self.tail = b'],"model":"gpt-4o-mini"' + (b',"stream":true}' if stream else b"}")
+
+    def _history(self) -> Iterator[bytes]:
+        """What was said before the server came in: the model's own answers, padded to the wanted size."""
+        if not self.shape.history_messages:
+            return
+        size = self.shape.history_bytes // self.shape.history_messages - 40
+        for n in range(0, self.shape.history_messages, 2):
+            key = texts.mark(*self.keys, "history", n)
+            yield _message(b"user", texts.question(key, size))
+            yield _message(b"assistant", texts.ANSWER + key + b"] " + texts.passage(key[::-1], size))
+
+    def ask(self) -> bytes:
+        """Add the next user message; the request's body."""
+        self.key = texts.mark(*self.keys, self.turn)
+        self.turn += 1
+        self.parts.append(_message(b"user", texts.question(self.key, self.shape.question_bytes)))
+        return b'{"messages":[' + b",".join(self.parts) + self.tail
+
+    def hear(self, text: bytes) -> None:
+        """Echo the reply from now on."""
+        self.parts.append(_message(b"assistant", text))
+
+    @property
+    def over(self) -> bool:
+        return self.turn >= self.shape.turns
+
+
+class Client(asyncio.Protocol):
+    """One connection that plays conversation after conversation."""
+
+    def __init__(self, plan: Plan, number: int, tally: Tally, stop_at: float) -> None:
+        self.plan = plan
+        self.number = number
+        self.tally = tally
+        self.stop_at = stop_at
+        self.loop = asyncio.get_running_loop()
+        self.finished: asyncio.Future[None] = self.loop.create_future()
+        self.played = 0
+        self.talk: Conversation | None = None
+        parts = urlsplit(plan.url)
+        self.head = b"POST %s HTTP/1.1\r\nhost: %s\r\n%scontent-length: " % (
+            parts.path.encode(),
+            parts.netloc.encode(),
+            _HEADERS,
+        )
+
+    # transport callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.parser = httptools.HttpResponseParser(self)
+        self.next()
+
+    def data_received(self, data: bytes) -> None:
+        self.reads += 1
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self.abandon(f"unreadable answer: {error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.finished.done():
+            self.tally.fail(f"connection lost: {exc!r}")
+            self.finished.set_result(None)
+
+    # parser callbacks
+
+    def on_message_begin(self) -> None:
+        self.body: list[bytes] = []
+        self.first_at = 0.0
+
+    def on_body(self, data: bytes) -> None:
+        if not self.body:
+            self.first_at = time.perf_counter()
+        self.body.append(data)
+
+    def on_message_complete(self) -> None:
+        now = time.perf_counter()
+        self.deadline.cancel()
+        assert self.talk is not None
+        problem = self.problem(b"".join(self.body))
+        if problem:
+            self.tally.fail(problem)
+            self.talk = None
+        else:
+            self.count(now)
+        self.tally.last_at = now
+        keep = self.parser.should_keep_alive()
+        if keep:
+            # Not from inside the parser's own call.
+            self.loop.call_soon(self.next)
+        else:
+            self.abandon("the server closed the connection")
+
+    # the conversation
+
+    def next(self) -> None:
+        """Send the next request, or stop."""
+        late = self.stop_at and time.perf_counter() >= self.stop_at
+        enough = self.plan.requests and self.tally.started >= self.plan.requests
+        if late or enough or self.transport.is_closing():
+            self.close()
+            return
+        self.tally.started += 1
+        if self.talk is None or self.talk.over:
+            self.talk = self.begin()
+        body = self.talk.ask()
+        self.tally.body_bytes += len(body)
+        self.deadline = self.loop.call_later(self.plan.timeout_s, self.abandon, "no answer in time")
+        request = self.head + b"%d\r\n\r\n%s" % (len(body), body)
+        self.reads = 0
+        self.sent_at = time.perf_counter()
+        self.transport.write(request)
+
+    def begin(self) -> Conversation:
+        plan, n = self.plan, self.played
+        self.played += 1
+        # Connections start at different points of the plan, so that few of them do not all play one shape.
+        shape = plan.shapes[(n + self.number) % len(plan.shapes)]
+        stream = plan.streams[(n // len(plan.shapes) + n + self.number) % len(plan.streams)]
+        return Conversation(shape, stream=stream, keys=(plan.seed, self.number, n))
+
+    def problem(self, body: bytes) -> str:
+        """What is wrong with an answer; empty when nothing is."""
+        assert self.talk is not None
+        status = self.parser.get_status_code()
+        if status != 200:
+            return f"status {status}: {body[:200]!r}"
+        if self.talk.stream and _DONE not in body[-64:]:
+            return f"no [DONE]: {body[-100:]!r}"
+        said = b"".join(_CONTENT.findall(body)).removesuffix(b"\\n")
+        expected = texts.answer(self.talk.key)
+        if said != expected:
+            return f"wrong text: {said[:40]!r}...{said[-60:]!r} for {expected[:40]!r}...{expected[-60:]!r}"
+        self.talk.hear(said)
+        return ""
+
+    def count(self, now: float) -> None:
+        assert self.talk is not None
+        took = (now - self.sent_at) * 1000
+        self.tally.total_ms.append(took)
+        self.tally.first_byte_ms.append((self.first_at - self.sent_at) * 1000)
+        self.tally.reads += self.reads
+        if self.talk.turn == 1:
+            self.tally.opening_ms.append(took)
+
+    def abandon(self, why: str) -> None:
+        self.tally.fail(why)
+        self.close()
+
+    def close(self) -> None:
+        if not self.finished.done():
+            self.finished.set_result(None)
+        self.transport.close()
+
+
+def _quantile(values: list[float], q: float) -> float:
+    """The q-quantile by rank; 0 for no values."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else 0.0
+
+
+async def play(plan: Plan) -> Report:
+    """Run a plan and sum it up."""
+    loop = asyncio.get_running_loop()
+    parts = urlsplit(plan.url)
+    tally = Tally()
+    started = time.perf_counter()
+    stop_at = started + plan.seconds if plan.seconds else 0.0
+    clients = []
+    for number in range(plan.connections):
+        _, client = await loop.create_connection(
+            lambda number=number: Client(plan, number, tally, stop_at),  # type: ignore[misc]
+            parts.hostname,
+            parts.port,
+        )
+        clients.append(client)
+    async with asyncio.timeout(plan.limit_s):
+        await asyncio.gather(*(client.finished for client in clients))
+    wall = max(tally.last_at - started, 1e-9)
+    done = len(tally.total_ms)
+    return Report(
+        requests=done,
+        errors=tally.errors,
+        examples=tally.examples,
+        wall_s=wall,
+        rps=done / wall,
+        p50_ms=statistics.median(tally.total_ms) if done else 0.0,
+        p99_ms=_quantile(tally.total_ms, 0.99),
+        first_byte_p50_ms=statistics.median(tally.first_byte_ms) if done else 0.0,
+        opening_p50_ms=statistics.median(tally.opening_ms) if tally.opening_ms else 0.0,
+        body_bytes=tally.body_bytes / max(tally.started, 1),
+        reads_per_reply=tally.reads / max(done, 1),
+    )
+
+
+def parse_shapes(text: str) -> tuple[texts.Shape, ...]:
+    """`4k:2,200k` as shapes: 4k, 4k, 200k."""
+    shapes: list[texts.Shape] = []
+    for item in text.split(","):
+        name, _, times = item.partition(":")
+        shapes += [texts.SHAPES[name]] * int(times or 1)
+    return tuple(shapes)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", required=True, help="of the chat completions endpoint")
+    parser.add_argument("--plan", default="4k", help=f"of {', '.join(texts.SHAPES)}")
+    parser.add_argument("--stream", choices=["no", "yes", "both"], default="no")
+    parser.add_argument("--connections", type=int, default=1)
+    parser.add_argument("--seed", default="0")
+    parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--requests", type=int, default=0)
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for one answer")
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds for the whole run")
+    args = parser.parse_args()
+    if not args.seconds and not args.requests:
+        parser.error("give --seconds, --requests or both")
+    plan = Plan(
+        url=args.url,
+        shapes=parse_shapes(args.plan),
+        streams={"no": (False,), "yes": (True,), "both": (False, True)}[args.stream],
+        connections=args.connections,
+        seed=args.seed,
+        seconds=args.seconds,
+        requests=args.requests,
+        timeout_s=args.timeout,
+        limit_s=args.limit,
+    )
+    print(json.dumps(asdict(uvloop.run(play(plan)))))
+
+
+if __name__ == "__main__":
+    main()
