@@ -38,7 +38,10 @@ PROGRESS = 0.85
 # A cold cache makes a re-write free, but a cut still loses detail: only clearly above `low` is it worth that.
 COLD_MARGIN = 1.5
 # How many more calls there will be is a guess; the saving has to be so many times the price.
-BREAK_EVEN_MARGIN = 1.5
+BREAK_EVEN_MARGIN = 2.0
+# And should the session end with this very call, the re-write may cost so much of what the session would have cost
+# with everything sent.
+REGRET = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,8 +270,18 @@ def break_even_calls(q: float, *, write: float, read: float) -> float:
 
 
 def _pays(snapshot: Snapshot, policy: Auto, marks: Marks, content: int, left: int) -> bool:
+    """Whether the saving is likely to cover the re-write, and a wrong guess would hardly be felt."""
+    price = policy.write_price * left - policy.read_price * content
+    if price > REGRET * _price_of_full(snapshot, policy):
+        return False
     needed = break_even_calls(left / content, write=policy.write_price, read=policy.read_price)
     return _remaining_calls(snapshot, marks, content) >= BREAK_EVEN_MARGIN * needed
+
+
+def _price_of_full(snapshot: Snapshot, policy: Auto) -> float:
+    """About what sending everything would have cost so far: each token written once, then read at half the calls."""
+    total = max(snapshot.older_tokens, count_entries(snapshot.kept)) + count_entries(snapshot.entries)
+    return policy.write_price * total + policy.read_price * snapshot.calls * (snapshot.fixed_tokens + total / 2)
 
 
 def _remaining_calls(snapshot: Snapshot, marks: Marks, content: int) -> float:

@@ -20,6 +20,10 @@ MAX_CANDIDATES = 1_500
 MIN_LENGTH, MAX_LENGTH = 3, 160
 
 USED_WEIGHT = 3.0
+# Names in a short argument were pointed at; those in a long one (a file that is written) only occur there.
+POINTED_LENGTH = 400
+# A path or an address can be opened again; a name in source code can be found by opening its file.
+PLACE_WEIGHT = 1.5
 MENTION_WEIGHT, MENTION_CAP = 0.5, 6
 RECENCY_WEIGHT = 2.0
 
@@ -81,7 +85,8 @@ def message_text(message: Message) -> tuple[str, str]:
     for part in message.parts:
         match part:
             case ToolCall():
-                used.append(_argument_text(part.arguments))
+                for value in _argument_values(part.arguments):
+                    (used if len(value) <= POINTED_LENGTH else said).append(value)
             case Text(text=text) | ToolResult(text=text):
                 said.append(text)
             case Reasoning() | Media():
@@ -89,12 +94,12 @@ def message_text(message: Message) -> tuple[str, str]:
     return "\n".join(used), "\n".join(said)
 
 
-def _argument_text(arguments: str) -> str:
-    """The strings in a call's arguments without their JSON escapes; malformed JSON as it stands."""
+def _argument_values(arguments: str) -> list[str]:
+    """The values in a call's arguments without their JSON escapes; malformed JSON as it stands."""
     try:
         pending: list[object] = [json.loads(arguments)]
     except (ValueError, RecursionError):
-        return arguments.replace("\\n", "\n")
+        return [arguments.replace("\\n", "\n")]
     leaves: list[str] = []
     while pending:
         value = pending.pop()
@@ -104,7 +109,7 @@ def _argument_text(arguments: str) -> str:
             pending.extend(value)
         elif value is not None:
             leaves.append(str(value))
-    return "\n".join(leaves)
+    return leaves
 
 
 def gather(known: Iterable[Reference], entries: Iterable[Entry]) -> tuple[Reference, ...]:
@@ -146,6 +151,7 @@ def ranking(last: int) -> Callable[[Reference], tuple[float, int, str]]:
             USED_WEIGHT * reference.used_by_model
             + MENTION_WEIGHT * min(reference.mentions, MENTION_CAP)
             + RECENCY_WEIGHT * reference.position / last
+            + PLACE_WEIGHT * ("/" in reference.text)
         )
         return (-score, -reference.position, reference.text)
 

@@ -1,0 +1,143 @@
+"""Histories for the tests of strategies: placing messages in a session, loading snapshots, reading contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import strategies as st
+
+from app.domain.context import Context
+from app.domain.history import Entry, Epoch, HeadMessage, Material, Snapshot, TerseEntry
+from app.domain.messages import Message
+from app.domain.tokens import estimate, estimate_text
+from app.domain.turns import number_turns
+from app.strategies.epochs import Advance, Policy
+from app.strategies.planning import build, decide, plan_epoch
+from app.strategies.presets import Strategy
+from tests.builders import assistant, call, result, user
+
+START = datetime(2024, 1, 15, 10, 30, tzinfo=UTC)
+
+
+def place(*messages: Message, pinned: frozenset[int] = frozenset()) -> tuple[Entry, ...]:
+    """Messages at their places in a session, a minute apart, counted by their characters."""
+    turns = number_turns(messages)
+    return tuple(
+        Entry(
+            seq=seq,
+            turn=turn,
+            message=message,
+            tokens=estimate(len(message.raw)),
+            created_at=START + timedelta(minutes=seq - 1),
+            pinned=seq in pinned,
+        )
+        for seq, (turn, message) in enumerate(zip(turns, messages, strict=True), start=1)
+    )
+
+
+def chat(turns: int, *, size: int = 0) -> tuple[Entry, ...]:
+    """``turns`` questions with their answers but for the last, each answer padded by ``size`` characters."""
+    said: list[Message] = []
+    for turn in range(1, turns + 1):
+        said += [user(f"question {turn}"), assistant(f"answer {turn}. " + "x" * size)]
+    return place(*said[:-1])
+
+
+def work(steps: int, *, size: int = 400, turn: str = "fix src/app.py") -> tuple[Entry, ...]:
+    """One turn of ``steps`` tool calls, the last result being the last message."""
+    said: list[Message] = [user(turn)]
+    for step in range(1, steps + 1):
+        said += [assistant(f"Step {step}.", call(f"c{step}", "read", {"path": f"src/file_{step}.py"}))]
+        said += [result(f"c{step}", f"content_{step} " + "y" * size)]
+    return place(*said)
+
+
+def terse(*texts: str, first: int = 1) -> tuple[TerseEntry, ...]:
+    """One entry per turn, two minutes apart, at the end of two-message turns."""
+    return tuple(
+        TerseEntry(
+            turn=turn,
+            seq=2 * turn,
+            role="assistant",
+            text=text,
+            source="model",
+            created_at=START + timedelta(minutes=2 * (turn - 1)),
+        )
+        for turn, text in enumerate(texts, start=first)
+    )
+
+
+def load(history: Sequence[Entry], epoch: Epoch | None, **values: object) -> Snapshot:
+    """The snapshot that a store would give: from the epoch's cut on, and what the epoch keeps."""
+    cut = epoch.cut if epoch else 1
+    kept = frozenset(epoch.kept) if epoch else frozenset()
+    snapshot = Snapshot(
+        entries=tuple(entry for entry in history if entry.seq >= cut),
+        kept=tuple(entry for entry in history if entry.seq in kept),
+        epoch=epoch,
+        older_tokens=sum(entry.tokens for entry in history if entry.seq < cut),
+    )
+    return replace(snapshot, **values)
+
+
+def call_model(
+    snapshot: Snapshot,
+    *,
+    strategy: Strategy,
+    policy: Policy,
+    material: Material | None = None,
+    now: datetime = START,
+    overflow: bool = False,
+) -> Context:
+    """Decide, plan if need be, and build: what the service does for one request."""
+    decision = decide(snapshot, strategy=strategy, policy=policy, now=now, overflow=overflow)
+    epoch = snapshot.epoch
+    if isinstance(decision, Advance):
+        epoch = plan_epoch(
+            snapshot,
+            material or Material(),
+            strategy=strategy,
+            policy=policy,
+            advance=decision,
+            now=now,
+            encode=estimate_text,
+        )
+    assert epoch is not None
+    return build(snapshot, epoch, strategy=strategy)
+
+
+def shape(context: Context) -> list[str]:
+    """One line per message of a context: head messages by layer, others by number and role."""
+    return [
+        f"{m.layer}/{m.role}" if isinstance(m, HeadMessage) else f"{m.seq} {m.message.role}" for m in context.messages
+    ]
+
+
+def rendered(context: Context) -> list[tuple[str, str, bytes]]:
+    """The messages as they would go out, comparable byte for byte."""
+    return [
+        (m.role, m.text, b"") if isinstance(m, HeadMessage) else (m.message.role, repr(m.message.parts), m.message.raw)
+        for m in context.messages
+    ]
+
+
+sizes = st.integers(0, 1_500)
+words = st.builds(lambda n, w: f"{w} src/{w}_{n}.py " + "z" * n, sizes, st.sampled_from(["alpha", "beta", "gamma"]))
+
+
+@st.composite
+def exchanges(draw: st.DrawFn) -> list[Message]:
+    """What comes in between two model calls: the model's reply, then its results or the next user message."""
+    calls = [
+        call(f"{draw(st.integers(0, 9))}_{n}", "read", {"path": draw(words)[:40]})
+        for n in range(draw(st.integers(0, 3)))
+    ]
+    reply = assistant(draw(words) if not calls or draw(st.booleans()) else None, *calls)
+    answered = [result(c.id, draw(words)) for c in calls if draw(st.integers(0, 9))]
+    asked = [user(draw(words))] if not answered or draw(st.integers(0, 3)) == 0 else []
+    return [reply, *answered, *asked]
+
+
+conversations = st.lists(exchanges(), min_size=1, max_size=14).map(lambda rest: [[user("the task")], *rest])

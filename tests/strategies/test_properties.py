@@ -1,0 +1,135 @@
+"""What holds for every context, over generated histories with several calls in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.domain.context import Context
+from app.domain.errors import ContextTooLarge
+from app.domain.history import Entry, Epoch, HeadMessage, Material
+from app.domain.messages import Message
+from app.domain.pairing import prove_pairing
+from app.strategies.activity_log import derive_missing
+from app.strategies.epochs import Auto, EveryRequest, Policy, Stride
+from app.strategies.presets import Full, Slim, Strategy
+from tests.strategies.histories import call_model, conversations, load, place, rendered
+
+SMALL = Auto(high=2_000, low=800)
+policies = st.sampled_from([SMALL, Auto(high=1_000, low=500), Stride(stride=2), EveryRequest()])
+strategies = st.one_of(
+    st.just(Full()),
+    st.builds(
+        Slim, recent_turns=st.integers(1, 4), references=st.sampled_from([None, 0, 100]), derive_terse=st.booleans()
+    ),
+)
+quick = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+
+
+def play(
+    batches: Sequence[list[Message]],
+    strategy: Strategy,
+    policy: Policy,
+    window: int | None = None,
+    edits: frozenset[int] = frozenset(),
+) -> list[tuple[tuple[Entry, ...], Context]]:
+    """A call after each batch; at ``edits`` the client has taken the last message before it back."""
+    calls: list[tuple[tuple[Entry, ...], Context]] = []
+    said: list[Message] = []
+    epoch: Epoch | None = None
+    for number, batch in enumerate(batches):
+        said += batch
+        history = place(*said)
+        material = Material(terse=derive_missing([e for e in history if e.turn < history[-1].turn], ()))
+        snapshot = load(history, epoch, window=window, edited=number in edits, calls=number)
+        context = call_model(snapshot, strategy=strategy, policy=policy, material=material)
+        epoch = context.epoch
+        calls.append((history, context))
+    return calls
+
+
+@quick
+@given(conversations, strategies, policies, st.frozensets(st.integers(0, 14), max_size=2))
+def test_every_context_is_valid_and_keeps_the_running_task(
+    batches: list[list[Message]], strategy: Strategy, policy: Policy, edits: frozenset[int]
+) -> None:
+    for history, context in play(batches, strategy, policy, edits=edits):
+        prove_pairing([m.message for m in context.messages if isinstance(m, Entry)])
+        task = next(e for e in reversed(history) if e.message.starts_turn)
+        assert task in context.messages
+        tail = [m for m in context.messages if isinstance(m, Entry)]
+        assert tail[-1].seq == history[-1].seq or context.repairs
+
+
+@quick
+@given(conversations, strategies, policies)
+def test_within_an_epoch_each_context_is_a_prefix_of_the_next(
+    batches: list[list[Message]], strategy: Strategy, policy: Policy
+) -> None:
+    calls = play(batches, strategy, policy)
+    for (_, first), (_, second) in pairwise(calls):
+        if first.epoch.number == second.epoch.number:
+            before = rendered(first)
+            assert rendered(second)[: len(before)] == before
+
+
+@quick
+@given(conversations, strategies, policies)
+def test_the_same_input_gives_the_same_context(
+    batches: list[list[Message]], strategy: Strategy, policy: Policy
+) -> None:
+    assert play(batches, strategy, policy) == play(batches, strategy, policy)
+
+
+@quick
+@given(conversations, strategies, policies)
+def test_the_report_adds_up(batches: list[list[Message]], strategy: Strategy, policy: Policy) -> None:
+    for history, context in play(batches, strategy, policy):
+        sent = sum(message.tokens for message in context.messages)
+        report = context.report
+        assert report.tokens_after == sent == sum(layer.tokens for layer in report.layers)
+        assert report.tokens_before == sum(entry.tokens for entry in history)
+        body = sum(m.tokens for m in context.messages if isinstance(m, Entry))
+        assert sum(turn.tokens for turn in report.turns) == body
+        assert [t.turn for t in report.turns] == sorted({t.turn for t in report.turns})
+
+
+@quick
+@given(conversations, policies, st.integers(60, 3_000))
+def test_no_context_is_over_the_window(batches: list[list[Message]], policy: Policy, window: int) -> None:
+    try:
+        calls = play(batches, Slim(), policy, window=window)
+    except ContextTooLarge as refused:
+        assert refused.budget == window < refused.needed  # noqa: PT017 -- either outcome is right
+        return
+    assert all(context.report.tokens_after <= window for _, context in calls)
+
+
+@quick
+@given(conversations, st.integers(1, 4))
+def test_full_sends_everything(batches: list[list[Message]], seed: int) -> None:
+    for history, context in play(batches, Full(), [SMALL, Stride(), EveryRequest(), Auto()][seed - 1]):
+        if not context.repairs:
+            assert context.messages == history
+            assert context.is_whole
+
+
+@quick
+@given(conversations)
+def test_the_head_stays_well_inside_the_low_watermark(batches: list[list[Message]]) -> None:
+    for _, context in play(batches, Slim(), SMALL):
+        head = sum(m.tokens for m in context.messages if isinstance(m, HeadMessage))
+        assert head <= SMALL.low * 0.75
+
+
+@quick
+@given(conversations)
+def test_a_window_too_small_for_the_task_itself_is_refused_with_numbers(batches: list[list[Message]]) -> None:
+    with pytest.raises(ContextTooLarge):
+        play(batches, Slim(), SMALL, window=1)
