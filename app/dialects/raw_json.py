@@ -39,10 +39,10 @@ def load(raw: bytes) -> Any:
 
 
 def dump(value: Any) -> bytes:
-    """Compact JSON in UTF-8; a lone surrogate is written as its escape."""
+    """Compact JSON in UTF-8; a lone surrogate is written as its escape, integers may have any size."""
     try:
         return msgspec.json.encode(value)
-    except UnicodeEncodeError:
+    except (UnicodeEncodeError, OverflowError):
         return json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode()
 
 

@@ -72,12 +72,15 @@ class _Choice(msgspec.Struct):
         return self.position or 0
 
 
+_NOTHING = msgspec.Raw()
+
+
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
     id: str | None = None
     model: str | None = None
-    usage: msgspec.Raw = msgspec.Raw()
-    error: msgspec.Raw = msgspec.Raw()
+    usage: msgspec.Raw = _NOTHING
+    error: msgspec.Raw = _NOTHING
 
 
 _chunk_decoder = msgspec.json.Decoder(_Chunk)
@@ -103,7 +106,7 @@ class ReplyStream:
         self._read_at = _MAX_UNREAD
         self._choices: dict[int, _ChoiceState] = {}
         self._is_holding = False
-        self._envelope: dict[str, bytes] = {}
+        self._envelope = b"{}"
         self._newline = b"\n"
         self._id = ""
         self._model = ""
@@ -196,40 +199,34 @@ class ReplyStream:
                 return self._release_held() + event.raw
             return event.raw
         chunk = _read_chunk(data)
-        if chunk is None:
-            return event.raw
-        return self._forward_chunk(event, chunk, raw_json.split_object(data))
+        return event.raw if chunk is None else self._forward_chunk(event, data, chunk)
 
-    def _forward_chunk(self, event: SseEvent, chunk: _Chunk, members: dict[str, bytes]) -> bytes:
-        before = b""
+    def _forward_chunk(self, event: SseEvent, data: bytes, chunk: _Chunk) -> bytes:
         self._record(chunk)
-        if "choices" in members:
-            self._envelope = members
-        if self._error:
-            before = self._release_held()
-        changed = self._strip_usage and self._take_usage(members)
-        if changed and "usage" in members:
+        if chunk.choices is not None:
+            self._envelope = data
+        has_error = bytes(chunk.error) not in {b"", b"null"}
+        before = self._release_held() if has_error else b""
+        usage = bytes(chunk.usage) if self._strip_usage else b""
+        if usage and usage != b"null" and not chunk.choices and not has_error:
             return before
-        patched = self._patch_choices(chunk, members) if self._extract else None
-        if patched is not None:
-            before += patched[0]
-            changed = changed or patched[1]
-            if patched[2] and not any(_says(members[key]) for key in members.keys() - _ENVELOPE):
-                return before
-        return before + (with_data(event, raw_json.join_object(members)) if changed else event.raw)
-
-    def _take_usage(self, members: dict[str, bytes]) -> bool:
-        """Whether something had to go: ``"usage": null`` is taken out; the usage-only chunk is left for the caller."""
-        usage = members.get("usage")
+        edits: dict[int, str] = {}
+        if self._extract:
+            edits, own_chunks = self._edit_choices(chunk)
+            before += own_chunks
+        if not edits and usage != b"null":
+            return before + event.raw
+        members = raw_json.split_object(data)
         if usage == b"null":
             del members["usage"]
-            return True
-        return usage is not None and not raw_json.load(members.get("choices", b"null"))
+        if edits and self._patch_choices(members, edits):
+            return before
+        return before + with_data(event, raw_json.join_object(members))
 
-    def _patch_choices(self, chunk: _Chunk, members: dict[str, bytes]) -> tuple[bytes, bool, bool]:
-        """Bytes to send before the event; whether the event changed; whether nothing is left in it."""
-        before, changed, is_empty = b"", False, bool(chunk.choices)
-        raw_choices = raw_json.split_array(members["choices"]) if chunk.choices else []
+    def _edit_choices(self, chunk: _Chunk) -> tuple[dict[int, str], bytes]:
+        """What the content has to be instead, by place in the chunk; and chunks of our own that go in front."""
+        edits: dict[int, str] = {}
+        before = b""
         for place, choice in enumerate(chunk.choices or ()):
             state = self._choices[choice.index]
             said = state.unfed_text
@@ -241,13 +238,22 @@ class ReplyStream:
                 else:
                     before += self._text_chunk(choice.index, rest)
             if shown != said:
-                raw_choices[place] = _with_content(raw_choices[place], shown)
-                changed = True
-            is_empty = is_empty and bool(said) and not shown and _carries_nothing(raw_choices[place])
+                edits[place] = shown
         self._is_holding = any(state.is_holding for state in self._choices.values())
-        if changed:
-            members["choices"] = raw_json.join_array(raw_choices)
-        return before, changed, is_empty
+        return edits, before
+
+    def _patch_choices(self, members: dict[str, bytes], edits: dict[int, str]) -> bool:
+        """Put the ``edits`` into ``members``; whether nothing is left that is worth an event."""
+        choices = raw_json.split_array(members["choices"])
+        for place, text in edits.items():
+            choices[place] = _with_content(choices[place], text)
+        members["choices"] = raw_json.join_array(choices)
+        is_empty = len(edits) == len(choices) and not any(edits.values())
+        return (
+            is_empty
+            and all(map(_carries_nothing, choices))
+            and not any(_says(members[key]) for key in members.keys() - _ENVELOPE)
+        )
 
     def _release_held(self) -> bytes:
         released = [
@@ -261,7 +267,8 @@ class ReplyStream:
     def _text_chunk(self, index: int, text: str) -> bytes:
         """A chunk of our own, in the envelope of the provider's last one."""
         delta = b'{"index":%d,"delta":{"content":%b},"finish_reason":null}' % (index, raw_json.dump(text))
-        envelope = {key: value for key, value in self._envelope.items() if key in _ENVELOPE - {"obfuscation", "p"}}
+        members = raw_json.split_object(self._envelope)
+        envelope = {key: members[key] for key in members if key in _ENVELOPE - {"obfuscation", "p"}}
         data = raw_json.join_object({**envelope, "choices": b"[" + delta + b"]"})
         return b"data: " + data + self._newline * 2
 
@@ -291,10 +298,10 @@ class ReplyStream:
             block = self._keep_unfinished(block, is_last=is_last)
         for chunk in self._read_chunks(block):
             self._record(chunk)
-            for choice in chunk.choices or ():
-                state = self._choices[choice.index]
-                if self._extract and choice.finish_reason is not None:
-                    state.settle()
+            if self._extract:
+                for choice in chunk.choices or ():
+                    if choice.finish_reason is not None:
+                        self._choices[choice.index].settle()
 
     def _keep_unfinished(self, block: bytes, *, is_last: bool) -> bytes:
         """Untouched bytes are cut anywhere: the part after the last blank line waits for the rest."""
@@ -336,19 +343,19 @@ class ReplyStream:
         return payloads
 
     def _record(self, chunk: _Chunk) -> None:
-        if chunk.id and not self._id:
-            self._id = chunk.id
-        if chunk.model and not self._model:
-            self._model = chunk.model
-        usage, error = bytes(chunk.usage), bytes(chunk.error)
-        if usage and usage != b"null":
+        if not self._id:
+            self._id = chunk.id or ""
+        if not self._model:
+            self._model = chunk.model or ""
+        if chunk.usage is not _NOTHING and (usage := bytes(chunk.usage)) != b"null":
             self._usage = usage
-        if error and error != b"null":
+        if chunk.error is not _NOTHING and (error := bytes(chunk.error)) != b"null":
             self._error = error
         for choice in chunk.choices or ():
-            state = self._choices.get(choice.index)
+            index = choice.position or 0
+            state = self._choices.get(index)
             if state is None:
-                state = self._choices[choice.index] = _ChoiceState()
+                state = self._choices[index] = _ChoiceState()
             state.add(choice)
 
 
@@ -387,11 +394,19 @@ class _ChoiceState:
         if delta.tool_calls:
             for call in delta.tool_calls:
                 self._add_call(call)
-        for name in _MERGED_STRINGS:
-            value = getattr(delta, name)
+        if delta.reasoning_content or delta.reasoning or delta.refusal:
+            self._add_strings(delta)
+        if delta.reasoning_details or delta.audio or delta.annotations or delta.function_call:
+            self._add_rare(delta)
+
+    def _add_strings(self, delta: _Delta) -> None:
+        for name, value in (
+            ("refusal", delta.refusal),
+            ("reasoning_content", delta.reasoning_content),
+            ("reasoning", delta.reasoning),
+        ):
             if value and isinstance(value, str):
                 self._other[name] = self._other.get(name, "") + value
-        self._add_rare(delta)
 
     def _add_rare(self, delta: _Delta) -> None:
         if isinstance(delta.reasoning_details, list):
@@ -512,9 +527,6 @@ class _ChoiceState:
         return call
 
 
-_MERGED_STRINGS = ("refusal", "reasoning_content", "reasoning")
-
-
 def split_reply(body: bytes, extract: bool) -> tuple[bytes, Reply]:  # noqa: FBT001
     """The body for the client of a reply that is not streamed, and the reply.
 
@@ -588,12 +600,11 @@ def _read_chunk(data: bytes) -> _Chunk | None:
         members = raw_json.split_object(data)
     except ValueError:
         return None
-    chunk = _Chunk(
-        id=_string(members.get("id")),
-        model=_string(members.get("model")),
-        usage=msgspec.Raw(members.get("usage", b"")),
-        error=msgspec.Raw(members.get("error", b"")),
-    )
+    chunk = _Chunk(id=_string(members.get("id")), model=_string(members.get("model")))
+    if "usage" in members:
+        chunk.usage = msgspec.Raw(members["usage"])
+    if "error" in members:
+        chunk.error = msgspec.Raw(members["error"])
     try:
         chunk.choices = msgspec.convert(raw_json.load(members.get("choices", b"null")), list[_Choice] | None)
     except ValueError:  # a shape nobody has described: it goes through, and is not understood
