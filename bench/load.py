@@ -21,13 +21,14 @@ from urllib.parse import urlsplit
 
 import httptools
 import uvloop
+from typing_extensions import override
 
 from bench import texts
 
 _CONTENT: Final = re.compile(rb'"content":\s*"((?:[^"\\]|\\.)*)"')
 _DONE: Final = b"data: [DONE]"
 _HEADERS: Final = (
-    b"accept: application/json\r\naccept-encoding: gzip, deflate\r\ncontent-type: application/json\r\n"
+    b"accept: application/json\r\naccept-encoding: identity\r\ncontent-type: application/json\r\n"
     b"user-agent: AsyncOpenAI/Python 2.54.0\r\nx-stainless-lang: python\r\nx-stainless-package-version: 2.54.0\r\n"
     b"x-stainless-os: Linux\r\nx-stainless-arch: x64\r\nx-stainless-runtime: CPython\r\n"
     b"x-stainless-runtime-version: 3.11.7\r\nx-stainless-async: async:asyncio\r\n"
@@ -156,11 +157,13 @@ class Client(asyncio.Protocol):
 
     # transport callbacks
 
+    @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.parser = httptools.HttpResponseParser(self)
         self.next()
 
+    @override
     def data_received(self, data: bytes) -> None:
         self.reads += 1
         try:
@@ -168,6 +171,7 @@ class Client(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self.abandon(f"unreadable answer: {error}")
 
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.finished.done():
             self.tally.fail(f"connection lost: {exc!r}")
@@ -274,6 +278,7 @@ async def play(plan: Plan) -> Report:
     """Run a plan and sum it up."""
     loop = asyncio.get_running_loop()
     parts = urlsplit(plan.url)
+    host, port = parts.hostname or "127.0.0.1", parts.port or 80
     tally = Tally()
     started = time.perf_counter()
     stop_at = started + plan.seconds if plan.seconds else 0.0
@@ -281,8 +286,8 @@ async def play(plan: Plan) -> Report:
     for number in range(plan.connections):
         _, client = await loop.create_connection(
             lambda number=number: Client(plan, number, tally, stop_at),  # type: ignore[misc]
-            parts.hostname,
-            parts.port,
+            host,
+            port,
         )
         clients.append(client)
     async with asyncio.timeout(plan.limit_s):

@@ -14,6 +14,7 @@ from typing import Final, cast
 
 import httptools
 import uvloop
+from typing_extensions import override
 
 from bench import texts
 
@@ -119,16 +120,19 @@ class Connection(asyncio.Protocol):
         self.queue: deque[bytes] = deque()
         self.sending = False
 
+    @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.parser = httptools.HttpRequestParser(self)
 
+    @override
     def data_received(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError:
             self.transport.close()
 
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
         self.queue.clear()
 
