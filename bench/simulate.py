@@ -23,6 +23,7 @@ from time import perf_counter
 from typing import Any
 
 from app.dialects.openai_chat.read import read_message
+from app.domain.context import ContextMessage
 from app.domain.history import Entry, Epoch, Material, Snapshot, TerseEntry
 from app.domain.messages import Message
 from app.domain.tokens import estimate, estimate_text
@@ -180,7 +181,7 @@ def _terse_log(entries: Sequence[Entry]) -> list[TerseEntry]:
     return [derive_terse(turn.entries) for turn in group_turns(entries)]
 
 
-def _render(message: Any) -> tuple[bytes, int]:
+def _render(message: ContextMessage) -> tuple[bytes, int]:
     if isinstance(message, Entry):
         return message.message.raw or repr(message.message.parts).encode(), message.tokens
     return message.text.encode(), message.tokens
@@ -270,7 +271,18 @@ def _row(stem: str, name: str, tally: Tally, worst: float) -> str:
     share = tally.tokens / tally.full_tokens if tally.full_tokens else 1.0
     lost = f"{100 * tally.lost / tally.referring:.1f} % of {tally.referring}" if tally.referring else "none"
     reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(tally.epochs.items()))
-    return f"| {stem} | {name} | {tally.calls} | {first:.3f} | {worst:.3f} | {second:.3f} | {share:.2f} | {lost} | {reasons} |"
+    cells = [
+        stem,
+        name,
+        f"{tally.calls}",
+        f"{first:.3f}",
+        f"{worst:.3f}",
+        f"{second:.3f}",
+        f"{share:.2f}",
+        lost,
+        reasons,
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def main(arguments: Sequence[str]) -> int:

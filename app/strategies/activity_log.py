@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from app.domain.history import Entry, Material, TerseEntry
@@ -23,6 +23,9 @@ TERSE_LIMIT = 160
 ROLLED_SHARE = 0.25
 ROLLED_LINES = 6
 
+EARLIER_STEPS = "earlier steps"
+
+_LOG_LINE = re.compile(r"\[t(\d+) (\d{4}-\d\d-\d\dT\d\d:\d\d)\] (\w+): (.*)")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 _TERSE_TAG = re.compile(r"<terse>.*?</terse>", re.DOTALL)
 _MARKUP = re.compile(r"^[#>*\-\s`]+")
@@ -49,6 +52,27 @@ def render_activity_log(material: Material, *, limit: int, encode: Encode) -> st
             break
         full, roll_chars = full * 3 // 4, roll_chars // 2
     return text
+
+
+def read_activity_log(text: str, turns: frozenset[int]) -> tuple[TerseEntry, ...]:
+    """The lines about ``turns`` in a log that was rendered here, read back as derived entries.
+
+    What the steps of a running turn did is stored nowhere but in the head of the last epoch, until the turn is over
+    and has an entry of its own. Reading the head back costs nothing; reading the steps again would.
+    """
+    found = (_LOG_LINE.fullmatch(line) for line in text.splitlines())
+    return tuple(
+        TerseEntry(
+            turn=int(match[1]),
+            seq=0,
+            role=match[3],
+            text=match[4],
+            source="derived",
+            created_at=datetime.strptime(match[2], "%Y-%m-%dT%H:%M").replace(tzinfo=UTC),
+        )
+        for match in found
+        if match and int(match[1]) in turns
+    )
 
 
 def clip_line(text: str, limit: int = TERSE_LIMIT) -> str:
@@ -171,10 +195,14 @@ def _roll_up(lines: Sequence[_Line], older: _Older, chars: int) -> list[str]:
     for start in range(0, len(lines), size):
         group = lines[start : start + size]
         extra = older.turns if start == 0 else 0
+        if len(group) == 1 and not extra:
+            rolled.append(replace(group[0], text=clip_line(group[0].text)).write())
+            continue
         span = _Span(first=1 if extra else group[0].turn, last=group[-1].turn)
         at = older.at if extra and older.at else group[0].at
         turns = len({line.turn for line in group}) + extra
-        rolled.append(_range_line(span, turns, at, _gist([line.text for line in group], chars)))
+        texts = [line.text.removeprefix(f"{EARLIER_STEPS}: ") for line in group]
+        rolled.append(_range_line(span, turns, at, _gist(texts, chars)))
     return rolled
 
 
@@ -196,5 +224,5 @@ class _Span:
 def _range_line(span: _Span, count: int, at: datetime | None, gist: str) -> str:
     ids = write_turn_id(span.first) + (f"-{write_turn_id(span.last)}" if span.last > span.first else "")
     stamp = f" {_minute(at)}" if at else ""
-    turns = "1 turn" if count == 1 else f"{count} turns"
+    turns = EARLIER_STEPS if count == 1 else f"{count} turns"
     return f"[{ids}{stamp}] assistant: {turns}" + (f": {gist}" if gist else "")

@@ -174,7 +174,13 @@ def _plan_slim(
     turns: tuple[Stage, ...] = () if isinstance(policy, Auto) else (keep_recent_turns(strategy.recent_turns),)
     log_limit, index_limit = _head_limits(strategy, policy, marks)
     head: tuple[Stage, ...] = (
-        insert_activity_log(material, limit=log_limit, encode=encode, derive=strategy.derive_terse),
+        insert_activity_log(
+            material,
+            limit=log_limit,
+            encode=encode,
+            derive=strategy.derive_terse,
+            earlier=_last_log(snapshot.epoch),
+        ),
         insert_references(limit=index_limit, encode=encode),
     )
     limit, target = _limits(policy, marks, advance)
@@ -191,6 +197,11 @@ def _plan_slim(
         # Nothing that Tersely adds may be what keeps the task itself out of the window.
         return run(start, (*turns, _keep_within(marks.room, strategy, marks)))
     return draft
+
+
+def _last_log(epoch: Epoch | None) -> str:
+    head = epoch.head if epoch else ()
+    return next((message.text for message in head if message.layer == "activity_log"), "")
 
 
 def _keep_within(target: int, strategy: Slim, marks: Marks) -> Stage:

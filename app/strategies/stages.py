@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from app.domain.history import Entry, HeadMessage, Material, TerseEntry
 from app.domain.tokens import Encode, count_text_message
-from app.strategies.activity_log import derive_missing, derive_steps, render_activity_log
+from app.strategies.activity_log import derive_missing, derive_steps, read_activity_log, render_activity_log
 from app.strategies.cutting import Cut, cut_to_tokens, cut_to_turns
 from app.strategies.pipeline import Draft, Stage
 from app.strategies.prompts import ACTIVITY_LOG_ACK, REFERENCES_ACK, REFERENCES_TITLE
@@ -46,32 +46,34 @@ def _apply(draft: Draft, cut: Cut) -> Draft:
     return draft.with_cut(cut.first, cut.kept) if draft.tail and cut.first > draft.tail[0].seq else draft
 
 
-def insert_activity_log(material: Material, *, limit: int, encode: Encode, derive: bool) -> Stage:
+def insert_activity_log(material: Material, *, limit: int, encode: Encode, derive: bool, earlier: str = "") -> Stage:
     """The log of what the cut took, with its acknowledgement; nothing when nothing was cut.
 
     An entry is shown when the message it belongs to is before the cut. ``derive``: turns that are cut without
-    any entry, and the steps that a cut inside a turn takes, get entries made without a model.
+    any entry, and the steps that a cut inside a turn takes, get entries made without a model. ``earlier`` is the log of
+    the last epoch, where the steps that were cut then are to be found.
     """
 
     def stage(draft: Draft) -> Draft:
         if draft.cut == 1:
             return draft
-        inside = {entry.turn for entry in draft.tail}
         terse = [entry for entry in material.terse if entry.seq < draft.cut]
         if derive:
-            terse = _in_order([*terse, *_derived(draft, terse, inside)])
+            terse = _in_order([*terse, *_derived(draft, terse, earlier)])
         text = render_activity_log(replace(material, terse=tuple(terse)), limit=limit, encode=encode)
         return draft.with_head(*exchange("activity_log", text, ACTIVITY_LOG_ACK, encode))
 
     return stage
 
 
-def _derived(draft: Draft, terse: list[TerseEntry], inside: set[int]) -> list[TerseEntry]:
-    past = [entry for entry in (*draft.kept, *draft.gone) if entry.turn not in inside]
+def _derived(draft: Draft, terse: list[TerseEntry], earlier: str) -> list[TerseEntry]:
+    running = frozenset(entry.turn for entry in draft.tail)
     gone = {entry.turn for entry in draft.gone}
-    whole = derive_missing([e for e in _by_seq(past) if e.turn in gone], terse)
-    parts = derive_steps([e for e in draft.gone if e.turn in inside])
-    return [*whole, *parts]
+    past = [e for e in _by_seq([*draft.kept, *draft.gone]) if e.turn in gone and e.turn not in running]
+    known = {(entry.turn, entry.text) for entry in terse}
+    carried = [line for line in read_activity_log(earlier, running) if (line.turn, line.text) not in known]
+    steps = derive_steps(entry for entry in draft.gone if entry.turn in running)
+    return [*carried, *derive_missing(past, terse), *steps]
 
 
 def _by_seq(entries: list[Entry]) -> list[Entry]:

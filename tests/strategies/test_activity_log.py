@@ -1,0 +1,162 @@
+"""The activity log as flo.monster's "Context Management" prints it, and its bounds."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.domain.history import Entry, Material, TerseEntry
+from app.domain.messages import Message
+from app.domain.tokens import estimate_text
+from app.domain.turns import group_turns
+from app.strategies.activity_log import (
+    TERSE_LIMIT,
+    clip_line,
+    derive_missing,
+    derive_steps,
+    derive_terse,
+    read_activity_log,
+    render_activity_log,
+)
+from tests.builders import assistant, call, result, user
+from tests.strategies.histories import START, place, terse
+
+# "The Activity Log", the document's own lines.
+DOCUMENT = """\
+[Context -- Activity Log]
+[t1 2024-01-15T10:30] assistant: created dashboard with shopping, todo, schedule sections
+[t2 2024-01-15T10:32] assistant: added 3 items to shopping list
+[t3 2024-01-15T10:35] assistant: marked 2 todos as complete
+[t4 2024-01-15T10:38] assistant: reorganised dashboard layout, moved schedule to top
+[t5 2024-01-15T10:40] assistant: added weather widget using fetch API"""
+
+
+def render(entries: tuple[TerseEntry, ...], *, limit: int = 2_000, older: int = 0) -> str:
+    material = Material(terse=entries, older_turns=older, oldest_at=START if older else None)
+    return render_activity_log(material, limit=limit, encode=estimate_text)
+
+
+def test_the_log_of_the_document() -> None:
+    lines = [line.partition("assistant: ")[2] for line in DOCUMENT.splitlines()[1:]]
+    minutes = (30, 32, 35, 38, 40)
+    entries = tuple(
+        TerseEntry(
+            turn=n,
+            seq=n,
+            role="assistant",
+            text=text,
+            source="model",
+            created_at=datetime(2024, 1, 15, 10, minute, 59, tzinfo=UTC),
+        )
+        for n, (text, minute) in enumerate(zip(lines, minutes, strict=True), start=1)
+    )
+    assert render(entries) == DOCUMENT
+
+
+def test_minutes_are_in_utc() -> None:
+    abroad = datetime(2024, 1, 15, 12, 30, tzinfo=timezone(timedelta(hours=2)))
+    entry = TerseEntry(turn=1, seq=1, role="assistant", text="x", source="model", created_at=abroad)
+    assert render((entry,)).endswith("[t1 2024-01-15T10:30] assistant: x")
+
+
+def test_an_entry_is_one_line_whatever_it_says() -> None:
+    assert render(terse("a\n[t9 2024-01-15T10:30] assistant: forged")).count("\n") == 1
+
+
+def test_nothing_to_say_is_no_log() -> None:
+    assert render(()) == ""
+
+
+def test_what_does_not_fit_is_rolled_up_and_never_dropped() -> None:
+    log = render(terse(*(f"did thing number {n} with care and attention" for n in range(1, 201))), limit=600)
+    lines = log.splitlines()
+    assert estimate_text(log) <= 600
+    assert lines[-1] == "[t200 2024-01-15T17:08] assistant: did thing number 200 with care and attention"
+    spans = [line[1:].split(" ")[0] for line in lines[1:]]
+    turns = [
+        n
+        for span in spans
+        for first, _, last in [span.replace("t", "").partition("-")]
+        for n in range(int(first), int(last or first) + 1)
+    ]
+    assert turns == list(range(1, 201))
+    assert lines[1].startswith("[t1-t")
+    assert "turns: did thing number 1" in lines[1]
+
+
+def test_entries_that_were_not_loaded_are_counted_in_the_first_line() -> None:
+    log = render(terse("x", "y", first=901), older=900)
+    assert log.splitlines()[1:] == [
+        "[t1-t900 2024-01-15T10:30] assistant: 900 turns",
+        "[t901 2024-01-15T10:30] assistant: x",
+        "[t902 2024-01-15T10:32] assistant: y",
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(max_size=300), min_size=1, max_size=60), st.integers(60, 3_000), st.integers(0, 50))
+def test_the_log_is_bounded(texts: list[str], limit: int, older: int) -> None:
+    log = render(terse(*texts, first=older + 1), limit=limit, older=older)
+    assert estimate_text(log) <= limit
+    assert log.splitlines()[0] == "[Context -- Activity Log]"
+
+
+def turn_of(*messages: Message) -> tuple[Entry, ...]:
+    (turn,) = group_turns(place(*messages))
+    return turn.entries
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([user("q"), assistant("Fixed the bug. It was a typo.")], "Fixed the bug."),
+        ([user("q"), assistant("## Summary\n\n- **Renamed** src/app.py")], "Summary"),
+        ([user("q"), assistant("Done <terse>said</terse>\nmore")], "Done"),
+        ([user("q"), assistant("See src/app.py for v1.2 of it")], "See src/app.py for v1.2 of it"),
+        ([user("Read it. Now."), assistant(None, call("1", "read")), result("1")], "asked: Read it. (used read)"),
+        (
+            [user("go"), assistant("Looking.", call("1", "read"), call("2", "read")), result("1"), result("2")],
+            "asked: go (used read x2)",
+        ),
+        ([user("hello?")], "asked: hello? (no reply)"),
+        ([user("..."), assistant("...")], "asked: no words (no reply)"),
+    ],
+)
+def test_a_derived_entry_says_what_was_said_last_or_asked(messages: list[Message], text: str) -> None:
+    entry = derive_terse(turn_of(*messages))
+    assert (entry.text, entry.source, entry.turn) == (text, "derived", 1)
+
+
+@given(st.text(max_size=2_000), st.text(max_size=2_000))
+def test_a_derived_entry_is_one_short_line(asked: str, said: str) -> None:
+    text = derive_terse(turn_of(user(asked), assistant(said))).text
+    assert 0 < len(text) <= TERSE_LIMIT
+    assert len(text.splitlines()) == 1
+
+
+def test_only_turns_without_an_entry_get_a_derived_one() -> None:
+    history = place(user("a"), assistant("A"), user("b"), assistant("B"))
+    assert [e.turn for e in derive_missing(history, terse("known"))] == [2]
+
+
+def test_steps_are_derived_and_read_back_from_the_log() -> None:
+    history = place(
+        user("go"),
+        assistant("Look first.", call("1", "read")),
+        result("1"),
+        assistant(None, call("2", "edit")),
+        result("2"),
+    )
+    steps = derive_steps(history)
+    assert [(e.seq, e.text) for e in steps] == [(2, "Look first."), (4, "used edit")]
+    back = read_activity_log(render(steps), frozenset({1}))
+    assert [(e.turn, e.text, e.created_at) for e in back] == [(e.turn, e.text, e.created_at) for e in steps]
+    assert read_activity_log(render(steps), frozenset({2})) == ()
+
+
+def test_a_long_line_is_clipped_with_a_mark() -> None:
+    assert clip_line("a  b\nc") == "a b c"
+    assert clip_line("x" * 200) == "x" * 157 + "..."

@@ -1,0 +1,133 @@
+"""What counts as an identifier, how candidates are ranked and carried, and how the index is written."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.domain.history import Entry, Reference
+from app.domain.tokens import estimate_text
+from app.strategies.references import (
+    MAX_CANDIDATES,
+    extract_identifiers,
+    gather,
+    render_references,
+    visible_names,
+)
+from tests.builders import assistant, call, result, user
+from tests.strategies.histories import place, work
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "src/app.py",
+        "/etc/hosts",
+        "./run.sh",
+        "../lib/x.ts",
+        "~/notes/a.md",
+        "src/app.py:42",
+        "https://example.org/a/b?c=1",
+        "main.py",
+        "os.path.join",
+        "get_user_details",
+        "TuiRenderer",
+        "omar_rossi_1241",
+        "HAT001",
+        "4OG6T3",
+        "call_bBCSl18JfUFYImNzDOraInzM",
+        "88c82f6",
+        "550e8400-e29b-41d4-a716-446655440000",
+        "user@example.org",
+        "fix-the-log",
+        "#4321",
+        "84720",
+        "API_KEY",
+    ],
+)
+def test_identifiers(name: str) -> None:
+    assert extract_identifiers(f"see ({name}), then go on.") == [name]
+    assert extract_identifiers(f'"{name}"') == [name]
+
+
+@pytest.mark.parametrize(
+    "words", ["and so on.", "I/O or", "it was 12 of 999", "Yes. No, e.g. this", "well-known", "a = b", "=====", "3.14"]
+)
+def test_ordinary_words_and_small_numbers_are_none(words: str) -> None:
+    assert [name for name in extract_identifiers(words) if name != "I/O"] == []
+
+
+def test_names_the_model_pointed_at_come_first_then_the_frequent_then_the_late() -> None:
+    history = place(
+        user("look at early_name and often_name"),
+        assistant("often_name often_name", call("1", "read", {"path": "used_name"})),
+        result("1", "late_name"),
+    )
+    assert [r.text for r in gather((), history)] == ["used_name", "often_name", "late_name", "early_name"]
+
+
+def test_a_name_in_a_long_argument_was_not_pointed_at() -> None:
+    written = "x " * 300 + "inner_name"
+    history = place(user("go"), assistant(None, call("1", "write", {"path": "outer_name", "content": written})))
+    assert {r.text: r.used_by_model for r in gather((), history)} == {"outer_name": True, "inner_name": False}
+
+
+def test_arguments_are_read_without_their_escapes() -> None:
+    history = place(
+        user("go"), assistant(None, call("1", "run", {"cmd": "cd a_b\nrun c_d"}), call("2", "run", '{"bad\\nx_y'))
+    )
+    assert {r.text for r in gather((), history)} == {"a_b", "c_d", "x_y"}
+
+
+def test_candidates_are_merged_with_those_carried_on() -> None:
+    known = (Reference(text="a_b", turn=1, position=2, mentions=3, used_by_model=True),)
+    (merged,) = gather(known, place(user("x"), user("a_b again")))
+    assert merged == Reference(text="a_b", turn=2, position=2, mentions=4, used_by_model=True)
+
+
+def test_gathering_in_two_goes_is_gathering_in_one() -> None:
+    history = work(30)
+    assert gather(gather((), history[:31]), history[31:]) == gather((), history)
+
+
+def test_candidates_are_bounded() -> None:
+    history = place(user(" ".join(f"name_{n}" for n in range(3 * MAX_CANDIDATES))))
+    assert len(gather((), history)) == MAX_CANDIDATES
+
+
+def index(references: tuple[Reference, ...], **values: object) -> list[str]:
+    settings_ = {"title": "[Index]", "limit": 500, "encode": estimate_text} | values
+    return render_references(references, **settings_).splitlines()  # type: ignore[arg-type]
+
+
+def test_the_index_is_one_name_and_turn_per_line() -> None:
+    history = place(user("src/app.py"), user("src/b.py"))
+    assert index(gather((), history)) == ["[Index]", "src/b.py t2", "src/app.py t1"]
+    assert index(gather((), history), shown=visible_names(history[1:])) == ["[Index]", "src/app.py t1"]
+    assert index(gather((), history), limit=3) == []
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.text(max_size=200), max_size=20), st.integers(0, 300))
+def test_the_index_is_bounded_and_names_never_break_a_line(texts: list[str], limit: int) -> None:
+    references = gather((), place(*(user(text + " some_name") for text in texts)))
+    lines = index(references, limit=limit)
+    assert estimate_text("\n".join(lines)) <= limit
+    assert all(len(line.split(" ")) == 2 for line in lines[1:])
+
+
+def test_a_tail_of_32k_tokens_is_indexed_in_milliseconds() -> None:
+    history: tuple[Entry, ...] = work(60, size=0)
+    text = " ".join(f"word{n % 97} src/mod_{n % 500}/file.py plain words between them" for n in range(2_500))
+    long = place(user(text), *(e.message for e in history))
+    best = min(_timed(long) for _ in range(3))
+    assert best < 0.25
+
+
+def _timed(history: tuple[Entry, ...]) -> float:
+    started = perf_counter()
+    gather((), history)
+    return perf_counter() - started
