@@ -173,8 +173,9 @@ def watermarks(snapshot: Snapshot, policy: Policy, needs: Needs, *, overflow: bo
     low = min(wanted.low, high * 3 // 4)
     # What must stay does not count as room for work: without this, a long task would leave no steps at all.
     floor = count_entries(must_stay(snapshot.kept, snapshot.entries))
-    low = max(low, floor + (high - low) // 4)
-    high = max(high, low + (high - low) // 2)
+    span = high - low
+    low = max(low, floor + low // 2)
+    high = max(high, low + span // 2)
     if room is not None:
         high, low = min(high, room), min(low, room // 2)
     if overflow:

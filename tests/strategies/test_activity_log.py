@@ -91,8 +91,8 @@ def test_entries_that_were_not_loaded_are_counted_in_the_first_line() -> None:
     log = render(terse("x", "y", first=901), older=900)
     assert log.splitlines()[1:] == [
         "[t1-t900 2024-01-15T10:30] assistant: 900 turns",
-        "[t901 2024-01-15T10:30] assistant: x",
-        "[t902 2024-01-15T10:32] assistant: y",
+        "[t901 2024-01-16T16:30] assistant: x",
+        "[t902 2024-01-16T16:32] assistant: y",
     ]
 
 

@@ -1,0 +1,68 @@
+"""Strategies by name, with their parameters and ranges."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.domain.errors import InvalidRequest
+from app.domain.tokens import estimate_text
+from app.strategies.presets import Full, Slim, Strategy, parse_strategy, strategy_name, strategy_needs, strategy_text
+from app.strategies.prompts import TERSE_INSTRUCTIONS
+
+
+@pytest.mark.parametrize(
+    ("value", "strategy"),
+    [
+        ("slim", Slim(recent_turns=3, references=None, derive_terse=True)),
+        ("full", Full()),
+        ({"name": "slim", "recent_turns": 10}, Slim(recent_turns=10)),
+        ('{"name": "slim", "references": 0, "derive_terse": false}', Slim(references=0, derive_terse=False)),
+        ({"name": "slim", "references": None}, Slim()),
+    ],
+)
+def test_a_strategy_by_name_or_object(value: object, strategy: Strategy) -> None:
+    assert parse_strategy(value) == strategy
+
+
+def test_the_general_setting_of_the_index_yields_to_the_strategys_own() -> None:
+    assert parse_strategy("slim", references=500) == Slim(references=500)
+    assert parse_strategy({"name": "slim", "references": 7}, references=500) == Slim(references=7)
+    assert parse_strategy("full", references=500) == Full()
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("slimmer", ["strategy", "full, slim", "'slimmer'"]),
+        (None, ["strategy", "'None'"]),
+        (5, ["'5'"]),
+        ({}, ["full, slim"]),
+        ({"name": ["slim"]}, ["full, slim"]),
+        ("{broken", ["JSON"]),
+        ({"name": "slim", "recent_turns": 0}, ["strategy.recent_turns", "'0'", "1 to 10"]),
+        ({"name": "slim", "recent_turns": 11}, ["'11'", "1 to 10"]),
+        ({"name": "slim", "recent_turns": True}, ["'True'"]),
+        ({"name": "slim", "references": -1}, ["strategy.references", "'-1'", "0 to 100000"]),
+        ({"name": "slim", "derive_terse": 1}, ["strategy.derive_terse", "'1'"]),
+        ({"name": "slim", "turns": 3}, ["strategy.turns", "recent_turns"]),
+        ({"name": "full", "recent_turns": 3}, ["strategy.recent_turns", "none"]),
+    ],
+)
+def test_what_is_wrong_is_refused_with_name_value_and_range(value: object, told: list[str]) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse_strategy(value)
+    assert refused.value.field == "strategy"
+    assert all(piece in refused.value.detail for piece in told)
+
+
+def test_a_strategy_says_what_it_is() -> None:
+    assert strategy_name(Full()) == "full"
+    assert strategy_text(Slim()) == "slim(derive_terse=True, recent_turns=3, references=None)"
+    assert strategy_needs(Slim(recent_turns=5)).recent_turns == 5
+    assert not strategy_needs(Full()).cuts
+
+
+def test_the_instructions_are_short() -> None:
+    assert estimate_text(TERSE_INSTRUCTIONS) < 60
+    assert "<terse>" in TERSE_INSTRUCTIONS
+    assert TERSE_INSTRUCTIONS.isascii()
