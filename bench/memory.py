@@ -1,0 +1,92 @@
+"""Resident memory of one worker over many proxied calls; it must stay flat.
+
+`python -m bench.memory [--calls 100000]`: many short conversations, one in fifty of 200 KB, half of them streamed,
+over a few connections. The memory is read after 10, 25, 50 and 100 % of the calls.
+"""
+
+import argparse
+import shlex
+import sys
+import time
+from typing import Any, Final
+
+from bench import report, servers
+from bench.load import parse_shapes
+from bench.run import play
+from bench.servers import Server
+
+WARM_UP_CALLS: Final = 500
+SHARES: Final = (0.1, 0.25, 0.5, 1.0)
+PLAN: Final = "4k:49,200k"
+FLAT_SHARE: Final = 0.05
+"""Growth after the first stage that still counts as flat; allocators wander by a few per cent."""
+SETTLE_S: Final = 1.0
+
+
+def sessions_of(calls: int) -> int:
+    """About how many conversations so many calls make."""
+    shapes = parse_shapes(PLAN)
+    return round(calls / (sum(shape.turns for shape in shapes) / len(shapes)))
+
+
+def sample(server: Server, calls: int, errors: int) -> dict[str, Any]:
+    """The memory after so many calls."""
+    time.sleep(SETTLE_S)
+    own, database = server.memory()
+    found = {
+        "calls": calls,
+        "sessions": sessions_of(calls),
+        "rss_mib": own,
+        "postgres_mib": database,
+        "errors": errors,
+    }
+    print(f"{calls:>8,} calls  worker {own:7.1f} MiB  Postgres {database:7.1f} MiB  {errors} errors", flush=True)
+    return found
+
+
+def run_stages(server: Server, calls: int, connections: int) -> list[dict[str, Any]]:
+    """All calls, with a sample before the first and after each stage."""
+    done = WARM_UP_CALLS
+    errors = 0
+    play(server, PLAN, connections=connections, seed="memory-warm", more=["--stream", "both", "--requests", str(done)])
+    samples = [sample(server, done, errors)]
+    for share in SHARES:
+        more = ["--stream", "both", "--requests", str(round(calls * share) - done), "--limit", "7200"]
+        figures = play(server, PLAN, connections=connections, seed=f"memory-{share}", more=more)
+        for example in figures["examples"]:
+            print(f"  {example}", file=sys.stderr)
+        done = round(calls * share)
+        errors += figures["errors"]
+        samples.append(sample(server, done, errors))
+    return samples
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=100_000)
+    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--variant", choices=["tersely", "bare"], default="tersely")
+    args = parser.parse_args()
+    with servers.scratch_dir() as scratch, servers.running([]) as started:
+        started.append(servers.upstream(scratch))
+        starter = {"tersely": servers.tersely, "bare": servers.bare}[args.variant]
+        started.append(starter(started[0], scratch))
+        samples = run_stages(started[1], args.calls, args.connections)
+    first, last = samples[1]["rss_mib"], samples[-1]["rss_mib"]
+    data = {
+        "samples": samples,
+        "from_calls": samples[1]["calls"],
+        "growth_mib": last - first,
+        "growth_share": (last - first) / first,
+        "flat": last <= first * (1 + FLAT_SHARE),
+        "mix": "One conversation in fifty begins with 200 KB of history, the others with their first message; "
+        f"half are streamed; {args.connections} connections.",
+    }
+    print("flat" if data["flat"] else "NOT flat")
+    if args.variant == "tersely":
+        report.save("memory", data, command="python -m bench.memory " + shlex.join(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()
