@@ -104,32 +104,45 @@ def prove_pairing(messages: Sequence[Message]) -> None:
     """
     open_ids: set[str] = set()
     for index, message in enumerate(messages):
-        _prove_message(index, message)
-        results = [result.call_id for result in message.results]
-        unknown = [call_id for call_id in results if call_id not in open_ids]
-        if unknown or len(set(results)) != len(results):
-            raise UnpairedMessages(f"message {index} carries a result without an open call")
-        open_ids.difference_update(results)
-        carries_more = any(not isinstance(part, ToolResult) for part in message.parts) and message.role != "tool"
-        if open_ids and (not results or carries_more):
-            raise UnpairedMessages(f"message {index} stands between a call and its result")
-        open_ids.update(call.id for call in message.calls)
+        calls: list[str] = []
+        results: list[str] = []
+        said = False
+        for part in message.parts:
+            if isinstance(part, Text):
+                said = said or not (part.text == "" or part.text.isspace())
+            elif isinstance(part, ToolCall):
+                calls.append(part.id)
+            elif isinstance(part, ToolResult):
+                results.append(part.call_id)
+            elif isinstance(part, Media):
+                said = True
+        _prove_message(index, message, calls=calls, results=results, said=said)
+        if results or open_ids:
+            _prove_results(index, message, results, open_ids)
+        open_ids.update(calls)
     if open_ids:
         raise UnpairedMessages(f"{len(open_ids)} calls have no result")
 
 
-def _prove_message(index: int, message: Message) -> None:
-    ids = [call.id for call in message.calls]
-    if ids and message.role != "assistant":
+def _prove_message(index: int, message: Message, *, calls: list[str], results: list[str], said: bool) -> None:
+    if calls and message.role != "assistant":
         raise UnpairedMessages(f"message {index} makes calls as {message.role}")
-    if len(set(ids)) != len(ids):
+    if len(calls) > 1 and len(set(calls)) != len(calls):
         raise UnpairedMessages(f"message {index} uses a call id twice")
-    if message.role == "tool" and not message.results:
+    if message.role == "tool" and not results:
         raise UnpairedMessages(f"message {index} is a tool message without a result")
-    said = any(part.text.strip() for part in message.parts if isinstance(part, Text))
-    bare = all(isinstance(part, Text | Reasoning) for part in message.parts) and not said
-    if bare and not message.is_instruction:
+    if not (said or calls or results or message.is_instruction):
         raise UnpairedMessages(f"message {index} is empty")
+
+
+def _prove_results(index: int, message: Message, results: list[str], open_ids: set[str]) -> None:
+    """Check results against the calls that are open, and close these."""
+    if len(set(results)) != len(results) or not open_ids.issuperset(results):
+        raise UnpairedMessages(f"message {index} carries a result without an open call")
+    open_ids.difference_update(results)
+    carries_more = message.role != "tool" and len(results) < len(message.parts)
+    if open_ids and (not results or carries_more):
+        raise UnpairedMessages(f"message {index} stands between a call and its result")
 
 
 class _Mender:

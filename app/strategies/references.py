@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 
 from app.domain.history import Entry, Reference
 from app.domain.messages import Media, Message, Reasoning, Text, ToolCall, ToolResult
@@ -18,6 +19,7 @@ from app.domain.turns import write_turn_id
 
 MAX_CANDIDATES = 1_500
 MIN_LENGTH, MAX_LENGTH = 3, 160
+MAX_RUN = 2 * MAX_LENGTH
 
 USED_WEIGHT = 3.0
 # Names in a short argument were pointed at; those in a long one (a file that is written) only occur there.
@@ -28,30 +30,26 @@ MENTION_WEIGHT, MENTION_CAP = 0.5, 6
 RECENCY_WEIGHT = 2.0
 
 # One run of characters that identifiers are made of; what it is, is decided once per distinct run.
-_RUN = re.compile(r"[A-Za-z0-9_~@./:#$%+=&?\-]*[A-Za-z0-9_]")
+# No repetition follows another here: a megabyte of dashes is read once.
+_RUN = re.compile(r"[A-Za-z0-9_~@./:#$%+=&?\-]{3,}")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 _PATH = re.compile(r"(?:~|\.{1,2})?/?[\w.@+~-]+(?:/[\w.@+~-]+)+(?::\d+)*|/[\w.@+~-]{2,}|~/[\w./-]+")
 _NAME = re.compile(r"#?\$?\w+(?:[.:@-]\w+)*")
 _CAMEL = re.compile(r"[a-z0-9][A-Z]|[A-Z]{2}[a-z]")
 _LEADING = "=&?%+:-"
+_TRAILING = "~@./:#$%+=&?-"
 
 
 def extract_identifiers(text: str) -> list[str]:
     """Paths, URLs, ids, dotted and underscored names, codes and long numbers, in order, repeated as mentioned."""
-    kinds: dict[str, str] = {}
-    found = []
-    for run in _RUN.findall(text):
-        name = kinds.get(run)
-        if name is None:
-            name = kinds[run] = _as_identifier(run)
-        if name:
-            found.append(name)
-    return found
+    runs = (run for run in _RUN.findall(text) if len(run) <= MAX_RUN)
+    return [name for run in runs if (name := _as_identifier(run))]
 
 
+@lru_cache(maxsize=1 << 14)
 def _as_identifier(run: str) -> str:
     """The identifier in a run of characters, or "" when it is an ordinary word or number."""
-    name = run.lstrip(_LEADING)
+    name = run.rstrip(_TRAILING).lstrip(_LEADING)
     if "=" in name and "://" not in name:
         name = name.rpartition("=")[2]
     if not MIN_LENGTH <= len(name) <= MAX_LENGTH:
@@ -64,8 +62,8 @@ def _as_identifier(run: str) -> str:
 
 
 def _is_telling(name: str) -> bool:
-    letters = sum(map(str.isalpha, name))
     digits = sum(map(str.isdigit, name))
+    letters = name.upper() != name.lower()
     if not letters:
         # Plain numbers: an order or a port may matter, a count or a date rarely does.
         return digits >= 4 and (name.isdigit() or name.lstrip("#$").isdigit())

@@ -59,7 +59,13 @@ def test_a_call_without_a_result_gets_one_right_behind_it() -> None:
 
 def test_of_parallel_calls_only_the_unanswered_ones_are_mended() -> None:
     assert mends(user("q"), assistant(None, call("1"), call("2"), call("3")), result("2")) == (
-        ["user: q", "assistant: call 1, call 2, call 3", "tool: 2=ok", f"*tool: 1={NO_RESULT}", f"*tool: 3={NO_RESULT}"],
+        [
+            "user: q",
+            "assistant: call 1, call 2, call 3",
+            "tool: 2=ok",
+            f"*tool: 1={NO_RESULT}",
+            f"*tool: 3={NO_RESULT}",
+        ],
         [("missing_result", "1", 2), ("missing_result", "3", 2)],
     )
 
@@ -86,7 +92,9 @@ def test_a_late_result_is_moved_behind_its_call() -> None:
 
 
 def test_an_id_that_is_used_again_pairs_with_the_nearest_call_before_it() -> None:
-    history = entries(user("q"), assistant(None, call("1")), result("1", "a"), assistant(None, call("1")), result("1", "b"))
+    history = entries(
+        user("q"), assistant(None, call("1")), result("1", "a"), assistant(None, call("1")), result("1", "b")
+    )
     assert repair(history) == (history, ())
 
 
@@ -152,7 +160,9 @@ def test_a_context_never_begins_between_a_call_and_its_result() -> None:
 
 ids = st.sampled_from(["1", "2", "3"])
 words = st.sampled_from(["", " ", "a", "b"])
-mixed_parts = st.lists(st.one_of(st.builds(ToolResult, call_id=ids, text=words), st.builds(Text, text=words)), max_size=3)
+mixed_parts = st.lists(
+    st.one_of(st.builds(ToolResult, call_id=ids, text=words), st.builds(Text, text=words)), max_size=3
+)
 messages = st.one_of(
     st.builds(user, words),
     st.builds(lambda text, calls: assistant(text, *[call(c) for c in calls]), words, st.lists(ids, max_size=3)),
@@ -167,6 +177,17 @@ histories = st.lists(messages, max_size=14).map(lambda found: entries(*found))
 def test_whatever_came_in_what_goes_out_is_valid(history: tuple[Entry, ...]) -> None:
     mended, _ = repair(history)
     prove_pairing([entry.message for entry in mended])
+
+
+@given(histories)
+def test_what_the_proof_accepts_is_not_touched(history: tuple[Entry, ...]) -> None:
+    mended, repairs = repair(history)
+    try:
+        prove_pairing([entry.message for entry in history])
+    except UnpairedMessages:
+        assert repairs
+    else:
+        assert (mended, repairs) == (history, ())
 
 
 @given(histories)
@@ -192,7 +213,9 @@ def test_nothing_changes_without_saying_so(history: tuple[Entry, ...]) -> None:
 @given(histories)
 def test_the_words_of_a_history_survive_in_order(history: tuple[Entry, ...]) -> None:
     def said(sequence: Sequence[Entry]) -> list[str]:
-        return [t for e in sequence if (t := e.message.text.strip()) and t != EMPTY_MESSAGE and e.message.role != "tool"]
+        return [
+            t for e in sequence if (t := e.message.text.strip()) and t != EMPTY_MESSAGE and e.message.role != "tool"
+        ]
 
     assert said(repair(history)[0]) == said(history)
 

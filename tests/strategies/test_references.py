@@ -119,6 +119,15 @@ def test_the_index_is_bounded_and_names_never_break_a_line(texts: list[str], lim
     assert all(len(line.split(" ")) == 2 for line in lines[1:])
 
 
+@pytest.mark.parametrize(
+    "text", ["-" * 10**6, "a/" * 10**5 + "!", "=" * 10**5, "x." * 10**5, "A1" * 10**5, "/" * 10**5 + "a"]
+)
+def test_no_text_makes_extraction_slow(text: str) -> None:
+    started = perf_counter()
+    assert extract_identifiers(text) == []
+    assert perf_counter() - started < 1
+
+
 def test_a_tail_of_32k_tokens_is_indexed_in_milliseconds() -> None:
     history: tuple[Entry, ...] = work(60, size=0)
     text = " ".join(f"word{n % 97} src/mod_{n % 500}/file.py plain words between them" for n in range(2_500))
