@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from app.domain.messages import Dialect as DialectName
@@ -15,7 +15,8 @@ class Request:
     """A request, read. ``tools``, ``tool_choice`` and ``response_format`` are verbatim JSON, empty when absent.
 
     ``unreadable`` says why the messages could not be understood; then ``messages`` is empty and the request is
-    only fit to be passed on. ``include_usage``: the client asked for the usage of a stream.
+    only fit to be passed on. ``include_usage``: the client asked for the usage of a stream. ``max_tokens`` bounds the
+    answer. ``ids`` are members by which a client names its own sessions, by name.
     """
 
     model: str
@@ -26,7 +27,19 @@ class Request:
     tools: bytes = b""
     tool_choice: bytes = b""
     response_format: bytes = b""
+    stop: bytes = b""
+    max_tokens: int | None = None
+    ids: Mapping[str, str] = field(default_factory=dict)
     unreadable: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens as the provider reports them; None where it does not say. ``cached`` is part of ``input``."""
+
+    input: int | None = None
+    cached: int | None = None
+    output: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +139,7 @@ class Dialect:
     read_request: Callable[[bytes], Request]
     read_message: Callable[[bytes], Message]
     read_reply: Callable[[bytes], Message]
+    read_usage: Callable[[bytes], Usage]
     write_request: RequestWriter
     write_text: Callable[[Role, str], bytes]
     write_message: Callable[[Message], bytes]

@@ -11,6 +11,7 @@ OPENAI_CHAT = Dialect(
     read_request=read.read_request,
     read_message=read.read_message,
     read_reply=read.read_reply,
+    read_usage=read.read_usage,
     write_request=write.write_request,
     write_text=write.write_text,
     write_message=write.write_message,

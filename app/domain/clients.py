@@ -126,3 +126,9 @@ def side_call(
             if text.startswith(mark):
                 return kind
     return None
+
+
+def is_retry(headers: Mapping[str, str]) -> bool:
+    """Whether the client says that it sends the same request again."""
+    count = headers.get("x-stainless-retry-count", "0")  # OpenAI's and Anthropic's SDKs
+    return count.isdigit() and int(count[:4]) > 0

@@ -52,9 +52,9 @@ class TerseStream:
         return tuple(self._entries)
 
     @property
-    def is_holding(self) -> bool:
-        """Whether text is being held back because it may be the beginning of a tag."""
-        return bool(self._held)
+    def held(self) -> str:
+        """The text that is being held back because it may be the beginning of a tag."""
+        return self._held
 
     def feed(self, piece: str) -> str:
         """What may be shown now: everything but the tags and the beginning of a possible tag at the end."""

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from app.dialects.dialect import Dialect
-from app.domain.context import Context
+from app.domain.context import Context, ContextMessage
 from app.domain.history import Entry, Epoch, HeadMessage, Material, Snapshot, TerseEntry
 from app.domain.messages import Message, ToolResult
 from app.service import tokens
 from app.service.arrival import Arrival
 from app.service.identity import Found
 from app.store import messages, terse
-from app.store.connection import Connection
+from app.store.connection import Connection, Database
 from app.store.messages import StoredMessage, TailRow
 from app.strategies.activity_log import derive_missing
 from app.strategies.epochs import Advance, Policy
@@ -47,12 +47,14 @@ class Recipe:
 class History:
     """What was read for one context: the snapshot and, where an epoch starts, what its head is made of.
 
-    ``instructions`` are the stored ones, for requests that bring none.
+    ``is_verbatim``: the entries are the request's own messages, all of them and unaltered. ``instructions`` are the
+    stored ones, for requests that bring none.
     """
 
     snapshot: Snapshot
     advance: Advance | None
     material: Material
+    is_verbatim: bool
     instructions: tuple[bytes, ...] = ()
 
 
@@ -119,7 +121,15 @@ async def load(
         snapshot=snapshot,
         advance=advance if isinstance(advance, Advance) else None,
         material=material,
+        is_verbatim=not found.is_delta and _are_resent([*kept_entries, *entries], arrival),
         instructions=stored_instructions,
+    )
+
+
+def _are_resent(entries: Sequence[Entry], arrival: Arrival) -> bool:
+    links = arrival.links
+    return len(entries) == len(links) and all(
+        entry.message is arrival.messages[index] for entry, index in zip(entries, links, strict=True)
     )
 
 
@@ -257,22 +267,63 @@ def make(history: History, recipe: Recipe, around: Circumstances, model: str) ->
     return Built(context=context, starts_epoch=True, derived=derived)
 
 
-def overflow(history: History) -> History:
+async def after_overflow(
+    database: Database, tenant: str, found: Found, history: History, around: Circumstances
+) -> History:
     """The same history after the upstream has refused the context as too long."""
-    return replace(history, advance=Advance(reason="overflow"))
+    material = history.material
+    if history.advance is None and found.session is not None:
+        async with database.transaction(tenant) as connection:
+            material = await terse.material(connection, tenant, found.session.id)
+    return replace(
+        history,
+        snapshot=replace(history.snapshot, window=around.window),
+        advance=Advance(reason="overflow"),
+        material=material,
+    )
 
 
-def render(context: Context, dialect: Dialect) -> list[bytes]:
-    """The context's messages in wire form: a message of the client's as it came, the others written."""
+def lay_out(context: Context, dialect: Dialect, history: History, arrival: Arrival, found: Found) -> list[bytes]:
+    """All messages of a request in wire form: instructions first, then the context.
+
+    Instructions in the middle of a history stay where they are, before the message that they preceded, so that
+    the prefix stays the prefix; those whose place was cut go in front.
+    """
+    leading, asides, trailing = _asides(arrival, found)
     rendered: list[bytes] = []
     for message in context.messages:
-        if isinstance(message, HeadMessage):
-            rendered.append(dialect.write_text(message.role, message.text))
-        elif message.message.raw:
-            rendered.append(message.message.raw)
-        else:
-            rendered += [dialect.write_message(each) for each in _one_result_each(message.message)]
-    return rendered
+        if not isinstance(message, HeadMessage):
+            rendered += asides.pop(message.seq, ())
+        rendered += render(message, dialect)
+    hoisted = [raw for seq in sorted(asides) for raw in asides[seq]]
+    return [*history.instructions, *leading, *hoisted, *rendered, *trailing]
+
+
+def _asides(arrival: Arrival, found: Found) -> tuple[list[bytes], dict[int, list[bytes]], list[bytes]]:
+    """Instructions that lead, those that precede a message (by its sequence number), and those at the end."""
+    leading: list[bytes] = []
+    asides: dict[int, list[bytes]] = {}
+    waiting: list[bytes] = []
+    is_leading = True
+    for message, incoming, placed in zip(arrival.messages, arrival.incoming, found.decision.placed, strict=True):
+        if not incoming.is_link:
+            (leading if is_leading else waiting).append(message.raw)
+            continue
+        is_leading = False
+        # Nothing may stand between a call and its result.
+        if waiting and message.role != "tool":
+            asides.setdefault(placed.seq, []).extend(waiting)
+            waiting = []
+    return leading, asides, waiting
+
+
+def render(message: ContextMessage, dialect: Dialect) -> list[bytes]:
+    """A message of a context in wire form: the client's as it came, the others written."""
+    if isinstance(message, HeadMessage):
+        return [dialect.write_text(message.role, message.text)]
+    if message.message.raw:
+        return [message.message.raw]
+    return [dialect.write_message(each) for each in _one_result_each(message.message)]
 
 
 def _one_result_each(message: Message) -> list[Message]:

@@ -51,6 +51,10 @@ class Found:
     is_delta: bool = False
     parent: str | None = None
 
+    def needs_all(self, reach: int) -> bool:
+        """Whether a context that reaches back to sequence number ``reach`` needs rows that were not loaded."""
+        return self.session is not None and not self.is_delta and self.first_link > 0 and reach < self.session.cut
+
 
 async def find(
     connection: Connection,
@@ -131,6 +135,12 @@ def _delta(arrival: Arrival, tail: Sequence[TailRow], session: Session) -> Found
         rows=tail,
         is_delta=True,
     )
+
+
+async def with_everything(connection: Connection, tenant: str, arrival: Arrival, found: Found) -> Found:
+    """The same finding, made on all rows of the session."""
+    assert found.session is not None
+    return await _lay_beside(connection, tenant, arrival, found.session, found.source, None)
 
 
 async def _by_lineage(

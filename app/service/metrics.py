@@ -61,16 +61,12 @@ class Metrics:
             buckets=TOKENS,
             registry=r,
         )
-        self.tokens_saved = Counter(
-            "tersely_tokens_saved_total", "Estimated tokens that were not sent.", registry=r
-        )
+        self.tokens_saved = Counter("tersely_tokens_saved_total", "Estimated tokens that were not sent.", registry=r)
         self.upstream_tokens = Counter(
             "tersely_upstream_tokens_total", "Tokens as the upstream reported them.", ["kind"], registry=r
         )
         self.epochs = Counter("tersely_epochs_total", "Epochs started.", ["strategy", "reason"], registry=r)
-        self.compactions = Counter(
-            "tersely_compactions_total", "Compactions.", ["strategy", "result"], registry=r
-        )
+        self.compactions = Counter("tersely_compactions_total", "Compactions.", ["strategy", "result"], registry=r)
         self.compaction_seconds = Histogram(
             "tersely_compaction_seconds", "Time a compaction took.", buckets=SLOW, registry=r
         )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import OrderedDict
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Literal
 
 from app.domain import tokens
@@ -54,3 +56,55 @@ async def count_messages(messages: Sequence[Message], model: str) -> list[int]:
 def estimate_message(message: Message) -> int:
     """A quick guess for decisions that cannot wait for the count."""
     return tokens.count_message(message, tokens.estimate_text)
+
+
+def count_short(text: str) -> int:
+    """Tokens of a text of Tersely's own; memorised by the encoder's caller where it matters."""
+    return tokens.estimate(len(text))
+
+
+def content_digest(raw: bytes) -> bytes:
+    """By what an attribute of a request is known: 16 bytes."""
+    return blake2b(raw, digest_size=16).digest()
+
+
+class FixedTokens:
+    """Tokens of what stays the same from call to call: instructions and tools. Counted once per content.
+
+    The first time a text is seen in the middle of a request it is counted exactly if it is short; a long one
+    is counted in small portions too, since the result is kept.
+    """
+
+    def __init__(self, size: int = 512) -> None:
+        """``size``: how many contents are remembered."""
+        self._size = size
+        self._counts: OrderedDict[tuple[EncodingName, bytes], int] = OrderedDict()
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+
+    def count(self, model: str, raws: Sequence[bytes], tools: bytes) -> int:
+        """Tokens of instruction messages and tool definitions, in wire form."""
+        name = encoding_for(model)
+        return sum(self._count(name, raw) for raw in (*raws, tools) if raw)
+
+    def is_new(self, tenant: str, session_id: str, raw: bytes) -> bool:
+        """Whether a session's attribute may not be stored yet; says so again for what was forgotten."""
+        key = content_digest(b"\0".join((tenant.encode(), session_id.encode("utf-8", "replace"), raw)))
+        if key in self._seen:
+            self._seen.move_to_end(key)
+            return False
+        self._seen[key] = None
+        if len(self._seen) > self._size * 8:
+            self._seen.popitem(last=False)
+        return True
+
+    def _count(self, name: EncodingName, raw: bytes) -> int:
+        key = (name, content_digest(raw))
+        count = self._counts.get(key)
+        if count is None:
+            count = count_text(raw.decode("utf-8", "replace"), name)
+            self._counts[key] = count
+            if len(self._counts) > self._size:
+                self._counts.popitem(last=False)
+        else:
+            self._counts.move_to_end(key)
+        return count

@@ -7,8 +7,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
-
+from typing import TYPE_CHECKING, TypeVar
 
 import asyncpg
 from asyncpg import Record
@@ -17,7 +16,12 @@ from typing_extensions import override
 
 from app.domain.errors import StoreUnavailable
 
-Connection = PoolConnectionProxy[Record]
+if TYPE_CHECKING:
+    Connection = PoolConnectionProxy[Record]
+    _Connection = asyncpg.Connection[Record]
+else:  # generic in the stubs alone
+    Connection = PoolConnectionProxy
+    _Connection = asyncpg.Connection
 
 # Any text may be a tenant's name for Postgres; this is what may stand in a statement without quoting doubts.
 TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:-]{0,127}")
@@ -40,7 +44,7 @@ AWAY = (
 T = TypeVar("T")
 
 
-class _PooledConnection(asyncpg.Connection[Record]):
+class _PooledConnection(_Connection):
     """A connection whose return to the pool costs no round trip.
 
     Everything that this service sets is set with SET LOCAL and ends with its transaction.

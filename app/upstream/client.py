@@ -45,6 +45,16 @@ class Reply:
         """The media type, without parameters, in lower case."""
         return self._response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
+    async def peek(self, wait: float) -> bytes:
+        """The first bytes of the body, or ``b""`` when there are none within ``wait`` seconds."""
+        try:
+            async with asyncio.timeout(wait):
+                return await self._response.content.readany()
+        except TimeoutError:
+            return b""
+        except (aiohttp.ClientError, OSError) as error:
+            raise UpstreamUnavailable(f"the model host broke off: {type(error).__name__}") from error
+
     async def chunks(self, heartbeat: float | None = None) -> AsyncIterator[bytes]:
         """The body as it arrives; ``b""`` stands for ``heartbeat`` seconds of silence.
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from app.dialects import raw_json
-from app.dialects.dialect import Request
+from app.dialects.dialect import Request, Usage
 from app.domain.errors import InvalidRequest
 from app.domain.messages import Media, MediaKind, Message, Part, Reasoning, Role, Text, ToolCall, ToolResult
 
@@ -45,6 +45,24 @@ class _Request(msgspec.Struct):
     functions: msgspec.Raw = msgspec.Raw()
     tool_choice: msgspec.Raw = msgspec.Raw()
     response_format: msgspec.Raw = msgspec.Raw()
+    stop: msgspec.Raw = msgspec.Raw()
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    session_id: Any = None
+    conversation_id: Any = None
+    prompt_cache_key: Any = None
+    metadata: Any = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+    prompt_cache_hit_tokens: int | None = None
 
 
 class _Function(msgspec.Struct):
@@ -85,6 +103,7 @@ class _Message(msgspec.Struct):
     reasoning_details: Any = None
 
 
+_usage_decoder = msgspec.json.Decoder(_Usage)
 _request_decoder = msgspec.json.Decoder(_Request)
 _message_decoder = msgspec.json.Decoder(_Message)
 
@@ -177,7 +196,7 @@ def _read_slowly(body: bytes) -> _Request:
         raise InvalidRequest("Invalid 'messages': expected `array`.", field="messages") from error
     verbatim: dict[str, Any] = {
         key: msgspec.Raw(members[key])
-        for key in ("tools", "functions", "tool_choice", "response_format")
+        for key in ("tools", "functions", "tool_choice", "response_format", "stop")
         if key in members
     }
     try:
@@ -203,8 +222,38 @@ def _to_request(request: _Request) -> Request:
         tools=_verbatim(request.tools) or _verbatim(request.functions),
         tool_choice=_verbatim(request.tool_choice),
         response_format=_verbatim(request.response_format),
+        stop=_verbatim(request.stop),
+        max_tokens=_whole(request.max_completion_tokens) or _whole(request.max_tokens),
+        ids=_read_ids(request),
         unreadable=unreadable,
     )
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int and value > 0 else None
+
+
+def _read_ids(request: _Request) -> dict[str, str]:
+    metadata = request.metadata if isinstance(request.metadata, dict) else {}
+    named = {
+        "session_id": request.session_id or metadata.get("session_id"),
+        "conversation_id": request.conversation_id or metadata.get("conversation_id"),
+        "prompt_cache_key": request.prompt_cache_key,
+    }
+    return {name: value for name, value in named.items() if isinstance(value, str)}
+
+
+def read_usage(raw: bytes) -> Usage:
+    """The ``usage`` member of a reply; DeepSeek's name for cached tokens too. Nothing for what cannot be read."""
+    if not raw:
+        return Usage()
+    try:
+        usage = _usage_decoder.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return Usage()
+    details = usage.prompt_tokens_details
+    cached = details.cached_tokens if details is not None else usage.prompt_cache_hit_tokens
+    return Usage(input=usage.prompt_tokens, cached=cached, output=usage.completion_tokens)
 
 
 def _verbatim(raw: msgspec.Raw) -> bytes:

@@ -214,14 +214,18 @@ class ReplyStream:
         if self._extract:
             edits, own_chunks = self._edit_choices(chunk)
             before += own_chunks
-        if not edits and usage != b"null":
-            return before + event.raw
-        members = raw_json.split_object(data)
-        if usage == b"null":
-            del members["usage"]
-        if edits and self._patch_choices(members, edits):
-            return before
-        return before + with_data(event, raw_json.join_object(members))
+        edited, unedited = event.raw, event.raw
+        if edits or usage == b"null":
+            members = raw_json.split_object(data)
+            if usage == b"null":
+                del members["usage"]
+                edited = unedited = with_data(event, raw_json.join_object(members))
+            if edits:
+                is_empty = self._patch_choices(members, edits)
+                edited = b"" if is_empty else with_data(event, raw_json.join_object(members))
+        for choice in chunk.choices or ():
+            self._choices[choice.index].note_held(unedited if not edited and len(edits) == 1 else b"")
+        return before + edited
 
     def _edit_choices(self, chunk: _Chunk) -> tuple[dict[int, str], bytes]:
         """What the content has to be instead, by place in the chunk; and chunks of our own that go in front."""
@@ -232,11 +236,12 @@ class ReplyStream:
             said = state.unfed_text
             shown = state.feed_terse()
             if choice.finish_reason is not None and state.is_holding:
-                rest = state.close_terse()
-                if said:
-                    shown += rest
-                else:
-                    before += self._text_chunk(choice.index, rest)
+                shown += state.close_terse()
+            if shown:
+                text, events, shown = state.release_events(shown)
+                if shown and not said:
+                    text, shown = text + shown, ""
+                before += (self._text_chunk(choice.index, text) if text else b"") + events
             if shown != said:
                 edits[place] = shown
         self._is_holding = any(state.is_holding for state in self._choices.values())
@@ -256,13 +261,15 @@ class ReplyStream:
         )
 
     def _release_held(self) -> bytes:
-        released = [
-            self._text_chunk(index, state.close_terse())
-            for index, state in sorted(self._choices.items())
-            if state.is_holding
-        ]
+        released = b""
+        for index, state in sorted(self._choices.items()):
+            if state.is_holding:
+                text, events, rest = state.release_events(state.close_terse())
+                if text or rest:
+                    released += self._text_chunk(index, text + rest)
+                released += events
         self._is_holding = False
-        return b"".join(released)
+        return released
 
     def _text_chunk(self, index: int, text: str) -> bytes:
         """A chunk of our own, in the envelope of the provider's last one."""
@@ -363,7 +370,8 @@ class _ChoiceState:
     """What one choice has said so far."""
 
     __slots__ = (
-        "_calls", "_calls_by_index", "_content", "_finish", "_has_content", "_other", "_shown", "_terse", "_unfed",
+        "_calls", "_calls_by_index", "_content", "_finish", "_has_content", "_held_events", "_held_text", "_last_said",
+        "_loose", "_other", "_shown", "_terse", "_unfed",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -376,6 +384,10 @@ class _ChoiceState:
         self._calls_by_index: dict[int, dict[str, Any]] = {}
         self._other: dict[str, Any] = {}
         self._finish = ""
+        self._last_said = ""
+        self._loose = ""
+        self._held_text = ""
+        self._held_events: list[bytes] = []
 
     def add(self, choice: _Choice) -> None:
         if choice.finish_reason is not None:
@@ -421,7 +433,7 @@ class _ChoiceState:
 
     @property
     def is_holding(self) -> bool:
-        return self._terse.is_holding
+        return bool(self._terse.held)
 
     @property
     def has_unfed(self) -> bool:
@@ -433,7 +445,8 @@ class _ChoiceState:
 
     def feed_terse(self) -> str:
         """What of the newest text may be shown."""
-        shown = self._terse.feed(self.unfed_text)
+        self._last_said = self.unfed_text
+        shown = self._terse.feed(self._last_said)
         self._unfed.clear()
         self._shown.append(shown)
         return shown
@@ -443,11 +456,35 @@ class _ChoiceState:
         self._shown.append(rest)
         return rest
 
+    def note_held(self, event: bytes) -> None:
+        """Remember how the text that is held back came.
+
+        An ``event`` that carries nothing but held text is kept whole, to go out as it came should the text prove to
+        be no tag; text that came with something else is ``loose`` and will be put in front of what follows.
+        """
+        held = self._terse.held
+        before = self._loose + self._held_text
+        if event and len(held) > len(before) and held.startswith(before) and self._last_said == held[len(before) :]:
+            self._held_events.append(event)
+            self._held_text = held[len(self._loose) :]
+        elif held != before:
+            self._loose, self._held_text = held, ""
+            self._held_events.clear()
+
+    def release_events(self, shown: str) -> tuple[str, bytes, str]:
+        """Held text that proved to be text: what was loose, whole events, and what of ``shown`` is left after them."""
+        loose, pending = self._loose, self._loose + self._held_text
+        events = b"".join(self._held_events)
+        is_whole = bool(events) and shown.startswith(pending)
+        self._loose = self._held_text = ""
+        self._held_events.clear()
+        return (loose, events, shown[len(pending) :]) if is_whole else ("", b"", shown)
+
     def settle(self) -> None:
         """The choice is finished: nothing more is held back."""
         if self._unfed:
             self.feed_terse()
-        if self._terse.is_holding:
+        if self._terse.held:
             self.close_terse()
 
     def to_choice(self, index: int) -> ReplyChoice:

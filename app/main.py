@@ -1,0 +1,110 @@
+"""The composition root: builds everything from the settings; the only place that reads the clock."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+
+from fastapi import FastAPI
+
+from app import __version__
+from app.api.health import health_router
+from app.api.proxy import ProxyRoutes
+from app.dialects.registry import OPENAI_CHAT
+from app.service.auth import Auth
+from app.service.calibrations import Calibrations
+from app.service.metrics import Metrics
+from app.service.proxy import Proxy, ProxyConfig
+from app.service.recipes import Recipes
+from app.settings import Settings
+from app.store.connection import Database
+from app.store.writer import Writer
+from app.upstream.client import Timeouts, Upstream
+
+_log = logging.getLogger(__name__)
+
+
+def clock() -> datetime:
+    """The time."""
+    return datetime.now(UTC)
+
+
+def new_id() -> str:
+    """A new session id: sortable by time, unguessable."""
+    return f"s{int(time.time() * 1000):011x}{secrets.token_hex(8)}"
+
+
+def build(settings: Settings, *, database_url: str, openai_base_url: str | None = None) -> ProxyRoutes:
+    """The whole service as one ASGI application.
+
+    ``database_url`` is that of the running database, whoever runs it; ``openai_base_url`` replaces the configured
+    upstream.
+    """
+    database = Database(
+        dsn=database_url,
+        size=settings.database_pool,
+        timeout=settings.database_timeout,
+        pooler=settings.database_pooler == "on",
+    )
+    writer = Writer(database)
+    upstream = Upstream(
+        openai_base_url or settings.openai_base_url,
+        Timeouts(
+            connect=settings.connect_timeout,
+            first_byte=settings.first_byte_timeout,
+            idle=settings.idle_timeout,
+        ),
+    )
+    metrics = Metrics()
+    recipes = Recipes(
+        strategy=settings.strategy,
+        epoch=settings.epoch,
+        references=settings.references,
+        instructions=settings.instructions == "on",
+        derive_terse=settings.derive_terse == "on",
+    )
+    proxy = Proxy(
+        dialect=OPENAI_CHAT,
+        upstream=upstream,
+        database=database,
+        writer=writer,
+        recipes=recipes,
+        calibrations=Calibrations(),
+        metrics=metrics,
+        config=ProxyConfig(
+            api_key=settings.openai_api_key.get_secret_value() if settings.openai_api_key else None,
+            fail_open=settings.fail_open == "on",
+            heartbeat=settings.heartbeat,
+        ),
+        clock=clock,
+        monotonic=time.perf_counter,
+        new_id=new_id,
+    )
+    auth = Auth(database, required=settings.auth == "keys", monotonic=time.monotonic)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            await database.open()
+            stack.push_async_callback(database.close)
+            await upstream.open()
+            stack.push_async_callback(upstream.close)
+            stack.push_async_callback(writer.close)
+            yield
+
+    rest = FastAPI(title="Tersely", version=__version__, lifespan=lifespan)
+    rest.include_router(health_router(ping=database.ping, pool=database.sizes, metrics=metrics))
+    return ProxyRoutes(
+        rest,
+        proxy=proxy,
+        dialect=OPENAI_CHAT,
+        auth=auth,
+        metrics=metrics,
+        max_body=settings.max_body,
+        body_timeout=settings.body_timeout,
+        monotonic=time.perf_counter,
+    )

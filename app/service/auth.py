@@ -1,0 +1,101 @@
+"""Who is calling. Keys are ``tsk_<id>_<secret>``: looked up by id, compared in constant time, never logged."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+
+from app.domain.errors import InvalidRequest, Unauthorized
+from app.store import keys
+from app.store.connection import TENANT, Database
+from app.store.keys import Key
+
+DEFAULT_TENANT = "default"
+# A key that was verified is trusted for so many seconds; so long may a revoked one go on working.
+TRUST = 30.0
+MAX_TRUSTED = 4096
+_KEY = re.compile(r"tsk_([0-9a-z]{8,32})_([0-9A-Za-z_-]{32,128})")
+
+# In this order; the last two carry the upstream's own key when Tersely's is in the first.
+KEY_HEADERS = ("x-tersely-key", "authorization", "x-api-key", "x-goog-api-key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """A tenant, and the headers that carried its key: they go no further."""
+
+    tenant: str
+    key_headers: frozenset[str]
+
+
+class Auth:
+    """Finds the caller's tenant. With keys off everybody is the one tenant ``default``."""
+
+    def __init__(self, database: Database, *, required: bool, monotonic: Callable[[], float]) -> None:
+        """``required``: every request needs a key."""
+        self._database = database
+        self._required = required
+        self._monotonic = monotonic
+        self._trusted: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
+
+    async def caller(self, headers: Mapping[str, str]) -> Caller:
+        """The caller of a request. Raises `Unauthorized`, or `StoreUnavailable`: it never opens by itself."""
+        found = presented(headers)
+        carriers = frozenset(name for name, _ in found)
+        if not self._required:
+            return Caller(tenant=DEFAULT_TENANT, key_headers=carriers)
+        if not found:
+            raise Unauthorized("a Tersely key is needed (X-Tersely-Key, or Authorization: Bearer tsk_...)")
+        return Caller(tenant=await self._verify(found[0][1]), key_headers=carriers)
+
+    async def _verify(self, key: str) -> str:
+        digest = sha256(key.encode()).digest()
+        now = self._monotonic()
+        trusted = self._trusted.get(digest)
+        if trusted is not None and now - trusted[0] < TRUST:
+            return trusted[1]
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise Unauthorized("that is not a Tersely key")
+        stored = await keys.find(self._database, match[1])
+        expected = stored.secret_hash if stored else bytes(32)
+        is_right = hmac.compare_digest(sha256(match[2].encode()).digest(), expected)
+        if stored is None or not is_right or stored.revoked_at is not None:
+            self._trusted.pop(digest, None)
+            raise Unauthorized("no such Tersely key, or it was revoked")
+        self._trusted[digest] = (now, stored.tenant)
+        if len(self._trusted) > MAX_TRUSTED:
+            self._trusted.popitem(last=False)
+        return stored.tenant
+
+
+def presented(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The headers that carry a Tersely key, with the key."""
+    found = []
+    for name in KEY_HEADERS:
+        value = headers.get(name, "").strip()
+        if name == "authorization" and value[:7].lower() == "bearer ":
+            value = value[7:].strip()
+        if value.startswith("tsk_") or (name == "x-tersely-key" and value):
+            found.append((name, value))
+    return found
+
+
+def new_key(tenant: str, label: str, *, now: datetime, key_id: str, secret: str) -> tuple[str, Key]:
+    """A key as its owner gets to see it once, and as it is stored. Raises `InvalidRequest` for an unusable tenant."""
+    if not TENANT.fullmatch(tenant):
+        raise InvalidRequest("a tenant's name is 1 to 128 letters, digits, and . _ @ : - (not first)", field="tenant")
+    stored = Key(
+        id=key_id,
+        tenant=tenant,
+        label=label,
+        secret_hash=sha256(secret.encode()).digest(),
+        created_at=now,
+        revoked_at=None,
+    )
+    return f"tsk_{key_id}_{secret}", stored

@@ -1,0 +1,59 @@
+"""Which strategy and epoch policy hold for a request: its own, else its session's, else the configured ones."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from app.domain.sessions import Session
+from app.service.contexts import Recipe
+from app.strategies.epochs import parse_policy
+from app.strategies.presets import Slim, Strategy, parse_strategy
+from app.strategies.prompts import TERSE_INSTRUCTIONS
+
+
+class Recipes:
+    """Parses settings once each; raises `InvalidRequest` for what is unknown or out of range."""
+
+    def __init__(self, *, strategy: str, epoch: str, references: int, instructions: bool, derive_terse: bool) -> None:
+        """``references`` in tokens; ``instructions``: whether the model is asked for terse summaries."""
+        self._strategy = strategy
+        self._epoch = epoch
+        self._references = references
+        self._instructions = instructions
+        self._derive_terse = derive_terse
+        self._read_strategy = lru_cache(maxsize=256)(self._parse_strategy)
+        self._read_policy = lru_cache(maxsize=256)(parse_policy)
+        self.default = self.choose()
+
+    def choose(
+        self, *, strategy: str | None = None, epoch: str | None = None, session: Session | None = None
+    ) -> Recipe:
+        """The recipe for a request with these overrides in this session."""
+        text = strategy or (session.strategy if session else None) or self._strategy
+        policy = epoch or (session.epoch_policy if session else None) or self._epoch
+        chosen = self._read_strategy(text)
+        return Recipe(
+            strategy=chosen,
+            policy=self._read_policy(policy),
+            instructions=TERSE_INSTRUCTIONS if self._instructions and isinstance(chosen, Slim) else None,
+        )
+
+    def check(self, *, strategy: str | None, epoch: str | None) -> None:
+        """Raise `InvalidRequest` unless both can be read."""
+        if strategy is not None:
+            self._read_strategy(strategy)
+        if epoch is not None:
+            self._read_policy(epoch)
+
+    def _parse_strategy(self, text: str) -> Strategy:
+        strategy = parse_strategy(text, references=self._references)
+        if isinstance(strategy, Slim) and not self._derive_terse:
+            return parse_strategy(
+                {
+                    "name": "slim",
+                    "recent_turns": strategy.recent_turns,
+                    "references": strategy.references,
+                    "derive_terse": False,
+                }
+            )
+        return strategy
