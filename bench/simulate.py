@@ -7,7 +7,8 @@ Prices are relative to sending the whole history with a perfect prefix cache: an
 price, all the rest the write price. **Lost references**: of the tool calls whose arguments repeat an identifier seen
 earlier in the conversation, the share where at least one such identifier is in no part of the request. An upper
 bound on harm: the model may not need it, or may search. What counts as an identifier is decided here, apart from
-the code under test.
+the code under test. **Pointed at**: the same, of values of at most 200 characters only (a path to open, an id to look
+up), without the members and methods that occur in the source code of a file that is written.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ FIXED = {"pi_sessions": 12_000, "claude_code_sessions": 15_000}
 FIXED_DEFAULT = 2_000
 PRICES = ((1.25, 0.1), (1.0, 0.5))
 MEMORY = 300
+POINTED = 200
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_./:@~-]{4,}")
 
@@ -54,11 +56,13 @@ class Tally:
     full_price: list[float] = field(default_factory=lambda: [0.0] * len(PRICES))
     referring: int = 0
     lost: int = 0
+    pointing: int = 0
+    lost_pointing: int = 0
     epochs: dict[str, int] = field(default_factory=dict)
     slowest: float = 0.0
 
     def add(self, other: Tally) -> None:
-        for name in ("calls", "tokens", "full_tokens", "referring", "lost"):
+        for name in ("calls", "tokens", "full_tokens", "referring", "lost", "pointing", "lost_pointing"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.price = [a + b for a, b in zip(self.price, other.price, strict=True)]
         self.full_price = [a + b for a, b in zip(self.full_price, other.full_price, strict=True)]
@@ -216,14 +220,23 @@ def _count_lost(
     if not reply.calls:
         return
     visible = "\n".join([instructions, *(raw.decode("utf-8", "replace") for raw, _ in rendered)])
-    past: str | None = None
+    past = "\n".join(e.message.raw.decode("utf-8", "replace") for e in history)
     for call in reply.calls:
-        missing = [name for name in identifiers(call.arguments) if name not in visible]
-        if past is None:
-            past = "\n".join(e.message.raw.decode("utf-8", "replace") for e in history)
-        refers = missing or any(name in past for name in identifiers(call.arguments))
-        tally.referring += bool(refers and any(name in past for name in identifiers(call.arguments)))
-        tally.lost += any(name in past for name in missing)
+        known = [name for name in identifiers(call.arguments) if name in past]
+        tally.referring += bool(known)
+        tally.lost += any(name not in visible for name in known)
+        pointed = [name for name in known if name in _short_values(call.arguments)]
+        tally.pointing += bool(pointed)
+        tally.lost_pointing += any(name not in visible for name in pointed)
+
+
+def _short_values(arguments: str) -> str:
+    try:
+        values = json.loads(arguments)
+    except ValueError:
+        return ""
+    found = values.values() if isinstance(values, dict) else ()
+    return "\n".join(text for text in map(str, found) if len(text) <= POINTED)
 
 
 def identifiers(arguments: str) -> list[str]:
@@ -250,8 +263,8 @@ VARIANTS: tuple[tuple[str, Strategy, Policy], ...] = (
 
 def write_table(paths: Sequence[Path], variants: Sequence[tuple[str, Strategy, Policy]] = VARIANTS) -> str:
     rows = [
-        "| file | strategy | calls | price 1.25/0.1 | worst | price 1/0.5 | tokens sent | lost references | epochs |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| file | strategy | calls | price 1.25/0.1 | worst | price 1/0.5 | tokens sent | lost references | pointed at | epochs |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for path in paths:
         conversations = list(load(path))
@@ -269,7 +282,8 @@ def write_table(paths: Sequence[Path], variants: Sequence[tuple[str, Strategy, P
 def _row(stem: str, name: str, tally: Tally, worst: float) -> str:
     first, second = (a / b if b else 1.0 for a, b in zip(tally.price, tally.full_price, strict=True))
     share = tally.tokens / tally.full_tokens if tally.full_tokens else 1.0
-    lost = f"{100 * tally.lost / tally.referring:.1f} % of {tally.referring}" if tally.referring else "none"
+    lost = _share(tally.lost, tally.referring)
+    pointed = _share(tally.lost_pointing, tally.pointing)
     reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(tally.epochs.items()))
     cells = [
         stem,
@@ -283,6 +297,10 @@ def _row(stem: str, name: str, tally: Tally, worst: float) -> str:
         reasons,
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} % of {whole}" if whole else "none"
 
 
 def main(arguments: Sequence[str]) -> int:

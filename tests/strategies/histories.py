@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -69,7 +70,7 @@ def terse(*texts: str, first: int = 1) -> tuple[TerseEntry, ...]:
     )
 
 
-def load(history: Sequence[Entry], epoch: Epoch | None, **values: object) -> Snapshot:
+def load(history: Sequence[Entry], epoch: Epoch | None, **values: Any) -> Snapshot:
     """The snapshot that a store would give: from the epoch's cut on, and what the epoch keeps."""
     cut = epoch.cut if epoch else 1
     kept = frozenset(epoch.kept) if epoch else frozenset()

@@ -112,9 +112,9 @@ def test_no_context_is_over_the_window(batches: list[list[Message]], policy: Pol
 
 
 @quick
-@given(conversations, st.integers(1, 4))
-def test_full_sends_everything(batches: list[list[Message]], seed: int) -> None:
-    for history, context in play(batches, Full(), [SMALL, Stride(), EveryRequest(), Auto()][seed - 1]):
+@given(conversations, policies)
+def test_full_sends_everything(batches: list[list[Message]], policy: Policy) -> None:
+    for history, context in play(batches, Full(), policy):
         if not context.repairs:
             assert context.messages == history
             assert context.is_whole
