@@ -97,10 +97,9 @@ def test_no_more_is_held_back_than_the_beginning_of_a_possible_tag(text: str):
     shown = ""
     for end in range(1, len(text) + 1):
         shown += reader.feed(text[end - 1])
-        held = reader._held
+        held = reader.held
         assert held == "" or OPEN.startswith(held) or (held.startswith(OPEN) and CLOSE not in held)
         assert len(held) < MAX_TAG
-        assert reader.is_holding == bool(held)
         if not held and not reader.entries:
             assert shown == text[:end]
         assert text[:end].endswith(held)

@@ -1,0 +1,69 @@
+"""JSON taken apart with its bytes kept."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.dialects import raw_json
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(alphabet=st.characters()),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=15,
+)
+
+
+@given(st.dictionaries(st.text(max_size=4), JSON, max_size=5), st.sampled_from([None, 1]))
+def test_members_keep_their_bytes(value: dict[str, object], indent: int | None):
+    raw = json.dumps(value, indent=indent).encode()
+    members = raw_json.split_object(raw)
+    assert list(members) == list(value)
+    assert all(piece in raw for piece in members.values())
+    assert repr(raw_json.load(raw_json.join_object(members))) == repr(json.loads(raw))
+
+
+@given(st.lists(JSON, max_size=6), st.sampled_from([None, 1]))
+def test_items_keep_their_bytes(value: list[object], indent: int | None):
+    raw = json.dumps(value, indent=indent).encode()
+    items = raw_json.split_array(raw)
+    assert len(items) == len(value)
+    assert repr([raw_json.load(item) for item in items]) == repr(value)
+    assert repr(raw_json.load(raw_json.join_array(items))) == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "members"),
+    [
+        (b'{"a": 1.0 , "b":[ 1,{"c":"]}"} ],"a" : 2}', {"a": b"2", "b": b'[ 1,{"c":"]}"} ]'}),
+        (
+            b' { "x" : "\\ud800,\\"}" , "y": 12345678901234567890123 } ',
+            {"x": b'"\\ud800,\\"}"', "y": b"12345678901234567890123"},
+        ),
+        (b'{"a":NaN}', {"a": b"NaN"}),
+        (b'\xef\xbb\xbf{"a":"\\udfff"}', {"a": b'"\\udfff"'}),
+        (b'{"\\ud800":[]}', {"\ud800": b"[]"}),
+        (b"{}", {}),
+        (b'{"u\\u0000":"\\u0000"}', {"u\x00": b'"\\u0000"'}),
+    ],
+)
+def test_split_object(raw: bytes, members: dict[str, bytes]):
+    assert raw_json.split_object(raw) == members
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"[1]", b'"x"', b'{"a":1}x', b'{"a":"\\ud800"', b"\xff", b'["\\ud800"]', b"nul"]
+)
+def test_not_an_object(raw: bytes):
+    with pytest.raises(ValueError, match="."):
+        raw_json.split_object(raw)
+
+
+@pytest.mark.parametrize("raw", [b"[" * 200_000, b'{"a":' * 200_000, b'["\\ud800",' + b"[" * 200_000 + b"]" * 200_001])
+def test_deep_nesting_is_an_error_and_no_crash(raw: bytes):
+    for read in (raw_json.split_array, raw_json.split_object, raw_json.load):
+        with pytest.raises(ValueError, match="."):
+            read(raw)
