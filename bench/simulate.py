@@ -261,11 +261,22 @@ VARIANTS: tuple[tuple[str, Strategy, Policy], ...] = (
 )
 
 
+COLUMNS = (
+    "file",
+    "strategy",
+    "calls",
+    "price 1.25/0.1",
+    "worst conversation",
+    "price 1/0.5",
+    "tokens sent",
+    "lost references",
+    "lost, pointed at",
+    "epochs",
+)
+
+
 def write_table(paths: Sequence[Path], variants: Sequence[tuple[str, Strategy, Policy]] = VARIANTS) -> str:
-    rows = [
-        "| file | strategy | calls | price 1.25/0.1 | worst | price 1/0.5 | tokens sent | lost references | pointed at | epochs |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    rows = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for path in paths:
         conversations = list(load(path))
         for name, strategy, policy in variants:
@@ -294,6 +305,7 @@ def _row(stem: str, name: str, tally: Tally, worst: float) -> str:
         f"{second:.3f}",
         f"{share:.2f}",
         lost,
+        pointed,
         reasons,
     ]
     return f"| {' | '.join(cells)} |"
