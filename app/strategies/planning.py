@@ -61,8 +61,12 @@ def load_from(epoch: Epoch | None, *, strategy: Strategy, policy: Policy) -> int
     if epoch is None:
         return 1
     unchanged = epoch.fingerprint == fingerprint_of(strategy, policy)
-    widens = isinstance(strategy, Full) or isinstance(policy, EveryRequest)
-    return epoch.cut if unchanged or not widens else 1
+    return epoch.cut if unchanged or not _may_widen(strategy, policy) else 1
+
+
+def _may_widen(strategy: Strategy, policy: Policy) -> bool:
+    """Whether a change to this configuration can bring back what the last epoch had cut."""
+    return isinstance(strategy, Full) or isinstance(policy, EveryRequest)
 
 
 def plan_epoch(
@@ -137,7 +141,7 @@ def _loaded(snapshot: Snapshot) -> Sequence[Entry]:
 def _plan_draft(
     snapshot: Snapshot, material: Material, *, strategy: Strategy, policy: Policy, advance: Advance, encode: Encode
 ) -> Draft:
-    start = _starting_draft(snapshot)
+    start = _starting_draft(snapshot, widen=_may_widen(strategy, policy))
     match strategy:
         case Full():
             if advance.reason != "overflow":
@@ -149,10 +153,14 @@ def _plan_draft(
             assert_never(strategy)
 
 
-def _starting_draft(snapshot: Snapshot) -> Draft:
-    """The current epoch without its head: a new one renders its own."""
-    if snapshot.epoch is None:
-        return Draft(tail=snapshot.entries)
+def _starting_draft(snapshot: Snapshot, *, widen: bool) -> Draft:
+    """The current epoch without its head: a new one renders its own.
+
+    ``widen``: where more was loaded than the epoch showed, start from all of it.
+    """
+    entries = snapshot.entries
+    if snapshot.epoch is None or (widen and entries and entries[0].seq < snapshot.epoch.cut):
+        return Draft(tail=entries)
     restored = _restore(snapshot, snapshot.epoch)
     if restored.tail or not snapshot.entries:
         # What an earlier cut took has been counted and indexed then.

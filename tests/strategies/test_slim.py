@@ -232,6 +232,15 @@ def test_another_configuration_is_another_epoch() -> None:
     assert back.messages == history
 
 
+def test_a_wider_window_brings_back_turns_that_were_cut() -> None:
+    history = chat(20)
+    old = call_model(load(history, None), strategy=Slim(recent_turns=2), policy=LITERAL).epoch
+    wider = Slim(recent_turns=6)
+    snapshot = replace(load(history, None), epoch=old)
+    assert (old.cut, load_from(old, strategy=wider, policy=LITERAL)) == (37, 1)
+    assert shape(call_model(snapshot, strategy=wider, policy=LITERAL))[2] == "29 user"
+
+
 def test_a_stride_moves_the_window_every_n_turns() -> None:
     history = chat(20)
     epoch = None
