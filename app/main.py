@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
@@ -9,12 +10,16 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 
+from asyncpg import PostgresError
 from fastapi import FastAPI
+from sqlalchemy.exc import DBAPIError
 
 from app import __version__
 from app.api.health import health_router
 from app.api.proxy import ProxyRoutes
 from app.dialects.registry import OPENAI_CHAT
+from app.domain.errors import StoreUnavailable
+from app.service import tokens
 from app.service.auth import Auth
 from app.service.calibrations import Calibrations
 from app.service.metrics import Metrics
@@ -22,10 +27,13 @@ from app.service.proxy import Proxy, ProxyConfig
 from app.service.recipes import Recipes
 from app.settings import Settings
 from app.store.connection import Database
+from app.store.migrations import migrate
 from app.store.writer import Writer
 from app.upstream.client import Timeouts, Upstream
 
 _log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 2.0
 
 
 def clock() -> datetime:
@@ -36,6 +44,21 @@ def clock() -> datetime:
 def new_id() -> str:
     """A new session id: sortable by time, unguessable."""
     return f"s{int(time.time() * 1000):011x}{secrets.token_hex(8)}"
+
+
+async def _migrate_when_there(database: Database, url: str) -> None:
+    """The service starts without its database; when that comes, it may be one that has to be migrated first."""
+    while True:
+        try:
+            await database.check_schema()
+            return
+        except StoreUnavailable:
+            pass
+        try:
+            await migrate(url)
+        except (OSError, DBAPIError, PostgresError, TimeoutError) as error:
+            _log.info("the database is still away: %s", type(error).__name__)
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 def build(settings: Settings, *, database_url: str, openai_base_url: str | None = None) -> ProxyRoutes:
@@ -94,6 +117,10 @@ def build(settings: Settings, *, database_url: str, openai_base_url: str | None 
             await upstream.open()
             stack.push_async_callback(upstream.close)
             stack.push_async_callback(writer.close)
+            # Reading a vocabulary takes some tenths of a second, which no request should wait for.
+            await asyncio.to_thread(tokens.count_text, "warm", "o200k_base")
+            migrating = asyncio.get_running_loop().create_task(_migrate_when_there(database, database_url))
+            stack.callback(migrating.cancel)
             yield
 
     rest = FastAPI(title="Tersely", version=__version__, lifespan=lifespan)

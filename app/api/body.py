@@ -21,7 +21,8 @@ class Disconnected(Exception):
 
 async def read_body(scope: Scope, receive: Receive, *, limit: int, deadline: float) -> bytes:
     """The whole body. Raises `TooLarge` over ``limit`` bytes, `InvalidRequest` when it is not there after ``deadline``
-    seconds, `Disconnected`."""
+    seconds, `Disconnected`.
+    """
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value[:20]) > limit:
             raise TooLarge(f"the request body is over {limit} bytes")

@@ -1,4 +1,4 @@
-"""From errors to statuses: the only place that knows both. Problem documents for REST, each dialect's own shape else."""
+"""From errors to statuses, the only place that knows both: problem documents for REST, a dialect's own shape else."""
 
 from __future__ import annotations
 

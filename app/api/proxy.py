@@ -6,7 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from app.api.body import App, Disconnected, Receive, Scope, Send, read_body
+from fastapi import FastAPI
+
+from app.api.body import Disconnected, Receive, Scope, Send, read_body
 from app.api.errors import in_dialect
 from app.dialects.dialect import Dialect
 from app.domain.errors import TerselyError
@@ -23,11 +25,11 @@ CHAT = "/v1/chat/completions"
 
 
 class ProxyRoutes:
-    """Everything under ``/v1/``; what is not Tersely's to proxy goes to ``fallback``."""
+    """Everything under ``/v1/``; what is not the proxy's goes to ``fallback``, kept as ``rest``."""
 
     def __init__(
         self,
-        fallback: App,
+        fallback: FastAPI,
         *,
         proxy: Proxy,
         dialect: Dialect,
@@ -37,7 +39,7 @@ class ProxyRoutes:
         body_timeout: float,
         monotonic: Callable[[], float],
     ) -> None:
-        self._fallback = fallback
+        self.rest = fallback
         self._proxy = proxy
         self._dialect = dialect
         self._auth = auth
@@ -50,7 +52,7 @@ class ProxyRoutes:
         """ASGI."""
         path = scope.get("path", "")
         if scope["type"] != "http" or not path.startswith(PREFIX):
-            await self._fallback(scope, receive, send)
+            await self.rest(scope, receive, send)
             return
         route = "chat" if path == CHAT and scope["method"] == "POST" else "passthrough"
         self._metrics.in_flight.inc()

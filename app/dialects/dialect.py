@@ -1,4 +1,6 @@
-"""What a dialect offers, and the values that pass between a dialect and its users. Nothing here knows a wire format."""
+"""What a dialect offers, and the values that pass between a dialect and its users. Nothing here knows a
+wire format.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from app.domain.messages import Message, Role
 class Request:
     """A request, read. ``tools``, ``tool_choice`` and ``response_format`` are verbatim JSON, empty when absent.
 
-    ``unreadable`` says why the messages could not be understood; then ``messages`` is empty and the request is
-    only fit to be passed on. ``include_usage``: the client asked for the usage of a stream. ``max_tokens`` bounds the
-    answer. ``ids`` are members by which a client names its own sessions, by name.
+    ``unreadable`` says why the messages could not be understood; then ``messages`` is empty and the request
+    is only fit to be passed on. ``include_usage``: the client asked for the usage of a stream.
+    ``max_tokens`` bounds the answer. ``ids`` are members by which a client names its own sessions, by name.
     """
 
     model: str
@@ -46,7 +48,8 @@ class Usage:
 class ReplyChoice:
     """One of a reply's choices: the message as the model said it and as the client saw it, in wire form.
 
-    ``terse`` are the contents of the tags that were taken out, ``finish_reason`` is empty when the reply broke off.
+    ``terse`` are the contents of the tags that were taken out, ``finish_reason`` is empty when the reply
+    broke off.
     """
 
     index: int
@@ -75,7 +78,8 @@ class Reply:
 class Overflow:
     """The provider says that the input is too large for the model.
 
-    ``limit`` and ``needed`` are tokens, where the text gives them; ``needed`` is what the request asked for in all.
+    ``limit`` and ``needed`` are tokens, where the text gives them; ``needed`` is what the request asked for
+    in all.
     """
 
     limit: int | None = None
@@ -133,7 +137,9 @@ class ErrorWriter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """A wire format: the functions of its modules ``read``, ``write``, ``stream`` and ``errors`` under one name."""
+    """A wire format: the functions of its modules ``read``, ``write``, ``stream`` and ``errors`` under one
+    name.
+    """
 
     name: DialectName
     read_request: Callable[[bytes], Request]

@@ -1,9 +1,10 @@
 """JSON taken apart one level at a time, values kept as the bytes they came in.
 
-The quick way is msgspec. It refuses strings with a lone surrogate (``"\\ud800"``), which Python, JavaScript and so real
-clients write, and the bare words ``NaN`` and ``Infinity``; there the standard library judges whether the text is JSON,
-and a scanner of our own finds where the values lie. All functions raise ValueError for what is not JSON or is not of the
-asked kind, and ``TooDeep`` (a ValueError) for nesting beyond about a thousand levels.
+The quick way is msgspec. It refuses strings with a lone surrogate (``"\\ud800"``), which Python, JavaScript
+and so real clients write, and the bare words ``NaN`` and ``Infinity``; there the standard library judges
+whether the text is JSON, and a scanner of our own finds where the values lie. All functions raise
+ValueError for what is not JSON or is not of the asked kind, and ``TooDeep`` (a ValueError) for nesting
+beyond about a thousand levels.
 """
 
 from __future__ import annotations

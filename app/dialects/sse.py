@@ -1,7 +1,7 @@
 """Server-sent events taken apart without I/O (WHATWG HTML, 9.2.6), every byte accounted for.
 
-Lines end with CRLF, LF or CR, mixed as they come; a blank line ends an event. The events' ``raw`` joined give the stream
-back, byte for byte, and do not depend on where the stream was cut.
+Lines end with CRLF, LF or CR, mixed as they come; a blank line ends an event. The events' ``raw`` joined
+give the stream back, byte for byte, and do not depend on where the stream was cut.
 """
 
 from __future__ import annotations

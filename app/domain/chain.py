@@ -1,11 +1,13 @@
 """A history's identity: a hash chain over the canonical form of its messages, and anchors where a chain breaks.
 
-Clients re-serialise arguments, turn strings into lists, move ``cache_control``, drop signatures and refresh what they
-inject (dates, listings, reminders) between one request and the next. ``canonical`` keeps what survives all of that in 20
-recorded clients (DESIGN.md, "Two views of one history"): role and text; call id, name and parsed
-arguments; call id and result text; media by digest. Everything else is no part of a message's identity.
+Clients re-serialise arguments, turn strings into lists, move ``cache_control``, drop signatures and refresh
+what they inject (dates, listings, reminders) between one request and the next. ``canonical`` keeps what
+survives all of that in 20 recorded clients (DESIGN.md, "Two views of one history"): role and text; call id,
+name and parsed arguments; call id and result text; media by digest. Everything else is no part of a
+message's identity.
 
-The quirks of clients are data: ``INJECTED_BLOCKS``, ``INJECTED_MESSAGES`` and ``SUMMARY_FRAMES``, the client beside each.
+The quirks of clients are data: ``INJECTED_BLOCKS``, ``INJECTED_MESSAGES`` and ``SUMMARY_FRAMES``, the
+client beside each.
 """
 
 from __future__ import annotations
@@ -102,9 +104,10 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 def canonical(message: Message) -> bytes:
     """The identity of a message, or ``b""`` when it is no link of the chain.
 
-    No links are instructions (system, developer) and user messages that carry nothing but injected context. Equal are:
-    a string and a list of one text; null, "" and no content; ``1`` and ``1.0`` in arguments; any order of their keys;
-    arguments "" and "{}". Arguments that are no JSON count as text. Texts are trimmed at their ends.
+    No links are instructions (system, developer) and user messages that carry nothing but injected context.
+    Equal are: a string and a list of one text; null, "" and no content; ``1`` and ``1.0`` in arguments; any
+    order of their keys; arguments "" and "{}". Arguments that are no JSON count as text. Texts are trimmed
+    at their ends.
     """
     role = message.role
     if role in {"system", "developer"}:
@@ -158,7 +161,9 @@ def link(previous: bytes, message: Message) -> bytes:
 
 
 def chain(messages: Iterable[Message]) -> tuple[bytes, ...]:
-    """The value after each message; where that is no link, the one before it again (``b""`` at the beginning)."""
+    """The value after each message; where that is no link, the one before it again (``b""`` at the
+    beginning).
+    """
     values: list[bytes] = []
     value = b""
     for message in messages:
@@ -170,8 +175,8 @@ def chain(messages: Iterable[Message]) -> tuple[bytes, ...]:
 def reply_anchor(message: Message) -> bytes:
     """A hash of an assistant's message alone: role, trimmed text, call ids; ``b""`` when it says nothing.
 
-    For clients that rebuild their history, so that no chain matches: the newest relayed reply still stands in it.
-    Short replies ("OK") are alike in many sessions; whoever looks one up must find exactly one.
+    For clients that rebuild their history, so that no chain matches: the newest relayed reply still stands
+    in it. Short replies ("OK") are alike in many sessions; whoever looks one up must find exactly one.
     """
     text, ids = message.text.strip(), [call.id for call in message.calls]
     if message.role != "assistant" or not (text or ids):
@@ -182,9 +187,9 @@ def reply_anchor(message: Message) -> bytes:
 def summary_anchors(message: Message) -> tuple[bytes, ...]:
     """Hashes by which the reply of a client's own compaction call is known again in a later request.
 
-    The anchors of the reply and those of a later message (of any role) meet in at least one when the client went on from
-    that reply: the whole text, and what stands inside one of ``SUMMARY_FRAMES``. Texts under ``MIN_SUMMARY``
-    characters give none.
+    The anchors of the reply and those of a later message (of any role) meet in at least one when the client
+    went on from that reply: the whole text, and what stands inside one of ``SUMMARY_FRAMES``. Texts under
+    ``MIN_SUMMARY`` characters give none.
     """
     text = message.text.strip()
     found = dict.fromkeys([text, *filter(None, (_framed(text, frame) for frame in SUMMARY_FRAMES))])
@@ -209,7 +214,9 @@ def _canonical_part(part: ToolCall | ToolResult | Media) -> str:
 
 
 def canonical_arguments(arguments: str) -> str:
-    """Arguments with sorted keys and no blanks, whole floats as integers; trimmed text when they are no JSON."""
+    """Arguments with sorted keys and no blanks, whole floats as integers; trimmed text when they are no
+    JSON.
+    """
     text = arguments.strip()
     if not text:
         return "{}"

@@ -6,13 +6,14 @@ The rule (reference 000, "How It Works", made exact):
   Exactly the tag is removed and nothing else, no blank and no line end: a text with a tag planted in it comes
   out as if the tag had never been there.
 - What has no end, or is longer, is text.
-- A tag inside a Markdown code fence (CommonMark: three or more backticks or tildes after at most three blanks,
+- A tag inside a Markdown code fence (CommonMark: three or more backticks or tildes after at most three
+blanks,
   closed by a line of at least as many of the same and nothing else) is text, and so is one on the line that
   opens a fence. The fences are those of the model's *full* text, tags included: a fence mark inside a removed
   tag counts, and a mark with a tag in front of it on its line is no mark.
 
-Whether a ``<terse>`` is a tag depends only on what stands before it and on the ``MAX_TAG`` characters from it on, so
-a stream never holds back more than a possible tag.
+Whether a ``<terse>`` is a tag depends only on what stands before it and on the ``MAX_TAG`` characters from
+it on, so a stream never holds back more than a possible tag.
 """
 
 from __future__ import annotations
@@ -112,7 +113,9 @@ class TerseStream:
 
 
 class _Fences:
-    """Which part of a growing Markdown text is inside a code fence. Costs next to nothing for ordinary lines."""
+    """Which part of a growing Markdown text is inside a code fence. Costs next to nothing for ordinary
+    lines.
+    """
 
     __slots__ = ("_in_line", "_indent", "_info_blank", "_info_tick", "_mark", "_open", "_run")
 

@@ -39,6 +39,8 @@ AWAY = (
     asyncpg.InternalClientError,
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.DiskFullError,
+    asyncpg.UndefinedTableError,  # it came back, but is not migrated yet
+    asyncpg.InvalidCatalogNameError,
 )
 
 T = TypeVar("T")
@@ -107,6 +109,14 @@ class Database:
 
         await self.run(ask)
 
+    async def check_schema(self) -> None:
+        """Raise `StoreUnavailable` unless the database answers and has Tersely's tables."""
+
+        async def ask(connection: Connection) -> None:
+            await connection.execute("SELECT FROM sessions LIMIT 0")
+
+        await self.run(ask)
+
     async def run(
         self, work: Callable[[Connection], Awaitable[T]], *, tenant: str = "", limit: float | None = None
     ) -> T:
@@ -133,7 +143,7 @@ class Database:
             begin += f"; SET LOCAL app.key_id = '{key_id}'"
         try:
             async with asyncio.timeout(limit or self._timeout), self._pool.acquire() as connection:
-                await connection.execute(begin)
+                await _begin(connection, begin)
                 try:
                     yield connection
                 except BaseException:
@@ -142,6 +152,15 @@ class Database:
                 await connection.execute("COMMIT")
         except AWAY as error:
             raise StoreUnavailable(f"the database is away: {type(error).__name__}") from error
+
+
+async def _begin(connection: Connection, statement: str) -> None:
+    """A transaction that cannot even begin means a database that is not Tersely's yet: no role, no schema."""
+    try:
+        await connection.execute(statement)
+    except asyncpg.PostgresError as error:
+        await _roll_back(connection)
+        raise StoreUnavailable(f"the database is not ready: {type(error).__name__}") from error
 
 
 async def _roll_back(connection: Connection) -> None:

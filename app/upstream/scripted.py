@@ -1,14 +1,15 @@
 """A model host that needs no model: scripted, deterministic, and as strict as a real one.
 
-It serves ``POST /v1/chat/completions`` (streamed or not) and ``GET /v1/models``; everything else is a 404 in OpenAI's
-shape. It refuses what a provider refuses (`app.upstream.strict`) and measures what a provider bills: prompt tokens are
-the bytes of messages and tools divided by four, completion tokens the characters of the reply divided by four, and
-``cached_tokens`` the longest beginning (whole messages, tools first) that one of the last requests had too. A real cache
-counts in steps of 128 tokens from 1,024 on and forgets after minutes; this one has neither floor nor clock.
+It serves ``POST /v1/chat/completions`` (streamed or not) and ``GET /v1/models``; everything else is a 404
+in OpenAI's shape. It refuses what a provider refuses (`app.upstream.strict`) and measures what a provider
+bills: prompt tokens are the bytes of messages and tools divided by four, completion tokens the characters
+of the reply divided by four, and ``cached_tokens`` the longest beginning (whole messages, tools first) that
+one of the last requests had too. A real cache counts in steps of 128 tokens from 1,024 on and forgets after
+minutes; this one has neither floor nor clock.
 
-Without a script it answers from the request: it says how many messages it was sent and repeats the last words,
-calls a tool when the user says ``call NAME {json}`` and that tool is offered, and ends with a ``<terse>`` tag
-when the system text speaks of such tags. With a script, that decides.
+Without a script it answers from the request: it says how many messages it was sent and repeats the last
+words, calls a tool when the user says ``call NAME {json}`` and that tool is offered, and ends with a
+``<terse>`` tag when the system text speaks of such tags. With a script, that decides.
 """
 
 from __future__ import annotations
@@ -53,9 +54,10 @@ class ScriptedReply:
     """What to answer. ``message`` is the assistant's message in wire form; with ``n`` choices each gets the same.
 
     ``status`` and ``body`` answer with an error (or anything else) instead. For streams: ``pieces`` cuts the
-    content just so (else every ``chunk_chars`` characters), ``first_delay`` and ``delay`` are seconds before the
-    first and between later events; after ``break_after`` events comes ``break_with``: ``"error"`` (an error event, then
-    the end), ``"disconnect"`` (the connection is cut) or ``"stall"`` (nothing more, until the client goes).
+    content just so (else every ``chunk_chars`` characters), ``first_delay`` and ``delay`` are seconds
+    before the first and between later events; after ``break_after`` events comes ``break_with``:
+    ``"error"`` (an error event, then the end), ``"disconnect"`` (the connection is cut) or ``"stall"``
+    (nothing more, until the client goes).
     """
 
     message: Mapping[str, Any] = field(default_factory=dict)
@@ -79,7 +81,9 @@ Script = Callable[[Received], "ScriptedReply | None | Awaitable[ScriptedReply | 
 
 
 class Queues:
-    """A script of replies in order, per key: the value of ``X-Script`` or else of ``user`` or ``model`` in the request."""
+    """A script of replies in order, per key: the value of ``X-Script`` or else of ``user`` or ``model`` in
+    the request.
+    """
 
     def __init__(self) -> None:
         self._queues: dict[str, deque[ScriptedReply]] = {}
@@ -100,9 +104,9 @@ class Queues:
 class ScriptedModel:
     """The state of the server: what it received, what its cache knows, how it is set up.
 
-    ``window`` is the context window in tokens (None: no limit), ``is_strict`` turns the refusals on, ``keep`` bounds
-    how many requests ``received`` holds (the newest), ``first_delay`` and ``delay`` are the latency (seconds) of the
-    replies that no script gives.
+    ``window`` is the context window in tokens (None: no limit), ``is_strict`` turns the refusals on,
+    ``keep`` bounds how many requests ``received`` holds (the newest), ``first_delay`` and ``delay`` are the
+    latency (seconds) of the replies that no script gives.
     """
 
     def __init__(

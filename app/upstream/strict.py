@@ -1,6 +1,7 @@
 """What a strict provider of chat completions refuses, in OpenAI's own words. Pure.
 
-`app.upstream.scripted` answers with these refusals, so that a context which a provider would not take fails here too.
+`app.upstream.scripted` answers with these refusals, so that a context which a provider would not take fails
+here too.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ def check(request: dict[str, Any]) -> Refusal | None:
 
 
 def check_pairing(messages: list[dict[str, Any]]) -> Refusal | None:
-    """Each call is answered by exactly one tool message right after it, and each tool message answers a call."""
+    """Each call is answered by exactly one tool message right after it, and each tool message answers a
+    call.
+    """
     open_ids: list[str] = []
     answered: set[str] = set()
     for place, message in enumerate(messages):

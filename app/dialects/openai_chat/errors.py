@@ -1,8 +1,9 @@
 """Does this answer say that the input is too large for the model? A table of what providers really write.
 
-The texts of compatible providers, gateways and other dialects' hosts are here too, because they all come back through
-chat endpoints. A false alarm costs a needless retry with a smaller context, a miss costs the user's request: so rate
-limits, quotas, output limits and authorisation, which speak of tokens and limits as well, are ruled out first.
+The texts of compatible providers, gateways and other dialects' hosts are here too, because they all come
+back through chat endpoints. A false alarm costs a needless retry with a smaller context, a miss costs the
+user's request: so rate limits, quotas, output limits and authorisation, which speak of tokens and limits as
+well, are ruled out first.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ _FLAGS = re.IGNORECASE | re.DOTALL
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """``#`` stands for a number. Groups: ``limit``, ``needed``, ``over`` (by how much), ``extra`` (added to needed)."""
+    """``#`` stands for a number. Groups: ``limit``, ``needed``, ``over`` (by how much), ``extra`` (added to
+    needed).
+    """
     return re.compile(text.replace("#", r"\d[\d,]*"), _FLAGS)
 
 
@@ -45,15 +48,19 @@ PATTERNS = tuple(
     map(
         _pattern,
         (
-            # OpenAI: This model's maximum context length is 128000 tokens. However, your messages resulted in 192041 tokens
-            # vLLM: ... is 40960 tokens. However, you requested 100 output tokens and your prompt contains at least 40861
+            # OpenAI: This model's maximum context length is 128000 tokens. However, your messages resulted
+            # in 192041 tokens
+            # vLLM: ... is 40960 tokens. However, you requested 100 output tokens and your prompt contains
+            # at least 40861
             r"maximum context length is (?P<limit>#)(?: tokens)?.{0,40}requested (?P<extra>#) output tokens and your "
             r"prompt contains (?:at least )?(?P<needed>#)",
-            # vLLM: 'max_tokens' ... is too large: 8000. This model's maximum context length is 4096 tokens and your
+            # vLLM: 'max_tokens' ... is too large: 8000. This model's maximum context length is 4096 tokens
+            # and your
             # request has 2778 input tokens (8000 > 4096 - 2778)
             r"too large: (?P<extra>#)\. This model's maximum context length is (?P<limit>#) tokens and your request has "
             r"(?P<needed>#)",
-            # OpenRouter: This endpoint's maximum context length is 40960 tokens. However, you requested about 42988 tokens
+            # OpenRouter: This endpoint's maximum context length is 40960 tokens. However, you requested
+            # about 42988 tokens
             r"maximum context length is (?P<limit>#)(?: tokens)?.{0,40}(?:requested|resulted in|has|contains)"
             r"(?: about| approximately| at least)? (?P<needed>#)",
             r"maximum context length is (?P<limit>#)",
@@ -62,12 +69,14 @@ PATTERNS = tuple(
             r" (?P<needed>#)",
             # OpenAI responses: Your input exceeds the context window of this model.
             r"exceeds? (?:the |this |that )?(?:model(?:'s)? |model's )?(?:maximum )?context (?:window|length|size|limit)",
-            # llama.cpp: request (138229 tokens) exceeds the available context size (133376 tokens), try increasing it
+            # llama.cpp: request (138229 tokens) exceeds the available context size (133376 tokens), try
+            # increasing it
             r"request \((?P<needed>#) tokens\) exceeds the available context size \((?P<limit>#)",
             r"exceeds? the available context",
             # llama-cpp-python: Requested tokens (2285) exceed context window of 2048
             r"tokens \((?P<needed>#)\) exceed(?:s|ed)? (?:the )?context window of (?P<limit>#)",
-            # LM Studio: The number of tokens to keep from the initial prompt is greater than the context length (n_keep:
+            # LM Studio: The number of tokens to keep from the initial prompt is greater than the context
+            # length (n_keep:
             # 4166>= n_ctx: 4096)
             r"greater than the context length(?: \(n_keep: (?P<needed>#) ?>= ?n_ctx: (?P<limit>#))?",
             # Ollama: prompt too long; exceeded max context length by 4096 tokens
@@ -77,7 +86,8 @@ PATTERNS = tuple(
             # Anthropic: input length and `max_tokens` exceed context limit: 178959 + 64000 > 200000
             r"exceed context limit: (?P<needed>#) \+ (?P<extra>#) > (?P<limit>#)",
             r"exceeds? (?:the )?context limit",
-            # Anthropic, 413: Request exceeds the maximum size. Gemini: Request payload size exceeds the limit: 20971520 bytes.
+            # Anthropic, 413: Request exceeds the maximum size. Gemini: Request payload size exceeds the
+            # limit: 20971520 bytes.
             r"request (?:payload size )?exceeds the (?:maximum size|limit: # bytes)",
             # Bedrock: Input is too long for requested model.
             r"input (?:prompt )?is too long",
@@ -90,17 +100,21 @@ PATTERNS = tuple(
             r"(?: allowed)?(?: \(?(?P<limit>#))?",
             # GitHub Copilot: prompt token count of 13613 exceeds the limit of 12288
             r"(?:input|prompt) token count of (?P<needed>#) exceeds the limit of (?P<limit>#)",
-            # Cohere: too many tokens: size limit exceeded by 25836 tokens. ... The limit for this model is 288000 tokens.
+            # Cohere: too many tokens: size limit exceeded by 25836 tokens. ... The limit for this model is
+            # 288000 tokens.
             r"too many tokens: size limit exceeded(?: by (?P<over>#) tokens)?(?:.{0,80}limit for this model is (?P<limit>#))?",
             r"too many tokens: .{0,40}(?:limit|maximum|max)\D{0,20}(?P<limit>#)",
             # Perplexity: The total length of all messages is too long.
             r"total length of (?:all )?(?:the )?messages is too long",
-            # Cerebras: Please reduce the length of the messages or completion. Current length is 13212 while limit is 8192
+            # Cerebras: Please reduce the length of the messages or completion. Current length is 13212
+            # while limit is 8192
             r"reduce the length of (?:the |your )?(?:messages|prompt|input|either)"
             r"(?:.{0,40}current length is (?P<needed>#) while limit is (?P<limit>#))?",
-            # Mistral: Prompt contains 300000 tokens and 0 draft tokens, too large for model with 131072 maximum context length
+            # Mistral: Prompt contains 300000 tokens and 0 draft tokens, too large for model with 131072
+            # maximum context length
             r"prompt contains (?P<needed>#) tokens.{0,60}too large for model with (?P<limit>#)",
-            # TGI, Together: `inputs` tokens + `max_new_tokens` must be <= 8193. Given: 9000 `inputs` tokens and 512
+            # TGI, Together: `inputs` tokens + `max_new_tokens` must be <= 8193. Given: 9000 `inputs` tokens
+            # and 512
             # `max_new_tokens`
             r"`?inputs`? tokens \+ `?max_new_tokens`? must be <= (?P<limit>#)(?:\. Given: (?P<needed>#) .{0,20}and (?P<extra>#))?",
             # TGI: `inputs` must have less than 4096 tokens. Given: 5000
@@ -113,7 +127,8 @@ PATTERNS = tuple(
             # DeepInfra: Requested input length 90000 exceeds maximum input length 32768
             r"(?:input|prompt|sequence) length \(?(?P<needed>#)\)? (?:exceeds|is longer than|is greater than) (?:the )?(?:model's )?"
             r"(?:maximum|max)(?: allowed)? (?:input|context|prompt|sequence|model)?(?: token)? ?length (?:of )?\(?(?P<limit>#)",
-            # SGLang: The input (5000 tokens) ... ; Requested token count exceeds the model's maximum context length of 131072
+            # SGLang: The input (5000 tokens) ... ; Requested token count exceeds the model's maximum
+            # context length of 131072
             # tokens. You requested a total of 133000 tokens
             r"exceeds the model's maximum context length of (?P<limit>#)"
             r"(?: tokens\. You requested a total of (?P<needed>#))?",
@@ -129,11 +144,13 @@ PATTERNS = tuple(
             r"range of input length should be \[#, (?P<limit>#)\]",
             # ds4: Prompt has 300,000 tokens, but the configured context size is 131,072 tokens
             r"prompt has (?P<needed>#) tokens.{0,40}context size is (?P<limit>#)",
-            # Cloudflare: The estimated number of input and maximum output tokens exceeded this model context window limit (7968)
+            # Cloudflare: The estimated number of input and maximum output tokens exceeded this model
+            # context window limit (7968)
             r"exceeded this model(?:'s)? context window(?: limit)?(?: \((?P<limit>#))?",
             # vLLM: max_tokens must be at least 1, got -186: what is left for the answer after the input
             r"max_(?:completion_|new_)?tokens must be at least 1, got (?:-#|0)\b",
-            # OpenAI: Invalid 'messages[1].content': string too long. Expected a string with maximum length 1048576
+            # OpenAI: Invalid 'messages[1].content': string too long. Expected a string with maximum length
+            # 1048576
             r"Invalid '(?:messages|input)\b[^']*': string too long",
             # LiteLLM: ContextWindowExceededError
             r"ContextWindowExceeded|ContextLengthExceeded|context_length_exceeded|model_context_window_exceeded",
@@ -152,9 +169,11 @@ PATTERNS = tuple(
 NEVER = re.compile(
     "|".join(
         (
-            # OpenAI, Groq: Request too large for gpt-4o ... on tokens per min (TPM): Limit 30000, Requested 342389
+            # OpenAI, Groq: Request too large for gpt-4o ... on tokens per min (TPM): Limit 30000, Requested
+            # 342389
             r"tokens per (?:min|day|hour|second)|\bTP[MD]\b|per[- ](?:minute|day)|this minute",
-            # Anthropic: This request would exceed the rate limit for your organization of 20,000 input tokens per minute
+            # Anthropic: This request would exceed the rate limit for your organization of 20,000 input
+            # tokens per minute
             r"rate[ _-]?limit|throttl|quota|try again later|(?:please|then) wait|retry shortly",
             # Bedrock 503: Too many tokens queued
             r"tokens queued|overloaded",
@@ -180,8 +199,8 @@ _BODILESS = {400: "cerebras", 413: "cerebras"}
 def classify_error(status: int, body: bytes) -> Overflow | None:
     """The overflow that an answer speaks of, or None for every other error and for answers that are none.
 
-    ``body`` is the response body as received, JSON or a stream of events. Status 200 is looked into as well: for an error
-    event, a failed response, or a stop reason; never at the words of a reply.
+    ``body`` is the response body as received, JSON or a stream of events. Status 200 is looked into as
+    well: for an error event, a failed response, or a stop reason; never at the words of a reply.
     """
     if status in NEVER_STATUSES:
         return None

@@ -1,9 +1,10 @@
 """From OpenAI's chat format to the domain: requests, messages, replies.
 
-What is read: the messages, and the few settings that Tersely acts upon. What cannot be read at all (no JSON, no
-``messages`` array, a wrong type in a setting we act upon) is refused with ``InvalidRequest``. What can be read but not
-understood (a role nobody knows, a message that is no object, content that is a number) is the provider's to judge: the
-request is then ``unreadable``, carries no messages, and goes upstream as it came.
+What is read: the messages, and the few settings that Tersely acts upon. What cannot be read at all (no
+JSON, no ``messages`` array, a wrong type in a setting we act upon) is refused with ``InvalidRequest``. What
+can be read but not understood (a role nobody knows, a message that is no object, content that is a number)
+is the provider's to judge: the request is then ``unreadable``, carries no messages, and goes upstream as it
+came.
 """
 
 from __future__ import annotations
@@ -111,9 +112,9 @@ _message_decoder = msgspec.json.Decoder(_Message)
 def read_request(body: bytes) -> Request:
     """Read a request body.
 
-    Raises ``InvalidRequest`` (``field`` names the member, where one is to blame) for invalid UTF-8, malformed JSON,
-    nesting too deep, no object, ``messages`` missing or no array, and wrong types of ``model``, ``stream``,
-    ``stream_options`` and ``n``.
+    Raises ``InvalidRequest`` (``field`` names the member, where one is to blame) for invalid UTF-8,
+    malformed JSON, nesting too deep, no object, ``messages`` missing or no array, and wrong types of
+    ``model``, ``stream``, ``stream_options`` and ``n``.
     """
     _check_utf8(body)
     try:
@@ -131,8 +132,8 @@ def read_message(raw: bytes, *, default_role: str = "") -> Message:
     """Read one message; ``raw`` is kept. Raises ``InvalidRequest`` for what is not a message that we understand.
 
     Content as a string, a list of parts, null or absent; ``tool_calls``, the older ``function_call`` and role
-    ``function``; refusals and the reasoning fields of several providers become ``Reasoning``; parts of an unknown type
-    become ``Media(kind="other")``.
+    ``function``; refusals and the reasoning fields of several providers become ``Reasoning``; parts of an
+    unknown type become ``Media(kind="other")``.
     """
     message = _decode_message(raw)
     role = _ROLES.get(message.role or default_role)
@@ -166,7 +167,9 @@ def _check_utf8(body: bytes) -> None:
 
 
 def _explain(error: msgspec.ValidationError) -> InvalidRequest:
-    """msgspec says ``Expected `array`, got `str` - at `$.messages` ``: the field is what follows the ``$.``."""
+    """msgspec says ``Expected `array`, got `str` - at `$.messages` ``: the field is what follows the
+    ``$.``.
+    """
     detail, _, path = str(error).partition(" - at `$")
     field = path.rstrip("`").lstrip(".") or None
     if "required field `messages`" in detail:
@@ -244,7 +247,9 @@ def _read_ids(request: _Request) -> dict[str, str]:
 
 
 def read_usage(raw: bytes) -> Usage:
-    """The ``usage`` member of a reply; DeepSeek's name for cached tokens too. Nothing for what cannot be read."""
+    """The ``usage`` member of a reply; DeepSeek's name for cached tokens too. Nothing for what cannot be
+    read.
+    """
     if not raw:
         return Usage()
     try:

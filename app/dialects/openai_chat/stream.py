@@ -1,8 +1,8 @@
 """Replies on their way to the client: what may go out now, and what was said in all. No I/O.
 
-With nothing to take out, bytes go through untouched. Otherwise the smallest possible part of an event is replaced, and
-every other member keeps its bytes. Most events need nothing: a block of them without a ``<`` goes out as it came and is
-read later, many at a time, because reading costs more than everything else here.
+With nothing to take out, bytes go through untouched. Otherwise the smallest possible part of an event is
+replaced, and every other member keeps its bytes. Most events need nothing: a block of them without a ``<``
+goes out as it came and is read later, many at a time, because reading costs more than everything else here.
 """
 
 from __future__ import annotations
@@ -90,10 +90,11 @@ _chunks_decoder = msgspec.json.Decoder(list[_Chunk])
 class ReplyStream:
     """One streamed reply.
 
-    ``extract`` takes ``<terse>`` tags out of the content of every choice (`app.domain.terse` has the rule); text
-    that is held back as a possible tag goes out in front of what follows, at the latest before the choice's
-    finish chunk, an error or the end. ``strip_usage`` takes out what is only there because we asked for it: the
-    usage-only chunk and ``"usage": null`` in the others. With both off, ``feed`` returns what it is given.
+    ``extract`` takes ``<terse>`` tags out of the content of every choice (`app.domain.terse` has the rule);
+    text that is held back as a possible tag goes out in front of what follows, at the latest before the
+    choice's finish chunk, an error or the end. ``strip_usage`` takes out what is only there because we
+    asked for it: the usage-only chunk and ``"usage": null`` in the others. With both off, ``feed`` returns
+    what it is given.
     """
 
     def __init__(self, *, extract: bool, strip_usage: bool) -> None:
@@ -115,7 +116,9 @@ class ReplyStream:
         self._is_done = False
 
     def feed(self, chunk: bytes) -> bytes:
-        """What goes to the client now. Raises ``EventTooLarge`` (a ValueError) when tags or usage are taken out."""
+        """What goes to the client now. Raises ``EventTooLarge`` (a ValueError) when tags or usage are taken
+        out.
+        """
         if not (self._extract or self._strip_usage):
             self._defer(chunk)
             return chunk
@@ -180,7 +183,9 @@ class ReplyStream:
         return self._decoder.feed(chunk)
 
     def _is_plain(self, block: bytes) -> bool:
-        """Whether nothing in a block of whole events can need a change, but for ``"usage":null`` after the choices."""
+        """Whether nothing in a block of whole events can need a change, but for ``"usage":null`` after the
+        choices.
+        """
         if self._extract and (self._is_holding or b"<" in block or b"\\u003" in block):
             return False
         return not self._strip_usage or block.count(b'"usage"') == block.count(b'],"usage":null')
@@ -228,7 +233,9 @@ class ReplyStream:
         return before + edited
 
     def _edit_choices(self, chunk: _Chunk) -> tuple[dict[int, str], bytes]:
-        """What the content has to be instead, by place in the chunk; and chunks of our own that go in front."""
+        """What the content has to be instead, by place in the chunk; and chunks of our own that go in
+        front.
+        """
         edits: dict[int, str] = {}
         before = b""
         for place, choice in enumerate(chunk.choices or ()):
@@ -459,8 +466,9 @@ class _ChoiceState:
     def note_held(self, event: bytes) -> None:
         """Remember how the text that is held back came.
 
-        An ``event`` that carries nothing but held text is kept whole, to go out as it came should the text prove to
-        be no tag; text that came with something else is ``loose`` and will be put in front of what follows.
+        An ``event`` that carries nothing but held text is kept whole, to go out as it came should the text
+        prove to be no tag; text that came with something else is ``loose`` and will be put in front of what
+        follows.
         """
         held = self._terse.held
         before = self._loose + self._held_text
@@ -472,7 +480,9 @@ class _ChoiceState:
             self._held_events.clear()
 
     def release_events(self, shown: str) -> tuple[str, bytes, str]:
-        """Held text that proved to be text: what was loose, whole events, and what of ``shown`` is left after them."""
+        """Held text that proved to be text: what was loose, whole events, and what of ``shown`` is left
+        after them.
+        """
         loose, pending = self._loose, self._loose + self._held_text
         events = b"".join(self._held_events)
         is_whole = bool(events) and shown.startswith(pending)
@@ -567,8 +577,9 @@ class _ChoiceState:
 def split_reply(body: bytes, extract: bool) -> tuple[bytes, Reply]:  # noqa: FBT001
     """The body for the client of a reply that is not streamed, and the reply.
 
-    The very same bytes when nothing is taken out; else only the content of the messages concerned is replaced.
-    What is no reply (an error under status 200, no JSON at all) goes through, and its reply has no choices.
+    The very same bytes when nothing is taken out; else only the content of the messages concerned is
+    replaced. What is no reply (an error under status 200, no JSON at all) goes through, and its reply has
+    no choices.
     """
     try:
         members = raw_json.split_object(body)

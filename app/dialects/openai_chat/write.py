@@ -31,10 +31,11 @@ ECHOED_FIELDS = frozenset(
 )
 """The members of a reply that are fit to be sent back as input.
 
-OpenAI's own six, and what compatible providers want to see again: DeepSeek's and Moonshot's ``reasoning_content`` (their
-thinking models refuse a tool call without it), OpenRouter's ``reasoning`` and ``reasoning_details``, Gemini's thought
-signatures in ``extra_content``, LiteLLM's ``provider_specific_fields`` and ``thinking_blocks``. What else a reply carries
-(``annotations``, ``audio``: null, ``citations``, ``images``) describes it and is left out.
+OpenAI's own six, and what compatible providers want to see again: DeepSeek's and Moonshot's
+``reasoning_content`` (their thinking models refuse a tool call without it), OpenRouter's ``reasoning`` and
+``reasoning_details``, Gemini's thought signatures in ``extra_content``, LiteLLM's
+``provider_specific_fields`` and ``thinking_blocks``. What else a reply carries (``annotations``, ``audio``:
+null, ``citations``, ``images``) describes it and is left out.
 """
 
 
@@ -47,9 +48,9 @@ def write_request(
 ) -> bytes:
     """The request ``body`` with other ``messages`` (wire form, instruction messages first).
 
-    ``instructions`` is Tersely's own text for the model, see ``add_instructions``. ``include_usage`` asks for the usage
-    chunk of a stream. Every other member of the request keeps its bytes and its place. Raises ``InvalidRequest``
-    for a body that ``read_request`` refuses.
+    ``instructions`` is Tersely's own text for the model, see ``add_instructions``. ``include_usage`` asks
+    for the usage chunk of a stream. Every other member of the request keeps its bytes and its place. Raises
+    ``InvalidRequest`` for a body that ``read_request`` refuses.
     """
     try:
         members = raw_json.split_object(body)
@@ -66,8 +67,8 @@ def write_request(
 def add_instructions(messages: Sequence[bytes], text: str) -> list[bytes]:
     """``messages`` with ``text`` at the end of the last of the system or developer messages that lead them.
 
-    A string grows by a blank line and the text, a list by a text part; where no message leads, a system message is put in
-    front. The provider caches by prefix: the client's own words stay in front of ours.
+    A string grows by a blank line and the text, a list by a text part; where no message leads, a system
+    message is put in front. The provider caches by prefix: the client's own words stay in front of ours.
     """
     leading = 0
     while leading < len(messages) and _role(messages[leading]) in INSTRUCTION_ROLES:
@@ -86,8 +87,8 @@ def write_text(role: Role, text: str) -> bytes:
 def write_message(message: Message) -> bytes:
     """A message from its parts, for messages that Tersely makes itself; ``raw`` is not looked at.
 
-    Reasoning is left out, media cannot be written (their bytes are not in the domain) and become a note. A message with
-    several tool results cannot be said in this dialect: use one message for each.
+    Reasoning is left out, media cannot be written (their bytes are not in the domain) and become a note. A
+    message with several tool results cannot be said in this dialect: use one message for each.
     """
     if message.role == "tool":
         (result,) = message.results
@@ -103,8 +104,8 @@ def write_message(message: Message) -> bytes:
 def as_input(reply: bytes) -> bytes:
     """A reply's message as a provider takes it in a request: see ``ECHOED_FIELDS``; the members keep their bytes.
 
-    An audio reply is referred to by its id. ``null`` members other than ``content`` are left out: some providers refuse
-    ``"tool_calls": null``. A reply with nothing in it gets empty content.
+    An audio reply is referred to by its id. ``null`` members other than ``content`` are left out: some
+    providers refuse ``"tool_calls": null``. A reply with nothing in it gets empty content.
     """
     members = raw_json.split_object(reply)
     kept = {

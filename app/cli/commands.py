@@ -1,0 +1,182 @@
+"""``tersely``: the commands, each a thin layer over what it starts or asks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from app import __version__
+from app.api.openapi import openapi_document
+from app.cli.replay import replay
+from app.cli.serving import Refused, Serving, database_of, serve_forever
+from app.domain.errors import TerselyError
+from app.main import build, clock
+from app.service.auth import new_key
+from app.settings import Settings
+from app.store import keys as key_store
+from app.store.connection import Database
+from app.store.embedded import EmbeddedPostgresError
+from app.store.migrations import migrate as migrate_database
+
+app = typer.Typer(
+    name="tersely",
+    help="A context proxy for LLM agents: stores the whole conversation, sends the model a short one.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+keys_app = typer.Typer(help="Create, list and revoke the keys of tenants.", no_args_is_help=True)
+app.add_typer(keys_app, name="keys")
+app.command("replay")(replay)
+
+_out = Console()
+
+
+def main() -> int:
+    """Run a command; the exit code is 0, 1 for what went wrong, 2 for wrong arguments."""
+    try:
+        app(standalone_mode=True)
+    except (Refused, TerselyError, EmbeddedPostgresError) as error:
+        _fail(str(error))
+    except ValidationError as error:
+        _fail("\n".join(f"{'.'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors()))
+    return 0
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"tersely: {message}", file=sys.stderr)
+    raise SystemExit(1)
+
+
+def _version(value: bool) -> None:
+    if value:
+        _out.print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
+    """Options of all commands."""
+    del version
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8484,
+    workers: Annotated[int, typer.Option(help="Processes.", min=1, max=256)] = 1,
+    upstream: Annotated[
+        Literal["scripted"] | None,
+        typer.Option(help="`scripted`: a built-in model that needs no key, for trying things out."),
+    ] = None,
+) -> None:
+    """Serve the proxy and the REST API."""
+    serve_forever(Settings(), Serving(host=host, port=port, workers=workers, is_scripted=upstream == "scripted"))
+
+
+@app.command()
+def migrate() -> None:
+    """Bring the database to the current schema."""
+    with database_of(Settings()) as url:
+        asyncio.run(migrate_database(url))
+    _out.print("The database is at the current schema.")
+
+
+@app.command()
+def openapi() -> None:
+    """Print the OpenAPI document."""
+    sys.stdout.buffer.write(openapi_document(build(Settings(), database_url="postgresql://").rest))
+
+
+@keys_app.command("create")
+def create_key(
+    tenant: Annotated[str, typer.Option(help="Whose key; comes into being with its first one.")],
+    name: Annotated[str, typer.Option(help="A label to know the key by.")] = "",
+) -> None:
+    """Print a new key. It is shown this once."""
+    text, stored = new_key(tenant, name, now=clock(), key_id=secrets.token_hex(8), secret=secrets.token_urlsafe(32))
+
+    async def work(database: Database) -> None:
+        await key_store.add(database, stored)
+
+    _with_database(work)
+    print(text)
+
+
+@keys_app.command("list")
+def list_keys(
+    tenant: Annotated[str, typer.Option(help="Whose keys.")],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """List a tenant's keys, without their secrets."""
+    found: list[key_store.Key] = []
+
+    async def work(database: Database) -> None:
+        found.extend(await key_store.of_tenant(database, tenant))
+
+    _with_database(work)
+    rows = [
+        {
+            "id": key.id,
+            "tenant": key.tenant,
+            "name": key.label,
+            "created_at": key.created_at.isoformat(timespec="seconds"),
+            "revoked_at": key.revoked_at.isoformat(timespec="seconds") if key.revoked_at else None,
+        }
+        for key in found
+    ]
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table("id", "tenant", "name", "created", "revoked")
+    for row in rows:
+        table.add_row(*(str(row[name] or "") for name in ("id", "tenant", "name", "created_at", "revoked_at")))
+    _out.print(table)
+
+
+@keys_app.command("revoke")
+def revoke_key(
+    key_id: Annotated[str, typer.Argument(help="The key's id, the part between tsk_ and the next _.")],
+    tenant: Annotated[str, typer.Option(help="Whose key.")],
+) -> None:
+    """Revoke a key. Workers that have just seen it may trust it for up to 30 seconds more."""
+    done = False
+
+    async def work(database: Database) -> None:
+        nonlocal done
+        done = await key_store.revoke(database, tenant, key_id, clock())
+
+    _with_database(work)
+    if not done:
+        _fail(f"{tenant} has no valid key {key_id}")
+    _out.print(f"Revoked {key_id}.")
+
+
+def _with_database(work: object) -> None:
+    """Run ``work(database)`` on the configured database, migrated."""
+    with database_of(Settings()) as url:
+
+        async def run() -> None:
+            await migrate_database(url)
+            database = Database(dsn=url, size=2)
+            await database.open()
+            try:
+                await work(database)  # type: ignore[operator]
+            finally:
+                await database.close()
+
+        asyncio.run(run())
+
+
+__all__ = ["Path", "app", "main"]

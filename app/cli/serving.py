@@ -1,0 +1,239 @@
+"""Running the service: the database, the scripted model, the workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from urllib.parse import urlsplit
+
+import asyncpg
+import uvicorn
+from sqlalchemy.exc import DBAPIError
+from typing_extensions import override
+from uvicorn.supervisors import Multiprocess
+
+from app.api.protocol import DeadlineProtocol
+from app.main import build
+from app.settings import LOOPBACK, Settings
+from app.store.embedded import default_data_dir, open_embedded_postgres
+from app.store.migrations import migrate
+from app.upstream.scripted import run_scripted
+
+_log = logging.getLogger("tersely")
+
+DATABASE_VARIABLE = "TERSELY_RUNNING_DATABASE_URL"
+UPSTREAM_VARIABLE = "TERSELY_RUNNING_OPENAI_BASE_URL"
+GRACE_SECONDS = 10
+
+
+class Refused(Exception):
+    """The service will not start like this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """How to serve."""
+
+    host: str
+    port: int
+    workers: int
+    is_scripted: bool
+
+
+def serve_forever(settings: Settings, serving: Serving) -> None:
+    """Serve until told to stop. Raises `Refused` for an open door."""
+    if serving.host not in LOOPBACK and settings.auth != "keys" and not settings.insecure:
+        raise Refused(
+            f"{serving.host} is not loopback: set TERSELY_AUTH=keys (and create a key), "
+            "or TERSELY_INSECURE=1 to let everybody in"
+        )
+    log_as_json(settings.log_level)
+    DeadlineProtocol.header_timeout = settings.header_timeout
+    with ExitStack() as stack:
+        url = stack.enter_context(database_of(settings))
+        _migrate_if_there(url)
+        upstream = stack.enter_context(_scripted()) if serving.is_scripted else None
+        if serving.workers == 1:
+            _serve_here(settings, serving, url, upstream)
+        else:
+            _serve_in_workers(settings, serving, url, upstream, stack)
+
+
+def _serve_here(settings: Settings, serving: Serving, url: str, upstream: str | None) -> None:
+    application = build(settings, database_url=url, openai_base_url=upstream)
+    config = _config(application, settings, serving)
+    _Server(config, settings, is_scripted=serving.is_scripted).run()
+
+
+def _serve_in_workers(settings: Settings, serving: Serving, url: str, upstream: str | None, stack: ExitStack) -> None:
+    """Workers are processes of their own: what they need comes through their environment."""
+    directory = tempfile.mkdtemp(prefix="tersely-metrics-")
+    stack.callback(shutil.rmtree, directory, ignore_errors=True)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = directory
+    os.environ[DATABASE_VARIABLE] = url
+    if upstream is not None:
+        os.environ[UPSTREAM_VARIABLE] = upstream
+    _greet(settings, serving.host, serving.port, is_scripted=serving.is_scripted)
+    config = _config("app.cli.serving:worker", settings, serving)
+    socket = config.bind_socket()
+    Multiprocess(config, [socket]).run()
+
+
+def worker() -> object:
+    """The application of one worker."""
+    settings = Settings()
+    log_as_json(settings.log_level)
+    DeadlineProtocol.header_timeout = settings.header_timeout
+    return build(
+        settings,
+        database_url=os.environ[DATABASE_VARIABLE],
+        openai_base_url=os.environ.get(UPSTREAM_VARIABLE),
+    )
+
+
+def _config(application: object, settings: Settings, serving: Serving) -> uvicorn.Config:
+    return uvicorn.Config(
+        application,  # type: ignore[arg-type]
+        factory=isinstance(application, str),
+        host=serving.host,
+        port=serving.port,
+        workers=serving.workers,
+        loop="uvloop",
+        http=DeadlineProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level=settings.log_level,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=65,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        backlog=2048,
+    )
+
+
+class _Server(uvicorn.Server):
+    """Says what to do next once it listens."""
+
+    def __init__(self, config: uvicorn.Config, settings: Settings, *, is_scripted: bool) -> None:
+        super().__init__(config)
+        self._settings = settings
+        self._is_scripted = is_scripted
+
+    @override
+    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        await super().startup(sockets)  # type: ignore[arg-type]
+        if self.started and self.servers:
+            port = self.servers[0].sockets[0].getsockname()[1]
+            _greet(self._settings, self.config.host, port, is_scripted=self._is_scripted)
+
+
+def _greet(settings: Settings, host: str, port: int, *, is_scripted: bool) -> None:
+    base = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    if is_scripted:
+        upstream = "the built-in scripted model: no key needed"
+    else:
+        parts = urlsplit(settings.openai_base_url)
+        upstream = f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
+    print(
+        f"Tersely serves on {base}\n"
+        f"  models:   {upstream}\n"
+        f"  use it:   export OPENAI_BASE_URL={base}/v1\n"
+        f"  look:     {base}/docs   {base}/metrics\n"
+        f"  stop:     Ctrl-C",
+        flush=True,
+    )
+
+
+@contextmanager
+def database_of(settings: Settings) -> Iterator[str]:
+    """The URL of the configured database, or of an embedded one that runs as long as the block."""
+    if settings.database_url is not None:
+        yield _for_asyncpg(settings.database_url.get_secret_value())
+        return
+    with open_embedded_postgres(settings.data_dir or default_data_dir()) as server:
+        yield server.admin_dsn
+
+
+def _for_asyncpg(url: str) -> str:
+    """Without the driver that other tools put into the scheme (``postgresql+asyncpg://``)."""
+    scheme, separator, rest = url.partition("://")
+    if scheme.partition("+")[0] not in ("postgresql", "postgres"):
+        raise Refused("DATABASE_URL must begin with postgresql://")
+    return f"postgresql{separator}{rest}"
+
+
+def _migrate_if_there(url: str) -> None:
+    """Bring the database up to date; without it, start all the same: calls go through, and the rest heals."""
+    try:
+        asyncio.run(migrate(url))
+    except (OSError, DBAPIError, asyncpg.PostgresError, TimeoutError) as error:
+        _log.warning("the database is away, starting without it: %s", type(error).__name__)
+
+
+@contextmanager
+def _scripted() -> Iterator[str]:
+    """The scripted model on a loopback port, in a thread of its own."""
+    ready: threading.Event = threading.Event()
+    stop: asyncio.Event | None = None
+    loop = asyncio.new_event_loop()
+    address = ""
+
+    async def run() -> None:
+        nonlocal stop, address
+        stop = asyncio.Event()
+        async with run_scripted("127.0.0.1", 0) as server:
+            address = server.base_url
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(run(),), name="scripted-model", daemon=True)
+    thread.start()
+    if not ready.wait(10):
+        raise Refused("the scripted model did not start")
+    try:
+        yield address
+    finally:
+        assert stop is not None
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(5)
+
+
+class _JsonLines(logging.Formatter):
+    """One JSON object per line. Of an exception only its type and where it came from: texts may hold content."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            frames = traceback.extract_tb(record.exc_info[2])[-12:]
+            line["error"] = record.exc_info[0].__name__
+            line["where"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+        return json.dumps(line, ensure_ascii=True)
+
+
+def log_as_json(level: str) -> None:
+    """Log to stderr, one JSON object per line."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for noisy in ("alembic", "asyncio", "aiohttp.access", "uvicorn.access", "uvicorn.error", "httpx"):
+        logging.getLogger(noisy).setLevel(logging.WARNING if level != "debug" else logging.INFO)
