@@ -10,14 +10,18 @@ from app.domain.messages import Media, Text
 from app.domain.tokens import (
     FILE_TOKENS,
     GPT_4_TOOLS,
+    GPT_4O_TOOLS,
+    REPLY_PRIMING,
     Calibration,
+    ToolFormat,
     count_image,
     count_media,
     count_message,
     count_tools,
     estimate,
 )
-from tests.builders import assistant, call, message, user
+from app.service.tokens import count_text, encoding_for
+from tests.builders import assistant, call, message, system, user
 
 
 def words(text: str) -> int:
@@ -64,7 +68,11 @@ COOKBOOK_TOOL = {
             "type": "object",
             "properties": {
                 "location": {"type": "string", "description": "The city and state, e.g. San Francisco, CA"},
-                "unit": {"type": "string", "description": "The unit of temperature to return", "enum": ["celsius", "fahrenheit"]},
+                "unit": {
+                    "type": "string",
+                    "description": "The unit of temperature to return",
+                    "enum": ["celsius", "fahrenheit"],
+                },
             },
             "required": ["location"],
         },
@@ -109,3 +117,19 @@ def test_calibration_stays_in_bounds(reports: list[tuple[int, int]]) -> None:
     for estimated, reported in reports:
         calibration = calibration.observe(estimated=estimated, reported=reported)
     assert 0.5 <= calibration.ratio <= 3.0
+
+
+# The totals that the cookbook prints for its own example, as the provider reported them.
+@pytest.mark.parametrize(("model", "layout", "total"), [("gpt-4o", GPT_4O_TOOLS, 101), ("gpt-4", GPT_4_TOOLS, 105)])
+def test_the_cookbooks_example_comes_to_what_the_provider_reported(model: str, layout: ToolFormat, total: int) -> None:
+    said = [
+        system("You are a helpful assistant that can answer to questions about the weather."),
+        user("What's the weather like in San Francisco?"),
+    ]
+    name = encoding_for(model)
+
+    def encode(text: str) -> int:
+        return count_text(text, name)
+
+    messages = sum(count_message(each, encode) for each in said)
+    assert messages + REPLY_PRIMING + count_tools([COOKBOOK_TOOL], encode, layout=layout) == total

@@ -47,7 +47,9 @@ def test_numbering_goes_on_where_a_session_stands() -> None:
 
 
 def test_a_step_is_an_assistant_message_with_its_results() -> None:
-    entries = place(user("a"), assistant(None, call("1"), call("2")), result("1"), result("2"), assistant("b"), user("c"))
+    entries = place(
+        user("a"), assistant(None, call("1"), call("2")), result("1"), result("2"), assistant("b"), user("c")
+    )
     first, second = group_turns(entries)
     assert [[e.seq for e in step.entries] for step in first.steps] == [[2, 3, 4], [5]]
     assert (first.opening, first.tokens, first.steps[0].tokens) == (entries[:1], 25, 15)
