@@ -31,7 +31,9 @@ def call(call_id: str, name: str = "tool", arguments: dict[str, Any] | str | Non
 
 
 def assistant(text: str | None = None, *calls: ToolCall) -> Message:
-    """``assistant("words")``, ``assistant(None, call("c1"))``, ``assistant("words", call("c1"), call("c2"))``."""
+    """``assistant("words")``, ``assistant(None, call("c1"))``, ``assistant("words", call("c1"),
+    call("c2"))``.
+    """
     words: tuple[Part, ...] = (Text(text=text),) if text else ()
     return message("assistant", *words, *calls)
 

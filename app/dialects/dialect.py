@@ -128,9 +128,9 @@ class ErrorWriter(Protocol):
         self,
         message: str,
         *,
-        type: str = ...,
+        type: str = ...,  # noqa: A002 - the name on the wire
         code: str | None = ...,
-        param: str | None = ...,  # noqa: A002
+        param: str | None = ...,
     ) -> bytes:
         """The body of an error response."""
 

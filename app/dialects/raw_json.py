@@ -1,6 +1,6 @@
-"""JSON taken apart one level at a time, values kept as the bytes they came in.
+r"""JSON taken apart one level at a time, values kept as the bytes they came in.
 
-The quick way is msgspec. It refuses strings with a lone surrogate (``"\\ud800"``), which Python, JavaScript
+The quick way is msgspec. It refuses strings with a lone surrogate (``"\ud800"``), which Python, JavaScript
 and so real clients write, and the bare words ``NaN`` and ``Infinity``; there the standard library judges
 whether the text is JSON, and a scanner of our own finds where the values lie. All functions raise
 ValueError for what is not JSON or is not of the asked kind, and ``TooDeep`` (a ValueError) for nesting
@@ -39,7 +39,7 @@ def load(raw: bytes) -> Any:
         raise TooDeep("nested too deep") from error
 
 
-def dump(value: Any) -> bytes:
+def dump(value: object) -> bytes:
     """Compact JSON in UTF-8; a lone surrogate is written as its escape, integers may have any size."""
     try:
         return msgspec.json.encode(value)
@@ -53,7 +53,7 @@ def split_object(raw: bytes) -> dict[str, bytes]:
         return {key: bytes(value) for key, value in _object_decoder.decode(raw).items()}
     except msgspec.DecodeError:
         if not isinstance(_load_slowly(raw), dict):
-            raise ValueError("expected an object") from None
+            raise ValueError("expected an object") from None  # noqa: TRY004 - it is the input that is bad
         return dict(_scan_members(raw))
     except RecursionError as error:
         raise TooDeep("nested too deep") from error
@@ -65,7 +65,7 @@ def split_array(raw: bytes) -> list[bytes]:
         return [bytes(value) for value in _array_decoder.decode(raw)]
     except msgspec.DecodeError:
         if not isinstance(_load_slowly(raw), list):
-            raise ValueError("expected an array") from None
+            raise ValueError("expected an array") from None  # noqa: TRY004 - it is the input that is bad
         return [value for value in _scan_items(raw) if value]
     except RecursionError as error:
         raise TooDeep("nested too deep") from error

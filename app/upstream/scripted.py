@@ -76,7 +76,7 @@ class ScriptedReply:
     crlf: bool = False
 
 
-Script = Callable[[Received], "ScriptedReply | None | Awaitable[ScriptedReply | None]"]
+Script = Callable[[Received], ScriptedReply | Awaitable[ScriptedReply | None] | None]
 """Decides about a request; None: answer as without a script."""
 
 

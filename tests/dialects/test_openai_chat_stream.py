@@ -1,9 +1,12 @@
-"""Replies on their way to the client: untouched where nothing is taken out, as if never tagged where something is."""
+"""Replies on their way to the client: untouched where nothing is taken out, as if never tagged where
+something is.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +36,7 @@ needs_recordings = pytest.mark.skipif(not STREAMS, reason=f"the recorded provide
 
 def cut(stream: bytes, places: list[int]) -> list[bytes]:
     ends = sorted({0, len(stream), *(place % (len(stream) + 1) for place in places)})
-    return [stream[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    return [stream[start:end] for start, end in pairwise(ends)]
 
 
 def run(chunks: list[bytes], *, extract: bool = True, strip_usage: bool = False) -> tuple[bytes, Reply]:
@@ -246,9 +249,14 @@ def test_a_finish_chunk_that_carries_text():
 
 def test_choices_have_states_of_their_own():
     chunks = [
-        *said("one <te", index=0), *said("two <terse>", index=1), *said("rse>1</terse>!", index=0),
-        *said("2</terse>?", index=1), event({}, "stop", index=0), event({}, "stop", index=1), DONE,
-    ]  # fmt: skip
+        *said("one <te", index=0),
+        *said("two <terse>", index=1),
+        *said("rse>1</terse>!", index=0),
+        *said("2</terse>?", index=1),
+        event({}, "stop", index=0),
+        event({}, "stop", index=1),
+        DONE,
+    ]
     sent, reply = run(chunks)
     assert texts(sent) == {0: "one !", 1: "two ?"}
     assert [choice.terse for choice in reply.choices] == [("1",), ("2",)]
@@ -262,7 +270,7 @@ def test_choices_have_states_of_their_own():
 def test_only_the_content_changes():
     raw = (
         b'event: x\r\ndata: {"id":"c" , "big":12345678901234567890123, "choices":[{"index":0,"delta":{"content":'
-        b'"a<terse>b</terse>c", "other": [1.0 ]},"logprobs":{"content":[ {"token":"a"}]}}], "usage" : {"x":1.50}}\r\n\r\n'
+        b'"a<terse>b</terse>c", "other": [1.0 ]},"logprobs":{"content":[ {"token":"a"}]}}], "usage" : {"x":1.50}}\r\n\r\n'  # noqa: E501
     )
     sent, reply = run([raw])
     assert sent == (
@@ -300,8 +308,13 @@ def test_fences_are_seen_although_earlier_chunks_went_out_unread():
 
 
 def test_line_ends_padding_comments_and_events_without_data():
-    chunks = [b": comment\r\n\r\n", b'data:   {"choices":[{"index":0,"delta":{"content":"a<te"}}]}   \r\n\r\n', b"\r\n",
-              b'data: {"choices":[{"index":0,\r\ndata: "delta":{"content":"rse>x</terse>b"}}]}\r\n\r\n', b"data: [DONE]\r\n\r\n"]  # fmt: skip
+    chunks = [
+        b": comment\r\n\r\n",
+        b'data:   {"choices":[{"index":0,"delta":{"content":"a<te"}}]}   \r\n\r\n',
+        b"\r\n",
+        b'data: {"choices":[{"index":0,\r\ndata: "delta":{"content":"rse>x</terse>b"}}]}\r\n\r\n',
+        b"data: [DONE]\r\n\r\n",
+    ]
     stream = b"".join(chunks)
     expected, reply = run(chunks)
     assert texts(expected) == {0: "ab"}
@@ -324,11 +337,23 @@ def test_an_error_in_the_stream_comes_after_what_was_held_back():
 
 @pytest.mark.parametrize(
     "junk",
-    [b"", b"not an event stream at all < >", b"data: {not json <\n\n", b"data: [1,2]\n\n", b'data: "<"\n\n', b"\xff\xfe<\n\n",
-     b'data: {"choices": "<"}\n\n', b'data: {"choices":[5,"<"]}\n\n', b"data: " + b"[" * 100_000 + b"<\n\n",
-     b'data: {"choices":[{"delta":{"content":7,"x":"<"}}]}\n\n', b'<html>\r\n\r\n</html>', b'{"error":{"message":"<"}}',
-     b'data: {"usage":null,"usage":5,"x":"<"}\n\n', b"data: {}\n\n\n\n\n"]
-)  # fmt: skip
+    [
+        b"",
+        b"not an event stream at all < >",
+        b"data: {not json <\n\n",
+        b"data: [1,2]\n\n",
+        b'data: "<"\n\n',
+        b"\xff\xfe<\n\n",
+        b'data: {"choices": "<"}\n\n',
+        b'data: {"choices":[5,"<"]}\n\n',
+        b"data: " + b"[" * 100_000 + b"<\n\n",
+        b'data: {"choices":[{"delta":{"content":7,"x":"<"}}]}\n\n',
+        b"<html>\r\n\r\n</html>",
+        b'{"error":{"message":"<"}}',
+        b'data: {"usage":null,"usage":5,"x":"<"}\n\n',
+        b"data: {}\n\n\n\n\n",
+    ],
+)
 def test_what_is_not_understood_goes_through(junk: bytes):
     for chunks in ([junk], [bytes([byte]) for byte in junk[:300]] + [junk[300:]]):
         assert run(chunks)[0] == junk
@@ -347,9 +372,12 @@ def test_lone_surrogates_in_two_halves():
 
 def test_usage_that_only_we_asked_for():
     chunks = [
-        event({"content": "a"}, usage=None), event({"content": ',"usage":null} <b>'}, usage=None), event({}, "stop", usage=None),
-        b'data: {"id":"c1","choices":[],"usage":{"total_tokens":3}}\n\n', DONE,
-    ]  # fmt: skip
+        event({"content": "a"}, usage=None),
+        event({"content": ',"usage":null} <b>'}, usage=None),
+        event({}, "stop", usage=None),
+        b'data: {"id":"c1","choices":[],"usage":{"total_tokens":3}}\n\n',
+        DONE,
+    ]
     sent, reply = run(chunks, strip_usage=True)
     assert all("usage" not in payload for payload in payloads(sent))
     assert texts(sent) == {0: 'a,"usage":null} <b>'}
@@ -391,9 +419,12 @@ def test_what_was_said_is_put_together():
 def test_content_in_parts():
     thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "h"}]}
     chunks = [
-        event({"content": [thinking]}), event({"content": [{**thinking, "thinking": [{"type": "text", "text": "m"}]}]}),
-        event({"content": [{"type": "text", "text": "a<terse>"}]}), event({"content": "x</terse>b"}), event({}, "stop"),
-    ]  # fmt: skip
+        event({"content": [thinking]}),
+        event({"content": [{**thinking, "thinking": [{"type": "text", "text": "m"}]}]}),
+        event({"content": [{"type": "text", "text": "a<terse>"}]}),
+        event({"content": "x</terse>b"}),
+        event({}, "stop"),
+    ]
     sent, reply = run(chunks)
     assert texts(sent) == {0: "ab"}
     (choice,) = reply.choices
@@ -426,7 +457,7 @@ def test_the_cuts_do_not_matter(pieces: list[str], places: list[int], crlf: bool
 
 def test_split_reply():
     body = (
-        b'{"id":"c","model":"m", "choices" : [ {"index":0,"message":{"role":"assistant", "content":"a<terse>x</terse>","n":1.0},'
+        b'{"id":"c","model":"m", "choices" : [ {"index":0,"message":{"role":"assistant", "content":"a<terse>x</terse>","n":1.0},'  # noqa: E501
         b'"finish_reason":"stop"},{"index":1, "message":{"content":"b"},"finish_reason":"length"}],"usage":{"a":1}}'
     )
     sent, reply = split_reply(body, True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,9 +11,27 @@ from hypothesis import strategies as st
 from app.dialects.sse import EventTooLarge, SseDecoder, SseEvent, parse_event, with_data
 
 TOKENS = st.sampled_from(
-    [b"data: {}", b"data:x", b"data", b": hi", b":", b"event: error", b"id: 1", b"retry: 5", b"\r\n", b"\n", b"\r",
-     "é\U0001f600".encode(), b"\xef\xbb\xbf", b"data: a\ndata: b\n\n", b"data: z\r\n\r\n", b"data: y\r\r", b" ", b"nofield"]
-)  # fmt: skip
+    [
+        b"data: {}",
+        b"data:x",
+        b"data",
+        b": hi",
+        b":",
+        b"event: error",
+        b"id: 1",
+        b"retry: 5",
+        b"\r\n",
+        b"\n",
+        b"\r",
+        "é\U0001f600".encode(),
+        b"\xef\xbb\xbf",
+        b"data: a\ndata: b\n\n",
+        b"data: z\r\n\r\n",
+        b"data: y\r\r",
+        b" ",
+        b"nofield",
+    ]
+)
 STREAMS = st.lists(TOKENS, max_size=25).map(b"".join)
 
 
@@ -23,7 +43,7 @@ def decode(*chunks: bytes) -> list[SseEvent]:
 
 def cut(stream: bytes, places: list[int]) -> list[bytes]:
     ends = sorted({0, len(stream), *(place % (len(stream) + 1) for place in places)})
-    return [stream[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    return [stream[start:end] for start, end in pairwise(ends)]
 
 
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])

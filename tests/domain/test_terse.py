@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -12,15 +13,44 @@ from app.domain.terse import CLOSE, MAX_TAG, OPEN, TerseStream, strip_terse
 
 # Small pieces of everything that the rule speaks of, so that random texts are full of it.
 TOKENS = st.sampled_from(
-    ["<terse>", "</terse>", "<", ">", "<ter", "se>", "/", "a", "b c", "\n", "\r\n", "\r", " ", "   ", "    ", "```", "~~~",
-     "`", "````", "```py", "\n```\n", "\n~~~~\n", "é", "\ud83d", "<b>", "</b>", "<terse", "<<terse>x</terse>", "\t"]
-)  # fmt: skip
+    [
+        "<terse>",
+        "</terse>",
+        "<",
+        ">",
+        "<ter",
+        "se>",
+        "/",
+        "a",
+        "b c",
+        "\n",
+        "\r\n",
+        "\r",
+        " ",
+        "   ",
+        "    ",
+        "```",
+        "~~~",
+        "`",
+        "````",
+        "```py",
+        "\n```\n",
+        "\n~~~~\n",
+        "é",
+        "\ud83d",
+        "<b>",
+        "</b>",
+        "<terse",
+        "<<terse>x</terse>",
+        "\t",
+    ]
+)
 TEXTS = st.lists(TOKENS, max_size=40).map("".join)
 
 
 def pieces_of(text: str, cuts: list[int]) -> list[str]:
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    return [text[start:end] for start, end in zip(places, places[1:], strict=False)]
+    return [text[start:end] for start, end in pairwise(places)]
 
 
 def stream(pieces: list[str]) -> tuple[str, tuple[str, ...]]:
@@ -57,7 +87,8 @@ def stream(pieces: list[str]) -> tuple[str, tuple[str, ...]]:
         ("use ``` here <terse>x</terse>", "use ``` here ", ("x",)),
         ("```py <terse>x</terse>", "```py <terse>x</terse>", ()),
         ("```\ncode\n```<terse>x</terse>", "```\ncode\n```<terse>x</terse>", ()),
-        # The fences are those of the full text: a mark with a tag in front of it is none, one inside a tag counts.
+        # The fences are those of the full text: a mark with a tag in front of it is none, one inside a tag
+        # counts.
         ("<terse>x</terse>```\n<terse>y</terse>", "```\n", ("x", "y")),
         ("<terse>x\n```\n</terse><terse>y</terse>", "<terse>y</terse>", ("x ```",)),
     ],

@@ -25,18 +25,19 @@ def _result(call_id: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call_id, "content": "ok"}
 
 
-USER = {"role": "user", "content": "hello there"}
+USER: Any = {"role": "user", "content": "hello there"}
 
 
 async def test_answers_the_official_client():
     async with run_scripted() as server, openai.AsyncOpenAI(base_url=server.base_url, api_key="x") as client:
-        reply = await client.chat.completions.create(model="m", messages=[USER])
+        reply: Any = await client.chat.completions.create(model="m", messages=[USER])
         assert reply.choices[0].message.content == "I was sent 1 messages. You said: hello there"
         assert reply.usage.prompt_tokens > 0
         stream = await client.chat.completions.create(
             model="m", messages=[USER], stream=True, n=2, stream_options={"include_usage": True}
         )
-        texts, usage = {0: "", 1: ""}, None
+        texts: dict[int, str] = {0: "", 1: ""}
+        usage: Any = None
         async for chunk in stream:
             usage = chunk.usage or usage
             for choice in chunk.choices:
@@ -53,7 +54,7 @@ async def test_calls_a_tool_when_asked_and_tags_when_the_system_text_asks():
         system = {"role": "system", "content": "End with <terse>...</terse>."}
         messages: list[Any] = [system, {"role": "user", "content": 'call ls {"path": "."}'}]
         async with client.chat.completions.stream(model="m", messages=messages, tools=TOOLS) as stream:
-            reply = (await stream.get_final_completion()).choices[0]
+            reply: Any = (await stream.get_final_completion()).choices[0]
         assert reply.finish_reason == "tool_calls"
         (call,) = reply.message.tool_calls
         assert (call.function.name, call.function.arguments) == ("ls", '{"path": "."}')
@@ -72,7 +73,7 @@ async def test_counts_the_common_beginning_as_cached():
 
         async def cached(*texts: str) -> tuple[int, int]:
             messages: Any = [{"role": "user", "content": text} for text in texts]
-            usage = (await client.chat.completions.create(model="m", messages=messages)).usage
+            usage: Any = (await client.chat.completions.create(model="m", messages=messages)).usage
             return usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens
 
         first, nothing = await cached("a" * 400, "b" * 400)

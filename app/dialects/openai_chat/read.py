@@ -9,6 +9,7 @@ came.
 
 from __future__ import annotations
 
+import json
 from hashlib import blake2b
 from typing import Any
 
@@ -16,6 +17,7 @@ import msgspec
 
 from app.dialects import raw_json
 from app.dialects.dialect import Request, Usage
+from app.dialects.media import image_size
 from app.domain.errors import InvalidRequest
 from app.domain.messages import Media, MediaKind, Message, Part, Reasoning, Role, Text, ToolCall, ToolResult
 
@@ -105,6 +107,8 @@ class _Message(msgspec.Struct):
 
 
 _usage_decoder = msgspec.json.Decoder(_Usage)
+_UNKNOWN = Media(kind="other", digest="")
+
 _request_decoder = msgspec.json.Decoder(_Request)
 _message_decoder = msgspec.json.Decoder(_Message)
 
@@ -140,12 +144,12 @@ def read_message(raw: bytes, *, default_role: str = "") -> Message:
     if role is None:
         raise InvalidRequest(f"unknown role {message.role!r}", field="role")
     if role == "tool":
-        return Message(role=role, parts=(_read_result(message),), raw=raw)
+        return Message(role=role, parts=(_read_result(message, raw),), raw=raw)
     content = message.content
     if type(content) is str and message.tool_calls is None and role != "assistant":
         return Message(role=role, parts=(Text(text=content),) if content else (), raw=raw)
     parts = _read_reasoning(message)
-    parts.extend(_read_content(content))
+    parts.extend(_read_content(content, raw))
     if message.audio is not None:
         parts.append(Media(kind="audio", digest=message.audio.id))
     parts.extend(_read_calls(message))
@@ -167,7 +171,7 @@ def _check_utf8(body: bytes) -> None:
 
 
 def _explain(error: msgspec.ValidationError) -> InvalidRequest:
-    """msgspec says ``Expected `array`, got `str` - at `$.messages` ``: the field is what follows the
+    """The library says ``Expected `array`, got `str` - at `$.messages` ``: the field is what follows the
     ``$.``.
     """
     detail, _, path = str(error).partition(" - at `$")
@@ -281,7 +285,7 @@ def _decode_message(raw: bytes) -> _Message:
         raise InvalidRequest(f"a message that cannot be understood: {error}") from error
 
 
-def _read_result(message: _Message) -> ToolResult:
+def _read_result(message: _Message, raw: bytes) -> ToolResult:
     call_id = message.tool_call_id
     if call_id is None:
         call_id = f"{LEGACY_CALL_PREFIX}{message.name}" if message.role == "function" else ""
@@ -289,7 +293,7 @@ def _read_result(message: _Message) -> ToolResult:
     if not isinstance(content, str):
         content = "\n".join(
             part.text if isinstance(part, Text) else f"[{part.kind}]"
-            for part in _read_content(content)
+            for part in _read_content(content, raw)
             if isinstance(part, Text | Media)
         )
     return ToolResult(call_id=call_id, text=content)
@@ -304,7 +308,7 @@ def _read_reasoning(message: _Message) -> list[Part]:
     return [Reasoning(text=text) for text in texts if text]
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     if isinstance(value, list):
@@ -314,12 +318,15 @@ def _as_text(value: Any) -> str:
     return ""
 
 
-def _read_content(content: str | list[_Part | str] | None) -> list[Part]:
+def _read_content(content: str | list[_Part | str] | None, raw: bytes) -> list[Part]:
     if not content:
         return []
     if isinstance(content, str):
         return [Text(text=content)]
-    return [part for item in content if (part := _read_part(item)) is not None]
+    parts = [_read_part(item) for item in content]
+    if _UNKNOWN in parts:
+        _describe_unknown(parts, raw)
+    return [part for part in parts if part is not None]
 
 
 def _read_part(part: _Part | str) -> Part | None:
@@ -337,27 +344,39 @@ def _read_part(part: _Part | str) -> Part | None:
         case "refusal" | "thinking" | "reasoning":
             return Reasoning(text=part.refusal or part.text or "")
         case _:
-            return Media(kind="other", digest=_digest(raw_json.dump(msgspec.to_builtins(part))))
+            return _UNKNOWN
 
 
-def _read_image(value: Any) -> Media:
+def _describe_unknown(parts: list[Part | None], raw: bytes) -> None:
+    """Parts of a type that we do not know are told apart by all that they say."""
+    items = raw_json.load(raw)["content"]
+    for place, part in enumerate(parts):
+        if part == _UNKNOWN:
+            said = {key: value for key, value in items[place].items() if key != "cache_control"}
+            parts[place] = Media(kind="other", digest=_digest(json.dumps(said, sort_keys=True).encode()))
+
+
+def _read_image(value: object) -> Media:
     image = value if isinstance(value, dict) else {"url": value}
     url, detail = image.get("url"), image.get("detail")
+    width, height = image_size(url) if isinstance(url, str) else (0, 0)
     return Media(
         kind="image",
         digest=_digest(_to_bytes(url if isinstance(url, str) else image)),
         detail=detail if isinstance(detail, str) else "",
+        width=width,
+        height=height,
     )
 
 
-def _media(kind: MediaKind, value: Any, *keys: str) -> Media:
+def _media(kind: MediaKind, value: object, *keys: str) -> Media:
     """``keys``: where the thing itself lies, in order of preference; everything when none of them is there."""
     members = value if isinstance(value, dict) else {}
     content = next((v for key in keys if isinstance(v := members.get(key), str)), None)
     return Media(kind=kind, digest=_digest(_to_bytes(content if content is not None else value)))
 
 
-def _to_bytes(value: Any) -> bytes:
+def _to_bytes(value: object) -> bytes:
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     return raw_json.dump(value)
@@ -390,7 +409,7 @@ def _read_call(call: _Call) -> ToolCall:
     return ToolCall(id=call.id or "", name=name if isinstance(name, str) else "", arguments=_arguments(text))
 
 
-def _arguments(value: Any) -> str:
+def _arguments(value: object) -> str:
     """Some clients send the arguments as an object instead of its JSON text."""
     if value is None:
         return ""

@@ -574,7 +574,7 @@ class _ChoiceState:
         return call
 
 
-def split_reply(body: bytes, extract: bool) -> tuple[bytes, Reply]:  # noqa: FBT001
+def split_reply(body: bytes, extract: bool) -> tuple[bytes, Reply]:  # noqa: FBT001 - as the protocol has it
     """The body for the client of a reply that is not streamed, and the reply.
 
     The very same bytes when nothing is taken out; else only the content of the messages concerned is

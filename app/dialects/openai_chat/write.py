@@ -162,9 +162,9 @@ def replace_text(parts: list[bytes], text: str) -> list[bytes]:
 def error_body(
     message: str,
     *,
-    type: str = "invalid_request_error",
+    type: str = "invalid_request_error",  # noqa: A002 - the name on the wire
     code: str | None = None,
-    param: str | None = None,  # noqa: A002
+    param: str | None = None,
 ) -> bytes:
     """An error in OpenAI's shape."""
     return raw_json.dump({"error": {"message": message, "type": type, "param": param, "code": code}})
