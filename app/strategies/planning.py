@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import cache
 from typing import assert_never
 
 from app.domain.context import Context, TurnReport
@@ -83,7 +84,9 @@ def plan_epoch(
 
     The cost depends on ``snapshot.entries`` and on the bounds of ``material``, never on the session's length.
     """
-    draft = _plan_draft(snapshot, material, strategy=strategy, policy=policy, advance=advance, encode=encode)
+    # The rounds of a plan count the same lines again and again; the memory of that ends with the plan.
+    counted = cache(encode)
+    draft = _plan_draft(snapshot, material, strategy=strategy, policy=policy, advance=advance, encode=counted)
     return Epoch(
         number=snapshot.epoch.number + 1 if snapshot.epoch else 1,
         cut=draft.cut,
