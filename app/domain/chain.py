@@ -96,7 +96,6 @@ _BLOCK_PATTERNS = tuple(
     for block in INJECTED_BLOCKS
 )
 _OPENINGS = tuple(each.opening for each in INJECTED_MESSAGES)
-_FLOAT = re.compile(r"\d[.eE]")
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder(order="sorted").encode
 
@@ -221,10 +220,7 @@ def canonical_arguments(arguments: str) -> str:
     if not text:
         return "{}"
     try:
-        value = _decode(text)
-        if _FLOAT.search(text):
-            value = _whole_floats(value)
-        return _encode(value).decode()
+        return _encode(_whole_floats(_decode(text))).decode()
     except (ValueError, OverflowError, RecursionError):  # msgspec's errors are ValueErrors
         return _canonical_slowly(text)
 
@@ -238,13 +234,14 @@ def _canonical_slowly(text: str) -> str:
 
 
 def _whole_floats(value: object) -> object:
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else value
+    kind = type(value)
+    if kind is str or kind is int:
+        return value
     if isinstance(value, dict):
         return {key: _whole_floats(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_whole_floats(item) for item in value]
-    return value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _sized(text: str) -> str:
