@@ -55,8 +55,11 @@ def data_dir() -> Iterator[Path]:
     parent.chmod(0o711)
     directory = parent / "data"
     yield directory
-    for process in server_processes(directory):
-        process.kill()
+    if server_processes(directory):
+        postmaster(directory).send_signal(signal.SIGQUIT)  # unlike a kill, it leaves no shared memory behind
+        gone = psutil.wait_procs(server_processes(directory), timeout=10)
+        for process in gone[1]:
+            process.kill()
     shutil.rmtree(parent)
 
 
