@@ -46,7 +46,7 @@ class SseDecoder:
         self._scanned = 0
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
-        """The events that ``chunk`` completes. Raises ``EventTooLarge``."""
+        """The events that ``chunk`` completes. Raises ``EventTooLarge``; ``close`` then gives what there is."""
         self._buffer += chunk
         events: list[SseEvent] = []
         start = 0
@@ -57,7 +57,7 @@ class SseDecoder:
         self._buffer = self._buffer[start:]
         # A line end may lie across the cut: its last three bytes are looked at again.
         self._scanned = max(0, len(self._buffer) - 3)
-        if len(self._buffer) > self._limit:
+        if len(self._buffer) > self._limit and not events:
             raise EventTooLarge(f"an event is larger than {self._limit} bytes")
         return events
 

@@ -360,6 +360,18 @@ def test_what_is_not_understood_goes_through(junk: bytes):
         assert run(chunks, extract=False)[0] == junk
 
 
+@pytest.mark.parametrize("size", [50_000, 100_000, 400_000])
+def test_an_event_beyond_the_limit_goes_through(size: int):
+    reader = ReplyStream(extract=True, strip_usage=True, max_event=70_000)
+    huge = event({"content": "x" * 150_000})
+    stream = b"".join([*said("a<terse>1</terse>", "<"), huge, *said("<terse>2</terse>"), DONE])
+    sent = b"".join([reader.feed(stream[at : at + size]) for at in range(0, len(stream), size)]) + reader.close()
+    assert huge in sent
+    assert sent.endswith(DONE)
+    assert texts(sent)[0].startswith("a<xxx")
+    assert reader.reply.choices[0].terse[:1] == ("1",)
+
+
 def test_lone_surrogates_in_two_halves():
     first, second = (
         b'data: {"choices":[{"index":0,"delta":{"content":"<b>\\ud83d"}}]}\n\n',

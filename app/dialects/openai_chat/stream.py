@@ -15,7 +15,7 @@ import msgspec
 from app.dialects import raw_json
 from app.dialects.dialect import Reply, ReplyChoice
 from app.dialects.openai_chat.write import replace_text
-from app.dialects.sse import SseDecoder, SseEvent, parse_event, with_data
+from app.dialects.sse import MAX_EVENT, EventTooLarge, SseDecoder, SseEvent, parse_event, with_data
 from app.domain.terse import TerseStream
 
 _MAX_UNREAD = 64 * 1024
@@ -97,7 +97,8 @@ class ReplyStream:
     what it is given.
     """
 
-    def __init__(self, *, extract: bool, strip_usage: bool) -> None:
+    def __init__(self, *, extract: bool, strip_usage: bool, max_event: int = MAX_EVENT) -> None:
+        self._max_event = max_event
         self._extract = extract
         self._strip_usage = strip_usage
         self._decoder: SseDecoder | None = None
@@ -116,15 +117,24 @@ class ReplyStream:
         self._is_done = False
 
     def feed(self, chunk: bytes) -> bytes:
-        """What goes to the client now. Raises ``EventTooLarge`` (a ValueError) when tags or usage are taken
-        out.
-        """
+        """What goes to the client now. After an event over ``max_event`` bytes nothing is taken out any more."""
         if not (self._extract or self._strip_usage):
             self._defer(chunk)
             return chunk
-        if self._decoder is None and b"\r" not in chunk:
-            return self._feed_plain_lines(chunk)
-        return b"".join(map(self._forward, self._decode(chunk)))
+        try:
+            if self._decoder is None and b"\r" not in chunk:
+                return self._feed_plain_lines(chunk)
+            return b"".join(map(self._forward, self._decode(chunk)))
+        except EventTooLarge:
+            return self._give_up()
+
+    def _give_up(self) -> bytes:
+        rest = self._release_held()
+        if self._decoder is not None:
+            rest += b"".join(event.raw for event in self._decoder.close())
+        self._catch_up()
+        self._extract = self._strip_usage = False
+        return rest
 
     def close(self) -> bytes:
         """The stream is over: held text and an unfinished last event."""
@@ -178,7 +188,7 @@ class ReplyStream:
 
     def _decode(self, chunk: bytes) -> list[SseEvent]:
         if self._decoder is None:
-            self._decoder = SseDecoder()
+            self._decoder = SseDecoder(limit=self._max_event)
             chunk, self._tail = self._tail + chunk, b""
         return self._decoder.feed(chunk)
 
