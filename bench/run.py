@@ -1,6 +1,6 @@
 """The speed table: direct, bare passthrough, Tersely and LiteLLM's proxy in one interleaved run.
 
-`python -m bench [--quick] [--only direct,bare] [--skip litellm] [--reps 3] [--seconds 2]`
+`python -m bench [--quick] [--only direct,bare] [--skip litellm] [--reps 5] [--seconds 1]`
 """
 
 import argparse
@@ -212,12 +212,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="four cells, short; does not write the results")
     parser.add_argument("--only", default="", help=f"variants, of {','.join(VARIANTS)}")
     parser.add_argument("--skip", default="", help="variants to leave out")
-    parser.add_argument("--reps", type=int, default=0, help="repetitions (3; quick: 1)")
-    parser.add_argument("--seconds", type=float, default=0.0, help="of each measurement (2; quick: 1)")
+    parser.add_argument("--reps", type=int, default=0, help="repetitions (5; quick: 1)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement (1)")
     parser.add_argument("--write", action="store_true", help="write the results of a quick or partial run, too")
     args = parser.parse_args()
     variants = choose(args.only, args.skip)
-    reps, seconds = args.reps or (1 if args.quick else 3), args.seconds or (1.0 if args.quick else 2.0)
+    reps, seconds = args.reps or (1 if args.quick else 5), args.seconds
     begun = time.monotonic()
     with servers.scratch_dir() as scratch, servers.running([]) as started:
         chosen = start(variants, started, scratch)
