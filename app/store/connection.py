@@ -7,21 +7,18 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 import asyncpg
 from asyncpg import Record
-from asyncpg.pool import PoolConnectionProxy
-from typing_extensions import override
 
 from app.domain.errors import StoreUnavailable
 
 if TYPE_CHECKING:
-    Connection = PoolConnectionProxy[Record]
-    _Connection = asyncpg.Connection[Record]
+    Connection = asyncpg.Connection[Record]
 else:  # generic in the stubs alone
-    Connection = PoolConnectionProxy
-    _Connection = asyncpg.Connection
+    Connection = asyncpg.Connection
 
 # Any text may be a tenant's name for Postgres; this is what may stand in a statement without quoting doubts.
 TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:-]{0,127}")
@@ -46,15 +43,59 @@ AWAY = (
 T = TypeVar("T")
 
 
-class _PooledConnection(_Connection):
-    """A connection whose return to the pool costs no round trip.
+class _Pool:
+    """Connections, made when they are needed and kept while they are.
 
-    Everything that this service sets is set with SET LOCAL and ends with its transaction.
+    Taking one costs no task and no round trip, which a general pool's return does: what is set on a connection is set
+    with SET LOCAL and ends with its transaction, so there is nothing to reset.
     """
 
-    @override
-    def get_reset_query(self) -> str:
-        return ""
+    def __init__(self, connect: Callable[[], Awaitable[Connection]], size: int) -> None:
+        self._connect = connect
+        self._slots = asyncio.Semaphore(size)
+        self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
+
+    async def take(self) -> Connection:
+        """A connection outside any transaction; waits while all are busy."""
+        await self._slots.acquire()
+        try:
+            while self._idle:
+                connection = self._idle.pop()
+                if not connection.is_closed():
+                    break
+            else:
+                connection = await self._connect()
+        except BaseException:
+            self._slots.release()
+            raise
+        self._busy.add(connection)
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        """Return what was taken; one that is closed or still in a transaction is thrown away."""
+        self._busy.discard(connection)
+        if not connection.is_closed():
+            if connection.is_in_transaction():
+                connection.terminate()
+            else:
+                self._idle.append(connection)
+        self._slots.release()
+
+    def drop_idle(self) -> None:
+        """Throw idle connections away: after one of them failed, the others are likely to be dead too."""
+        while self._idle:
+            self._idle.pop().terminate()
+
+    async def close(self) -> None:
+        """Close what is idle, cut off what is not."""
+        for connection in self._busy:
+            connection.terminate()
+        while self._idle:
+            await self._idle.pop().close(timeout=1)
+
+    def sizes(self) -> tuple[int, int]:
+        return len(self._busy), len(self._idle)
 
 
 class Database:
@@ -66,40 +107,31 @@ class Database:
 
     def __init__(self, *, dsn: str, size: int = 10, timeout: float = 5.0, pooler: bool = False) -> None:
         """``pooler``: the server is a transaction pooler, so nothing may outlive a transaction."""
-        self._dsn = dsn
-        self._size = size
         self._timeout = timeout
-        self._statement_cache = 0 if pooler else 256
-        self._pool: asyncpg.Pool[Record] | None = None
+        cache = 0 if pooler else 256
+
+        async def connect() -> Connection:
+            return await asyncpg.connect(dsn, timeout=timeout, statement_cache_size=cache)
+
+        self._pool = _Pool(connect, size)
+        self._is_open = False
 
     async def open(self) -> None:
-        """Make the pool. Needs no database."""
-        self._pool = await asyncpg.create_pool(
-            self._dsn,
-            min_size=0,
-            max_size=self._size,
-            timeout=self._timeout,
-            connection_class=_PooledConnection,
-            statement_cache_size=self._statement_cache,
-            max_inactive_connection_lifetime=300,
-        )
+        """Get ready. Needs no database."""
+        self._is_open = True
 
     async def close(self) -> None:
-        """Close the pool, waiting a moment for work under way."""
-        if self._pool is None:
-            return
+        """Close all connections."""
+        self._is_open = False
         try:
             async with asyncio.timeout(self._timeout):
                 await self._pool.close()
-        except (TimeoutError, *AWAY):
-            self._pool.terminate()
+        except AWAY:
+            pass
 
     def sizes(self) -> tuple[int, int]:
-        """Connections of the pool: (busy, idle)."""
-        if self._pool is None:
-            return 0, 0
-        idle = self._pool.get_idle_size()
-        return self._pool.get_size() - idle, idle
+        """Connections: (busy, idle)."""
+        return self._pool.sizes()
 
     async def ping(self) -> None:
         """Raise `StoreUnavailable` unless the database answers."""
@@ -132,26 +164,36 @@ class Database:
 
         Raises `StoreUnavailable` when the database is away, or not done within ``limit`` seconds.
         """
-        if self._pool is None:
+        if not self._is_open:
             raise StoreUnavailable
-        if tenant and not TENANT.fullmatch(tenant):
-            raise ValueError(f"not a tenant's name: {tenant!r}")
-        if key_id and not TENANT.fullmatch(key_id):
-            raise ValueError("not a key's id")
-        begin = f"BEGIN; SET LOCAL ROLE tersely_app; SET LOCAL app.tenant = '{tenant}'"
-        if key_id:
-            begin += f"; SET LOCAL app.key_id = '{key_id}'"
+        begin = _begin_statement(tenant, key_id)
         try:
-            async with asyncio.timeout(limit or self._timeout), self._pool.acquire() as connection:
-                await _begin(connection, begin)
+            async with asyncio.timeout(limit or self._timeout):
+                connection = await self._pool.take()
                 try:
-                    yield connection
-                except BaseException:
-                    await _roll_back(connection)
-                    raise
-                await connection.execute("COMMIT")
+                    await _begin(connection, begin)
+                    try:
+                        yield connection
+                    except BaseException:
+                        await _roll_back(connection)
+                        raise
+                    await connection.execute("COMMIT")
+                finally:
+                    self._pool.give_back(connection)
         except AWAY as error:
+            self._pool.drop_idle()
             raise StoreUnavailable(f"the database is away: {type(error).__name__}") from error
+
+
+@lru_cache(maxsize=4096)
+def _begin_statement(tenant: str, key_id: str) -> str:
+    """What begins a transaction. The names stand in the statement itself, so they are checked."""
+    if tenant and not TENANT.fullmatch(tenant):
+        raise ValueError(f"not a tenant's name: {tenant!r}")
+    if key_id and not TENANT.fullmatch(key_id):
+        raise ValueError("not a key's id")
+    begin = f"BEGIN; SET LOCAL ROLE tersely_app; SET LOCAL app.tenant = '{tenant}'"
+    return f"{begin}; SET LOCAL app.key_id = '{key_id}'" if key_id else begin
 
 
 async def _begin(connection: Connection, statement: str) -> None:
