@@ -1,4 +1,4 @@
-"""The settings, read once from the environment, a ``.env`` file or ``tersely.toml``, by `app.main` and the CLI alone."""
+"""The settings, read once from the environment, ``.env`` or ``tersely.toml``, by `app.main` and the CLI alone."""
 
 from __future__ import annotations
 

@@ -100,6 +100,13 @@ class ReplyReader(Protocol):
         """What was said so far; whole after ``close``."""
 
 
+class RequestReader(Protocol):
+    """Reads a request body; see the dialect's ``read_request``."""
+
+    def __call__(self, body: bytes, read: Callable[[bytes], Message] | None = None) -> Request:
+        """``read`` stands in for the dialect's ``read_message``, where the caller remembers what it has read."""
+
+
 class RequestWriter(Protocol):
     """Patches a request body; see the dialect's ``write_request``."""
 
@@ -142,7 +149,7 @@ class Dialect:
     """
 
     name: DialectName
-    read_request: Callable[[bytes], Request]
+    read_request: RequestReader
     read_message: Callable[[bytes], Message]
     read_reply: Callable[[bytes], Message]
     read_usage: Callable[[bytes], Usage]

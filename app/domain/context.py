@@ -12,7 +12,7 @@ Kept = Literal["full", "truncated", "terse", "summary", "left_out"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerReport:
-    """A layer of the context (``instructions``, ``activity_log``, ``references``, ``kept``, ``tail``, ...) with its tokens."""
+    """A layer of the context (``instructions``, ``activity_log``, ``references``, ``kept``, ``tail``), with its tokens."""
 
     name: str
     tokens: int
@@ -43,7 +43,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """A mend that pairing needed: ``kind`` is ``missing_result``, ``orphan_result``, ``duplicate_result``, ``moved_result``, ..."""
+    """A mend that pairing needed; `app.domain.pairing.repair` lists the kinds."""
 
     kind: str
     call_id: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -78,22 +78,21 @@ def extend(chain: bytes, identity: bytes) -> bytes:
     return blake2b(chain + identity, digest_size=DIGEST_BYTES).digest()
 
 
-def arrive(messages: Sequence[Message]) -> Arrival:
+def identify(message: Message) -> Incoming:
+    """A message's identity and what placing it needs."""
+    identity, is_link = digest(message)
+    return Incoming(digest=identity, is_link=is_link, starts_turn=is_link and message.starts_turn, role=message.role)
+
+
+def arrive(messages: Sequence[Message], identify: Callable[[Message], Incoming] = identify) -> Arrival:
     """Everything about ``messages`` that a lookup needs."""
     incoming: list[Incoming] = []
     chains: list[bytes] = []
     chain = b""
     for message in messages:
-        identity, is_link = digest(message)
-        if is_link:
-            chain = extend(chain, identity)
-        incoming.append(
-            Incoming(
-                digest=identity,
-                is_link=is_link,
-                starts_turn=is_link and message.starts_turn,
-                role=message.role,
-            )
-        )
+        known = identify(message)
+        if known.is_link:
+            chain = extend(chain, known.digest)
+        incoming.append(known)
         chains.append(chain)
     return Arrival(messages=tuple(messages), incoming=tuple(incoming), chains=tuple(chains))

@@ -5,9 +5,10 @@ What is read here is a snapshot of one moment; nothing in the store changes beca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from app.dialects.dialect import Dialect
 from app.domain.context import Context, ContextMessage
@@ -23,6 +24,9 @@ from app.strategies.activity_log import derive_missing
 from app.strategies.epochs import Advance, Policy
 from app.strategies.planning import build, decide, load_from, plan_epoch
 from app.strategies.presets import Slim, Strategy
+
+# (the client's echo of a reply, the reply as the model said it) -> the echo with the model's own words.
+Restore = Callable[[Message, bytes], Message]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +88,13 @@ async def load(
     dialect: Dialect,
     recipe: Recipe,
     around: Circumstances,
+    *,
+    restore: Restore | None = None,
 ) -> History:
-    """Read what the context needs, in the caller's transaction. The cost depends on the tail."""
+    """Read what the context needs, in the caller's transaction. The cost depends on the tail.
+
+    ``restore`` puts the model's own words back into the client's echo of a reply.
+    """
     session = found.session
     epoch = session.plan if session else None
     cut = recipe.reach(epoch)
@@ -101,7 +110,8 @@ async def load(
             stored_instructions = tuple(row.raw for row in rows)
     else:
         kept_rows = await _kept_rows(connection, tenant, found, epoch, cut)
-        entries, kept_entries = _resent_entries(found, arrival, dialect, kept_rows, cut, around.now)
+        restore = restore or partial(restore_reply, dialect)
+        entries, kept_entries = _resent_entries(found, arrival, restore, kept_rows, cut, around.now)
     snapshot = Snapshot(
         entries=tuple(entries),
         kept=tuple(kept_entries),
@@ -151,7 +161,7 @@ async def _kept_content(
 def _resent_entries(
     found: Found,
     arrival: Arrival,
-    dialect: Dialect,
+    restore: Restore,
     kept_rows: Sequence[TailRow],
     cut: int,
     now: datetime,
@@ -168,9 +178,9 @@ def _resent_entries(
         if placed.is_new or row is None:
             entries.append(_new_entry(message, placed.seq, placed.turn, now))
         elif placed.seq >= cut:
-            entries.append(_known_entry(message, row, dialect))
+            entries.append(_known_entry(message, row, restore))
         elif placed.seq in kept_seqs:
-            kept.append(_known_entry(message, row, dialect))
+            kept.append(_known_entry(message, row, restore))
     kept += _find_kept(found, arrival, kept_rows)
     return entries, kept
 
@@ -197,11 +207,15 @@ def _find_kept(found: Found, arrival: Arrival, kept_rows: Sequence[TailRow]) -> 
     return kept
 
 
-def _known_entry(message: Message, row: TailRow, dialect: Dialect) -> Entry:
+def restore_reply(dialect: Dialect, echo: Message, model_raw: bytes) -> Message:
+    """The client's echo of a reply with the model's own words put back."""
+    said = dialect.read_reply(model_raw)
+    return dialect.read_message(dialect.with_text(echo.raw, said.text))
+
+
+def _known_entry(message: Message, row: TailRow, restore: Restore) -> Entry:
     if row.model_raw is not None:
-        said = dialect.read_reply(row.model_raw)
-        raw = dialect.with_text(message.raw, said.text)
-        message = dialect.read_message(raw)
+        message = restore(message, row.model_raw)
     return Entry(
         seq=row.row.seq,
         turn=row.row.turn,

@@ -29,6 +29,7 @@ from app.service.calibrations import Calibrations
 from app.service.calls import Answer, Call, ContextKind, Labels
 from app.service.contexts import Built, Circumstances, History, Recipe
 from app.service.identity import Asked, Found
+from app.service.memo import MessageMemo
 from app.service.metrics import Metrics
 from app.service.recipes import Recipes
 from app.store import sessions, side_replies
@@ -53,18 +54,23 @@ MAX_ERROR_BODY = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyConfig:
-    """``max_reply`` in bytes, ``heartbeat`` in seconds; ``api_key`` goes upstream in place of the caller's."""
+    """``max_reply`` and ``memo`` in bytes, ``heartbeat`` in seconds.
+
+    ``api_key`` goes upstream in place of the caller's.
+    """
 
     api_key: str | None = None
     fail_open: bool = True
     heartbeat: float = 15.0
     max_reply: int = 64 * 1024 * 1024
+    memo: int = 16 * 1024 * 1024
 
 
 @dataclass(slots=True, kw_only=True)
 class Prepared:
     """A call that is ready to go upstream. ``built`` is None where no context could be built: then the client's own
-    bytes go out, and judging them is the provider's business."""
+    bytes go out, and judging them is the provider's business.
+    """
 
     request: Request
     arrival: Arrival
@@ -116,6 +122,7 @@ class Proxy:
         self._monotonic = monotonic
         self._new_id = new_id
         self._fixed_tokens = tokens.FixedTokens()
+        self._memo = MessageMemo(dialect, config.memo)
 
     # The ways a call can go
 
@@ -128,7 +135,7 @@ class Proxy:
         if call.options.bypass:
             return await self.forward(call, "bypass")
         self._recipes.check(strategy=call.options.strategy, epoch=call.options.epoch)
-        request = self._dialect.read_request(call.body)
+        request = self._dialect.read_request(call.body, self._memo.read)
         if request.unreadable is not None or not request.messages:
             return await self.forward(call, "passthrough")
         headers = call.header_map
@@ -192,7 +199,8 @@ class Proxy:
 
     async def _side_call(self, call: Call, request: Request, kind: clients.SideCall) -> Answer:
         """A call beside the conversation. Of a client's own summary the reply is remembered for a while: the
-        client may go on from it."""
+        client may go on from it.
+        """
         self._metrics.side_calls.labels(kind).inc()
 
         async def remember(said: SaidReply) -> None:
@@ -211,7 +219,7 @@ class Proxy:
         }
         if not anchors:
             return
-        arrival = arrive(request.messages)
+        arrival = arrive(request.messages, self._memo.identify)
         client = clients.client_ids(call.header_map, request.ids)
 
         async def write(connection: Connection) -> None:
@@ -241,7 +249,7 @@ class Proxy:
 
     async def _prepare(self, call: Call, request: Request, headers: dict[str, str]) -> Prepared:
         now = self._clock()
-        arrival = arrive(request.messages)
+        arrival = arrive(request.messages, self._memo.identify)
         asked = Asked(
             session_id=call.options.session_id,
             client=clients.client_ids(headers, request.ids),
@@ -255,7 +263,9 @@ class Proxy:
             if found.needs_all(recipe.reach(found.session.plan if found.session else None)):
                 found = await identity.with_everything(connection, call.tenant, arrival, found)
             around = self._circumstances(request, arrival, recipe, now)
-            history = await contexts.load(connection, call.tenant, found, arrival, self._dialect, recipe, around)
+            history = await contexts.load(
+                connection, call.tenant, found, arrival, self._dialect, recipe, around, restore=self._memo.restore
+            )
         built = self._build(history, recipe, around, request.model)
         body, strip_usage = self._compose(call, request, arrival, found, recipe, history, built)
         return Prepared(
@@ -270,7 +280,7 @@ class Proxy:
             write=self._request_write(call, request, arrival, found, now),
             started=now,
             strip_usage=strip_usage,
-            labels=self._label(call, found, recipe, built, body is call.body),
+            labels=self._label(call, found, recipe, built, is_own_body=body is call.body),
         )
 
     def _circumstances(self, request: Request, arrival: Arrival, recipe: Recipe, now: datetime) -> Circumstances:
@@ -345,7 +355,7 @@ class Proxy:
             replaces_instructions=found.is_delta and any(not incoming.is_link for incoming in arrival.incoming),
         )
 
-    def _label(self, call: Call, found: Found, recipe: Recipe, built: Built | None, is_own_body: bool) -> Labels:
+    def _label(self, call: Call, found: Found, recipe: Recipe, built: Built | None, *, is_own_body: bool) -> Labels:
         labels = Labels(
             context="passthrough" if is_own_body else "built",
             strategy=strategy_name(recipe.strategy),

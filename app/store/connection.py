@@ -60,17 +60,19 @@ class _Pool:
         """A connection outside any transaction; waits while all are busy."""
         await self._slots.acquire()
         try:
-            while self._idle:
-                connection = self._idle.pop()
-                if not connection.is_closed():
-                    break
-            else:
-                connection = await self._connect()
+            connection = self._living() or await self._connect()
         except BaseException:
             self._slots.release()
             raise
         self._busy.add(connection)
         return connection
+
+    def _living(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+        return None
 
     def give_back(self, connection: Connection) -> None:
         """Return what was taken; one that is closed or still in a transaction is thrown away."""

@@ -32,20 +32,20 @@ class _Job:
     done: asyncio.Future[None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _State:
     """A session's counters, while its row is locked."""
 
     id: str
-    last_seq: int
-    turns: int
-    tokens: int
-    version: int
-    edits: int
-    edited: bool
-    calls: int
-    epoch: int
-    cut: int
+    last_seq: int = 0
+    turns: int = 0
+    tokens: int = 0
+    version: int = 0
+    edits: int = 0
+    edited: bool = False
+    calls: int = 0
+    epoch: int = 0
+    cut: int = 1
     last_turn: int = 0
     plan: bytes | None = None
     open_chain: bytes | None = None
@@ -215,11 +215,12 @@ ON CONFLICT (tenant_id, id) DO NOTHING RETURNING id
 """
 UPDATE_SESSIONS = """
 UPDATE sessions s SET last_seq = u.last_seq, turns = u.turns, tokens = u.tokens, version = u.version,
-    edits = u.edits, edited = u.edited, calls = u.calls, epoch = u.epoch, cut = u.cut, plan = u.plan, open_chain = u.open_chain,
-    last_call_at = u.last_call_at, updated_at = u.updated_at
+    edits = u.edits, edited = u.edited, calls = u.calls, epoch = u.epoch, cut = u.cut, plan = u.plan,
+    open_chain = u.open_chain, last_call_at = u.last_call_at, updated_at = u.updated_at
 FROM unnest($2::text[], $3::bigint[], $4::integer[], $5::bigint[], $6::bigint[], $7::bigint[], $8::boolean[],
     $9::bigint[], $10::integer[], $11::bigint[], $12::bytea[], $13::bytea[], $14::timestamptz[], $15::timestamptz[])
-    AS u (id, last_seq, turns, tokens, version, edits, edited, calls, epoch, cut, plan, open_chain, last_call_at, updated_at)
+    AS u (id, last_seq, turns, tokens, version, edits, edited, calls, epoch, cut, plan, open_chain, last_call_at,
+        updated_at)
 WHERE s.tenant_id = $1 AND s.id = u.id
 """
 _INSERTS: dict[str, tuple[str, str]] = {
@@ -255,10 +256,7 @@ def _insert(table: str) -> str:
     columns, types = _INSERTS[table]
     arrays = ", ".join(f"${n}::{kind.strip()}[]" for n, kind in enumerate(types.split(","), start=2))
     skip = " ON CONFLICT DO NOTHING" if table in ("attributes", "terse", "calls") else ""
-    return (
-        f"INSERT INTO {table} (tenant_id, {columns}) SELECT $1, u.* FROM unnest({arrays}) AS u{skip} "  # noqa: S608 constants
-        "RETURNING 1"
-    )
+    return f"INSERT INTO {table} (tenant_id, {columns}) SELECT $1, u.* FROM unnest({arrays}) AS u{skip} RETURNING 1"
 
 
 INSERTS: dict[str, str] = {table: _insert(table) for table in _INSERTS}
@@ -347,21 +345,21 @@ async def _lock(connection: Connection, tenant: str, writes: list[Write]) -> dic
             write.now,
         )
         if made is not None:
-            states[session_id] = _State(session_id, 0, 0, 0, 0, 0, False, 0, 0, 1, is_new=True)
+            states[session_id] = _State(id=session_id, is_new=True)
     rest = [session_id for session_id in wanted if session_id not in states]
     if rest:
         for row in await connection.fetch(LOCK, tenant, rest):
             states[row["id"]] = _State(
-                row["id"],
-                row["last_seq"],
-                row["turns"],
-                row["tokens"],
-                row["version"],
-                row["edits"],
-                row["edited"],
-                row["calls"],
-                row["epoch"],
-                row["cut"],
+                id=row["id"],
+                last_seq=row["last_seq"],
+                turns=row["turns"],
+                tokens=row["tokens"],
+                version=row["version"],
+                edits=row["edits"],
+                edited=row["edited"],
+                calls=row["calls"],
+                epoch=row["epoch"],
+                cut=row["cut"],
                 plan=row["plan"],
                 last_call_at=row["last_call_at"],
             )

@@ -213,8 +213,10 @@ def decide_epoch(
 
 
 def _decide_cut(snapshot: Snapshot, policy: Stride | Auto, needs: Needs, now: datetime) -> Decision:
-    marks = watermarks(snapshot, policy, needs)
     content = content_tokens(snapshot)
+    if isinstance(policy, Auto) and _is_small(snapshot, policy, needs, content):
+        return Keep()
+    marks = watermarks(snapshot, policy, needs)
     if marks.room is not None and content > marks.room:
         return Advance(reason="window")
     match policy:
@@ -225,6 +227,13 @@ def _decide_cut(snapshot: Snapshot, policy: Stride | Auto, needs: Needs, now: da
             return _decide_auto(snapshot, policy, needs, marks, now)
         case _:
             assert_never(policy)
+
+
+def _is_small(snapshot: Snapshot, policy: Auto, needs: Needs, content: int) -> bool:
+    """Whether nothing could ask for a cut: the answer for most calls, without looking at the messages."""
+    high = needs.high or policy.high
+    fits = snapshot.window is None or snapshot.fixed_tokens + content <= snapshot.window
+    return fits and content <= min(policy.low, high * 3 // 4)
 
 
 def _decide_auto(snapshot: Snapshot, policy: Auto, needs: Needs, marks: Marks, now: datetime) -> Decision:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import cache
+from functools import cache, lru_cache
 from typing import assert_never
 
 from app.domain.context import Context, TurnReport
@@ -40,6 +40,7 @@ LOG_LIMIT = 2_000
 ROUNDS = 3
 
 
+@lru_cache(maxsize=1024)
 def fingerprint_of(strategy: Strategy, policy: Policy) -> str:
     """Names strategy, parameters and policy; stored with each epoch."""
     return fingerprint(strategy_text(strategy), policy)

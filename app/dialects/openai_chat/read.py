@@ -10,6 +10,7 @@ came.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
@@ -113,10 +114,11 @@ _request_decoder = msgspec.json.Decoder(_Request)
 _message_decoder = msgspec.json.Decoder(_Message)
 
 
-def read_request(body: bytes) -> Request:
+def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) -> Request:
     """Read a request body.
 
-    Raises ``InvalidRequest`` (``field`` names the member, where one is to blame) for invalid UTF-8,
+    ``read`` stands in for ``read_message``. Raises ``InvalidRequest`` (``field`` names the member, where one is to
+    blame) for invalid UTF-8,
     malformed JSON, nesting too deep, no object, ``messages`` missing or no array, and wrong types of
     ``model``, ``stream``, ``stream_options`` and ``n``.
     """
@@ -129,7 +131,7 @@ def read_request(body: bytes) -> Request:
         raise InvalidRequest("The JSON of the request body is nested too deep.") from error
     except msgspec.DecodeError:
         request = _read_slowly(body)
-    return _to_request(request)
+    return _to_request(request, read or read_message)
 
 
 def read_message(raw: bytes, *, default_role: str = "") -> Message:
@@ -212,11 +214,11 @@ def _read_slowly(body: bytes) -> _Request:
         raise _explain(error) from error
 
 
-def _to_request(request: _Request) -> Request:
+def _to_request(request: _Request, read: Callable[[bytes], Message]) -> Request:
     messages: tuple[Message, ...] = ()
     unreadable = None
     try:
-        messages = tuple([read_message(bytes(raw)) for raw in request.messages])
+        messages = tuple([read(bytes(raw)) for raw in request.messages])
     except InvalidRequest as error:
         unreadable = error.detail
     options = request.stream_options

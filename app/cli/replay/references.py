@@ -1,0 +1,77 @@
+"""Lost references: what the model went on to name although the request no longer showed it.
+
+Of the tool calls whose arguments repeat an identifier (a path, an id, a dotted or underscored name, a code) that was
+seen earlier in the conversation, the share where at least one such identifier was nowhere in the request: neither in
+its instructions, nor in the head, nor in the tail. An upper bound on the harm of a cut, for the model may not have
+needed to see it, or might have searched. What an identifier is, is decided here, apart from the index under test.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from app.cli.replay.transcripts import Conversation
+
+MIN_LENGTH = 4
+MIN_CODE = 5
+
+_RUN = re.compile(r"[A-Za-z0-9_./:@~-]{4,}")
+_ESCAPE = re.compile(r'\\[nrt"]')
+_JOINED = re.compile(r"\w[_/]\w|[A-Za-z]\w*\.\w+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """Tool calls that refer back, and those of them that lost a name."""
+
+    referring: int = 0
+    lost: int = 0
+
+
+class Past:
+    """Where each identifier of a conversation was first seen. One pass per name, whatever the number of replays."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        """Of the whole conversation."""
+        raws = [said.raw for said in conversation.said]
+        self._text = b"\n".join(raws)
+        self._starts = [0, *accumulate(len(raw) + 1 for raw in raws)]
+        self._first: dict[str, int] = {}
+
+    def losses(self, message: Mapping[str, Any], index: int, shown: bytes) -> Losses:
+        """Of the calls in ``message``, number ``index`` of the conversation, after a request that showed ``shown``."""
+        referring = lost = 0
+        for arguments in _arguments(message):
+            known = [name for name in identifiers(arguments) if self._is_known(name, index)]
+            referring += bool(known)
+            lost += any(name.encode() not in shown for name in known)
+        return Losses(referring=referring, lost=lost)
+
+    def _is_known(self, name: str, index: int) -> bool:
+        first = self._first.get(name)
+        if first is None:
+            first = self._first[name] = self._text.find(name.encode())
+        return 0 <= first < self._starts[index]
+
+
+def _arguments(message: Mapping[str, Any]) -> Iterable[str]:
+    for call in message.get("tool_calls") or ():
+        arguments = (call.get("function") or {}).get("arguments")
+        if isinstance(arguments, str):
+            yield arguments
+
+
+def identifiers(arguments: str) -> list[str]:
+    """The identifiers in a call's arguments, each once."""
+    runs = (run.strip("./:-~@") for run in _RUN.findall(_ESCAPE.sub(" ", arguments)))
+    return [name for name in dict.fromkeys(runs) if len(name) >= MIN_LENGTH and _is_identifier(name)]
+
+
+def _is_identifier(name: str) -> bool:
+    if not any(map(str.isalpha, name)):
+        return False
+    return _JOINED.search(name) is not None or (any(map(str.isdigit, name)) and len(name) >= MIN_CODE)
