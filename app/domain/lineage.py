@@ -8,9 +8,10 @@ Nothing here is fuzzy: messages are the same when their canonical parts are (`ap
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from typing import Literal
 
 from app.domain.history import Status
@@ -18,8 +19,10 @@ from app.domain.messages import Role
 
 Kind = Literal["new", "continue", "retry", "edited", "delta"]
 
-# Candidates looked at for one repeated message ("Ok."): keeps the alignment quick on hostile histories.
+# Rows looked at for one repeated message ("Ok."): keeps the alignment quick on hostile histories.
 MAX_CANDIDATES = 16
+# New messages get places between known ones as long as these stay so far apart.
+MIN_GAP = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,23 +103,33 @@ def reconcile(
     links of the history come before them (those are known to match). With ``revivable``, ``rows`` hold
     superseded messages too, which the client may have returned to.
     """
-    known = _match(rows, incoming, first_link)
+    known = _with_room(incoming, _match(rows, incoming, first_link))
     current = {row.seq for row in rows if row.status != "superseded"}
     matched = {row.seq for row in known.values()}
-    superseded = tuple(row.seq for row in rows if row.seq in current and row.seq not in matched)
-    revived = tuple(row.seq for row in rows if row.seq in matched and row.seq not in current) if revivable else ()
-    placed, last_seq, turns = _place(incoming, known, first_link, last_seq, turns)
+    left = [row for row in rows if row.seq in current and row.seq not in matched]
+    back = [row for row in rows if row.seq in matched and row.seq not in current] if revivable else []
+    placed, last_seq, turns = _place(rows, incoming, known, first_link, last_seq, turns)
+    return Decision(
+        kind=_kind(incoming, placed, left, back, is_new=not current and not known),
+        placed=placed,
+        superseded=tuple(row.seq for row in left),
+        revived=tuple(row.seq for row in back),
+        last_seq=last_seq,
+        turns=turns,
+    )
+
+
+def _kind(
+    incoming: Sequence[Incoming], placed: Sequence[Placed], left: Sequence[Row], back: Sequence[Row], *, is_new: bool
+) -> Kind:
+    """What the history proper says; instructions that change say nothing."""
+    if is_new:
+        return "new"
     links = [p for p, message in zip(placed, incoming, strict=True) if message.is_link]
-    left_behind = {row.seq for row in rows if row.is_link} & set(superseded)
-    if not current and not known:
-        kind: Kind = "new"
-    elif left_behind or revived or _inserts(links):
-        kind = "retry" if _only_reply_left(rows, left_behind, links) else "edited"
-    elif links and not links[-1].is_new:
-        kind = "retry"
-    else:
-        kind = "continue"
-    return Decision(kind=kind, placed=placed, superseded=superseded, revived=revived, last_seq=last_seq, turns=turns)
+    left = [row for row in left if row.is_link]
+    if left or any(row.is_link for row in back) or _inserts(links):
+        return "retry" if _only_reply_left(left, links) else "edited"
+    return "continue" if any(p.is_new for p in links) else "retry"
 
 
 def append(
@@ -144,17 +157,26 @@ def append(
 
 @dataclass(slots=True, kw_only=True)
 class _Numbering:
-    """Gives new messages their turns. An opening assistant message belongs to the first user's turn."""
+    """Gives new messages their turns. An opening assistant message belongs to the first user's turn.
+
+    ``opened`` are the stored turns that have a user message.
+    """
 
     turns: int
     turn: int = 0
     has_user: bool = False
+    opened: frozenset[int] = frozenset()
 
     def follow(self, turn: int, *, starts_turn: bool) -> None:
         """A known message of ``turn`` came by."""
         if turn != self.turn:
-            self.turn, self.has_user = turn, False
+            self.turn, self.has_user = turn, turn in self.opened
         self.has_user |= starts_turn
+
+    def adopt(self, turn: int, *, starts_turn: bool) -> int:
+        """A new message takes its place in the stored ``turn``."""
+        self.turn, self.has_user = turn, starts_turn
+        return turn
 
     def next(self, message: Incoming) -> int:
         """The turn of a new message; 0 for instructions."""
@@ -168,21 +190,19 @@ class _Numbering:
 
 
 def _match(rows: Sequence[Row], incoming: Sequence[Incoming], first_link: int) -> dict[int, Row]:
-    """Incoming index -> stored row. Links keep their order; instructions are matched by content alone."""
+    """Incoming index -> stored row, in strictly increasing places.
+
+    The current history comes first; only what it does not explain is looked for among what was left behind.
+    """
     links = [index for index, message in enumerate(incoming) if message.is_link][first_link:]
     stored = [row for row in rows if row.is_link]
-    known = dict(_common_prefix(stored, incoming, links))
+    current = [row for row in stored if row.status != "superseded"]
+    known = dict(_common_prefix(current, incoming, links))
     rest = links[len(known) :]
-    if rest and len(known) < len(stored):
-        known |= _longest_common(stored[len(known) :], incoming, rest)
-    free: defaultdict[bytes, list[Row]] = defaultdict(list)
-    for row in rows:
-        if not row.is_link:
-            free[row.digest].append(row)
-    for index, message in enumerate(incoming):
-        if not message.is_link and free[message.digest]:
-            known[index] = free[message.digest].pop(0)
-    return known
+    if rest:
+        last = current[len(known) - 1].place if known else float("-inf")
+        known |= _align([row for row in stored if row.place > last], incoming, rest)
+    return _with_instructions(rows, incoming, known)
 
 
 def _common_prefix(
@@ -194,49 +214,152 @@ def _common_prefix(
         yield index, row
 
 
-def _longest_common(stored: Sequence[Row], incoming: Sequence[Incoming], links: Sequence[int]) -> dict[int, Row]:
-    """The longest common subsequence (Hunt and Szymanski), so that a rebuilt history keeps what it can."""
-    positions: defaultdict[bytes, list[int]] = defaultdict(list)
-    for position, row in enumerate(stored):
-        positions[row.digest].append(position)
+def _align(stored: Sequence[Row], incoming: Sequence[Incoming], links: Sequence[int]) -> dict[int, Row]:
+    """What a rebuilt or edited history kept, in order.
+
+    Relayed replies that stand once on either side are fixed first, since they carry a turn's identity; between them
+    goes the longest common subsequence.
+    """
+    places = {row.seq: position for position, row in enumerate(stored)}
+    order = {index: number for number, index in enumerate(links)}
+    replies = _unique_replies(stored, incoming, links)
+    fixed = _longest_common(replies, incoming, links)
+    known = dict(fixed)
+    row_at = link_at = 0
+    bounds = [(order[index], places[row.seq]) for index, row in fixed]
+    for link_end, row_end in [*bounds, (len(links), len(stored))]:
+        known |= dict(_longest_common(stored[row_at:row_end], incoming, links[link_at:link_end]))
+        row_at, link_at = row_end + 1, link_end + 1
+    return _increasing(known)
+
+
+def _unique_replies(stored: Sequence[Row], incoming: Sequence[Incoming], links: Sequence[int]) -> list[Row]:
+    said = Counter(incoming[index].digest for index in links)
+    relayed = Counter(row.digest for row in stored if row.relayed)
+    return [row for row in stored if row.relayed and relayed[row.digest] == 1 and said[row.digest] == 1]
+
+
+def _increasing(known: Mapping[int, Row]) -> dict[int, Row]:
+    """``known`` without what would stand at the place of the one before it."""
+    place = float("-inf")
+    kept: dict[int, Row] = {}
+    for index in sorted(known):
+        if known[index].place > place:
+            kept[index] = known[index]
+            place = known[index].place
+    return kept
+
+
+def _longest_common(stored: Sequence[Row], incoming: Sequence[Incoming], links: Sequence[int]) -> list[tuple[int, Row]]:
+    """The longest common subsequence (Hunt and Szymanski)."""
+    if not stored or not links:
+        return []
+    candidates = _candidates(stored)
     ends: list[int] = []
-    chains: list[tuple[int, int, object]] = []
+    chains: list[_Step] = []
     for index in links:
-        for position in reversed(positions.get(incoming[index].digest, [])[:MAX_CANDIDATES]):
+        for position in candidates.get(incoming[index].digest, ()):
             length = bisect_left(ends, position)
-            previous = chains[length - 1] if length else None
-            step = (index, position, previous)
+            step = _Step(index, position, chains[length - 1] if length else None)
             if length == len(ends):
                 ends.append(position)
                 chains.append(step)
             else:
                 ends[length] = position
                 chains[length] = step
-    known: dict[int, Row] = {}
-    step_or_none: object = chains[-1] if chains else None
-    while isinstance(step_or_none, tuple):
-        index, position, step_or_none = step_or_none
-        known[index] = stored[position]
+    found: list[tuple[int, Row]] = []
+    last = chains[-1] if chains else None
+    while last is not None:
+        found.append((last.index, stored[last.position]))
+        last = last.previous
+    return found[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A pair of a common subsequence, and the one before it."""
+
+    index: int
+    position: int
+    previous: _Step | None
+
+
+def _candidates(stored: Sequence[Row]) -> dict[bytes, list[int]]:
+    """Digest -> positions, the last one first; current rows where there are any."""
+    current: defaultdict[bytes, list[int]] = defaultdict(list)
+    others: defaultdict[bytes, list[int]] = defaultdict(list)
+    for position, row in enumerate(stored):
+        (others if row.status == "superseded" else current)[row.digest].append(position)
+    half = MAX_CANDIDATES // 2
+    return {
+        digest: [*positions[:half], *positions[max(half, len(positions) - half) :]][::-1]
+        for digest, positions in {**others, **current}.items()
+    }
+
+
+def _with_instructions(rows: Sequence[Row], incoming: Sequence[Incoming], known: dict[int, Row]) -> dict[int, Row]:
+    """``known`` links, and the instructions that stand between the same neighbours as before."""
+    free: defaultdict[bytes, deque[Row]] = defaultdict(deque)
+    for row in rows:
+        if not row.is_link:
+            free[row.digest].append(row)
+    following = _following_places(incoming, known)
+    found = dict(known)
+    place = float("-inf")
+    for index, message in enumerate(incoming):
+        fitting = None if message.is_link else _fitting(free[message.digest], place, following[index])
+        if fitting is not None:
+            found[index] = fitting
+        if index in found:
+            place = found[index].place
+    return found
+
+
+def _fitting(rows: deque[Row], lower: float, upper: float | None) -> Row | None:
+    """The row between these places, a current one if there is one. What is at or before ``lower`` is thrown away."""
+    while rows and rows[0].place <= lower:
+        rows.popleft()
+    between = takewhile(lambda row: upper is None or row.place < upper, islice(rows, MAX_CANDIDATES))
+    return min(between, key=lambda row: (row.status == "superseded", row.place), default=None)
+
+
+def _with_room(incoming: Sequence[Incoming], known: dict[int, Row]) -> dict[int, Row]:
+    """``known`` as far as there is room between its places for what is new; what comes after is stored anew."""
+    following = _following_places(incoming, known)
+    place, new = 0.0, 0
+    for index in range(len(incoming)):
+        row = known.get(index)
+        if row is None:
+            new += following[index] is not None
+            continue
+        if new and (row.place - place) / (new + 1) < MIN_GAP:
+            return {each: known[each] for each in known if each < index}
+        place, new = row.place, 0
     return known
 
 
 def _place(
-    incoming: Sequence[Incoming], known: dict[int, Row], first_link: int, last_seq: int, turns: int
+    rows: Sequence[Row],
+    incoming: Sequence[Incoming],
+    known: Mapping[int, Row],
+    first_link: int,
+    last_seq: int,
+    turns: int,
 ) -> tuple[tuple[Placed, ...], int, int]:
     """Give every incoming message a sequence number, a turn and a place between its neighbours.
 
     Links that come before the rows at hand get sequence number 0: they are stored, and nobody asks for their place.
     """
-    following = _following_places(incoming, known)
+    places = _new_places(incoming, known)
+    adopted = _adopted_turns(incoming, known)
+    opened = frozenset(row.turn for row in rows if row.role == "user" and row.is_link)
+    numbering = _Numbering(turns=turns, opened=opened)
     placed: list[Placed] = []
-    numbering = _Numbering(turns=turns)
     links = 0
-    place = 0.0
     for index, message in enumerate(incoming):
         links += message.is_link
         row = known.get(index)
         if row is not None:
-            place = max(place, row.place)
             if row.is_link:
                 numbering.follow(row.turn, starts_turn=message.starts_turn)
             status: Status = "live" if row.status == "superseded" else row.status
@@ -246,14 +369,62 @@ def _place(
             placed.append(Placed(seq=0, turn=1, place=0.0, is_new=False))
         else:
             last_seq += 1
-            upper = following[index]
-            place = float(last_seq) if upper is None else (place + upper) / 2
-            turn = numbering.next(message)
+            place = places.get(index, float(last_seq))
+            if index in adopted:
+                turn = numbering.adopt(adopted[index], starts_turn=message.starts_turn)
+            else:
+                turn = numbering.next(message)
             placed.append(Placed(seq=last_seq, turn=turn, place=place, is_new=True))
     return tuple(placed), last_seq, numbering.turns
 
 
-def _following_places(incoming: Sequence[Incoming], known: dict[int, Row]) -> list[float | None]:
+def _new_places(incoming: Sequence[Incoming], known: Mapping[int, Row]) -> dict[int, float]:
+    """Places for new messages that stand before known ones, evenly between their neighbours.
+
+    Evenly, because halving the rest again and again runs out of digits after some fifty messages.
+    """
+    places: dict[int, float] = {}
+    waiting: list[int] = []
+    lower = 0.0
+    for index in range(len(incoming)):
+        row = known.get(index)
+        if row is None:
+            waiting.append(index)
+            continue
+        step = (row.place - lower) / (len(waiting) + 1)
+        places |= {each: lower + step * number for number, each in enumerate(waiting, start=1)}
+        lower, waiting = row.place, []
+    return places
+
+
+def _adopted_turns(incoming: Sequence[Incoming], known: Mapping[int, Row]) -> dict[int, int]:
+    """New messages that belong to a stored turn because of what follows them.
+
+    A rewritten user message in front of what answered it opens the same turn as before; whatever stands before
+    the first user message belongs to that one's turn.
+    """
+    opened = {row.turn for index, row in known.items() if incoming[index].starts_turn}
+    links = [index for index, message in enumerate(incoming) if message.is_link]
+    first_user = next((index for index in links if incoming[index].starts_turn), None)
+    adopted: dict[int, int] = {}
+    turn = 0
+    for index in reversed(links):
+        row, starts_turn = known.get(index), incoming[index].starts_turn
+        if row is not None:
+            turn = row.turn
+        elif starts_turn and turn and turn not in opened:
+            adopted[index] = turn
+            opened.add(turn)
+        elif starts_turn:
+            turn = 0
+        if starts_turn and index != first_user:
+            turn = 0
+    if turn and links[0] not in known:
+        adopted[links[0]] = turn
+    return adopted
+
+
+def _following_places(incoming: Sequence[Incoming], known: Mapping[int, Row]) -> list[float | None]:
     """For each incoming message, the place of the next known one, or None at the end of the history."""
     following: list[float | None] = [None] * len(incoming)
     upper: float | None = None
@@ -261,7 +432,7 @@ def _following_places(incoming: Sequence[Incoming], known: dict[int, Row]) -> li
         following[index] = upper
         row = known.get(index)
         if row is not None:
-            upper = row.place if upper is None else min(upper, row.place)
+            upper = row.place
     return following
 
 
@@ -276,8 +447,8 @@ def _inserts(links: Sequence[Placed]) -> bool:
     return False
 
 
-def _only_reply_left(rows: Sequence[Row], left_behind: set[int], links: Sequence[Placed]) -> bool:
+def _only_reply_left(left: Sequence[Row], links: Sequence[Placed]) -> bool:
     """Whether all that the client leaves behind is the reply to its last message: it asks for another one."""
     if not links or any(placed.is_new for placed in links):
         return False
-    return all(row.role == "assistant" for row in rows if row.seq in left_behind)
+    return all(row.role == "assistant" and row.place > links[-1].place for row in left)

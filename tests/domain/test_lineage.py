@@ -1,0 +1,449 @@
+"""Where an incoming history meets a stored one: cases by name, and invariants over generated conversations."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.domain.lineage import Decision, Incoming, Row, append, reconcile
+
+
+def said(words: str) -> Incoming:
+    """``u:hello`` by the user, ``a:`` by the assistant, ``t:`` a tool result, ``s:`` instructions."""
+    role = {"u": "user", "a": "assistant", "t": "tool", "s": "system"}[words[0]]
+    is_link = role != "system"
+    return Incoming(
+        digest=words.encode(),
+        is_link=is_link,
+        starts_turn=role == "user",
+        role=role,  # type: ignore[arg-type]
+    )
+
+
+def history(*words: str) -> list[Incoming]:
+    return [said(each) for each in words]
+
+
+@dataclass
+class Stored:
+    """A session's rows as the store keeps them."""
+
+    rows: dict[int, Row] = field(default_factory=dict)
+    last_seq: int = 0
+    turns: int = 0
+    calls: int = 0
+
+    @property
+    def in_order(self) -> list[Row]:
+        return sorted(self.rows.values(), key=lambda row: (row.place, row.seq))
+
+    @property
+    def live(self) -> list[str]:
+        return [row.digest.decode() for row in self.in_order if row.status == "live"]
+
+    @property
+    def live_turns(self) -> list[int]:
+        return [row.turn for row in self.in_order if row.status == "live" and row.is_link]
+
+    def decide(self, incoming: Sequence[Incoming]) -> Decision:
+        return reconcile(self.in_order, incoming, last_seq=self.last_seq, turns=self.turns, revivable=True)
+
+    def ask(self, *words: str, reply: str | None = None) -> Decision:
+        """A request with its whole history, and the reply to it."""
+        incoming = history(*words)
+        decision = self.decide(incoming)
+        self.apply(incoming, decision)
+        if reply is not None:
+            self.reply(decision, reply)
+        return decision
+
+    def apply(self, incoming: Sequence[Incoming], decision: Decision) -> None:
+        for message, placed in zip(incoming, decision.placed, strict=True):
+            if placed.is_new:
+                assert placed.seq not in self.rows
+                self.rows[placed.seq] = Row(
+                    seq=placed.seq,
+                    place=placed.place,
+                    turn=placed.turn,
+                    tokens=1,
+                    role=message.role,
+                    status="live",
+                    digest=message.digest,
+                    relayed=False,
+                    call=0,
+                )
+        for seq in decision.superseded:
+            self.rows[seq] = replace(self.rows[seq], status="superseded")
+        for seq in decision.revived:
+            self.rows[seq] = replace(self.rows[seq], status="live")
+        self.last_seq, self.turns = decision.last_seq, decision.turns
+        self.calls += 1
+
+    def reply(self, decision: Decision, words: str) -> None:
+        assert decision.answered is not None
+        self.last_seq += 1
+        self.rows[self.last_seq] = Row(
+            seq=self.last_seq,
+            place=float(self.last_seq),
+            turn=decision.answered.turn,
+            tokens=1,
+            role="assistant",
+            status="live",
+            digest=words.encode(),
+            relayed=True,
+            call=self.calls,
+        )
+
+
+def conversation() -> Stored:
+    """Two answered turns."""
+    stored = Stored()
+    stored.ask("s:1", "u:1", reply="a:1")
+    stored.ask("s:1", "u:1", "a:1", "u:2", reply="a:2")
+    return stored
+
+
+BEFORE = ("s:1", "u:1", "a:1", "u:2", "a:2")
+
+
+def test_a_first_request_is_new() -> None:
+    decision = Stored().ask("s:1", "u:1")
+    assert decision.kind == "new"
+    assert [(p.seq, p.turn, p.place, p.is_new) for p in decision.placed] == [(1, 0, 1.0, True), (2, 1, 2.0, True)]
+
+
+def test_what_is_new_is_appended() -> None:
+    stored = conversation()
+    decision = stored.ask(*BEFORE, "u:3")
+    assert decision.kind == "continue"
+    assert [p.is_new for p in decision.placed] == [False] * 5 + [True]
+    assert (decision.placed[-1].seq, decision.placed[-1].turn) == (6, 3)
+    assert not decision.superseded
+    assert decision.answered == decision.placed[-1]
+
+
+def test_tool_results_stay_in_the_turn_of_their_call() -> None:
+    stored = conversation()
+    stored.ask(*BEFORE, "u:3", reply="a:call")
+    decision = stored.ask(*BEFORE, "u:3", "a:call", "t:1", "t:2", reply="a:3")
+    assert decision.kind == "continue"
+    assert [p.turn for p in decision.placed[-2:]] == [3, 3]
+    assert stored.live_turns == [1, 1, 2, 2, 3, 3, 3, 3, 3]
+
+
+def test_the_same_request_again_is_a_retry_that_replaces_its_reply() -> None:
+    stored = conversation()
+    decision = stored.ask("s:1", "u:1", "a:1", "u:2", reply="a:other")
+    assert decision.kind == "retry"
+    assert [stored.rows[seq].digest for seq in decision.superseded] == [b"a:2"]
+    assert not any(p.is_new for p in decision.placed)
+    assert stored.live == ["s:1", "u:1", "a:1", "u:2", "a:other"]
+    assert stored.turns == 2
+
+
+def test_an_unanswered_request_again_is_a_retry() -> None:
+    stored = Stored()
+    stored.ask("u:1")
+    decision = stored.ask("u:1")
+    assert (decision.kind, decision.superseded) == ("retry", ())
+    assert stored.last_seq == 1
+
+
+def test_an_edited_question_leaves_what_followed_behind() -> None:
+    stored = conversation()
+    decision = stored.ask("s:1", "u:other", reply="a:other")
+    assert decision.kind == "edited"
+    assert [stored.rows[seq].digest for seq in decision.superseded] == [b"u:1", b"a:1", b"u:2", b"a:2"]
+    assert stored.live == ["s:1", "u:other", "a:other"]
+
+
+def test_a_history_cut_in_its_middle_keeps_the_rest() -> None:
+    stored = conversation()
+    decision = stored.ask("s:1", "u:2", "a:2", "u:3")
+    assert decision.kind == "edited"
+    assert [stored.rows[seq].digest for seq in decision.superseded] == [b"u:1", b"a:1"]
+    assert [p.turn for p in decision.placed] == [0, 2, 2, 3]
+    assert sum(p.is_new for p in decision.placed) == 1
+
+
+def test_an_edit_in_the_middle_goes_between_its_neighbours() -> None:
+    stored = conversation()
+    decision = stored.ask("s:1", "u:1", "a:mine", "u:2", "a:2", "u:3")
+    assert decision.kind == "edited"
+    assert stored.live == ["s:1", "u:1", "a:mine", "u:2", "a:2", "u:3"]
+    assert stored.live_turns == [1, 1, 2, 2, 3]
+    assert decision.placed[2].place == pytest.approx(3.0)
+
+
+def test_returning_to_an_earlier_branch_revives_it() -> None:
+    stored = conversation()
+    stored.ask("s:1", "u:1", "a:1", "u:other", reply="a:other")
+    decision = stored.ask(*BEFORE, "u:3")
+    assert decision.kind == "edited"
+    assert [stored.rows[seq].digest for seq in decision.revived] == [b"u:2", b"a:2"]
+    assert [stored.rows[seq].digest for seq in decision.superseded] == [b"u:other", b"a:other"]
+    assert stored.live == [*BEFORE, "u:3"]
+    assert sum(p.is_new for p in decision.placed) == 1
+
+
+def test_a_live_message_is_preferred_to_its_superseded_twin() -> None:
+    stored = Stored()
+    stored.ask("u:1", reply="a:Ok.")
+    stored.ask("u:1", reply="a:Ok.")
+    decision = stored.ask("u:1", "a:Ok.", "u:2")
+    assert (decision.kind, decision.revived, decision.superseded) == ("continue", (), ())
+
+
+def test_instructions_that_change_are_no_edit() -> None:
+    stored = conversation()
+    decision = stored.ask("s:2", *BEFORE[1:], "u:3", reply="a:3")
+    assert decision.kind == "continue"
+    assert [stored.rows[seq].digest for seq in decision.superseded] == [b"s:1"]
+    assert stored.live[0] == "s:2"
+    back = stored.ask("s:1", *BEFORE[1:], "u:3", "a:3", "u:4")
+    assert back.kind == "continue"
+    assert [stored.rows[seq].digest for seq in back.revived] == [b"s:1"]
+
+
+def test_context_injected_in_the_middle_has_no_turn() -> None:
+    stored = conversation()
+    decision = stored.ask(*BEFORE, "s:reminder", "u:3", reply="a:3")
+    assert decision.kind == "continue"
+    assert [p.turn for p in decision.placed[-2:]] == [0, 3]
+    again = stored.ask(*BEFORE, "u:3", "a:3", "s:reminder", "u:4")
+    assert again.kind == "continue"
+    assert again.placed[-2].is_new, "it stands elsewhere now"
+    assert stored.live == [*BEFORE, "u:3", "a:3", "s:reminder", "u:4"]
+
+
+def test_an_opening_assistant_message_belongs_to_the_first_users_turn() -> None:
+    stored = Stored()
+    decision = stored.ask("a:hello", "u:1", reply="a:1")
+    assert [p.turn for p in decision.placed] == [1, 1]
+    rewritten = stored.ask("a:hi", "u:1", "a:1", "u:2")
+    assert [p.turn for p in rewritten.placed] == [1, 1, 1, 2]
+
+
+def test_a_client_that_rebuilds_its_history_stays_in_one_session_of_sane_turns() -> None:
+    """Files in front, the newest question with a suffix that it loses later: aider."""
+    stored = Stored()
+    told: list[str] = []
+    for number in range(1, 30):
+        front = ["s:1", "u:example", "a:example", f"u:files as of {number // 3}", "a:seen"]
+        decision = stored.ask(*front, *told, f"u:{number} with a reminder", reply=f"a:{number}")
+        new = sum(p.is_new for p in decision.placed)
+        assert new <= (6 if number == 1 else 3), "the question again without its suffix, the new one, the files"
+        assert stored.live == [*front, *told, f"u:{number} with a reminder", f"a:{number}"]
+        assert stored.live_turns == sorted(stored.live_turns)
+        told += [f"u:{number}", f"a:{number}"]
+
+
+def test_a_summary_in_front_of_a_kept_tail_opens_its_turn() -> None:
+    stored = conversation()
+    stored.ask(*BEFORE, "u:3", reply="a:call")
+    stored.ask(*BEFORE, "u:3", "a:call", "t:1", reply="a:3")
+    decision = stored.ask("s:1", "u:summary", "a:call", "t:1", "a:3", "u:4")
+    assert decision.kind == "edited"
+    assert [p.turn for p in decision.placed] == [0, 3, 3, 3, 3, 4]
+    assert [p.is_new for p in decision.placed] == [False, True, False, False, False, True]
+
+
+def test_replies_are_kept_rather_than_what_stands_around_them() -> None:
+    """A reminder at the end of every request must not cost the reply its identity."""
+    stored = Stored()
+    stored.ask("u:1", "u:remember", "u:rules", reply="a:1")
+    decision = stored.ask("u:1", "a:1", "u:2", "u:remember", "u:rules")
+    assert not decision.placed[1].is_new
+
+
+def test_repeated_insertions_at_one_place_never_run_out_of_room() -> None:
+    stored = Stored()
+    middle: list[str] = []
+    stored.ask("u:first", "u:last", reply="a:end")
+    for number in range(300):
+        middle.append(f"u:{number}")
+        stored.ask("u:first", *middle, "u:last", "a:end")
+        places = [row.place for row in stored.in_order if row.status == "live"]
+        assert places == sorted(set(places))
+    assert stored.live == ["u:first", *middle, "u:last", "a:end"]
+    assert stored.last_seq < 1_000
+
+
+def test_hundreds_of_messages_fit_between_two_others() -> None:
+    stored = Stored()
+    stored.ask("u:first", "u:last", reply="a:end")
+    middle = [f"u:{number}" for number in range(500)]
+    stored.ask("u:first", *middle, "u:last", "a:end")
+    assert stored.live == ["u:first", *middle, "u:last", "a:end"]
+    assert stored.last_seq == 3 + 500
+
+
+def test_the_later_part_of_a_history_suffices() -> None:
+    stored = conversation()
+    tail = [row for row in stored.in_order if row.seq >= 4 or not row.is_link]
+    decision = reconcile(
+        tail, history(*BEFORE, "u:3"), last_seq=stored.last_seq, turns=stored.turns, first_link=2, revivable=True
+    )
+    assert decision.kind == "continue"
+    assert [(p.seq, p.is_new) for p in decision.placed] == [
+        (1, False),
+        (0, False),
+        (0, False),
+        (4, False),
+        (5, False),
+        (6, True),
+    ]
+    assert decision.placed[-1].turn == 3
+
+
+def test_hidden_messages_that_the_client_goes_on_sending_stay_hidden() -> None:
+    stored = conversation()
+    for seq in (4, 5):
+        stored.rows[seq] = replace(stored.rows[seq], status="undone")
+    decision = stored.ask(*BEFORE, "u:3")
+    assert decision.kind == "continue"
+    assert [p.status for p in decision.placed] == ["live", "live", "live", "undone", "undone", "live"]
+
+
+def test_append_gives_each_message_the_next_number_and_turn() -> None:
+    decision = append(history("t:1", "u:3", "u:4"), last_seq=5, turns=2, turn=2, superseded=[1])
+    assert [(p.seq, p.turn) for p in decision.placed] == [(6, 2), (7, 3), (8, 4)]
+    assert (decision.kind, decision.last_seq, decision.turns, decision.superseded) == ("delta", 8, 4, (1,))
+
+
+def test_append_to_an_empty_session_starts_at_one() -> None:
+    decision = append(history("s:1", "a:hello", "u:1"), last_seq=0, turns=0, turn=0)
+    assert [(p.seq, p.turn) for p in decision.placed] == [(1, 0), (2, 1), (3, 1)]
+
+
+WORDS = st.sampled_from(["u:1", "u:2", "u:3", "u:Ok.", "a:1", "a:Ok.", "a:2", "t:1", "t:2", "s:1", "s:2"])
+HISTORIES = st.lists(st.tuples(st.lists(WORDS, min_size=1, max_size=12), st.sampled_from(["a:Ok.", "a:1", "a:new"])))
+
+
+@st.composite
+def edits(draw: st.DrawFn) -> list[list[str]]:
+    """Requests of a client that resends what it has, edited here and there."""
+    told: list[str] = []
+    requests: list[list[str]] = []
+    for number in range(draw(st.integers(1, 8))):
+        match draw(st.sampled_from(["go on", "go on", "cut", "insert", "replace", "front", "again"])):
+            case "cut":
+                start = draw(st.integers(0, len(told)))
+                told = told[:start] + told[draw(st.integers(start, len(told))) :]
+            case "insert":
+                at = draw(st.integers(0, len(told)))
+                told = [*told[:at], f"u:inserted {number}", *told[at:]]
+            case "replace" if told:
+                told[draw(st.integers(0, len(told) - 1))] = f"a:replaced {number}"
+            case "front":
+                told = [f"s:{number}", *told]
+            case "again" if requests:
+                told = list(draw(st.sampled_from(requests)))
+            case _:
+                pass
+        asked = [*told, draw(st.sampled_from([f"u:{number}", "u:Ok.", "t:1"]))]
+        requests.append(asked)
+        told = [*asked, draw(st.sampled_from([f"a:{number}", "a:Ok."]))]
+    return requests
+
+
+def check(before: Stored, incoming: Sequence[Incoming], decision: Decision, after: Stored) -> None:
+    placed = decision.placed
+    assert len(placed) == len(incoming), "every message has its place"
+    new = [p for p in placed if p.is_new]
+    assert [p.seq for p in new] == [*range(before.last_seq + 1, before.last_seq + 1 + len(new))]
+    assert decision.last_seq == before.last_seq + len(new)
+    places = [p.place for p in placed]
+    assert all(one < other for one, other in itertools.pairwise(places)), "strictly increasing"
+    assert len({p.seq for p in placed}) == len(placed), "no row stands for two messages"
+    for message, p in zip(incoming, placed, strict=True):
+        assert (p.turn > 0) == message.is_link
+        assert p.turn <= decision.turns
+        if not p.is_new:
+            assert before.rows[p.seq].turn == p.turn, "matched rows keep their turn"
+            assert before.rows[p.seq].digest == message.digest
+    assert decision.turns >= before.turns
+    assert after.live == [message.digest.decode() for message in incoming], "the client's view is what it sent"
+    again = after.decide(incoming)
+    assert (again.kind, again.superseded, again.revived) == ("retry", (), ())
+    assert not any(p.is_new for p in again.placed)
+
+
+def replay(requests: Sequence[tuple[Sequence[str], str]]) -> Stored:
+    stored = Stored()
+    for words, reply in requests:
+        incoming = history(*words)
+        before = replace(stored, rows=dict(stored.rows))
+        decision = stored.ask(*words)
+        check(before, incoming, decision, stored)
+        if decision.answered is not None:
+            stored.reply(decision, reply)
+    return stored
+
+
+@given(HISTORIES)
+def test_invariants_over_histories_that_have_little_in_common(requests: list[tuple[list[str], str]]) -> None:
+    replay(requests)
+
+
+@given(edits())
+def test_invariants_over_a_client_that_edits(requests: list[list[str]]) -> None:
+    replay([(words, f"a:{number}") for number, words in enumerate(requests)])
+
+
+@given(st.lists(st.sampled_from(["u:1", "u:Ok.", "t:1"]), min_size=1, max_size=10), st.data())
+def test_a_client_that_only_goes_on_is_never_an_edit(questions: list[str], data: st.DataObject) -> None:
+    stored = Stored()
+    told: list[str] = []
+    for number, question in enumerate(questions):
+        reply = data.draw(st.sampled_from(["a:Ok.", f"a:{number}"]))
+        decision = stored.ask(*told, question, reply=reply)
+        assert decision.kind == ("continue" if number else "new")
+        assert not decision.superseded
+        assert sum(p.is_new for p in decision.placed) == 1
+        assert decision.answered is not None
+        told += [question, reply]
+    assert stored.live_turns == sorted(stored.live_turns)
+
+
+def elapsed(rows: Sequence[Row], incoming: Sequence[Incoming]) -> float:
+    started = time.process_time()
+    reconcile(rows, incoming, last_seq=len(rows), turns=len(rows), revivable=True)
+    return time.process_time() - started
+
+
+def long_session(words: Sequence[str]) -> Stored:
+    stored = Stored()
+    incoming = history(*words)
+    stored.apply(incoming, stored.decide(incoming))
+    return stored
+
+
+@pytest.mark.parametrize("case", ["go on", "cut in front", "edit in the middle", "all the same", "shuffled", "system"])
+def test_long_and_hostile_histories_are_placed_quickly(case: str) -> None:
+    words = [f"{'ua'[number % 2]}:{number}" for number in range(5_000)]
+    after = [*words, "u:next"]
+    match case:
+        case "cut in front":
+            after = ["u:summary", *words[1_001:], "u:next"]
+        case "edit in the middle":
+            after = [*words[:2_000], "u:edited", *words[2_001:], "u:next"]
+        case "all the same":
+            words = ["u:Ok."] * 5_000
+            after = ["a:else", *words, "a:else"]
+        case "shuffled":
+            after = random.Random(1).sample(words, len(words))
+        case "system":
+            words = ["s:same", "u:same"] * 2_500
+            after = ["a:else", *words]
+        case _:
+            pass
+    # Half a second is ten times what it takes; a quadratic algorithm takes minutes.
+    assert elapsed(long_session(words).in_order, history(*after)) < 0.5
