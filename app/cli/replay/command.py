@@ -1,0 +1,130 @@
+"""``tersely replay``: its arguments, and what it prints."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from app.cli.replay.checks import Failure
+from app.cli.replay.play import Variant
+from app.cli.replay.run import Plan, run_here, run_there
+from app.cli.replay.table import COLUMNS, Result, as_json, as_markdown, cells
+from app.cli.replay.transcripts import Transcript, load_transcript
+from app.cli.serving import log_as_json
+from app.settings import Settings
+from app.strategies.epochs import parse_policy
+from app.strategies.presets import parse_strategy
+
+MODEL = "gpt-4.1"
+WINDOW = 1_047_576
+MAX_SHOWN = 50
+
+
+def replay(  # noqa: PLR0913 one argument for each option
+    files: Annotated[list[Path], typer.Argument(help="Transcripts, one conversation per line (JSON Lines).")],
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(help="slim, full or JSON; may be repeated.", show_default="full and slim"),
+    ] = None,
+    epoch: Annotated[
+        list[str] | None,
+        typer.Option(help="auto, every_request or JSON; may be repeated.", show_default="auto"),
+    ] = None,
+    share: Annotated[float, typer.Option(help="Share of the final replies that get a terse tag.", min=0, max=1)] = 0.7,
+    limit: Annotated[int | None, typer.Option(help="Only the first conversations of each file.", min=1)] = None,
+    model: Annotated[str, typer.Option(help="The model that is asked for; it decides how tokens are counted.")] = MODEL,
+    window: Annotated[
+        int, typer.Option(help="The upstream refuses requests that are longer (tokens as bytes / 4).", min=1)
+    ] = WINDOW,
+    parallel: Annotated[int, typer.Option(help="Conversations played at a time.", min=1, max=64)] = 4,
+    proxy: Annotated[
+        str | None,
+        typer.Option(help="A running Tersely whose upstream is the one served here.", show_default="start one"),
+    ] = None,
+    upstream_port: Annotated[
+        int, typer.Option(help="With --proxy: the port on which the upstream is served.", min=0, max=65535)
+    ] = 0,
+    key: Annotated[str | None, typer.Option(help="With --proxy: a Tersely key.")] = None,
+    as_json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Write the table to this file, as Markdown.")] = None,
+) -> None:
+    """Play recorded conversations through the proxy, both sides; check and measure what happens.
+
+    A client that resends its whole history, and a strict upstream that answers with what was recorded. The exit code
+    is 1 when the client did not get the recorded conversation, the upstream refused a request, or the store does not
+    hold it all verbatim.
+    """
+    variants = _variants(strategy or ["full", "slim"], epoch or ["auto"])
+    transcripts = [load_transcript(path, limit=limit) for path in files]
+    plan = Plan(transcripts=transcripts, variants=variants, share=share, model=model, window=window, parallel=parallel)
+    settings = Settings()
+    log_as_json("warning")
+    with _progress(transcripts, variants) as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if proxy is None:
+            results = run_here(runner, settings, plan, progress)
+        else:
+            results = runner.run(
+                run_there(plan, progress, address=proxy.rstrip("/"), port=upstream_port, headers=_key_header(key))
+            )
+    _show(results, wants_json=as_json_, output=output)
+    failures = [failure for result in results for failure in result.failures]
+    _tell(failures)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _variants(strategies: Sequence[str], epochs: Sequence[str]) -> list[Variant]:
+    """Each strategy under each policy; ``full`` once. Raises `InvalidRequest` for what cannot be read."""
+    for strategy in strategies:
+        parse_strategy(strategy)
+    for epoch in epochs:
+        parse_policy(epoch)
+    all_of_them = [Variant(strategy=s, epoch=e) for s in strategies for e in epochs]
+    return list({variant.name: variant for variant in reversed(all_of_them)}.values())[::-1]
+
+
+def _key_header(key: str | None) -> Mapping[str, str]:
+    return {"x-tersely-key": key} if key else {}
+
+
+@contextmanager
+def _progress(transcripts: Sequence[Transcript], variants: Sequence[Variant]) -> Iterator[Callable[[str], None]]:
+    """A function to be called after each call, with what is being played; shown on a terminal only."""
+    console = Console(stderr=True)
+    calls = len(variants) * sum(len(each.calls) for transcript in transcripts for each in transcript.conversations)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=calls)
+        yield lambda what: bar.update(task, advance=1, description=what)
+
+
+def _show(results: Sequence[Result], *, wants_json: bool, output: Path | None) -> None:
+    if output is not None:
+        output.write_text(as_markdown(results), encoding="utf-8")
+    if wants_json:
+        print(json.dumps(as_json(results), indent=2))
+    elif sys.stdout.isatty():
+        table = Table(*COLUMNS)
+        for result in results:
+            table.add_row(*cells(result))
+        Console().print(table)
+    else:
+        print(as_markdown(results), end="")
+
+
+def _tell(failures: Sequence[Failure]) -> None:
+    for failure in failures[:MAX_SHOWN]:
+        print(f"failed: {failure}", file=sys.stderr)
+    if len(failures) > MAX_SHOWN:
+        print(f"failed: and {len(failures) - MAX_SHOWN} more", file=sys.stderr)

@@ -1,0 +1,131 @@
+"""A service for a replay: started here with a database and a tenant of its own, or one that runs already."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+from typing_extensions import override
+
+from app.cli.replay.checks import Stored
+from app.cli.serving import database_of
+from app.main import build, clock
+from app.service.auth import new_key
+from app.settings import Settings
+from app.store import keys, messages, tenants
+from app.store.connection import Database
+from app.store.embedded import open_embedded_postgres
+
+TENANT_PREFIX = "replay-"
+
+
+@contextmanager
+def database_for_replay(settings: Settings) -> Iterator[str]:
+    """The configured database, or else an embedded one that is thrown away at the end."""
+    if settings.database_url is not None:
+        with database_of(settings) as url:
+            yield url
+        return
+    with tempfile.TemporaryDirectory(prefix="tersely-replay-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        directory.chmod(0o711)  # root's Postgres runs as somebody else, who has to pass
+        with open_embedded_postgres(directory) as server:
+            yield server.admin_dsn
+
+
+class _QuietServer(uvicorn.Server):
+    """Leaves the signals to the command; ``is_up`` is set when it listens, or has failed to."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_up = asyncio.Event()
+
+    @override
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        finally:
+            self.is_up.set()
+
+
+@asynccontextmanager
+async def run_service(settings: Settings, database_url: str, upstream: str) -> AsyncIterator[str]:
+    """The service on a free loopback port, until the block is left; its address."""
+    # Every tenant is to be a fresh one, and a reply that could not be stored is to be seen.
+    own = settings.model_copy(update={"auth": "keys", "fail_open": "off", "openai_api_key": None})
+    application = build(own, database_url=database_url, openai_base_url=upstream)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(
+            application,
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=2,
+        )
+        server = _QuietServer(config)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve(sockets=[listener]))
+            await server.is_up.wait()
+            try:
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            finally:
+                server.should_exit = True
+
+
+@dataclass(slots=True, kw_only=True)
+class Tenants:
+    """Fresh tenants of a database, one for each strategy and file; all that they stored goes at the end."""
+
+    database: Database
+    made: list[str] = field(default_factory=list)
+
+    async def make(self) -> tuple[str, str]:
+        """A new tenant: its name and a key."""
+        name = f"{TENANT_PREFIX}{secrets.token_hex(8)}"
+        text, stored = new_key(
+            name, "replay", now=clock(), key_id=secrets.token_hex(8), secret=secrets.token_urlsafe(32)
+        )
+        await keys.add(self.database, stored)
+        self.made.append(name)
+        return name, text
+
+    async def read(self, tenant: str, session_id: str) -> Sequence[Stored]:
+        """All current messages of a session, in order, as the client knows them."""
+        async with self.database.transaction(tenant) as connection:
+            rows = await messages.all_rows(connection, tenant, session_id)
+            current = [row.row for row in rows if row.row.status == "live"]
+            content = await messages.content(connection, tenant, session_id, [row.seq for row in current])
+        replies = {row.seq for row in current if row.relayed}
+        return [Stored(raw=message.raw, is_reply=message.seq in replies) for message in content]
+
+    async def forget(self) -> None:
+        """Remove what the tenants stored, and the tenants."""
+        for name in self.made:
+            await tenants.forget(self.database, name)
+
+
+@asynccontextmanager
+async def open_tenants(database_url: str) -> AsyncIterator[Tenants]:
+    """Tenants that are gone when the block is left."""
+    database = Database(dsn=database_url, size=2, timeout=60)
+    await database.open()
+    made = Tenants(database=database)
+    try:
+        yield made
+    finally:
+        await made.forget()
+        await database.close()
