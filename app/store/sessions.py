@@ -163,3 +163,73 @@ async def find_by_client_id(connection: Connection, tenant: str, client_id: str)
     """The oldest session under an id that a client sends for its own purposes."""
     row = await connection.fetchrow(BY_CLIENT_ID, tenant, client_id)
     return None if row is None else session_from(row)
+
+
+# The REST verbs
+
+ADD = """
+INSERT INTO sessions (tenant_id, id, parent, client_id, strategy, epoch_policy, metadata, last_seq, turns, tokens,
+    version, edits, edited, calls, epoch, cut, plan, open_chain, last_call_at, created_at, updated_at)
+VALUES ($1, $2, $3, NULL, $4, $5, $6, 0, 0, 0, 0, 0, false, 0, 0, 1, NULL, NULL, NULL, $7, $7)
+ON CONFLICT (tenant_id, id) DO NOTHING RETURNING id
+"""
+NEWEST = f"""
+SELECT {COLUMNS} FROM sessions
+WHERE tenant_id = $1 AND ($2::timestamptz IS NULL OR (created_at, id) < ($2, $3))
+  AND ($4::text IS NULL OR parent = $4) AND ($5::text IS NULL OR client_id = $5)
+ORDER BY created_at DESC, id DESC LIMIT $6
+"""
+CHANGE = f"""
+UPDATE sessions SET strategy = $3, epoch_policy = $4, metadata = $5, version = version + 1, updated_at = $6
+WHERE tenant_id = $1 AND id = $2 RETURNING {COLUMNS}
+"""
+DELETE = "DELETE FROM sessions WHERE tenant_id = $1 AND id = $2 RETURNING id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """What a session's owner sets: strategy and epoch policy in the form of the configuration, JSON metadata."""
+
+    strategy: str | None
+    epoch_policy: str | None
+    metadata: bytes
+
+
+async def add(
+    connection: Connection, tenant: str, session_id: str, parent: str | None, given: Configuration, now: datetime
+) -> bool:
+    """Make an empty session; False when the id is taken."""
+    made = await connection.fetchval(
+        ADD, tenant, session_id, parent, given.strategy, given.epoch_policy, given.metadata, now
+    )
+    return made is not None
+
+
+async def newest(
+    connection: Connection,
+    tenant: str,
+    *,
+    before: tuple[datetime, str] | None,
+    parent: str | None,
+    client_id: str | None,
+    limit: int,
+) -> list[Session]:
+    """A tenant's sessions, the newest first, made before the one with that time and id."""
+    at, session_id = before or (None, None)
+    rows = await connection.fetch(NEWEST, tenant, at, session_id, parent, client_id, limit)
+    return [session_from(row) for row in rows]
+
+
+async def change(
+    connection: Connection, tenant: str, session_id: str, given: Configuration, now: datetime
+) -> Session | None:
+    """The session with another configuration; None when it is not there."""
+    row = await connection.fetchrow(
+        CHANGE, tenant, session_id, given.strategy, given.epoch_policy, given.metadata, now
+    )
+    return None if row is None else session_from(row)
+
+
+async def delete(connection: Connection, tenant: str, session_id: str) -> bool:
+    """Delete a session and everything of it; False when it was not there."""
+    return await connection.fetchval(DELETE, tenant, session_id) is not None

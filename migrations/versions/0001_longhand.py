@@ -196,7 +196,8 @@ TABLES = {
             PRIMARY KEY (tenant_id, session_id, anchor),
             FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
         )""",
-    # Casefolded text of full blocks of messages, made when a session is first searched.
+    # Casefolded text of full blocks of messages, made when a session is first searched. Blocks are fixed ranges of
+    # sequence numbers, so they stay good whatever becomes of the messages' status.
     "search_pages": """
         CREATE TABLE search_pages (
             tenant_id text NOT NULL,
@@ -204,6 +205,16 @@ TABLES = {
             page bigint NOT NULL,
             text text NOT NULL,
             PRIMARY KEY (tenant_id, session_id, page),
+            FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+        )""",
+    # The distinct words of a run of search pages: what is not among them is in none of the pages.
+    "search_words": """
+        CREATE TABLE search_words (
+            tenant_id text NOT NULL,
+            session_id text NOT NULL,
+            segment bigint NOT NULL,
+            words text NOT NULL,
+            PRIMARY KEY (tenant_id, session_id, segment),
             FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
         )""",
     "calibration": """
@@ -217,9 +228,19 @@ TABLES = {
         )""",
 }
 
+# Unpacking costs more than reading: text that is searched is stored as it is.
+STORAGE = (
+    "ALTER TABLE search_pages ALTER COLUMN text SET STORAGE EXTERNAL",
+    "ALTER TABLE search_words ALTER COLUMN words SET STORAGE EXTERNAL",
+)
+
 INDEXES = (
     "CREATE INDEX messages_chain ON messages (tenant_id, chain) WHERE chain IS NOT NULL",
     "CREATE INDEX messages_reply ON messages (tenant_id, digest) WHERE chain IS NOT NULL",
+    "CREATE INDEX messages_turn ON messages (tenant_id, session_id, turn)",
+    # The few rows that are not simply the next message of the history; every other one's place is its number.
+    "CREATE INDEX messages_exceptions ON messages (tenant_id, session_id, seq) "
+    "WHERE status <> 'live' OR turn = 0 OR place <> seq::float8 OR NOT client_visible OR NOT model_visible",
     "CREATE INDEX messages_instructions ON messages (tenant_id, session_id) WHERE turn = 0 AND status = 'live'",
     "CREATE INDEX sessions_open ON sessions (tenant_id, open_chain) WHERE open_chain IS NOT NULL",
     "CREATE INDEX sessions_client ON sessions (tenant_id, client_id) WHERE client_id IS NOT NULL",
@@ -245,7 +266,7 @@ def upgrade() -> None:
         op.execute(f"ALTER TABLE {name} FORCE ROW LEVEL SECURITY")
         op.execute(f"CREATE POLICY own_rows ON {name} USING ({rows}) WITH CHECK ({OWN_ROWS})")
         op.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO tersely_app")
-    for ddl in INDEXES:
+    for ddl in (*STORAGE, *INDEXES):
         op.execute(ddl)
 
 

@@ -1,0 +1,301 @@
+"""`context_search`: the whole history of a session, searched without loading it.
+
+What is searched: the live messages as the client saw them, superseded, dropped, undone and removed ones left out.
+Instructions (system and developer text) are no part of the history: they stand in every context anyway. Positions
+(``messages 14-18 of 42``) count exactly those messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from app.dialects.registry import DIALECTS
+from app.domain import excerpts
+from app.domain.errors import InvalidRequest, NotFound
+from app.domain.excerpts import Head, InTurn, Lookup, Range, Row, Search, Tail
+from app.domain.messages import Message, Part, Text, ToolResult, searchable_text
+from app.domain.positions import Exceptional, Positions
+from app.service.metrics import Metrics
+from app.store import messages as message_store
+from app.store import positions as position_store
+from app.store import search as pages
+from app.store import sessions, turns
+from app.store.connection import Connection, Database
+from app.store.messages import StoredMessage
+
+# Between the messages of a page: a code point that stands for no character, and so is replaced in the texts.
+SEPARATOR = "\ufffe"
+_UNSTORABLE = re.compile("[\x00\ufffe\ud800-\udfff]")
+_WORD = re.compile(r"\w+")
+# So many of the longest words of a query narrow the search down.
+PROBES = 3
+# Segments whose pages are scanned at once, the newest first; frequent words are found in the first ones.
+SEGMENTS_AT_ONCE = 4
+BUILD_PAGES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What an answer may hold. Beyond ``matches`` the older ones are left out, and the answer says so."""
+
+    matches: int = 200
+    messages: int = 1_000
+    message_chars: int = 20_000
+    chars: int = 400_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excerpt:
+    """A contiguous range of the history. ``rows`` and ``seqs`` are its messages, in order."""
+
+    range: Range
+    rows: tuple[Row, ...]
+    seqs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What a lookup found: the document's ``text``, the same as values, and whether something was left out."""
+
+    text: str
+    excerpts: tuple[Excerpt, ...]
+    total: int
+    is_truncated: bool
+
+
+def fold(text: str) -> str:
+    """Text in the form in which it is searched."""
+    return _UNSTORABLE.sub("\ufffd", text.casefold())
+
+
+def words_of(folded: str) -> list[str]:
+    """The longest words of a query, which a text must contain (maybe as parts of longer words) to match."""
+    return sorted(set(_WORD.findall(folded)), key=lambda word: (-len(word), word))[:PROBES]
+
+
+class Searcher:
+    """Lookups in stored sessions."""
+
+    def __init__(self, database: Database, metrics: Metrics, *, bounds: Bounds | None = None) -> None:
+        self._database = database
+        self._metrics = metrics
+        self._bounds = bounds or Bounds()
+
+    async def look_up(self, tenant: str, session_id: str, lookup: Lookup) -> Findings:
+        """Raises `NotFound` for a session that is not there."""
+        with self._metrics.search_seconds.labels(_mode(lookup)).time():
+            if isinstance(lookup, Search):
+                await self._build_pages(tenant, session_id)
+            async with self._database.transaction(tenant) as connection:
+                return await self._find(connection, tenant, session_id, lookup)
+
+    async def _find(self, connection: Connection, tenant: str, session_id: str, lookup: Lookup) -> Findings:
+        session = await sessions.get(connection, tenant, session_id)
+        if session is None:
+            raise NotFound("there is no such session")
+        rows = await position_store.exceptions(connection, tenant, session_id)
+        order = Positions(
+            session.last_seq,
+            (Exceptional(seq=row.seq, place=row.place, is_hidden=is_hidden(row)) for row in rows),
+        )
+        ranges, notes = await self._ranges(connection, tenant, session_id, lookup, order, session.last_seq)
+        ranges, cut = _bound(ranges, self._bounds.messages, newest=not isinstance(lookup, Head))
+        notes += cut
+        wanted = [seq for span in ranges for seq in order.seqs(span.first, span.last)]
+        stored = {m.seq: m for m in await message_store.content(connection, tenant, session_id, wanted)}
+        return self._render(ranges, order, stored, notes)
+
+    async def _ranges(
+        self, connection: Connection, tenant: str, session_id: str, lookup: Lookup, order: Positions, last_seq: int
+    ) -> tuple[tuple[Range, ...], list[str]]:
+        match lookup:
+            case Search(before=before, after=after):
+                matches, is_all = await self._matches(connection, tenant, session_id, lookup.query, order, last_seq)
+                notes = [] if is_all else [f"the newest {len(matches)} matches; there are older ones"]
+                return excerpts.plan_windows(matches, before=before, after=after, total=order.total), notes
+            case Tail() | Head():
+                return excerpts.plan_ends(lookup, total=order.total), []
+            case InTurn():
+                seqs = await turns.live_seqs(connection, tenant, session_id, lookup.first_turn, lookup.last_turn)
+                return excerpts.plan_windows(_positions(order, seqs), before=0, after=0, total=order.total), []
+
+    async def _matches(
+        self, connection: Connection, tenant: str, session_id: str, query: str, order: Positions, last_seq: int
+    ) -> tuple[list[int], bool]:
+        """The positions of the newest matches, and whether those are all."""
+        folded = fold(query)
+        most = self._bounds.matches
+        full = last_seq // pages.PAGE
+        recent = await pages.content(connection, tenant, session_id, full * pages.PAGE + 1, last_seq)
+        found = _positions(order, [each.seq for each in recent if folded in text_of(each)])
+        for among in await self._candidates(connection, tenant, session_id, folded, full):
+            below = among
+            while below and len(found) <= most:
+                batch = await pages.find_pages(connection, tenant, session_id, folded, among=below, limit=8)
+                for page, text in batch:
+                    found += _positions(order, _seqs_in_page(page, text, folded))
+                below = [page for page in below if page < batch[-1][0]] if len(batch) == 8 else []
+        found.sort()
+        return found[-most:], len(found) <= most
+
+    async def _candidates(
+        self, connection: Connection, tenant: str, session_id: str, folded: str, full: int
+    ) -> list[list[int]]:
+        """The pages that may contain a text, in portions, the newest first."""
+        whole = full // pages.SEGMENT
+        probes = words_of(folded)
+        if probes:
+            segments = await pages.find_segments(connection, tenant, session_id, probes)
+        else:
+            segments = list(range(whole))
+        portions = [list(range(whole * pages.SEGMENT, full))]
+        for start in range(len(segments), 0, -SEGMENTS_AT_ONCE):
+            some = segments[max(0, start - SEGMENTS_AT_ONCE) : start]
+            portions.append([page for segment in some for page in pages.pages_of(segment)])
+        return portions
+
+    async def _build_pages(self, tenant: str, session_id: str) -> None:
+        """Make the pages and words that are missing, a few at a time, so that no transaction is long."""
+        while True:
+            async with self._database.transaction(tenant) as connection:
+                session = await sessions.get(connection, tenant, session_id)
+                if session is None:
+                    return
+                full = session.last_seq // pages.PAGE
+                missing = await pages.missing_pages(connection, tenant, session_id, full, BUILD_PAGES)
+                rows = [
+                    (page, await pages.content(connection, tenant, session_id, *_span(page))) for page in missing
+                ]
+            if not rows:
+                break
+            made = [(page, await asyncio.to_thread(page_text, content)) for page, content in rows]
+            async with self._database.transaction(tenant) as connection:
+                # Content that was removed meanwhile must not come back in a page.
+                if await pages.edits(connection, tenant, session_id, lock=True) == session.edits:
+                    await pages.add_pages(connection, tenant, session_id, made)
+        await self._build_words(tenant, session_id, full // pages.SEGMENT)
+
+    async def _build_words(self, tenant: str, session_id: str, full: int) -> None:
+        async with self._database.transaction(tenant) as connection:
+            missing = await pages.missing_segments(connection, tenant, session_id, full)
+        for segment in missing:
+            async with self._database.transaction(tenant) as connection:
+                edits = await pages.edits(connection, tenant, session_id)
+                texts = await pages.texts(connection, tenant, session_id, pages.pages_of(segment))
+            if len(texts) < pages.SEGMENT:
+                continue
+            words = await asyncio.to_thread(_join_words, texts)
+            async with self._database.transaction(tenant) as connection:
+                if await pages.edits(connection, tenant, session_id, lock=True) == edits:
+                    await pages.add_words(connection, tenant, session_id, segment, words)
+
+    def _render(
+        self, ranges: Sequence[Range], order: Positions, stored: dict[int, StoredMessage], notes: list[str]
+    ) -> Findings:
+        found: list[Excerpt] = []
+        room = self._bounds.chars
+        clipped = 0
+        for span in ranges:
+            rows: list[Row] = []
+            seqs = order.seqs(span.first, span.last)
+            for position, seq in zip(range(span.first, span.last + 1), seqs, strict=True):
+                message, was_clipped = _clip(_read(stored[seq]), min(self._bounds.message_chars, max(room, 200)))
+                clipped += was_clipped
+                room -= len(searchable_text(message))
+                rows.append(Row(position=position, turn=stored[seq].turn, message=message))
+            found.append(Excerpt(range=span, rows=tuple(rows), seqs=tuple(seqs)))
+        if clipped:
+            notes = [*notes, f"{clipped} long messages are cut short"]
+        text = excerpts.render_excerpts(ranges, (row for each in found for row in each.rows), order.total)
+        if notes:
+            text += f"\n--- not everything is shown: {'; '.join(notes)} ---"
+        return Findings(
+            text=_UNSTORABLE.sub("\ufffd", text),
+            excerpts=tuple(found),
+            total=order.total,
+            is_truncated=bool(notes),
+        )
+
+
+def is_hidden(row: position_store.ExceptionRow) -> bool:
+    """Whether a message is no part of the history that is searched."""
+    return row.status != "live" or row.turn == 0 or not row.model_visible
+
+
+def text_of(content: pages.Content) -> str:
+    """A message's text in the form in which it is searched; nothing for instructions and what cannot be read."""
+    if content.turn == 0 or not content.raw:
+        return ""
+    try:
+        return fold(searchable_text(DIALECTS[content.dialect].read_message(content.raw)))  # type: ignore[index]
+    except InvalidRequest:
+        return ""
+
+
+def page_text(contents: Iterable[pages.Content]) -> str:
+    """The text of a page: one piece for each of its messages, whether there is something in it or not."""
+    return SEPARATOR.join(text_of(content) for content in contents)
+
+
+def _join_words(texts: Iterable[str]) -> str:
+    words: set[str] = set()
+    for text in texts:
+        words.update(_WORD.findall(text))
+    return " ".join(sorted(words))
+
+
+def _seqs_in_page(page: int, text: str, folded: str) -> list[int]:
+    first = page * pages.PAGE + 1
+    return [first + at for at, piece in enumerate(text.split(SEPARATOR)) if folded in piece]
+
+
+def _positions(order: Positions, seqs: Iterable[int]) -> list[int]:
+    return [position for seq in seqs if (position := order.of(seq)) is not None]
+
+
+def _span(page: int) -> tuple[int, int]:
+    return page * pages.PAGE + 1, (page + 1) * pages.PAGE
+
+
+def _mode(lookup: Lookup) -> str:
+    return {Search: "search", Tail: "tail", Head: "head", InTurn: "turn"}[type(lookup)]
+
+
+def _read(stored: StoredMessage) -> Message:
+    return DIALECTS[stored.dialect].read_reply(stored.raw)  # type: ignore[index]
+
+
+def _bound(ranges: Sequence[Range], most: int, *, newest: bool) -> tuple[tuple[Range, ...], list[str]]:
+    """The newest (or first) ranges of at most ``most`` messages in all, and what to say if that is less than all."""
+    kept: list[Range] = []
+    room = most
+    for span in reversed(ranges) if newest else ranges:
+        size = span.last - span.first + 1
+        if room <= 0:
+            break
+        if size > room:
+            first = span.last - room + 1 if newest else span.first
+            span = Range(first=first, last=first + room - 1)  # noqa: PLW2901
+        kept.append(span)
+        room -= size
+    kept.sort(key=lambda span: span.first)
+    is_all = sum(s.last - s.first + 1 for s in ranges) <= most
+    return tuple(kept), [] if is_all else [f"an answer holds at most {most} messages"]
+
+
+def _clip(message: Message, limit: int) -> tuple[Message, bool]:
+    """The message with at most about ``limit`` characters of text in all, and whether something went."""
+    if len(searchable_text(message)) <= limit:
+        return message, False
+    parts: list[Part] = []
+    for part in message.parts:
+        if isinstance(part, Text | ToolResult):
+            gone = len(part.text) - max(0, limit)
+            if gone > 0:
+                part = replace(part, text=f"{part.text[: max(0, limit)]}[... {gone} more characters]")  # noqa: PLW2901
+            limit -= len(part.text)
+        parts.append(part)
+    return replace(message, parts=tuple(parts)), True

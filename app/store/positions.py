@@ -1,0 +1,34 @@
+"""The exceptions of a session: the rows from which all positions follow, found by an index of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.domain.history import Status
+from app.store.connection import Connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExceptionRow:
+    """A row that is not simply the next message of the history that client and model see."""
+
+    seq: int
+    place: float
+    turn: int
+    tokens: int
+    status: Status
+    client_visible: bool
+    model_visible: bool
+
+
+# The condition is that of the index `messages_exceptions`, word for word.
+EXCEPTIONS = """
+SELECT seq, place, turn, tokens, status, client_visible, model_visible FROM messages
+WHERE tenant_id = $1 AND session_id = $2
+  AND (status <> 'live' OR turn = 0 OR place <> seq::float8 OR NOT client_visible OR NOT model_visible)
+"""
+
+
+async def exceptions(connection: Connection, tenant: str, session_id: str) -> list[ExceptionRow]:
+    """All exceptional rows of a session."""
+    return [ExceptionRow(**dict(record)) for record in await connection.fetch(EXCEPTIONS, tenant, session_id)]

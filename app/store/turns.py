@@ -1,0 +1,198 @@
+"""Turns as rows: listing them, hiding them, taking them back, removing them for good.
+
+Whatever changes a turn here does so under the session's lock and counts as an edit of its history, so that the
+next context starts a new epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Literal
+
+from app.domain.history import Epoch, Status
+from app.domain.sessions import Session
+from app.store import search
+from app.store.connection import Connection
+from app.store.sessions import COLUMNS, read_epoch, session_from, write_epoch
+
+Hidden = Literal["dropped", "undone"]
+
+HERE = "tenant_id = $1 AND session_id = $2"
+LIVE_SEQS = f"""
+SELECT seq FROM messages
+WHERE {HERE} AND turn BETWEEN $3 AND $4 AND turn > 0 AND status = 'live' AND model_visible ORDER BY seq
+"""
+# The last message by place is that one, or was put between older ones after it.
+LAST_TURN = f"""
+SELECT turn FROM messages
+WHERE {HERE} AND status = 'live' AND turn > 0 AND seq >= coalesce((
+    SELECT seq FROM messages WHERE {HERE} AND status = 'live' AND turn > 0 AND place = seq::float8
+    ORDER BY seq DESC LIMIT 1), 1)
+ORDER BY place DESC, seq DESC LIMIT 1
+"""
+GROUPS = f"""
+SELECT turn, status, count(*) AS messages, min(seq) AS first_seq, max(seq) AS last_seq, sum(tokens) AS tokens,
+    min(created_at) AS created_at, max(created_at) AS updated_at
+FROM messages WHERE {HERE} AND turn BETWEEN $3 AND $4 AND turn > 0 GROUP BY turn, status ORDER BY turn
+"""
+# A call belongs to the turn that it was made for.
+USAGE = f"""
+SELECT turn, count(*) AS calls, sum(tokens_before) AS tokens_before, sum(tokens_after) AS tokens_after,
+    sum(input_tokens) AS input, sum(cached_tokens) AS cached, sum(output_tokens) AS output
+FROM calls WHERE {HERE} AND turn BETWEEN $3 AND $4 GROUP BY turn
+"""
+TERSE = f"""
+SELECT turn, text FROM terse WHERE {HERE} AND turn BETWEEN $3 AND $4 ORDER BY turn, seq, number
+"""
+LOCK = f"SELECT {COLUMNS} FROM sessions WHERE tenant_id = $1 AND id = $2 FOR UPDATE"
+OF_TURN = f"SELECT seq, turn, status, tokens, place FROM messages WHERE {HERE} AND turn = $3 ORDER BY seq"
+HIDE = f"UPDATE messages SET status = $4 WHERE {HERE} AND turn = $3 AND status = 'live'"
+REMOVE = f"""
+UPDATE messages SET status = 'removed', raw = ''::bytea, model_raw = NULL, tokens = 0 WHERE {HERE} AND turn = $3
+"""
+FORGET_TERSE = f"DELETE FROM terse WHERE {HERE} AND turn = $3"
+FORGET_PLANS = f"SELECT number, plan FROM epochs WHERE {HERE}"
+SET_PLAN = f"UPDATE epochs SET plan = $4 WHERE {HERE} AND number = $3"
+SET_EDITED = """
+UPDATE sessions SET edited = true, edits = edits + 1, version = version + 1, tokens = tokens - $4, plan = $5,
+    open_chain = NULL, updated_at = $3
+WHERE tenant_id = $1 AND id = $2
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """The calls made for a turn, in tokens: as estimated before and after, and as the provider reported them."""
+
+    calls: int = 0
+    tokens_before: int = 0
+    tokens_after: int = 0
+    input: int | None = None
+    cached: int | None = None
+    output: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRow:
+    """A turn: of its live messages, or of all of them where none is live."""
+
+    turn: int
+    status: Status
+    messages: int
+    first_seq: int
+    last_seq: int
+    tokens: int
+    created_at: datetime
+    updated_at: datetime
+    usage: Usage
+    terse: tuple[str, ...]
+
+
+# The status of a turn is the first of these that one of its messages has.
+PRECEDENCE: tuple[Status, ...] = ("live", "dropped", "undone", "superseded", "removed")
+
+
+async def live_seqs(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[int]:
+    """The live messages of the turns ``first`` to ``last``."""
+    return [record["seq"] for record in await connection.fetch(LIVE_SEQS, tenant, session_id, first, _int4(last))]
+
+
+async def last_turn(connection: Connection, tenant: str, session_id: str) -> int:
+    """The turn of the last live message; 0 when there is none. Costs the same in every session."""
+    return await connection.fetchval(LAST_TURN, tenant, session_id) or 0
+
+
+async def between(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[TurnRow]:
+    """The turns ``first`` to ``last``, in order, removed ones left out."""
+    arguments = (tenant, session_id, first, _int4(last))
+    usage = {r["turn"]: _usage(dict(r)) for r in await connection.fetch(USAGE, *arguments)}
+    terse: dict[int, list[str]] = {}
+    for record in await connection.fetch(TERSE, *arguments):
+        terse.setdefault(record["turn"], []).append(record["text"].decode("utf-8", "replace"))
+    best: dict[int, dict[str, object]] = {}
+    for record in await connection.fetch(GROUPS, *arguments):
+        row = dict(record)
+        known = best.get(row["turn"])
+        if known is None or _rank(row["status"]) < _rank(known["status"]):
+            best[row["turn"]] = row
+    return [
+        TurnRow(**row, usage=usage.get(turn, Usage()), terse=tuple(terse.get(turn, ())))  # type: ignore[arg-type]
+        for turn, row in sorted(best.items())
+        if row["status"] != "removed"
+    ]
+
+
+def _int4(value: int) -> int:
+    return min(value, 2**31 - 1)
+
+
+def _rank(status: object) -> int:
+    return PRECEDENCE.index(status)  # type: ignore[arg-type]
+
+
+def _usage(row: dict[str, int | None]) -> Usage:
+    return Usage(**{name: value for name, value in row.items() if name != "turn"})  # type: ignore[arg-type]
+
+
+async def lock(connection: Connection, tenant: str, session_id: str) -> Session | None:
+    """The session, locked until the transaction ends."""
+    record = await connection.fetchrow(LOCK, tenant, session_id)
+    return None if record is None else session_from(record)
+
+
+async def hide(connection: Connection, tenant: str, session: Session, turn: int, status: Hidden, now: datetime) -> bool:
+    """Hide a turn's live messages from every context; False when it has none. The session must be locked."""
+    rows = await connection.fetch(OF_TURN, tenant, session.id, turn)
+    live = [row["seq"] for row in rows if row["status"] == "live"]
+    if not live:
+        return False
+    await connection.execute(HIDE, tenant, session.id, turn, status)
+    before_cut = sum(row["tokens"] for row in rows if row["status"] == "live" and row["seq"] < session.cut)
+    plan = without_turn(session.plan, turn, live, before_cut) if session.plan else None
+    await _set_edited(connection, tenant, session, plan, 0, now)
+    return True
+
+
+async def remove(connection: Connection, tenant: str, session: Session, turn: int, now: datetime) -> bool:
+    """Empty a turn's messages for good, and whatever was made from them; False when it has none that are not yet.
+
+    Their rows stay, so that numbers have no gaps and a client that goes on sending them is understood.
+    """
+    rows = await connection.fetch(OF_TURN, tenant, session.id, turn)
+    if all(row["status"] == "removed" for row in rows):
+        return False
+    seqs = [row["seq"] for row in rows]
+    await connection.execute(REMOVE, tenant, session.id, turn)
+    await connection.execute(FORGET_TERSE, tenant, session.id, turn)
+    await search.forget_pages(connection, tenant, session.id, seqs)
+    for record in await connection.fetch(FORGET_PLANS, tenant, session.id):
+        plan = without_turn(read_epoch(record["plan"]), turn, seqs, 0, forget=True)
+        await connection.execute(SET_PLAN, tenant, session.id, record["number"], write_epoch(plan))
+    before_cut = sum(row["tokens"] for row in rows if row["status"] == "live" and row["seq"] < session.cut)
+    current = without_turn(session.plan, turn, seqs, before_cut, forget=True) if session.plan else None
+    await _set_edited(connection, tenant, session, current, sum(row["tokens"] for row in rows), now)
+    return True
+
+
+def without_turn(plan: Epoch, turn: int, seqs: Sequence[int], tokens: int, *, forget: bool = False) -> Epoch:
+    """An epoch's plan without what it carries of a turn, from which the next epoch is made.
+
+    ``tokens`` of it had been cut. ``forget`` empties the rendered head too, in which the turn may be told about.
+    """
+    gone = frozenset(seqs)
+    return replace(
+        plan,
+        head=() if forget else plan.head,
+        kept=tuple(seq for seq in plan.kept if seq not in gone),
+        references=tuple(reference for reference in plan.references if reference.turn != turn),
+        older_tokens=max(0, plan.older_tokens - tokens),
+    )
+
+
+async def _set_edited(
+    connection: Connection, tenant: str, session: Session, plan: Epoch | None, tokens: int, now: datetime
+) -> None:
+    stored = None if plan is None else write_epoch(plan)
+    await connection.execute(SET_EDITED, tenant, session.id, now, tokens, stored)
