@@ -166,9 +166,7 @@ class Searcher:
                     return
                 full = session.last_seq // pages.PAGE
                 missing = await pages.missing_pages(connection, tenant, session_id, full, BUILD_PAGES)
-                rows = [
-                    (page, await pages.content(connection, tenant, session_id, *_span(page))) for page in missing
-                ]
+                rows = [(page, await pages.content(connection, tenant, session_id, *_span(page))) for page in missing]
             if not rows:
                 break
             made = [(page, await asyncio.to_thread(page_text, content)) for page, content in rows]

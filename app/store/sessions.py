@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import blake2b
 
 import msgspec
 from asyncpg import Record
@@ -71,34 +72,39 @@ class Hit:
 GET = f"SELECT {COLUMNS} FROM sessions WHERE tenant_id = $1 AND id = $2"
 
 # The longest match wins, then the client's own id, then a history that ends there, then the newest.
+# A conversation that a client calls by another id is another conversation, whatever is said in it.
 BY_CHAIN = f"""
 SELECT {_S}, m.seq AS hit_seq, m.chain AS hit_chain, m.status <> 'superseded' AS hit_is_current
 FROM messages m JOIN sessions s ON s.tenant_id = m.tenant_id AND s.id = m.session_id
 WHERE m.tenant_id = $1 AND m.chain = ANY($2::bytea[])
+      AND ($3::text IS NULL OR s.client_id IS NULL OR s.client_id = $3)
+      AND ($4::text IS NULL OR m.session_id = $4)
 ORDER BY array_position($2::bytea[], m.chain), (s.client_id = $3) IS TRUE DESC, m.seq = s.last_seq DESC,
          s.updated_at DESC, s.id
 LIMIT 1
 """
 
+# So many sessions with one reply say that it tells nothing.
+TELLING = 100
 BY_REPLY = f"""
-SELECT DISTINCT ON (s.id) {_S}, array_position($2::bytea[], m.digest) AS newest
+SELECT m.session_id
 FROM messages m JOIN sessions s ON s.tenant_id = m.tenant_id AND s.id = m.session_id
-WHERE m.tenant_id = $1 AND m.digest = ANY($2::bytea[]) AND m.chain IS NOT NULL
+WHERE m.tenant_id = $1 AND m.digest = $2 AND m.chain IS NOT NULL
       AND ($3::text IS NULL OR s.client_id IS NULL OR s.client_id = $3)
-ORDER BY s.id, newest
-LIMIT 20
+LIMIT {TELLING}
 """
 
 BY_SIDE_REPLY = f"""
 SELECT DISTINCT ON (s.id) {_S}
 FROM side_replies r JOIN sessions s ON s.tenant_id = r.tenant_id AND s.id = r.session_id
 WHERE r.tenant_id = $1 AND r.anchor = ANY($2::bytea[]) AND r.created_at > $3
+      AND ($4::text IS NULL OR s.client_id IS NULL OR s.client_id = $4)
 LIMIT 2
 """
 
 BY_OPEN_CHAIN = f"""
 SELECT {COLUMNS} FROM sessions
-WHERE tenant_id = $1 AND open_chain = $2 AND updated_at > $3 AND client_id IS NOT DISTINCT FROM $4
+WHERE tenant_id = $1 AND open_chain = ANY($2::bytea[]) AND updated_at > $3 AND client_id IS NOT DISTINCT FROM $4
 ORDER BY updated_at DESC, id LIMIT 1
 """
 
@@ -114,10 +120,18 @@ async def get(connection: Connection, tenant: str, session_id: str) -> Session |
 
 
 async def find_by_chain(
-    connection: Connection, tenant: str, chains: Sequence[bytes], client_id: str | None
+    connection: Connection,
+    tenant: str,
+    chains: Sequence[bytes],
+    client_id: str | None,
+    *,
+    session_id: str | None = None,
 ) -> Hit | None:
-    """The session with the longest history in common; ``chains`` are the request's, the longest first."""
-    row = await connection.fetchrow(BY_CHAIN, tenant, list(chains), client_id)
+    """The session with the longest history in common; ``chains`` are the request's, the longest first.
+
+    ``session_id``: only that session will do.
+    """
+    row = await connection.fetchrow(BY_CHAIN, tenant, list(chains), client_id, session_id)
     if row is None:
         return None
     return Hit(
@@ -133,29 +147,53 @@ async def find_by_reply(
 ) -> Session | None:
     """The one session that relayed the newest of these replies (``digests``: newest first).
 
-    None where several sessions did: a guess would be worse than a new session.
+    Where several did, the older replies decide between them; None where they do not: a guess would be worse than
+    a new session.
     """
-    rows = await connection.fetch(BY_REPLY, tenant, list(digests), client_id)
-    if not rows:
-        return None
-    newest = min(row["newest"] for row in rows)
-    found = [row for row in rows if row["newest"] == newest]
-    return session_from(found[0]) if len(found) == 1 else None
+    candidates: set[str] = set()
+    for digest in digests:
+        rows = await connection.fetch(BY_REPLY, tenant, digest, client_id)
+        found = {row["session_id"] for row in rows}
+        if not found or len(rows) == TELLING:
+            continue
+        candidates = candidates & found or candidates or found
+        if len(candidates) == 1:
+            return await get(connection, tenant, candidates.pop())
+    return None
 
 
 async def find_by_side_reply(
-    connection: Connection, tenant: str, anchors: Sequence[bytes], since: datetime
+    connection: Connection, tenant: str, anchors: Sequence[bytes], since: datetime, client_id: str | None
 ) -> Session | None:
     """The one session one of whose side calls was answered with such a text since ``since``."""
-    rows = await connection.fetch(BY_SIDE_REPLY, tenant, list(anchors), since)
+    rows = await connection.fetch(BY_SIDE_REPLY, tenant, list(anchors), since, client_id)
     return session_from(rows[0]) if len(rows) == 1 else None
 
 
+def in_flight(open_chain: bytes) -> bytes:
+    """What stands for an unanswered history while its call is under way.
+
+    The same words may be the beginning of two conversations. Once the call has failed there is nothing to be mixed
+    up; until then only who is known to ask again is let in.
+    """
+    return blake2b(b"in flight" + open_chain, digest_size=16).digest()
+
+
 async def find_unanswered(
-    connection: Connection, tenant: str, open_chain: bytes, since: datetime, client_id: str | None
+    connection: Connection,
+    tenant: str,
+    open_chain: bytes,
+    since: datetime,
+    client_id: str | None,
+    *,
+    is_retry: bool,
 ) -> Session | None:
-    """A session that consists of this very history and has no reply yet: the request is a retry."""
-    row = await connection.fetchrow(BY_OPEN_CHAIN, tenant, open_chain, since, client_id)
+    """A session that consists of this very history and has no reply: the request asks again.
+
+    ``is_retry``: that is certain, so a call may still be under way.
+    """
+    chains = [open_chain, in_flight(open_chain)] if is_retry else [open_chain]
+    row = await connection.fetchrow(BY_OPEN_CHAIN, tenant, chains, since, client_id)
     return None if row is None else session_from(row)
 
 
@@ -224,9 +262,7 @@ async def change(
     connection: Connection, tenant: str, session_id: str, given: Configuration, now: datetime
 ) -> Session | None:
     """The session with another configuration; None when it is not there."""
-    row = await connection.fetchrow(
-        CHANGE, tenant, session_id, given.strategy, given.epoch_policy, given.metadata, now
-    )
+    row = await connection.fetchrow(CHANGE, tenant, session_id, given.strategy, given.epoch_policy, given.metadata, now)
     return None if row is None else session_from(row)
 
 

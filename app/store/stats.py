@@ -27,7 +27,8 @@ WHERE {HERE} AND number > $3 ORDER BY number LIMIT $4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTotals:
     """Sums over a session's upstream calls, in tokens. ``input_of_cached`` is the input of those calls whose
-    provider said how much of it was cached."""
+    provider said how much of it was cached.
+    """
 
     calls: int
     tokens_before: int

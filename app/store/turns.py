@@ -16,6 +16,7 @@ from app.domain.sessions import Session
 from app.store import search
 from app.store.connection import Connection
 from app.store.sessions import COLUMNS, read_epoch, session_from, write_epoch
+from app.store.writer import LAST_TURN
 
 Hidden = Literal["dropped", "undone"]
 
@@ -23,14 +24,6 @@ HERE = "tenant_id = $1 AND session_id = $2"
 LIVE_SEQS = f"""
 SELECT seq FROM messages
 WHERE {HERE} AND turn BETWEEN $3 AND $4 AND turn > 0 AND status = 'live' AND model_visible ORDER BY seq
-"""
-# The last message by place is that one, or was put between older ones after it.
-LAST_TURN = f"""
-SELECT turn FROM messages
-WHERE {HERE} AND status = 'live' AND turn > 0 AND seq >= coalesce((
-    SELECT seq FROM messages WHERE {HERE} AND status = 'live' AND turn > 0 AND place = seq::float8
-    ORDER BY seq DESC LIMIT 1), 1)
-ORDER BY place DESC, seq DESC LIMIT 1
 """
 GROUPS = f"""
 SELECT turn, status, count(*) AS messages, min(seq) AS first_seq, max(seq) AS last_seq, sum(tokens) AS tokens,
@@ -129,7 +122,7 @@ def _int4(value: int) -> int:
 
 
 def _rank(status: object) -> int:
-    return PRECEDENCE.index(status)  # type: ignore[arg-type]
+    return PRECEDENCE.index(status)
 
 
 def _usage(row: dict[str, int | None]) -> Usage:

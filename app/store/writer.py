@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -18,12 +19,13 @@ from app.domain.lineage import Decision, append, reconcile
 from app.store import messages
 from app.store.connection import Connection, Database
 from app.store.sessions import COLUMNS
-from app.store.writes import NewEpoch, Outcome, ReplyWrite, RequestWrite, Write
+from app.store.writes import NewEpoch, Outcome, ReplyWrite, RequestWrite, Said, Write
 
 MAX_BATCH = 128
 # How long a request's messages wait for company. Real replies take far longer; a reply that does not is written
 # together with its request in one transaction.
 LINGER = 0.002
+NOTHING_SAID = Said()
 
 
 @dataclass(slots=True)
@@ -203,9 +205,15 @@ def _take(queue: deque[_Job]) -> list[_Job]:
 
 
 LOCK = f"SELECT {COLUMNS} FROM sessions WHERE tenant_id = $1 AND id = ANY($2::text[]) ORDER BY id FOR UPDATE"
+# The last live message by place is the last one whose place is its number, or was put between older ones after it:
+# found from the end, so that it costs the same in every session.
 LAST_TURN = """
-SELECT turn FROM messages WHERE tenant_id = $1 AND session_id = $2 AND turn > 0 AND status = 'live'
-ORDER BY place DESC LIMIT 1
+SELECT turn FROM messages
+WHERE tenant_id = $1 AND session_id = $2 AND status = 'live' AND turn > 0 AND seq >= coalesce((
+    SELECT seq FROM messages
+    WHERE tenant_id = $1 AND session_id = $2 AND status = 'live' AND turn > 0 AND place = seq::float8
+    ORDER BY seq DESC LIMIT 1), 1)
+ORDER BY place DESC, seq DESC LIMIT 1
 """
 INSERT_SESSION = """
 INSERT INTO sessions (tenant_id, id, parent, client_id, strategy, epoch_policy, metadata, last_seq, turns, tokens,
@@ -379,10 +387,13 @@ async def _write_request(connection: Connection, tenant: str, write: RequestWrit
         decision = await _decide_again(connection, tenant, write, state)
     first = state.last_seq + 1
     new_tokens = 0
-    for placed, incoming, raw, tokens in zip(decision.placed, write.incoming, write.raws, write.tokens, strict=True):
+    for index, (placed, incoming, raw, tokens) in enumerate(
+        zip(decision.placed, write.incoming, write.raws, write.tokens, strict=True)
+    ):
         if not placed.is_new:
             continue
         new_tokens += tokens
+        said = write.said.get(index, NOTHING_SAID)
         rows.messages.append(
             (
                 state.id,
@@ -402,9 +413,10 @@ async def _write_request(connection: Connection, tenant: str, write: RequestWrit
                 None,
                 write.now,
                 raw,
-                None,
+                said.model_raw,
             )
         )
+        rows.terse += _terse_rows(state.id, placed.turn, placed.seq, said.terse, write.now)
     for seqs, status in ((decision.superseded, "superseded"), (decision.revived, "live")):
         if seqs:
             await connection.execute(SET_STATUS, tenant, state.id, list(seqs), status)
@@ -436,6 +448,16 @@ async def _write_request(connection: Connection, tenant: str, write: RequestWrit
         decision=decision,
         is_as_decided=is_as_decided,
     )
+
+
+def _terse_rows(
+    session_id: str, turn: int, seq: int, entries: Iterable[tuple[str, str]], now: datetime
+) -> list[tuple[object, ...]]:
+    """Rows for a reply's log entries, given as (text, source)."""
+    return [
+        (session_id, turn, seq, number, "assistant", source, now, text.encode("utf-8", "replace"))
+        for number, (text, source) in enumerate(entries)
+    ]
 
 
 async def _written_before(connection: Connection, tenant: str, write: RequestWrite) -> Outcome | None:
@@ -540,19 +562,7 @@ async def _write_reply(connection: Connection, tenant: str, write: ReplyWrite, s
                 reply.model_raw,
             )
         )
-        for number, (text, source) in enumerate(reply.terse):
-            rows.terse.append(
-                (
-                    state.id,
-                    asked.turn,
-                    state.last_seq,
-                    number,
-                    "assistant",
-                    source,
-                    write.now,
-                    text.encode("utf-8", "replace"),
-                )
-            )
+        rows.terse += _terse_rows(state.id, asked.turn, state.last_seq, reply.terse, write.now)
         state.tokens += reply.tokens
         state.open_chain = None
     report = write.report

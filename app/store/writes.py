@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
@@ -60,9 +60,19 @@ class Outcome:
     was_stored_before: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What a reply that comes with a request carries beside the client's view of it: see `NewReply`."""
+
+    model_raw: bytes | None = None
+    terse: tuple[tuple[str, str], ...] = ()
+
+
 @dataclass(slots=True, kw_only=True)
 class RequestWrite:
     """A request's messages. ``raws`` and ``tokens`` go with ``incoming``; only what is new is written.
+
+    ``said`` is by index of ``incoming``, for replies that do not come from a call of ours.
 
     ``decision`` was made on version ``version`` of the session (None: it did not exist); on another version it
     is made anew under the session's lock.
@@ -85,6 +95,7 @@ class RequestWrite:
     is_call: bool = True
     key: str | None = None
     key_digest: bytes = b""
+    said: Mapping[int, Said] = field(default_factory=dict)
     replaces_instructions: bool = False
     outcome: Outcome | None = field(default=None)
 
