@@ -10,7 +10,7 @@ from typing import Literal
 from app.domain.clients import ClientIds
 from app.domain.lineage import Decision, Row, append, reconcile
 from app.domain.sessions import Session
-from app.service.arrival import NEWEST, Arrival
+from app.service.arrival import NEWEST, Arrival, extend
 from app.store import messages, sessions
 from app.store.connection import Connection
 from app.store.messages import TailRow
@@ -39,7 +39,8 @@ class Found:
 
     ``rows`` are the stored rows that the decision was made on: the current ones from the session's cut on, or all.
     ``first_link`` says how many links of the history come before them. In ``delta`` mode the request carries only
-    what is new, and ``rows`` is the stored tail that comes before it.
+    what is new, ``rows`` is the stored tail that comes before it, and ``head_chain`` the identity of both together.
+    ``spare_id`` is for a session whose id turns out to be taken by another conversation of the same client.
     """
 
     session_id: str
@@ -50,6 +51,8 @@ class Found:
     first_link: int = 0
     is_delta: bool = False
     parent: str | None = None
+    head_chain: bytes | None = None
+    spare_id: str | None = None
 
     def needs_all(self, reach: int) -> bool:
         """Whether a context that reaches back to sequence number ``reach`` needs rows that were not loaded."""
@@ -68,11 +71,18 @@ async def find(
     """Find the session: by Tersely's own id; else by lineage, within a client's own id where there is one."""
     if asked.session_id is not None:
         return await _by_own_id(connection, tenant, arrival, asked, asked.session_id)
-    found = await _by_lineage(connection, tenant, arrival, asked.client, now)
+    found = await _by_lineage(connection, tenant, arrival, asked, now)
     return found or await _new(connection, tenant, arrival, asked.client, new_id)
 
 
-def _fresh(session_id: str, arrival: Arrival, *, source: Source = "new", parent: str | None = None) -> Found:
+def _fresh(
+    session_id: str,
+    arrival: Arrival,
+    *,
+    source: Source = "new",
+    parent: str | None = None,
+    spare_id: str | None = None,
+) -> Found:
     return Found(
         session_id=session_id,
         session=None,
@@ -80,6 +90,7 @@ def _fresh(session_id: str, arrival: Arrival, *, source: Source = "new", parent:
         decision=reconcile((), arrival.incoming, last_seq=0, turns=0),
         rows=(),
         parent=parent,
+        spare_id=spare_id,
     )
 
 
@@ -89,11 +100,11 @@ async def _by_own_id(connection: Connection, tenant: str, arrival: Arrival, aske
         return _fresh(session_id, arrival, source="header")
     tail = await messages.tail_rows(connection, tenant, session_id, session.cut)
     if _is_delta(arrival, tail, session, is_retry=asked.is_retry):
-        return _delta(arrival, tail, session)
+        return await _delta(connection, tenant, arrival, tail, session)
     hit = None
     if session.cut > 1 and (chains := arrival.reply_chains()[:NEWEST]):
-        hit = await sessions.find_by_chain(connection, tenant, chains, session.client_id)
-    if hit is None or hit.session.id != session_id or not hit.is_current:
+        hit = await sessions.find_by_chain(connection, tenant, chains, session.client_id, session_id=session_id)
+    if hit is None or not hit.is_current:
         return await _lay_beside(connection, tenant, arrival, session, "header", tail)
     index = arrival.index_of_chain(hit.chain)
     return await _lay_beside(connection, tenant, arrival, session, "header", tail, hit_seq=hit.seq, hit_index=index)
@@ -116,7 +127,9 @@ def _is_delta(arrival: Arrival, tail: Sequence[TailRow], session: Session, *, is
     return [row.digest for row in last] != [link.digest for link in links]
 
 
-def _delta(arrival: Arrival, tail: Sequence[TailRow], session: Session) -> Found:
+async def _delta(
+    connection: Connection, tenant: str, arrival: Arrival, tail: Sequence[TailRow], session: Session
+) -> Found:
     replaced: list[int] = []
     if any(not incoming.is_link for incoming in arrival.incoming):
         replaced = [row.row.seq for row in tail if not row.row.is_link]
@@ -134,7 +147,25 @@ def _delta(arrival: Arrival, tail: Sequence[TailRow], session: Session) -> Found
         ),
         rows=tail,
         is_delta=True,
+        head_chain=await _whole_chain(connection, tenant, arrival, tail, session),
     )
+
+
+async def _whole_chain(
+    connection: Connection, tenant: str, arrival: Arrival, tail: Sequence[TailRow], session: Session
+) -> bytes:
+    """The identity of what is stored with what has arrived, so that a later request that carries it all is known."""
+    links = [row.row for row in tail if row.row.is_link]
+    last = max((index for index, row in enumerate(links) if row.relayed), default=None)
+    if last is not None:
+        chain = await messages.chain_of(connection, tenant, session.id, links[last].seq)
+        after = links[last + 1 :]
+    else:
+        # The beginning of a history that was cut is not at hand: a chain of the session's own, which nothing matches.
+        chain, after = b"" if session.cut == 1 else session.id.encode(), links
+    for digest in [row.digest for row in after] + [arrival.incoming[index].digest for index in arrival.links]:
+        chain = extend(chain, digest)
+    return chain
 
 
 async def with_everything(connection: Connection, tenant: str, arrival: Arrival, found: Found) -> Found:
@@ -144,8 +175,9 @@ async def with_everything(connection: Connection, tenant: str, arrival: Arrival,
 
 
 async def _by_lineage(
-    connection: Connection, tenant: str, arrival: Arrival, client: ClientIds, now: datetime
+    connection: Connection, tenant: str, arrival: Arrival, asked: Asked, now: datetime
 ) -> Found | None:
+    client = asked.client
     source: Source = client.source or "lineage"
     chains = arrival.reply_chains()[:MAX_CHAINS]
     for some in (chains[:NEWEST], chains[NEWEST:]):
@@ -166,11 +198,19 @@ async def _by_lineage(
         if session is not None:
             return await _lay_beside(connection, tenant, arrival, session, source, None)
     if summaries := arrival.summaries():
-        session = await sessions.find_by_side_reply(connection, tenant, summaries, now - SUMMARY_WITHIN)
+        session = await sessions.find_by_side_reply(connection, tenant, summaries, now - SUMMARY_WITHIN, client.id)
         if session is not None:
             return await _lay_beside(connection, tenant, arrival, session, source, None)
     if not chains and arrival.links:
-        session = await sessions.find_unanswered(connection, tenant, arrival.head_chain, now - RETRY_WITHIN, client.id)
+        # Under an id of the client's own, the same beginning is the same conversation.
+        session = await sessions.find_unanswered(
+            connection,
+            tenant,
+            arrival.head_chain,
+            now - RETRY_WITHIN,
+            client.id,
+            is_retry=asked.is_retry or client.id is not None,
+        )
         if session is not None:
             return await _lay_beside(connection, tenant, arrival, session, source, None)
     return None
@@ -233,4 +273,6 @@ async def _new(
     if first is not None:
         return _fresh(new_id(), arrival, parent=first.id)
     taken = await sessions.get(connection, tenant, client.id)
-    return _fresh(client.id if taken is None else new_id(), arrival, parent=client.parent)
+    if taken is not None:
+        return _fresh(new_id(), arrival, parent=client.parent)
+    return _fresh(client.id, arrival, parent=client.parent, spare_id=new_id())

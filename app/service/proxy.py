@@ -341,7 +341,11 @@ class Proxy:
             session_id=found.session_id,
             create=None
             if session
-            else NewSession(parent=found.parent, client_id=clients.client_ids(call.header_map, request.ids).id),
+            else NewSession(
+                parent=found.parent,
+                client_id=clients.client_ids(call.header_map, request.ids).id,
+                spare_id=found.spare_id,
+            ),
             mode="append" if found.is_delta else "full",
             dialect=self._dialect.name,
             incoming=arrival.incoming,
@@ -592,6 +596,7 @@ class Proxy:
 
     def _replies(self, prepared: Prepared, said: SaidReply, *, is_whole: bool, now: datetime) -> list[NewReply]:
         found: list[NewReply] = []
+        head_chain = prepared.found.head_chain or prepared.arrival.head_chain
         for choice in said.choices:
             client = self._dialect.read_reply(choice.client_message)
             model = self._dialect.read_reply(choice.model_message)
@@ -607,7 +612,7 @@ class Proxy:
                     raw=choice.client_message,
                     model_raw=choice.model_message if choice.model_message != choice.client_message else None,
                     digest=identity_of_reply,
-                    chain=extend(prepared.arrival.head_chain, identity_of_reply),
+                    chain=extend(head_chain, identity_of_reply),
                     tokens=tokens.count_message(model, prepared.request.model),
                     finish=finish,
                     terse=tuple(terse),

@@ -64,6 +64,8 @@ WHERE {HERE} AND seq >= $3 AND status = 'live' AND model_visible AND turn > 0
 ORDER BY place, seq
 """
 
+CHAIN_OF = f"SELECT chain FROM messages WHERE {HERE} AND seq = $3"
+
 INSTRUCTIONS = f"SELECT {FULL} FROM messages WHERE {HERE} AND turn = 0 AND status = 'live' ORDER BY place, seq"
 
 
@@ -119,6 +121,11 @@ async def content(connection: Connection, tenant: str, session_id: str, seqs: Se
 async def live_from(connection: Connection, tenant: str, session_id: str, cut: int) -> list[StoredMessage]:
     """What the model may see from ``cut`` on, in order, without instructions."""
     return [message_from(r) for r in await connection.fetch(LIVE_FROM, tenant, session_id, cut)]
+
+
+async def chain_of(connection: Connection, tenant: str, session_id: str, seq: int) -> bytes:
+    """The identity of the history up to a relayed reply; empty for any other message."""
+    return await connection.fetchval(CHAIN_OF, tenant, session_id, seq) or b""
 
 
 async def instructions(connection: Connection, tenant: str, session_id: str) -> list[StoredMessage]:

@@ -18,7 +18,7 @@ from app.domain.errors import Conflict, NotFound, StoreUnavailable, TerselyError
 from app.domain.lineage import Decision, append, reconcile
 from app.store import messages
 from app.store.connection import Connection, Database
-from app.store.sessions import COLUMNS
+from app.store.sessions import COLUMNS, in_flight
 from app.store.writes import NewEpoch, Outcome, ReplyWrite, RequestWrite, Said, Write
 
 MAX_BATCH = 128
@@ -299,7 +299,7 @@ async def write_all(connection: Connection, tenant: str, writes: list[Write]) ->
     for write in writes:
         state = states[_session_id(write)]
         if isinstance(write, RequestWrite):
-            await _write_request(connection, tenant, write, state, rows)
+            await _write_request(connection, tenant, write, states, rows)
         else:
             await _write_reply(connection, tenant, write, state, rows)
     for table, sql in INSERTS.items():
@@ -377,14 +377,22 @@ async def _lock(connection: Connection, tenant: str, writes: list[Write]) -> dic
     return states
 
 
-async def _write_request(connection: Connection, tenant: str, write: RequestWrite, state: _State, rows: _Rows) -> None:
+async def _write_request(
+    connection: Connection, tenant: str, write: RequestWrite, states: dict[str, _State], rows: _Rows
+) -> None:
+    state = states[write.session_id]
     if write.key is not None and (done := await _written_before(connection, tenant, write)) is not None:
         write.outcome = done
         return
     decision = write.decision
     is_as_decided = state.is_new if write.version is None else state.version == write.version
     if not is_as_decided:
-        decision = await _decide_again(connection, tenant, write, state)
+        again = await _decide_again(connection, tenant, write, state)
+        if again is None:
+            state = await _take_spare(connection, tenant, write, states)
+            is_as_decided = True
+        else:
+            decision = again
     first = state.last_seq + 1
     new_tokens = 0
     for index, (placed, incoming, raw, tokens) in enumerate(
@@ -431,7 +439,7 @@ async def _write_request(connection: Connection, tenant: str, write: RequestWrit
     if write.is_call:
         state.calls += 1
         state.last_call_at = write.now
-    state.open_chain = write.open_chain
+    state.open_chain = in_flight(write.open_chain) if write.open_chain else None
     rows.attributes.extend((state.id, a.digest, a.kind, write.now, a.raw) for a in write.attributes)
     answered = decision.answered
     turn = answered.turn if answered else max(1, state.turns)
@@ -479,20 +487,41 @@ async def _written_before(connection: Connection, tenant: str, write: RequestWri
     )
 
 
-async def _decide_again(connection: Connection, tenant: str, write: RequestWrite, state: _State) -> Decision:
-    """The session has moved on since the decision: decide on what is there now, under its lock."""
+async def _decide_again(connection: Connection, tenant: str, write: RequestWrite, state: _State) -> Decision | None:
+    """The session has moved on since the decision: decide on what is there now, under its lock.
+
+    None where the id went to another conversation of the same client: two histories that share nothing are not
+    one session.
+    """
     if write.mode == "append":
-        turn = await connection.fetchval(LAST_TURN, tenant, state.id) or 0
-        superseded: list[int] = []
-        if write.replaces_instructions:
-            superseded = [m.seq for m in await messages.instructions(connection, tenant, state.id)]
-        return append(write.incoming, last_seq=state.last_seq, turns=state.turns, turn=turn, superseded=superseded)
+        return await _append_again(connection, tenant, write, state)
     rows = [tail.row for tail in await messages.all_rows(connection, tenant, state.id)]
     decision = reconcile(rows, write.incoming, last_seq=state.last_seq, turns=state.turns, revivable=True)
     if write.version is None and not any(p.turn and not p.is_new for p in decision.placed):
-        # The id was free when it was chosen; two histories that share nothing are not one session.
-        raise Conflict("that session id was taken by another conversation meanwhile")
+        if write.create is not None and write.create.spare_id is not None:
+            return None
+        if not any(message.role == "assistant" for message in write.incoming):
+            # Two beginnings under one id of ours: each said something new.
+            return await _append_again(connection, tenant, write, state)
     return decision
+
+
+async def _append_again(connection: Connection, tenant: str, write: RequestWrite, state: _State) -> Decision:
+    turn = await connection.fetchval(LAST_TURN, tenant, state.id) or 0
+    superseded: list[int] = []
+    if write.replaces_instructions or (write.mode == "full" and any(not m.is_link for m in write.incoming)):
+        superseded = [m.seq for m in await messages.instructions(connection, tenant, state.id)]
+    return append(write.incoming, last_seq=state.last_seq, turns=state.turns, turn=turn, superseded=superseded)
+
+
+async def _take_spare(connection: Connection, tenant: str, write: RequestWrite, states: dict[str, _State]) -> _State:
+    """Make ``write`` one of a session of its own, a child of the one that has taken its id."""
+    assert write.create is not None
+    assert write.create.spare_id is not None
+    taken, write.session_id = write.session_id, write.create.spare_id
+    write.create = replace(write.create, parent=taken, spare_id=None)
+    states |= await _lock(connection, tenant, [write])
+    return states[write.session_id]
 
 
 def _start_epoch(new: NewEpoch, state: _State, now: datetime, rows: _Rows) -> None:
@@ -564,7 +593,9 @@ async def _write_reply(connection: Connection, tenant: str, write: ReplyWrite, s
         )
         rows.terse += _terse_rows(state.id, asked.turn, state.last_seq, reply.terse, write.now)
         state.tokens += reply.tokens
-        state.open_chain = None
+    # Of a call that failed, the request may be sent again; once there is a reply, its chain is what is looked for.
+    is_unanswered = not write.replies and state.last_seq == asked.last_seq
+    state.open_chain = write.request.open_chain if is_unanswered else None
     report = write.report
     rows.calls.append(
         (

@@ -15,13 +15,18 @@ Mode = Literal["full", "append"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession:
-    """How to make the session if it is not there."""
+    """How to make the session if it is not there.
+
+    ``spare_id`` is taken where the id has gone to another conversation of the same client meanwhile: the session
+    is that one's child then.
+    """
 
     parent: str | None = None
     client_id: str | None = None
     strategy: str | None = None
     epoch_policy: str | None = None
     metadata: bytes = b"{}"
+    spare_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
