@@ -301,12 +301,13 @@ def lay_out(context: Context, dialect: Dialect, history: History, arrival: Arriv
     """All messages of a request in wire form: instructions first, then the context.
 
     Instructions in the middle of a history stay where they are, before the message that they preceded, so that
-    the prefix stays the prefix; those whose place was cut go in front.
+    the prefix stays the prefix; those whose place was cut go in front, also where the message itself is kept: once
+    the cut is behind the rows that are loaded, nothing tells any more which message they preceded.
     """
     leading, asides, trailing = _asides(arrival, found)
     rendered: list[bytes] = []
     for message in context.messages:
-        if not isinstance(message, HeadMessage):
+        if not isinstance(message, HeadMessage) and message.seq >= context.epoch.cut:
             rendered += asides.pop(message.seq, ())
         rendered += render(message, dialect)
     hoisted = [raw for seq in sorted(asides) for raw in asides[seq]]

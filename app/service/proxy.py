@@ -590,7 +590,8 @@ class Proxy:
                 report=call_report,
                 started=prepared.started,
                 now=now,
-                epoch=self._new_epoch(prepared) if replies else None,
+                # A reply in which nothing was said is not stored, but the model was sent this context all the same.
+                epoch=self._new_epoch(prepared) if said.choices else None,
             )
         )
 

@@ -57,22 +57,21 @@ class Answer:
 
 
 async def ask(http: aiohttp.ClientSession, address: str, request: Request) -> Answer:
-    """Make one call."""
+    """Make one call. A connection that breaks off is an answer too: one without a message."""
     headers = {"content-type": "application/json", **request.headers}
-    async with http.post(f"{address}/v1/chat/completions", data=request.body(), headers=headers) as response:
-        body = await response.read()
-        names = {name.lower(): value for name, value in response.headers.items()}
-        if response.status != 200:
-            return Answer(status=response.status, headers=names, body=body)
-        if request.is_streamed:
-            return _read_stream(response.status, names, body)
-        answer = json.loads(body)
-        return Answer(
-            status=response.status,
-            headers=names,
-            message=answer["choices"][0]["message"],
-            has_usage="usage" in answer,
-        )
+    try:
+        async with http.post(f"{address}/v1/chat/completions", data=request.body(), headers=headers) as response:
+            body = await response.read()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return Answer(status=0, headers={}, body=f"the connection broke off: {error!r}".encode())
+    names = {name.lower(): value for name, value in response.headers.items()}
+    if response.status != 200:
+        return Answer(status=response.status, headers=names, body=body)
+    if request.is_streamed:
+        return _read_stream(response.status, names, body)
+    answer = json.loads(body)
+    message = answer["choices"][0]["message"]
+    return Answer(status=response.status, headers=names, message=message, has_usage="usage" in answer)
 
 
 @dataclass(slots=True)
