@@ -204,7 +204,14 @@ def launch(
     log = scratch / f"{name}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=_environment(env or {}), stdout=out, stderr=out, stdin=subprocess.DEVNULL
+            command,
+            cwd=ROOT,
+            env=_environment(env or {}),
+            stdout=out,
+            stderr=out,
+            stdin=subprocess.DEVNULL,
+            # Signals from a terminal or a time limit come here alone; the servers are then stopped in order.
+            start_new_session=True,
         )
     pin(process.pid, cores)
     server = Server(name, port, process, log, postgres_dir)
@@ -329,7 +336,8 @@ def scratch_dir() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def running(servers: list[Server]) -> Iterator[list[Server]]:
-    """Stop all servers of the list at the end, the last one first."""
+    """Stop all servers of the list at the end, the last one first, also when this process is told to stop."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         yield servers
     finally:
