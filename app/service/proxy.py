@@ -255,7 +255,7 @@ class Proxy:
             client=clients.client_ids(headers, request.ids),
             is_retry=clients.is_retry(headers),
         )
-        async with self._database.transaction(call.tenant) as connection:
+        async with self._database.reading(call.tenant) as connection:
             found = await identity.find(connection, call.tenant, arrival, asked, now=now, new_id=self._new_id)
             recipe = self._recipes.choose(
                 strategy=call.options.strategy, epoch=call.options.epoch, session=found.session
@@ -352,7 +352,7 @@ class Proxy:
             raws=[message.raw for message in arrival.messages],
             tokens=(),
             decision=found.decision,
-            version=session.version if session else None,
+            session=session,
             now=now,
             attributes=attributes,
             open_chain=arrival.head_chain if is_open and not found.is_delta else None,

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -42,6 +43,20 @@ AWAY = (
 
 T = TypeVar("T")
 
+# How long a reading transaction waits for the next reader, and how old it may get, in seconds.
+OPEN_IDLE = 0.01
+OPEN_AGE = 0.1
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """A connection, and the tenant for which it stands in an open transaction that has done nothing but read."""
+
+    connection: Connection
+    tenant: str | None = None
+    begun: float = 0.0
+    used: float = 0.0
+
 
 class _Pool:
     """Connections, made when they are needed and kept while they are.
@@ -52,51 +67,89 @@ class _Pool:
 
     def __init__(self, connect: Callable[[], Awaitable[Connection]], size: int) -> None:
         self._connect = connect
-        self._slots = asyncio.Semaphore(size)
-        self._idle: list[Connection] = []
-        self._busy: set[Connection] = set()
+        self._free = asyncio.Semaphore(size)
+        self._idle: list[_Slot] = []
+        self._busy: set[_Slot] = set()
+        self._settling: asyncio.Task[None] | None = None
 
-    async def take(self) -> Connection:
-        """A connection outside any transaction; waits while all are busy."""
-        await self._slots.acquire()
+    async def take(self, tenant: str | None) -> _Slot:
+        """A connection, if possible one that is open for ``tenant`` already; waits while all are busy."""
+        await self._free.acquire()
         try:
-            connection = self._living() or await self._connect()
+            slot = self._living(tenant) or _Slot(await self._connect())
         except BaseException:
-            self._slots.release()
+            self._free.release()
             raise
-        self._busy.add(connection)
-        return connection
+        self._busy.add(slot)
+        return slot
 
-    def _living(self) -> Connection | None:
+    def _living(self, tenant: str | None) -> _Slot | None:
+        for place in range(len(self._idle) - 1, -1, -1):
+            if self._idle[place].tenant == tenant:
+                slot = self._idle.pop(place)
+                if not slot.connection.is_closed():
+                    return slot
         while self._idle:
-            connection = self._idle.pop()
-            if not connection.is_closed():
-                return connection
+            slot = self._idle.pop()
+            if not slot.connection.is_closed():
+                return slot
         return None
 
-    def give_back(self, connection: Connection) -> None:
-        """Return what was taken; one that is closed or still in a transaction is thrown away."""
-        self._busy.discard(connection)
+    def give_back(self, slot: _Slot) -> None:
+        """Return what was taken; one that is closed, or in a transaction it should not be in, is thrown away."""
+        self._busy.discard(slot)
+        connection = slot.connection
         if not connection.is_closed():
-            if connection.is_in_transaction():
+            if connection.is_in_transaction() != (slot.tenant is not None):
                 connection.terminate()
             else:
-                self._idle.append(connection)
-        self._slots.release()
+                self._idle.append(slot)
+                if slot.tenant is not None and self._settling is None:
+                    self._settling = asyncio.get_running_loop().create_task(self._settle())
+        self._free.release()
+
+    async def _settle(self) -> None:
+        """End the reading transactions that nobody has gone on with."""
+        try:
+            while any(slot.tenant is not None for slot in self._idle):
+                await asyncio.sleep(OPEN_IDLE)
+                now = asyncio.get_running_loop().time()
+                left = [slot for slot in self._idle if slot.tenant is not None and now - slot.used >= OPEN_IDLE]
+                self._idle = [slot for slot in self._idle if slot not in left]
+                self._busy.update(left)
+                for slot in left:
+                    await self._end(slot)
+        finally:
+            self._settling = None
+
+    async def _end(self, slot: _Slot) -> None:
+        try:
+            async with asyncio.timeout(1):
+                await slot.connection.execute("COMMIT")
+            slot.tenant = None
+        except (*AWAY, asyncpg.PostgresError):
+            slot.connection.terminate()
+        finally:
+            self._busy.discard(slot)
+            if not slot.connection.is_closed():
+                self._idle.append(slot)
 
     def drop_idle(self) -> None:
         """Throw idle connections away: after one of them failed, the others are likely to be dead too."""
         while self._idle:
-            self._idle.pop().terminate()
+            self._idle.pop().connection.terminate()
 
     async def close(self) -> None:
         """Close what is idle, cut off what is not."""
-        for connection in self._busy:
-            connection.terminate()
+        if self._settling is not None:
+            self._settling.cancel()
+        for slot in self._busy:
+            slot.connection.terminate()
         while self._idle:
-            await self._idle.pop().close(timeout=1)
+            await self._idle.pop().connection.close(timeout=1)
 
     def sizes(self) -> tuple[int, int]:
+        """Connections: (busy, idle)."""
         return len(self._busy), len(self._idle)
 
 
@@ -110,6 +163,7 @@ class Database:
     def __init__(self, *, dsn: str, size: int = 10, timeout: float = 5.0, pooler: bool = False) -> None:
         """``pooler``: the server is a transaction pooler, so nothing may outlive a transaction."""
         self._timeout = timeout
+        self._lingers = not pooler
         cache = 0 if pooler else 256
 
         async def connect() -> Connection:
@@ -166,22 +220,50 @@ class Database:
 
         Raises `StoreUnavailable` when the database is away, or not done within ``limit`` seconds.
         """
+        async with self._begun(tenant, key_id, limit) as slot:
+            slot.tenant = None
+            yield slot.connection
+            await slot.connection.execute("COMMIT")
+
+    @asynccontextmanager
+    async def reading(self, tenant: str, *, limit: float | None = None) -> AsyncIterator[Connection]:
+        """Like `transaction`, for reading alone: the next reader of the same tenant goes on in the same transaction.
+
+        Each statement sees what was committed before it. Saves two of three round trips under load; left alone, a
+        transaction ends within some hundredths of a second.
+        """
+        async with self._begun(tenant, "", limit) as slot:
+            yield slot.connection
+            if not self._lingers:
+                slot.tenant = None
+                await slot.connection.execute("COMMIT")
+
+    @asynccontextmanager
+    async def _begun(self, tenant: str, key_id: str, limit: float | None) -> AsyncIterator[_Slot]:
+        """A connection inside a transaction for ``tenant``; what is left open goes on if it only read."""
         if not self._is_open:
             raise StoreUnavailable
         begin = _begin_statement(tenant, key_id)
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(limit or self._timeout):
-                connection = await self._pool.take()
+                slot = await self._pool.take(None if key_id else tenant)
                 try:
-                    await _begin(connection, begin)
+                    now = slot.used = loop.time()
+                    if key_id or slot.tenant != tenant or now - slot.begun > OPEN_AGE:
+                        if slot.tenant is not None:
+                            begin = "COMMIT; " + begin
+                        slot.tenant = None
+                        await _begin(slot.connection, begin)
+                        slot.tenant, slot.begun = (None if key_id else tenant), now
                     try:
-                        yield connection
+                        yield slot
                     except BaseException:
-                        await _roll_back(connection)
+                        slot.tenant = None
+                        await _roll_back(slot.connection)
                         raise
-                    await connection.execute("COMMIT")
                 finally:
-                    self._pool.give_back(connection)
+                    self._pool.give_back(slot)
         except AWAY as error:
             self._pool.drop_idle()
             raise StoreUnavailable(f"the database is away: {type(error).__name__}") from error

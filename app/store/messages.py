@@ -139,3 +139,13 @@ KEPT_ROWS = f"SELECT {ROW}, pinned, created_at, model_raw FROM messages WHERE {H
 async def rows_of(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> list[TailRow]:
     """The rows with these sequence numbers, without their content."""
     return [_row(r) for r in await connection.fetch(KEPT_ROWS, tenant, session_id, list(seqs))]
+
+SIZES = f"""
+SELECT seq, octet_length(raw) + coalesce(octet_length(model_raw), 0) AS size FROM messages
+WHERE {HERE} AND seq = ANY($3::bigint[])
+"""
+
+
+async def sizes(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> dict[int, int]:
+    """Sequence number -> bytes of a message's content, which is not read for that."""
+    return {r["seq"]: r["size"] for r in await connection.fetch(SIZES, tenant, session_id, list(seqs))}

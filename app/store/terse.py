@@ -12,12 +12,12 @@ NEWEST = 400
 
 # An entry goes where the message goes that it was said with.
 LIVE = """
-SELECT t.turn, t.seq, t.role, t.source, t.created_at, t.text
+SELECT t.turn, t.seq, t.number, t.role, t.source, t.created_at, t.text
 FROM terse t JOIN messages m ON m.tenant_id = t.tenant_id AND m.session_id = t.session_id AND m.seq = t.seq
 WHERE t.tenant_id = $1 AND t.session_id = $2 AND m.status = 'live'
 """
 NEWEST_ENTRIES = LIVE + " ORDER BY t.turn DESC, t.seq DESC, t.number DESC LIMIT $3"
-ALL_ENTRIES = LIVE + " AND (t.turn, t.seq) > ($3, $4) ORDER BY t.turn, t.seq, t.number LIMIT $5"
+ALL_ENTRIES = LIVE + " AND (t.turn, t.seq, t.number) > ($3, $4, $5) ORDER BY t.turn, t.seq, t.number LIMIT $6"
 
 
 def _entry(record: Record) -> TerseEntry:
@@ -40,9 +40,13 @@ async def material(connection: Connection, tenant: str, session_id: str) -> Mate
     return Material(terse=entries, older_turns=max(0, entries[0].turn - 1), oldest_at=entries[0].created_at)
 
 
+# Turn, sequence number, number within the message: where an entry stands in the log.
+Place = tuple[int, int, int]
+
+
 async def page(
-    connection: Connection, tenant: str, session_id: str, *, after: tuple[int, int] = (0, 0), limit: int
-) -> list[TerseEntry]:
-    """Live entries in order, after the one with that turn and sequence number."""
-    records = await connection.fetch(ALL_ENTRIES, tenant, session_id, after[0], after[1], limit)
-    return [_entry(record) for record in records]
+    connection: Connection, tenant: str, session_id: str, *, after: Place = (0, 0, 0), limit: int
+) -> list[tuple[Place, TerseEntry]]:
+    """Live entries in order with their places, after the one at ``after``."""
+    records = await connection.fetch(ALL_ENTRIES, tenant, session_id, *after, limit)
+    return [((record["turn"], record["seq"], record["number"]), _entry(record)) for record in records]

@@ -25,6 +25,9 @@ LIVE_SEQS = f"""
 SELECT seq FROM messages
 WHERE {HERE} AND turn BETWEEN $3 AND $4 AND turn > 0 AND status = 'live' AND model_visible ORDER BY seq
 """
+LIVE_TURNS = f"""
+SELECT DISTINCT turn FROM messages WHERE {HERE} AND turn BETWEEN $3 AND $4 AND turn > 0 AND status = 'live'
+"""
 GROUPS = f"""
 SELECT turn, status, count(*) AS messages, min(seq) AS first_seq, max(seq) AS last_seq, sum(tokens) AS tokens,
     min(created_at) AS created_at, max(created_at) AS updated_at
@@ -90,6 +93,11 @@ PRECEDENCE: tuple[Status, ...] = ("live", "dropped", "undone", "superseded", "re
 async def live_seqs(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[int]:
     """The live messages of the turns ``first`` to ``last``."""
     return [record["seq"] for record in await connection.fetch(LIVE_SEQS, tenant, session_id, first, _int4(last))]
+
+
+async def live_turns(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[int]:
+    """Which of the turns ``first`` to ``last`` have live messages."""
+    return [record["turn"] for record in await connection.fetch(LIVE_TURNS, tenant, session_id, first, _int4(last))]
 
 
 async def last_turn(connection: Connection, tenant: str, session_id: str) -> int:

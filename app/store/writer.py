@@ -10,7 +10,6 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 
 import asyncpg
 
@@ -18,54 +17,20 @@ from app.domain.errors import Conflict, NotFound, StoreUnavailable, TerselyError
 from app.domain.lineage import Decision, append, reconcile
 from app.store import messages
 from app.store.connection import Connection, Database
-from app.store.sessions import COLUMNS, in_flight
-from app.store.writes import NewEpoch, Outcome, ReplyWrite, RequestWrite, Said, Write
+from app.store.ledger import AT_THE_END, Placement, Record, Rows, enter_reply, enter_request
+from app.store.sessions import COLUMNS, session_from
+from app.store.writes import NewSession, Outcome, ReplyWrite, RequestWrite, State, Write, state_of
 
 MAX_BATCH = 128
 # How long a request's messages wait for company. Real replies take far longer; a reply that does not is written
 # together with its request in one transaction.
 LINGER = 0.002
-NOTHING_SAID = Said()
 
 
 @dataclass(slots=True)
 class _Job:
     write: Write
     done: asyncio.Future[None]
-
-
-@dataclass(slots=True, kw_only=True)
-class _State:
-    """A session's counters, while its row is locked."""
-
-    id: str
-    last_seq: int = 0
-    turns: int = 0
-    tokens: int = 0
-    version: int = 0
-    edits: int = 0
-    edited: bool = False
-    calls: int = 0
-    epoch: int = 0
-    cut: int = 1
-    last_turn: int = 0
-    plan: bytes | None = None
-    open_chain: bytes | None = None
-    last_call_at: datetime | None = None
-    is_new: bool = False
-    touched: datetime | None = None
-
-
-@dataclass(slots=True)
-class _Rows:
-    """The rows of a batch, column lists to be."""
-
-    messages: list[tuple[object, ...]] = field(default_factory=list)
-    terse: list[tuple[object, ...]] = field(default_factory=list)
-    calls: list[tuple[object, ...]] = field(default_factory=list)
-    epochs: list[tuple[object, ...]] = field(default_factory=list)
-    attributes: list[tuple[object, ...]] = field(default_factory=list)
-    appends: list[tuple[object, ...]] = field(default_factory=list)
 
 
 class Writer:
@@ -221,17 +186,18 @@ INSERT INTO sessions (tenant_id, id, parent, client_id, strategy, epoch_policy, 
 VALUES ($1, $2, $3, $4, $5, $6, $7, 0, 0, 0, 0, 0, false, 0, 0, 1, NULL, NULL, NULL, $8, $8)
 ON CONFLICT (tenant_id, id) DO NOTHING RETURNING id
 """
-UPDATE_SESSIONS = """
-UPDATE sessions s SET last_seq = u.last_seq, turns = u.turns, tokens = u.tokens, version = u.version,
-    edits = u.edits, edited = u.edited, calls = u.calls, epoch = u.epoch, cut = u.cut, plan = u.plan,
-    open_chain = u.open_chain, last_call_at = u.last_call_at, updated_at = u.updated_at
-FROM unnest($2::text[], $3::bigint[], $4::integer[], $5::bigint[], $6::bigint[], $7::bigint[], $8::boolean[],
-    $9::bigint[], $10::integer[], $11::bigint[], $12::bytea[], $13::bytea[], $14::timestamptz[], $15::timestamptz[])
-    AS u (id, last_seq, turns, tokens, version, edits, edited, calls, epoch, cut, plan, open_chain, last_call_at,
-        updated_at)
-WHERE s.tenant_id = $1 AND s.id = u.id
-"""
-_INSERTS: dict[str, tuple[str, str]] = {
+_COUNTERS = {
+    "id": "text", "last_seq": "bigint", "turns": "integer", "tokens": "bigint", "version": "bigint",
+    "edits": "bigint", "edited": "boolean", "calls": "bigint", "epoch": "integer", "cut": "bigint", "plan": "bytea",
+    "open_chain": "bytea", "last_call_at": "timestamptz", "touched": "timestamptz",
+}  # fmt: skip
+_SET = (
+    "last_seq = u.last_seq, turns = u.turns, tokens = u.tokens, version = u.version, edits = u.edits, "
+    "edited = u.edited, calls = u.calls, epoch = u.epoch, cut = u.cut, plan = COALESCE(u.plan, s.plan), "
+    "open_chain = u.open_chain, last_call_at = u.last_call_at, updated_at = u.touched"
+)
+_NEW = ("parent", "client_id", "strategy", "epoch_policy", "metadata")
+_TABLES: dict[str, tuple[str, str]] = {
     "messages": (
         "session_id, seq, turn, tokens, place, role, status, dialect, client_visible, model_visible, pinned, finish, "
         "call, digest, chain, created_at, raw, model_raw",
@@ -258,16 +224,68 @@ _INSERTS: dict[str, tuple[str, str]] = {
         "text, text, bytea, bigint, bigint, integer, timestamptz",
     ),
 }
+# What a retry writes again is the same.
+_SKIPPING = frozenset({"attributes", "terse", "calls"})
+_WIDTHS = {table: columns.count(",") + 1 for table, (columns, _) in _TABLES.items()}
 
 
-def _insert(table: str) -> str:
-    columns, types = _INSERTS[table]
-    arrays = ", ".join(f"${n}::{kind.strip()}[]" for n, kind in enumerate(types.split(","), start=2))
-    skip = " ON CONFLICT DO NOTHING" if table in ("attributes", "terse", "calls") else ""
-    return f"INSERT INTO {table} (tenant_id, {columns}) SELECT $1, u.* FROM unnest({arrays}) AS u{skip} RETURNING 1"
+class _Parameters:
+    """Numbers the parameters of a statement; ``$1`` is the tenant."""
+
+    def __init__(self) -> None:
+        self.count = 1
+
+    def arrays(self, types: Iterable[str]) -> str:
+        """As many array parameters as there are ``types``."""
+        parts = []
+        for kind in types:
+            self.count += 1
+            parts.append(f"${self.count}::{kind.strip()}[]")
+        return ", ".join(parts)
 
 
-INSERTS: dict[str, str] = {table: _insert(table) for table in _INSERTS}
+def _insert(table: str, parameters: _Parameters, *, condition: str = "") -> str:
+    columns, types = _TABLES[table]
+    skip = " ON CONFLICT DO NOTHING" if table in _SKIPPING else ""
+    arrays = parameters.arrays(types.split(","))
+    return (
+        f"INSERT INTO {table} (tenant_id, {columns}) "
+        f"SELECT $1, u.* FROM unnest({arrays}) AS u ({columns}){condition}{skip} RETURNING 1"
+    )
+
+
+def _update_sessions() -> str:
+    arrays = _Parameters().arrays(_COUNTERS.values())
+    return (
+        f"UPDATE sessions s SET {_SET} FROM unnest({arrays}) AS u ({', '.join(_COUNTERS)}) "
+        "WHERE s.tenant_id = $1 AND s.id = u.id"
+    )
+
+
+def _write_at_once() -> str:
+    """One statement that makes and moves sessions and adds rows to those that were as expected, and to no others."""
+    parameters = _Parameters()
+    names = ", ".join(_COUNTERS)
+    new = parameters.arrays([*_COUNTERS.values(), "text", "text", "text", "text", "bytea"])
+    moved = parameters.arrays([*_COUNTERS.values(), "bigint"])
+    held = " WHERE u.session_id IN (SELECT id FROM held)"
+    parts = [
+        "made AS (INSERT INTO sessions (tenant_id, id, last_seq, turns, tokens, version, edits, edited, calls, epoch, "
+        f"cut, plan, open_chain, last_call_at, updated_at, {', '.join(_NEW)}, created_at) "
+        f"SELECT $1, u.*, u.touched FROM unnest({new}) AS u ({names}, {', '.join(_NEW)}) "
+        "ON CONFLICT (tenant_id, id) DO NOTHING RETURNING id)",
+        f"moved AS (UPDATE sessions s SET {_SET} FROM unnest({moved}) AS u ({names}, expected) "
+        "WHERE s.tenant_id = $1 AND s.id = u.id AND s.version = u.expected RETURNING s.id)",
+        "held AS (SELECT id FROM made UNION ALL SELECT id FROM moved)",
+        *(f"to_{table} AS ({_insert(table, parameters, condition=held)})" for table in _TABLES),
+    ]
+    return f"WITH {', '.join(parts)} SELECT id FROM held"
+
+
+INSERTS: dict[str, str] = {table: _insert(table, _Parameters()) for table in _TABLES}
+UPDATE_SESSIONS = _update_sessions()
+WRITE_AT_ONCE = _write_at_once()
+
 SET_STATUS = """
 UPDATE messages SET status = $4 WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::bigint[])
 """
@@ -293,99 +311,147 @@ WHERE tenant_id = $1 AND session_id = $2 AND role = 'assistant' AND status = 'li
 
 
 async def write_all(connection: Connection, tenant: str, writes: list[Write]) -> None:
-    """Write everything in the caller's transaction."""
-    rows = _Rows()
+    """Write everything in the caller's transaction: at once where sessions are as the writes expect them.
+
+    What finds its session changed is decided anew under the session's lock.
+    """
+    left = await _write_what_is_as_expected(connection, tenant, writes)
+    if left:
+        await _write_locked(connection, tenant, left)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One session's part of a batch, worked out on the state that its writes expect."""
+
+    state: State
+    expected: int | None
+    create: NewSession | None
+    writes: list[Write] = field(default_factory=list)
+    rows: Rows = field(default_factory=Rows)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+
+async def _write_what_is_as_expected(connection: Connection, tenant: str, writes: list[Write]) -> list[Write]:
+    """Write in one statement what needs no look at the database first; return the rest."""
+    attempts: dict[str, _Attempt] = {}
+    left: list[Write] = []
+    left_sessions: set[str] = set()
+    for write in writes:
+        session_id = _session_id(write)
+        attempt = None if session_id in left_sessions else (attempts.get(session_id) or _attempt(write))
+        if attempt is None or not _enter(write, attempt):
+            left.append(write)
+            left_sessions.add(session_id)
+        else:
+            attempts[session_id] = attempt
+    if not attempts:
+        return left
+    held = {row["id"] for row in await connection.fetch(WRITE_AT_ONCE, tenant, *_arguments(attempts.values()))}
+    refused: list[Write] = []
+    for session_id, attempt in attempts.items():
+        if session_id not in held:
+            refused += attempt.writes
+            continue
+        outcomes = iter(attempt.outcomes)
+        for write in attempt.writes:
+            if isinstance(write, RequestWrite):
+                write.outcome = next(outcomes)
+                await _set_statuses(connection, tenant, session_id, write.decision)
+    return refused + left
+
+
+def _attempt(write: Write) -> _Attempt | None:
+    if isinstance(write, RequestWrite):
+        if write.session is not None:
+            return _Attempt(state=state_of(write.session), expected=write.session.version, create=None)
+        return _Attempt(state=State(id=write.session_id), expected=None, create=write.create) if write.create else None
+    if write.request.outcome is None:
+        return None
+    state = replace(write.request.outcome.state)
+    return _Attempt(state=state, expected=state.version, create=None)
+
+
+def _enter(write: Write, attempt: _Attempt) -> bool:
+    """Work a write out; False when it takes a look at the database to do so."""
+    if isinstance(write, RequestWrite):
+        if write.key is not None:
+            return False
+        attempt.outcomes.append(enter_request(write, attempt.state, write.decision, attempt.rows, is_as_decided=True))
+    else:
+        asked = attempt.outcomes[-1] if attempt.outcomes else write.request.outcome
+        assert asked is not None
+        if attempt.state.last_seq != asked.last_seq:
+            return False
+        enter_reply(write, asked, attempt.state, AT_THE_END, attempt.rows)
+    attempt.writes.append(write)
+    return True
+
+
+def _arguments(attempts: Iterable[_Attempt]) -> list[list[object]]:
+    found = list(attempts)
+    new = [attempt for attempt in found if attempt.expected is None]
+    moved = [attempt for attempt in found if attempt.expected is not None]
+    arguments: list[list[object]] = [[getattr(attempt.state, name) for attempt in new] for name in _COUNTERS]
+    arguments += [[getattr(attempt.create, name) for attempt in new] for name in _NEW]
+    arguments += [[getattr(attempt.state, name) for attempt in moved] for name in _COUNTERS]
+    arguments.append([attempt.expected for attempt in moved])
+    rows = found[0].rows if len(found) == 1 else Rows()
+    if len(found) > 1:
+        for attempt in found:
+            rows.extend(attempt.rows)
+    for table, width in _WIDTHS.items():
+        records: list[Record] = getattr(rows, table)
+        arguments += map(list, zip(*records, strict=True)) if records else ([] for _ in range(width))
+    return arguments
+
+
+async def _write_locked(connection: Connection, tenant: str, writes: list[Write]) -> None:
+    rows = Rows()
     states = await _lock(connection, tenant, writes)
     for write in writes:
-        state = states[_session_id(write)]
         if isinstance(write, RequestWrite):
             await _write_request(connection, tenant, write, states, rows)
         else:
-            await _write_reply(connection, tenant, write, state, rows)
+            await _write_reply(connection, tenant, write, states[_session_id(write)], rows)
     for table, sql in INSERTS.items():
-        found: list[tuple[object, ...]] = getattr(rows, table)
+        found: list[Record] = getattr(rows, table)
         if found:
             await connection.fetch(sql, tenant, *map(list, zip(*found, strict=True)))
     changed = [state for state in states.values() if state.touched is not None]
     if changed:
         await connection.execute(
-            UPDATE_SESSIONS,
-            tenant,
-            *(
-                [getattr(state, name) for state in changed]
-                for name in (
-                    "id",
-                    "last_seq",
-                    "turns",
-                    "tokens",
-                    "version",
-                    "edits",
-                    "edited",
-                    "calls",
-                    "epoch",
-                    "cut",
-                    "plan",
-                    "open_chain",
-                    "last_call_at",
-                    "touched",
-                )
-            ),
+            UPDATE_SESSIONS, tenant, *([getattr(state, name) for state in changed] for name in _COUNTERS)
         )
 
 
-async def _lock(connection: Connection, tenant: str, writes: list[Write]) -> dict[str, _State]:
+async def _lock(connection: Connection, tenant: str, writes: list[Write]) -> dict[str, State]:
     """Make the sessions that are missing, lock the others, and read their counters."""
-    states: dict[str, _State] = {}
+    states: dict[str, State] = {}
     wanted = sorted({_session_id(write) for write in writes})
-    create = {w.session_id: w for w in writes if isinstance(w, RequestWrite) and w.create and w.version is None}
+    create = {w.session_id: w for w in writes if isinstance(w, RequestWrite) and w.create and w.session is None}
     for session_id, write in sorted(create.items()):
-        new = write.create
-        assert new is not None
-        made = await connection.fetchval(
-            INSERT_SESSION,
-            tenant,
-            session_id,
-            new.parent,
-            new.client_id,
-            new.strategy,
-            new.epoch_policy,
-            new.metadata,
-            write.now,
-        )
-        if made is not None:
-            states[session_id] = _State(id=session_id, is_new=True)
+        new = [getattr(write.create, name) for name in _NEW]
+        if await connection.fetchval(INSERT_SESSION, tenant, session_id, *new, write.now) is not None:
+            states[session_id] = State(id=session_id)
     rest = [session_id for session_id in wanted if session_id not in states]
     if rest:
         for row in await connection.fetch(LOCK, tenant, rest):
-            states[row["id"]] = _State(
-                id=row["id"],
-                last_seq=row["last_seq"],
-                turns=row["turns"],
-                tokens=row["tokens"],
-                version=row["version"],
-                edits=row["edits"],
-                edited=row["edited"],
-                calls=row["calls"],
-                epoch=row["epoch"],
-                cut=row["cut"],
-                plan=row["plan"],
-                last_call_at=row["last_call_at"],
-            )
-    missing = [session_id for session_id in wanted if session_id not in states]
-    if missing:
+            states[row["id"]] = state_of(session_from(row))
+    if len(states) < len(wanted):
         raise NotFound("the session is gone")
     return states
 
 
 async def _write_request(
-    connection: Connection, tenant: str, write: RequestWrite, states: dict[str, _State], rows: _Rows
+    connection: Connection, tenant: str, write: RequestWrite, states: dict[str, State], rows: Rows
 ) -> None:
     state = states[write.session_id]
-    if write.key is not None and (done := await _written_before(connection, tenant, write)) is not None:
+    if write.key is not None and (done := await _written_before(connection, tenant, write, state)) is not None:
         write.outcome = done
         return
     decision = write.decision
-    is_as_decided = state.is_new if write.version is None else state.version == write.version
+    is_as_decided = state.version == (0 if write.version is None else write.version)
     if not is_as_decided:
         again = await _decide_again(connection, tenant, write, state)
         if again is None:
@@ -393,82 +459,17 @@ async def _write_request(
             is_as_decided = True
         else:
             decision = again
-    first = state.last_seq + 1
-    new_tokens = 0
-    for index, (placed, incoming, raw, tokens) in enumerate(
-        zip(decision.placed, write.incoming, write.raws, write.tokens, strict=True)
-    ):
-        if not placed.is_new:
-            continue
-        new_tokens += tokens
-        said = write.said.get(index, NOTHING_SAID)
-        rows.messages.append(
-            (
-                state.id,
-                placed.seq,
-                placed.turn,
-                tokens,
-                placed.place,
-                incoming.role,
-                "live",
-                write.dialect,
-                True,
-                True,
-                False,
-                None,
-                0,
-                incoming.digest,
-                None,
-                write.now,
-                raw,
-                said.model_raw,
-            )
-        )
-        rows.terse += _terse_rows(state.id, placed.turn, placed.seq, said.terse, write.now)
+    write.outcome = enter_request(write, state, decision, rows, is_as_decided=is_as_decided)
+    await _set_statuses(connection, tenant, state.id, decision)
+
+
+async def _set_statuses(connection: Connection, tenant: str, session_id: str, decision: Decision) -> None:
     for seqs, status in ((decision.superseded, "superseded"), (decision.revived, "live")):
         if seqs:
-            await connection.execute(SET_STATUS, tenant, state.id, list(seqs), status)
-    state.last_seq = decision.last_seq
-    state.turns = decision.turns
-    state.tokens += new_tokens
-    state.version += 1
-    if decision.kind == "edited":
-        state.edits += 1
-        state.edited = True
-    state.touched = write.now
-    if write.is_call:
-        state.calls += 1
-        state.last_call_at = write.now
-    state.open_chain = in_flight(write.open_chain) if write.open_chain else None
-    rows.attributes.extend((state.id, a.digest, a.kind, write.now, a.raw) for a in write.attributes)
-    answered = decision.answered
-    turn = answered.turn if answered else max(1, state.turns)
-    if write.key is not None:
-        rows.appends.append((state.id, write.key, write.key_digest, first, state.last_seq, turn, write.now))
-    write.outcome = Outcome(
-        session_id=state.id,
-        call=state.calls,
-        first_seq=first,
-        last_seq=state.last_seq,
-        turn=turn,
-        answered_seq=answered.seq if answered else 0,
-        answered_place=answered.place if answered else 0.0,
-        decision=decision,
-        is_as_decided=is_as_decided,
-    )
+            await connection.execute(SET_STATUS, tenant, session_id, list(seqs), status)
 
 
-def _terse_rows(
-    session_id: str, turn: int, seq: int, entries: Iterable[tuple[str, str]], now: datetime
-) -> list[tuple[object, ...]]:
-    """Rows for a reply's log entries, given as (text, source)."""
-    return [
-        (session_id, turn, seq, number, "assistant", source, now, text.encode("utf-8", "replace"))
-        for number, (text, source) in enumerate(entries)
-    ]
-
-
-async def _written_before(connection: Connection, tenant: str, write: RequestWrite) -> Outcome | None:
+async def _written_before(connection: Connection, tenant: str, write: RequestWrite, state: State) -> Outcome | None:
     row = await connection.fetchrow(FIND_APPEND, tenant, write.session_id, write.key)
     if row is None:
         return None
@@ -483,11 +484,12 @@ async def _written_before(connection: Connection, tenant: str, write: RequestWri
         answered_seq=row["last_seq"],
         answered_place=float(row["last_seq"]),
         decision=replace(write.decision, placed=()),
+        state=replace(state),
         was_stored_before=True,
     )
 
 
-async def _decide_again(connection: Connection, tenant: str, write: RequestWrite, state: _State) -> Decision | None:
+async def _decide_again(connection: Connection, tenant: str, write: RequestWrite, state: State) -> Decision | None:
     """The session has moved on since the decision: decide on what is there now, under its lock.
 
     None where the id went to another conversation of the same client: two histories that share nothing are not
@@ -506,7 +508,7 @@ async def _decide_again(connection: Connection, tenant: str, write: RequestWrite
     return decision
 
 
-async def _append_again(connection: Connection, tenant: str, write: RequestWrite, state: _State) -> Decision:
+async def _append_again(connection: Connection, tenant: str, write: RequestWrite, state: State) -> Decision:
     turn = await connection.fetchval(LAST_TURN, tenant, state.id) or 0
     superseded: list[int] = []
     if write.replaces_instructions or (write.mode == "full" and any(not m.is_link for m in write.incoming)):
@@ -514,7 +516,7 @@ async def _append_again(connection: Connection, tenant: str, write: RequestWrite
     return append(write.incoming, last_seq=state.last_seq, turns=state.turns, turn=turn, superseded=superseded)
 
 
-async def _take_spare(connection: Connection, tenant: str, write: RequestWrite, states: dict[str, _State]) -> _State:
+async def _take_spare(connection: Connection, tenant: str, write: RequestWrite, states: dict[str, State]) -> State:
     """Make ``write`` one of a session of its own, a child of the one that has taken its id."""
     assert write.create is not None
     assert write.create.spare_id is not None
@@ -524,121 +526,27 @@ async def _take_spare(connection: Connection, tenant: str, write: RequestWrite, 
     return states[write.session_id]
 
 
-def _start_epoch(new: NewEpoch, state: _State, now: datetime, rows: _Rows) -> None:
-    state.epoch = new.epoch.number
-    state.edited = False
-    state.cut = new.epoch.cut
-    state.plan = new.plan
-    rows.epochs.append(
-        (
-            state.id,
-            new.epoch.number,
-            new.epoch.cut,
-            new.epoch.reason,
-            new.epoch.head_tokens,
-            new.tokens_before,
-            new.tokens_after,
-            now,
-            new.plan,
-        )
-    )
-    for number, entry in enumerate(new.derived):
-        rows.terse.append(
-            (
-                state.id,
-                entry.turn,
-                entry.seq,
-                1000 + number,
-                entry.role,
-                entry.source,
-                entry.created_at,
-                entry.text.encode("utf-8", "replace"),
-            )
-        )
-
-
-async def _write_reply(connection: Connection, tenant: str, write: ReplyWrite, state: _State, rows: _Rows) -> None:
+async def _write_reply(connection: Connection, tenant: str, write: ReplyWrite, state: State, rows: Rows) -> None:
     asked = write.request.outcome
     if asked is None:
         raise StoreUnavailable("the request itself could not be stored")
-    status, place_after = "live", None
+    placement = AT_THE_END
     if state.last_seq != asked.last_seq and write.replies:
-        status, place_after = await _place_of_late_reply(connection, tenant, asked, state.id)
-    for reply in write.replies:
-        state.last_seq += 1
-        place = float(state.last_seq)
-        if place_after is not None:
-            place = (asked.answered_place + place_after) / 2
-        rows.messages.append(
-            (
-                state.id,
-                state.last_seq,
-                asked.turn,
-                reply.tokens,
-                place,
-                "assistant",
-                "superseded" if reply.is_alternative else status,
-                write.request.dialect,
-                True,
-                True,
-                False,
-                reply.finish,
-                asked.call,
-                reply.digest,
-                reply.chain,
-                write.now,
-                reply.raw,
-                reply.model_raw,
-            )
-        )
-        rows.terse += _terse_rows(state.id, asked.turn, state.last_seq, reply.terse, write.now)
-        state.tokens += reply.tokens
-    # Of a call that failed, the request may be sent again; once there is a reply, its chain is what is looked for.
-    is_unanswered = not write.replies and state.last_seq == asked.last_seq
-    state.open_chain = write.request.open_chain if is_unanswered else None
-    report = write.report
-    rows.calls.append(
-        (
-            state.id,
-            asked.call,
-            asked.turn,
-            report.model,
-            report.strategy,
-            report.epoch,
-            report.cut,
-            asked.last_seq,
-            report.tools,
-            report.tokens_before,
-            report.tokens_after,
-            report.input_tokens,
-            report.cached_tokens,
-            report.output_tokens,
-            report.status,
-            write.started,
-            write.now,
-        )
-    )
-    if write.epoch is not None and asked.is_as_decided and write.epoch.epoch.number == state.epoch + 1:
-        _start_epoch(write.epoch, state, write.now, rows)
-    state.version += 1
-    state.touched = write.now
+        placement = await _place_of_late_reply(connection, tenant, asked, state.id)
+    enter_reply(write, asked, state, placement, rows)
 
 
-async def _place_of_late_reply(
-    connection: Connection, tenant: str, asked: Outcome, session_id: str
-) -> tuple[str, float | None]:
+async def _place_of_late_reply(connection: Connection, tenant: str, asked: Outcome, session_id: str) -> Placement:
     """The session moved on while the model spoke: the reply still belongs after the message that it answers.
 
     If that message was superseded, so is the reply. Of two replies to one message the later request's wins.
     """
     row = await connection.fetchrow(AROUND_REPLY, tenant, session_id, asked.answered_seq)
-    if row is None:
-        return "superseded", None
-    status = "live" if row["status"] != "superseded" else "superseded"
+    if row is None or row["status"] == "superseded":
+        return Placement(status="superseded", before=row["next_place"] if row else None)
     rival = row["rival"]
-    if status == "live" and rival is not None and rival > 0:
-        if rival > asked.call:
-            status = "superseded"
-        else:
-            await connection.execute(SUPERSEDE_RIVAL, tenant, session_id, rival)
-    return status, row["next_place"]
+    if rival is not None and rival > asked.call:
+        return Placement(status="superseded", before=row["next_place"])
+    if rival is not None and rival > 0:
+        await connection.execute(SUPERSEDE_RIVAL, tenant, session_id, rival)
+    return Placement(before=row["next_place"])

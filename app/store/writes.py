@@ -9,6 +9,7 @@ from typing import Literal
 
 from app.domain.history import Epoch, TerseEntry
 from app.domain.lineage import Decision, Incoming
+from app.domain.sessions import Session
 
 Mode = Literal["full", "append"]
 
@@ -50,8 +51,45 @@ class Attribute:
 
 
 @dataclass(slots=True, kw_only=True)
+class State:
+    """A session's counters, as a write finds and leaves them. ``plan`` None: as it was."""
+
+    id: str
+    last_seq: int = 0
+    turns: int = 0
+    tokens: int = 0
+    version: int = 0
+    edits: int = 0
+    edited: bool = False
+    calls: int = 0
+    epoch: int = 0
+    cut: int = 1
+    plan: bytes | None = None
+    open_chain: bytes | None = None
+    last_call_at: datetime | None = None
+    touched: datetime | None = None
+
+
+def state_of(session: Session) -> State:
+    """The counters of a session."""
+    return State(
+        id=session.id,
+        last_seq=session.last_seq,
+        turns=session.turns,
+        tokens=session.tokens,
+        version=session.version,
+        edits=session.edits,
+        edited=session.edited,
+        calls=session.calls,
+        epoch=session.epoch,
+        cut=session.cut,
+        last_call_at=session.last_call_at,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
 class Outcome:
-    """Where a request's messages came to stand. ``last_seq`` is the session's after this write."""
+    """Where a request's messages came to stand. ``last_seq`` and ``state`` are the session's after this write."""
 
     session_id: str
     call: int
@@ -61,6 +99,7 @@ class Outcome:
     answered_seq: int
     answered_place: float
     decision: Decision
+    state: State
     is_as_decided: bool = True
     was_stored_before: bool = False
 
@@ -79,8 +118,8 @@ class RequestWrite:
 
     ``said`` is by index of ``incoming``, for replies that do not come from a call of ours.
 
-    ``decision`` was made on version ``version`` of the session (None: it did not exist); on another version it
-    is made anew under the session's lock.
+    ``decision`` was made on ``session`` as it was (None: it did not exist); if that has changed, it is
+    made anew under the session's lock.
     ``is_call``: an upstream call is made for it. ``open_chain`` names the history while it has no reply.
     """
 
@@ -93,7 +132,7 @@ class RequestWrite:
     raws: Sequence[bytes]
     tokens: Sequence[int]
     decision: Decision
-    version: int | None
+    session: Session | None
     now: datetime
     attributes: Sequence[Attribute] = ()
     open_chain: bytes | None = None
@@ -103,6 +142,11 @@ class RequestWrite:
     said: Mapping[int, Said] = field(default_factory=dict)
     replaces_instructions: bool = False
     outcome: Outcome | None = field(default=None)
+
+    @property
+    def version(self) -> int | None:
+        """The version of the session that the decision was made on."""
+        return None if self.session is None else self.session.version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

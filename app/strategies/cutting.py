@@ -126,7 +126,7 @@ class _Cutter:
                 if room < 0:
                     break
             kept[opening.seq] = opening
-        ordered = tuple(kept[seq] for seq in sorted(kept))
+        ordered = tuple(e for e in (*self.kept, *self.entries) if e.seq in kept)
         return Cut(first=first, kept=ordered, tokens=tail + count_entries(ordered))
 
     def first_fit(self, starts: Sequence[int], target: int) -> Cut | None:

@@ -37,8 +37,8 @@ class Draft:
     """A context in the making.
 
     Everything that was loaded is in exactly one of ``kept`` (verbatim, between head and tail), ``tail`` and ``gone``
-    (left out), each in order of ``seq``. ``cut`` is the first sequence number of the tail, 1 when nothing was ever
-    left out. ``references`` are the candidates that an epoch carries on.
+    (left out), each in the order of the history (that of ``seq``, but where a client rebuilt its history). ``cut`` is
+    the first sequence number of the tail, 1 when nothing was ever left out. ``references`` are the candidates that an epoch carries on.
     """
 
     cut: int = 1
@@ -70,14 +70,14 @@ class Draft:
 
     def with_cut(self, first: int, kept: Iterable[Entry], *, edits: Iterable[Edit] = ()) -> Draft:
         """The same draft with the tail from sequence number ``first`` on and ``kept`` before it."""
-        whole = sorted((*self.kept, *self.tail), key=_seq)
+        whole = (*self.kept, *self.tail)
         staying = {entry.seq for entry in kept if entry.seq < first}
         return replace(
             self,
             cut=first,
             kept=tuple(entry for entry in whole if entry.seq < first and entry.seq in staying),
             tail=tuple(entry for entry in whole if entry.seq >= first),
-            gone=tuple(sorted((*self.gone, *(e for e in whole if e.seq < first and e.seq not in staying)), key=_seq)),
+            gone=(*self.gone, *(e for e in whole if e.seq < first and e.seq not in staying)),
             edits=(*self.edits, *edits),
         )
 
@@ -122,10 +122,6 @@ def _mend(entries: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], tuple[Repair, 
 def count_entries(entries: Iterable[Entry]) -> int:
     """Tokens of ``entries``."""
     return sum(entry.tokens for entry in entries)
-
-
-def _seq(entry: Entry) -> int:
-    return entry.seq
 
 
 def _as_message(message: ContextMessage) -> Message:

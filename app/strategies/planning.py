@@ -139,7 +139,7 @@ def _restore(snapshot: Snapshot, epoch: Epoch) -> Draft:
 def _loaded(snapshot: Snapshot) -> Sequence[Entry]:
     """Kept and entries, each message once, in order."""
     known = {entry.seq: entry for entry in (*snapshot.kept, *snapshot.entries)}
-    return [known[seq] for seq in sorted(known)]
+    return list(known.values())
 
 
 def _plan_draft(

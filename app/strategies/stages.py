@@ -17,7 +17,7 @@ def keep_all() -> Stage:
     """Every message that was loaded, in order."""
 
     def stage(draft: Draft) -> Draft:
-        whole = sorted((*draft.gone, *draft.kept, *draft.tail), key=lambda entry: entry.seq)
+        whole = (*draft.gone, *draft.kept, *draft.tail)
         return replace(draft, cut=1, kept=(), tail=tuple(whole), gone=())
 
     return stage
