@@ -1,0 +1,314 @@
+"""Sessions out and in again, in the shapes of the reference's ``context.json`` and ``context.terse.json``.
+
+``{"context": [...], "terse": [...]}``. A context element is the message itself in wire form, tagged in front:
+``{"turnId": "t7", "ts": "2024-01-15T10:30:00+00:00", ...}``; after the tags come the message's own bytes, so that an
+export that was not rewritten on its way comes back verbatim. Instructions have ``"turnId": null``. Replies are as the
+model said them, terse tags included; ``"literal": true`` marks one whose tags were never taken out. A terse element is
+``{"ts", "turnId", "role", "summary", "source"}``.
+
+Exported is what is live: not what was superseded, dropped, undone or removed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from app.dialects import raw_json
+from app.dialects.dialect import Dialect
+from app.dialects.registry import DIALECTS
+from app.domain.errors import Conflict, InvalidRequest, NotFound
+from app.domain.history import TerseEntry
+from app.domain.messages import Message
+from app.domain.sessions import Session
+from app.domain.terse import OPEN
+from app.domain.turns import read_turn_id, write_turn_id
+from app.service import tokens
+from app.service.arrival import digest
+from app.service.messages import Messages, dialect_of, read_messages, split_reply
+from app.service.sessions import Change, Sessions, check_id
+from app.store import imports, sessions, terse
+from app.store.connection import Database
+from app.store.imports import ImportedEntry, ImportedMessage, ImportedSession
+from app.store.messages import StoredMessage
+from app.store.terse import Place
+
+BATCH = 500
+MAX_MESSAGES = 200_000
+MAX_SUMMARY = 4_000
+MAX_TURN = 2**31 - 1
+IMPORT_LIMIT = 60.0
+_TAGS = re.compile(rb'\{"turnId":(?:"t([1-9][0-9]{0,9})"|null),"ts":"([^"\\]{1,64})"(,"literal":true)?(,|(?=\}))')
+_MILLISECONDS = 1e11
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """What is imported: context elements in wire form, terse elements as JSON values, and how to configure it."""
+
+    id: str | None
+    parent: str | None
+    dialect: str
+    context: Sequence[bytes]
+    terse: Sequence[dict[str, Any]]
+    configuration: Change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tagged:
+    raw: bytes
+    turn: int | None
+    at: datetime | None
+    is_literal: bool
+
+
+class Exports:
+    """Exporting and importing, within a tenant."""
+
+    def __init__(
+        self,
+        database: Database,
+        messages: Messages,
+        verbs: Sessions,
+        *,
+        clock: Callable[[], datetime],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._database = database
+        self._messages = messages
+        self._sessions = verbs
+        self._clock = clock
+        self._new_id = new_id
+
+    async def export(self, tenant: str, session_id: str) -> AsyncIterator[bytes]:
+        """The document in pieces; memory holds one piece. Raises `NotFound` before the first."""
+        found, after = await self._messages.page(tenant, session_id, view="model", after=0, limit=BATCH)
+        yield b'{"context":['
+        is_first = True
+        while found:
+            yield (b"" if is_first else b",") + b",".join(_write(message) for message in found)
+            is_first = False
+            if after is None:
+                break
+            found, after = await self._messages.page(tenant, session_id, view="model", after=after, limit=BATCH)
+        yield b'],"terse":['
+        place: Place | None = (0, 0, 0)
+        is_first = True
+        while place is not None:
+            entries, place = await self.log(tenant, session_id, after=place, limit=BATCH)
+            if entries:
+                written = b",".join(raw_json.dump(write_entry(entry)) for entry in entries)
+                yield (b"" if is_first else b",") + written
+                is_first = False
+        yield b"]}"
+
+    async def log(
+        self, tenant: str, session_id: str, *, after: Place, limit: int
+    ) -> tuple[list[TerseEntry], Place | None]:
+        """The terse log after that place, and where to go on. Raises `NotFound`."""
+        async with self._database.transaction(tenant) as connection:
+            if await sessions.get(connection, tenant, session_id) is None:
+                raise NotFound("there is no such session")
+            found = await terse.page(connection, tenant, session_id, after=after, limit=limit + 1)
+        return [entry for _, entry in found[:limit]], found[limit - 1][0] if len(found) > limit else None
+
+    async def take_in(self, tenant: str, given: Import) -> Session:
+        """A new session from a document. Raises `InvalidRequest` naming the element, `Conflict` for a taken id."""
+        session_id = self._new_id() if given.id is None else check_id(given.id, "id")
+        dialect = dialect_of(given.dialect)
+        if len(given.context) > MAX_MESSAGES:
+            raise InvalidRequest(f"at most {MAX_MESSAGES} messages, not {len(given.context)}", field="context")
+        configuration = self._sessions.configure(given.configuration)
+        now = self._clock()
+        tagged = [_read_tags(raw, index) for index, raw in enumerate(given.context)]
+        read = _read(tagged, dialect)
+        counts = await tokens.count_messages(read, "")
+        messages = _place(tagged, read, counts, dialect, now)
+        session = ImportedSession(
+            id=session_id,
+            parent=given.parent,
+            configuration=configuration,
+            messages=messages,
+            terse=_attach([_read_entry(item, index, now) for index, item in enumerate(given.terse)], messages),
+        )
+        async with self._database.transaction(tenant, limit=IMPORT_LIMIT) as connection:
+            if given.parent is not None and await sessions.get(connection, tenant, given.parent) is None:
+                raise InvalidRequest("parent: there is no such session", field="parent")
+            if not await imports.write(connection, tenant, session, now):
+                raise Conflict("that session id is taken", field="id")
+            made = await sessions.get(connection, tenant, session_id)
+        if made is None:
+            raise NotFound("there is no such session")
+        return made
+
+
+def write_entry(entry: TerseEntry) -> dict[str, str]:
+    """A terse entry as it is exported and listed."""
+    return {
+        "ts": _write_time(entry.created_at),
+        "turnId": write_turn_id(entry.turn),
+        "role": entry.role,
+        "summary": entry.text,
+        "source": entry.source,
+    }
+
+
+def _write_time(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat()
+
+
+def _write(stored: StoredMessage) -> bytes:
+    raw = stored.raw if stored.model_raw is None else stored.model_raw
+    turn = f'"{write_turn_id(stored.turn)}"' if stored.turn else "null"
+    mark = ',"literal":true' if stored.model_raw is None and _has_tags(stored) else ""
+    tags = f'{{"turnId":{turn},"ts":"{_write_time(stored.created_at)}"{mark}'.encode()
+    members = raw.lstrip()[1:]
+    return tags + (b"" if members.lstrip().startswith(b"}") else b",") + members
+
+
+def _has_tags(stored: StoredMessage) -> bool:
+    # A quick look first; escapes may hide the bracket, but not the word.
+    if stored.role != "assistant" or b"terse" not in stored.raw:
+        return False
+    return OPEN in DIALECTS[stored.dialect].read_reply(stored.raw).text  # type: ignore[index]
+
+
+def _read_tags(raw: bytes, index: int) -> _Tagged:
+    own = _TAGS.match(raw)
+    if own is not None:
+        return _Tagged(
+            raw=b"{" + raw[own.end() :],
+            turn=int(own[1]) if own[1] else None,
+            at=_read_time(own[2].decode(), f"context[{index}].ts"),
+            is_literal=own[3] is not None,
+        )
+    try:
+        members = raw_json.split_object(raw)
+    except ValueError as error:
+        raise InvalidRequest("a message must be an object", field=f"context[{index}]") from error
+    tags = {name: raw_json.load(members.pop(name)) for name in ("turnId", "ts", "literal") if name in members}
+    return _Tagged(
+        raw=raw_json.join_object(members) if tags else raw,
+        turn=_read_turn(tags.get("turnId"), f"context[{index}].turnId"),
+        at=_read_time(tags.get("ts"), f"context[{index}].ts"),
+        is_literal=tags.get("literal") is True,
+    )
+
+
+def _read_turn(value: object, field: str) -> int | None:
+    if value is None:
+        return None
+    turn = read_turn_id(value, field=field) if isinstance(value, str) else 0
+    if not 1 <= turn <= MAX_TURN:
+        raise InvalidRequest(f"{field} must be a turn id such as 't5'", field=field)
+    return turn
+
+
+def _read_time(value: object, field: str) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        if isinstance(value, str):
+            at = datetime.fromisoformat(value)
+            return at if at.tzinfo else at.replace(tzinfo=UTC)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return datetime.fromtimestamp(value / 1000 if value > _MILLISECONDS else value, UTC)
+    except (ValueError, OverflowError, OSError):
+        pass
+    raise InvalidRequest(f"{field} must be a time in ISO 8601 or since 1970", field=field)
+
+
+def _read(tagged: Sequence[_Tagged], dialect: Dialect) -> list[Message]:
+    found: list[Message] = []
+    for index, each in enumerate(tagged):
+        try:
+            found += read_messages([each.raw], dialect)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.detail, field=f"context[{index}]") from error
+    return found
+
+
+def _place(
+    tagged: Sequence[_Tagged], read: Sequence[Message], counts: Sequence[int], dialect: Dialect, now: datetime
+) -> list[ImportedMessage]:
+    """Messages with their turns: as given, else by the rule for new ones."""
+    found: list[ImportedMessage] = []
+    turn = last = 0
+    for each, message, count in zip(tagged, read, counts, strict=True):
+        if not message.is_instruction:
+            if each.turn is not None:
+                turn = each.turn
+            elif message.starts_turn or turn == 0:
+                turn = last + 1
+            last = max(last, turn)
+        shown = message.raw
+        if message.role == "assistant" and not each.is_literal and OPEN in message.text:
+            shown = split_reply(message.raw, dialect)[0]
+        client = message if shown == message.raw else dialect.read_message(shown)
+        found.append(
+            ImportedMessage(
+                turn=0 if message.is_instruction else turn,
+                tokens=count,
+                role=message.role,
+                dialect=dialect.name,
+                digest=digest(client)[0],
+                created_at=each.at or now,
+                raw=shown,
+                model_raw=None if shown == message.raw else message.raw,
+            )
+        )
+    return found
+
+
+def _read_entry(item: dict[str, Any], index: int, now: datetime) -> TerseEntry:
+    field = f"terse[{index}]"
+    turn = _read_turn(item.get("turnId"), f"{field}.turnId")
+    summary = item.get("summary")
+    if turn is None:
+        raise InvalidRequest(f"{field}.turnId is missing", field=f"{field}.turnId")
+    if not isinstance(summary, str) or not summary.strip() or len(summary) > MAX_SUMMARY:
+        raise InvalidRequest(f"{field}.summary must be 1 to {MAX_SUMMARY} characters", field=f"{field}.summary")
+    role = item.get("role", "assistant")
+    if role not in ("assistant", "user"):
+        raise InvalidRequest(f"{field}.role must be assistant or user", field=f"{field}.role")
+    return TerseEntry(
+        turn=turn,
+        seq=0,
+        role=role,
+        text=" ".join(summary.split()),
+        source="derived" if item.get("source") == "derived" else "model",
+        created_at=_read_time(item.get("ts"), f"{field}.ts") or now,
+    )
+
+
+def _attach(entries: Sequence[TerseEntry], messages: Sequence[ImportedMessage]) -> list[ImportedEntry]:
+    """Entries with the message of their turn that has their time, else with the turn's last reply or message."""
+    by_time: dict[tuple[int, datetime], int] = {}
+    last: dict[int, int] = {}
+    last_reply: dict[int, int] = {}
+    for seq, message in enumerate(messages, 1):
+        last[message.turn] = seq
+        if message.role == "assistant":
+            last_reply[message.turn] = seq
+            by_time[message.turn, message.created_at] = seq
+    found: list[ImportedEntry] = []
+    for index, entry in enumerate(entries):
+        if entry.turn not in last:
+            field = f"terse[{index}].turnId"
+            raise InvalidRequest(f"{field}: no message of the context is of that turn", field=field)
+        at = by_time.get((entry.turn, entry.created_at))
+        found.append(
+            ImportedEntry(
+                turn=entry.turn,
+                seq=at or last_reply.get(entry.turn) or last[entry.turn],
+                number=index,
+                role=entry.role,
+                source=entry.source,
+                created_at=entry.created_at,
+                text=entry.text,
+            )
+        )
+    return found

@@ -1,0 +1,165 @@
+"""The context that a session's next call would get, with its report. Nothing in the store changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from app.dialects import raw_json
+from app.dialects.dialect import Dialect
+from app.domain.context import Report, TurnReport
+from app.domain.errors import NotFound
+from app.domain.lineage import append
+from app.domain.models import usable_window
+from app.domain.sessions import Session
+from app.service import contexts, tokens
+from app.service.arrival import Arrival, arrive
+from app.service.calibrations import Calibrations
+from app.service.contexts import Built, Circumstances, History, Recipe
+from app.service.identity import Found
+from app.service.messages import dialect_of, read_messages
+from app.service.recipes import Recipes
+from app.service.sessions import as_setting
+from app.store import messages as store
+from app.store import sessions, turns
+from app.store.connection import Connection, Database
+from app.strategies.planning import report_cut_turns
+from app.strategies.presets import strategy_name
+
+# A report tells about so many of the newest turns; of the others it gives the number.
+MAX_TURNS = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a preview is asked for. ``max_tokens`` is the window that the context must fit into, instructions
+    included; without it the model's own window counts, where it is known. ``messages`` come after the stored ones.
+    """
+
+    dialect: str = "openai_chat"
+    strategy: object = None
+    epoch: object = None
+    model: str = ""
+    max_tokens: int | None = None
+    messages: Sequence[bytes] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """A context in wire form. ``instructions`` go before ``messages``, Tersely's own text is part of them.
+
+    ``text`` is what the instructions say. ``turns_omitted`` counts turns that the report does not list.
+    """
+
+    instructions: tuple[bytes, ...]
+    messages: tuple[bytes, ...]
+    text: str | None
+    report: Report
+    turns: tuple[TurnReport, ...]
+    turns_omitted: int
+    strategy: str
+
+
+class Previews:
+    """Builds contexts as the proxy does, for whoever wants to look or to call the model on their own."""
+
+    def __init__(
+        self,
+        database: Database,
+        recipes: Recipes,
+        calibrations: Calibrations,
+        *,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._database = database
+        self._recipes = recipes
+        self._calibrations = calibrations
+        self._clock = clock
+
+    async def build(self, tenant: str, session_id: str, wish: Wish) -> Preview:
+        """Raises `NotFound`, `InvalidRequest`, and `ContextTooLarge` when nothing valid fits the window."""
+        dialect = dialect_of(wish.dialect)
+        strategy, epoch = as_setting(wish.strategy), as_setting(wish.epoch)
+        self._recipes.check(strategy=strategy, epoch=epoch)
+        arrival = arrive(read_messages(wish.messages, dialect))
+        async with self._database.transaction(tenant) as connection:
+            session = await sessions.get(connection, tenant, session_id)
+            if session is None:
+                raise NotFound("there is no such session")
+            recipe = self._recipes.choose(strategy=strategy, epoch=epoch, session=session)
+            around = await self._circumstances(connection, tenant, session, arrival, recipe, wish)
+            found = await _find(connection, tenant, session, arrival)
+            history = await contexts.load(connection, tenant, found, arrival, dialect, recipe, around)
+            built = contexts.make(history, recipe, around, wish.model)
+            told, omitted = await _turns(connection, tenant, session, built)
+        instructions, laid_out = _lay_out(built, dialect, history, arrival, found, recipe)
+        texts = [dialect.read_message(raw).text for raw in instructions]
+        return Preview(
+            instructions=tuple(instructions),
+            messages=tuple(laid_out),
+            text="\n\n".join(texts) if texts else None,
+            report=built.context.report,
+            turns=told,
+            turns_omitted=omitted,
+            strategy=strategy_name(recipe.strategy),
+        )
+
+    async def _circumstances(
+        self,
+        connection: Connection,
+        tenant: str,
+        session: Session,
+        arrival: Arrival,
+        recipe: Recipe,
+        wish: Wish,
+    ) -> Circumstances:
+        fixed = await _fixed_tokens(connection, tenant, session.id, arrival, wish.model)
+        if recipe.instructions:
+            fixed += tokens.count_short(recipe.instructions)
+        window = wish.max_tokens
+        if window is None and wish.model:
+            known = usable_window(wish.model, None)
+            window = None if known is None else int(known / self._calibrations.ratio(wish.model))
+        return Circumstances(fixed_tokens=fixed, window=window, now=self._clock())
+
+
+async def _fixed_tokens(connection: Connection, tenant: str, session_id: str, arrival: Arrival, model: str) -> int:
+    """Tokens of the instructions: those given, else those stored."""
+    given = [m for m, i in zip(arrival.messages, arrival.incoming, strict=True) if not i.is_link]
+    if given:
+        return sum(await tokens.count_messages(given, model))
+    return sum(row.tokens for row in await store.instructions(connection, tenant, session_id))
+
+
+async def _find(connection: Connection, tenant: str, session: Session, arrival: Arrival) -> Found:
+    """What the given messages would be: the next ones of the session."""
+    turn = await turns.last_turn(connection, tenant, session.id)
+    decision = append(arrival.incoming, last_seq=session.last_seq, turns=session.turns, turn=turn)
+    return Found(session_id=session.id, session=session, source="header", decision=decision, rows=(), is_delta=True)
+
+
+async def _turns(
+    connection: Connection, tenant: str, session: Session, built: Built
+) -> tuple[tuple[TurnReport, ...], int]:
+    """What became of each live turn: of those that were loaded as reported, of earlier ones by the epoch's cut."""
+    loaded = built.context.report.turns
+    first = min((turn.turn for turn in loaded), default=session.turns + 1)
+    start = max(1, first - MAX_TURNS)
+    live = set(await turns.live_turns(connection, tenant, session.id, start, first - 1))
+    earlier = [told for told in report_cut_turns(built.context.epoch, before=first) if told.turn in live]
+    told = (*earlier, *loaded)
+    return told[-MAX_TURNS:], max(0, len(told) - MAX_TURNS) + start - 1
+
+
+def _lay_out(
+    built: Built, dialect: Dialect, history: History, arrival: Arrival, found: Found, recipe: Recipe
+) -> tuple[list[bytes], list[bytes]]:
+    """Leading instructions and everything else, exactly as the proxy would send them."""
+    laid_out = contexts.lay_out(built.context, dialect, history, arrival, found)
+    body = dialect.write_request(b'{"messages":[]}', messages=laid_out, instructions=recipe.instructions)
+    whole = raw_json.split_array(raw_json.split_object(body)["messages"])
+    leading = 0
+    while leading < len(whole) and dialect.read_message(whole[leading]).is_instruction:
+        leading += 1
+    return whole[:leading], whole[leading:]

@@ -1,0 +1,214 @@
+"""Sessions as their owner handles them: made, listed, configured, deleted; turns hidden, taken back, removed."""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from app.dialects import raw_json
+from app.domain.errors import Conflict, InvalidRequest, NotFound
+from app.domain.sessions import Session
+from app.service.calls import check_session_id
+from app.service.recipes import Recipes
+from app.store import sessions, turns
+from app.store.connection import Connection, Database
+from app.store.sessions import Configuration
+from app.store.turns import TurnRow
+
+MAX_METADATA = 16 * 1024
+# What a client or a proxy on the way would take for a step in a path.
+NOT_IDS = frozenset({".", ".."})
+# Deleting a long session touches many rows.
+DELETE_LIMIT = 30.0
+
+
+class Unset:
+    """The type of `UNSET`."""
+
+
+UNSET: Final = Unset()
+"""In a change: leave that as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of a session's configuration; None means: back to the default."""
+
+    strategy: Any = UNSET
+    epoch: Any = UNSET
+    metadata: Any = UNSET
+
+
+class Sessions:
+    """The verbs on sessions and turns, within a tenant; `NotFound` for what is not there, or not the tenant's."""
+
+    def __init__(
+        self, database: Database, recipes: Recipes, *, clock: Callable[[], datetime], new_id: Callable[[], str]
+    ) -> None:
+        self._database = database
+        self._recipes = recipes
+        self._clock = clock
+        self._new_id = new_id
+
+    async def create(self, tenant: str, *, session_id: str | None, parent: str | None, given: Change) -> Session:
+        """Make an empty session. Raises `Conflict` for an id that is taken, `InvalidRequest` for a bad value."""
+        session_id = self._new_id() if session_id is None else check_id(session_id, "id")
+        configured = self.configure(given)
+        async with self._database.transaction(tenant) as connection:
+            if parent is not None and await sessions.get(connection, tenant, parent) is None:
+                raise InvalidRequest("parent: there is no such session", field="parent")
+            if not await sessions.add(connection, tenant, session_id, parent, configured, self._clock()):
+                raise Conflict("that session id is taken", field="id")
+            return await _require(connection, tenant, session_id)
+
+    async def get(self, tenant: str, session_id: str) -> Session:
+        """The session."""
+        async with self._database.transaction(tenant) as connection:
+            return await _require(connection, tenant, session_id)
+
+    async def page(
+        self, tenant: str, *, after: str | None, parent: str | None, client_id: str | None, limit: int
+    ) -> tuple[list[Session], str | None]:
+        """The newest sessions after a cursor, and the next cursor."""
+        before = None if after is None else _read_cursor(after)
+        async with self._database.transaction(tenant) as connection:
+            found = await sessions.newest(
+                connection, tenant, before=before, parent=parent, client_id=client_id, limit=limit + 1
+            )
+        more = found[limit - 1] if len(found) > limit else None
+        return found[:limit], None if more is None else _write_cursor(more)
+
+    async def change(self, tenant: str, session_id: str, given: Change) -> Session:
+        """Change the configuration; the next context follows it."""
+        async with self._database.transaction(tenant) as connection:
+            session = await turns.lock(connection, tenant, session_id)
+            if session is None:
+                raise NotFound("there is no such session")
+            known = Configuration(
+                strategy=session.strategy, epoch_policy=session.epoch_policy, metadata=session.metadata
+            )
+            configured = self._configure(known, given)
+            changed = await sessions.change(connection, tenant, session_id, configured, self._clock())
+        if changed is None:
+            raise NotFound("there is no such session")
+        return changed
+
+    async def delete(self, tenant: str, session_id: str) -> None:
+        """Delete a session and all that belongs to it."""
+        async with self._database.transaction(tenant, limit=DELETE_LIMIT) as connection:
+            if not await sessions.delete(connection, tenant, session_id):
+                raise NotFound("there is no such session")
+
+    # Turns
+
+    async def turns(self, tenant: str, session_id: str, *, after: int, limit: int) -> tuple[list[TurnRow], int | None]:
+        """Turns after that number, and the number to go on after."""
+        async with self._database.transaction(tenant) as connection:
+            session = await _require(connection, tenant, session_id)
+            found = await turns.between(connection, tenant, session_id, after + 1, after + limit)
+        return found, after + limit if after + limit < session.turns else None
+
+    async def turn(self, tenant: str, session_id: str, turn: int) -> TurnRow:
+        """One turn. `NotFound` for one that is not there, or was removed."""
+        async with self._database.transaction(tenant) as connection:
+            await _require(connection, tenant, session_id)
+            return await _require_turn(connection, tenant, session_id, turn)
+
+    async def drop(self, tenant: str, session_id: str, turn: int) -> TurnRow:
+        """Hide a turn from every context. One that is hidden already stays as it is."""
+        async with self._database.transaction(tenant) as connection:
+            session = await _lock(connection, tenant, session_id)
+            await _require_turn(connection, tenant, session_id, turn)
+            await turns.hide(connection, tenant, session, turn, "dropped", self._clock())
+            return await _require_turn(connection, tenant, session_id, turn)
+
+    async def undo(self, tenant: str, session_id: str) -> TurnRow:
+        """Take the last turn back. `Conflict` when there is none."""
+        async with self._database.transaction(tenant) as connection:
+            session = await _lock(connection, tenant, session_id)
+            turn = await turns.last_turn(connection, tenant, session_id)
+            if turn == 0 or not await turns.hide(connection, tenant, session, turn, "undone", self._clock()):
+                raise Conflict("there is no turn to take back")
+            return await _require_turn(connection, tenant, session_id, turn)
+
+    async def remove(self, tenant: str, session_id: str, turn: int) -> None:
+        """Remove a turn's content for good."""
+        async with self._database.transaction(tenant) as connection:
+            session = await _lock(connection, tenant, session_id)
+            await _require_turn(connection, tenant, session_id, turn)
+            await turns.remove(connection, tenant, session, turn, self._clock())
+
+    def configure(self, given: Change) -> Configuration:
+        """The configuration of a new session. Raises `InvalidRequest`."""
+        return self._configure(Configuration(strategy=None, epoch_policy=None, metadata=b"{}"), given)
+
+    def _configure(self, known: Configuration, given: Change) -> Configuration:
+        strategy = known.strategy if given.strategy is UNSET else as_setting(given.strategy)
+        policy = known.epoch_policy if given.epoch is UNSET else as_setting(given.epoch)
+        self._recipes.check(
+            strategy=None if given.strategy is UNSET else strategy, epoch=None if given.epoch is UNSET else policy
+        )
+        metadata = known.metadata if given.metadata is UNSET else write_metadata(given.metadata)
+        return Configuration(strategy=strategy, epoch_policy=policy, metadata=metadata)
+
+
+def check_id(value: str, name: str) -> str:
+    """An id that can be used in a path. Raises `InvalidRequest`."""
+    if value in NOT_IDS:
+        raise InvalidRequest(f"{name} must not be '.' or '..'", field=name)
+    return check_session_id(value, name)
+
+
+def as_setting(value: Any) -> str | None:
+    """A strategy or policy from JSON in the form of the configuration: a name, or an object as JSON text."""
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def write_metadata(value: dict[str, Any] | None) -> bytes:
+    """Metadata as stored. Raises `InvalidRequest` over the size limit."""
+    stored = raw_json.dump(value or {})
+    if len(stored) > MAX_METADATA:
+        raise InvalidRequest(f"metadata must have at most {MAX_METADATA} bytes as JSON", field="metadata")
+    return stored
+
+
+async def _require(connection: Connection, tenant: str, session_id: str) -> Session:
+    session = await sessions.get(connection, tenant, session_id)
+    if session is None:
+        raise NotFound("there is no such session")
+    return session
+
+
+async def _lock(connection: Connection, tenant: str, session_id: str) -> Session:
+    session = await turns.lock(connection, tenant, session_id)
+    if session is None:
+        raise NotFound("there is no such session")
+    return session
+
+
+async def _require_turn(connection: Connection, tenant: str, session_id: str, turn: int) -> TurnRow:
+    found = await turns.between(connection, tenant, session_id, turn, turn)
+    if not found:
+        raise NotFound(f"there is no turn t{turn}")
+    return found[0]
+
+
+def _write_cursor(session: Session) -> str:
+    text = f"{session.created_at.isoformat()} {session.id}"
+    return urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def _read_cursor(cursor: str) -> tuple[datetime, str]:
+    try:
+        text = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+        at, _, session_id = text.partition(" ")
+        moment = datetime.fromisoformat(at)
+        if moment.tzinfo is None or "\x00" in session_id:
+            raise ValueError
+    except ValueError:
+        raise InvalidRequest("after must be the `next` of a page before", field="after") from None
+    return moment, session_id
