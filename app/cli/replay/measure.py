@@ -91,9 +91,7 @@ class Tally:
             calls=self.calls + other.calls,
             client=self.client + other.client,
             model=self.model + other.model,
-            losses=Losses(
-                referring=self.losses.referring + other.losses.referring, lost=self.losses.lost + other.losses.lost
-            ),
+            losses=self.losses + other.losses,
             epochs=self.epochs + other.epochs,
             overhead_ms=self.overhead_ms + other.overhead_ms,
         )
@@ -112,11 +110,6 @@ class Tally:
     def sent_share(self) -> float:
         """Tokens sent, relative to what the client sent."""
         return self.model.tokens / self.client.tokens if self.client.tokens else 1.0
-
-    @property
-    def lost_share(self) -> float | None:
-        """Lost references; None where no call refers back."""
-        return self.losses.lost / self.losses.referring if self.losses.referring else None
 
 
 def repeated_share(side: Side) -> float | None:

@@ -4,10 +4,14 @@ Of the tool calls whose arguments repeat an identifier (a path, an id, a dotted 
 seen earlier in the conversation, the share where at least one such identifier was nowhere in the request: neither in
 its instructions, nor in the head, nor in the tail. An upper bound on the harm of a cut, for the model may not have
 needed to see it, or might have searched. What an identifier is, is decided here, apart from the index under test.
+
+Beside it stands the same share for the names that were **pointed at**: those in short argument values (a path to open,
+an id to look up), without the members and methods that occur in the source code of a file that is written.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +22,7 @@ from app.cli.replay.transcripts import Conversation
 
 MIN_LENGTH = 4
 MIN_CODE = 5
+POINTED_LENGTH = 200
 
 _RUN = re.compile(r"[A-Za-z0-9_./:@~-]{4,}")
 _ESCAPE = re.compile(r'\\[nrt"]')
@@ -26,10 +31,20 @@ _JOINED = re.compile(r"\w[_/]\w|[A-Za-z]\w*\.\w+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """Tool calls that refer back, and those of them that lost a name."""
+    """Tool calls that refer back, and those of them that lost a name; of all names, and of those pointed at."""
 
     referring: int = 0
     lost: int = 0
+    pointing: int = 0
+    lost_pointing: int = 0
+
+    def __add__(self, other: Losses) -> Losses:
+        return Losses(
+            referring=self.referring + other.referring,
+            lost=self.lost + other.lost,
+            pointing=self.pointing + other.pointing,
+            lost_pointing=self.lost_pointing + other.lost_pointing,
+        )
 
 
 class Past:
@@ -44,12 +59,18 @@ class Past:
 
     def losses(self, message: Mapping[str, Any], index: int, shown: bytes) -> Losses:
         """Of the calls in ``message``, number ``index`` of the conversation, after a request that showed ``shown``."""
-        referring = lost = 0
+        total = Losses()
         for arguments in _arguments(message):
             known = [name for name in identifiers(arguments) if self._is_known(name, index)]
-            referring += bool(known)
-            lost += any(name.encode() not in shown for name in known)
-        return Losses(referring=referring, lost=lost)
+            short = _short_values(arguments)
+            pointed = [name for name in known if name in short]
+            total += Losses(
+                referring=bool(known),
+                lost=any(name.encode() not in shown for name in known),
+                pointing=bool(pointed),
+                lost_pointing=any(name.encode() not in shown for name in pointed),
+            )
+        return total
 
     def _is_known(self, name: str, index: int) -> bool:
         first = self._first.get(name)
@@ -63,6 +84,15 @@ def _arguments(message: Mapping[str, Any]) -> Iterable[str]:
         arguments = (call.get("function") or {}).get("arguments")
         if isinstance(arguments, str):
             yield arguments
+
+
+def _short_values(arguments: str) -> str:
+    try:
+        values = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return ""
+    texts = map(str, values.values()) if isinstance(values, dict) else ()
+    return "\n".join(text for text in texts if len(text) <= POINTED_LENGTH)
 
 
 def identifiers(arguments: str) -> list[str]:

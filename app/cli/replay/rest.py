@@ -23,9 +23,9 @@ async def read_session(
 ) -> list[Stored]:
     """All messages of a session as the client knows them, in order."""
     stored: list[Stored] = []
-    after: str | None = None
+    after: object = 0
     while True:
-        query = {"view": "client", "limit": str(PAGE), **({"after": after} if after else {})}
+        query = {"view": "client", "limit": str(PAGE), "after": str(after)}
         url = f"{address}/api/sessions/{quote(session_id, safe='')}/messages"
         async with http.get(url, params=query, headers=headers) as response:
             body = await response.read()
@@ -34,7 +34,7 @@ async def read_session(
         page = raw_json.split_object(body)
         for item in raw_json.split_array(page["items"]):
             members = raw_json.split_object(item)
-            stored.append(Stored(raw=members["message"], is_reply=raw_json.load(members["role"]) == "assistant"))
+            stored.append(Stored(raw=members["raw"], is_reply=raw_json.load(members["role"]) == "assistant"))
         after = raw_json.load(page.get("next", b"null"))
         if after is None:
             return stored

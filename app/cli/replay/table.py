@@ -22,6 +22,7 @@ COLUMNS = (
     *(f"price {write:g}/{read:g}" for write, read in PRICES),
     "own instructions",
     "lost references",
+    "lost, pointed at",
     "epochs",
 )
 
@@ -50,7 +51,8 @@ def cells(result: Result) -> tuple[str, ...]:
         _percent(repeated_share(tally.model)),
         *(f"{tally.price(index):.3f}" for index in range(len(PRICES))),
         " / ".join(f"+{tally.own_price(index):.3f}" for index in range(len(PRICES))) if any(tally.model.own) else "0",
-        _lost(tally),
+        _lost(tally.losses.lost, tally.losses.referring),
+        _lost(tally.losses.lost_pointing, tally.losses.pointing),
         f"{tally.epochs:,}",
     )
 
@@ -90,6 +92,8 @@ def _record(result: Result) -> dict[str, Any]:
         ],
         "referring_calls": tally.losses.referring,
         "lost_references": tally.losses.lost,
+        "pointing_calls": tally.losses.pointing,
+        "lost_pointing": tally.losses.lost_pointing,
         "epochs": tally.epochs,
         "overhead_ms": {"p50": median(times), "max": times[-1]} if times else None,
         "failures": [
@@ -103,6 +107,5 @@ def _percent(share: float | None) -> str:
     return "none" if share is None else f"{100 * share:.1f} %"
 
 
-def _lost(tally: Tally) -> str:
-    share = tally.lost_share
-    return "none refer" if share is None else f"{100 * share:.1f} % of {tally.losses.referring}"
+def _lost(lost: int, referring: int) -> str:
+    return f"{100 * lost / referring:.1f} % of {referring}" if referring else "none refer"

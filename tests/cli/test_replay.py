@@ -1,0 +1,289 @@
+"""`tersely replay`: a small messy transcript through the whole thing, and proof that its checks can fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli.replay import model as model_side
+from app.cli.replay.checks import Stored, check_prefix, check_stored, compare_reply
+from app.cli.replay.measure import Counter, Tally, common, measure, own_tokens
+from app.cli.replay.model import CLOSE, OPEN, Expected, with_tag
+from app.cli.replay.play import Variant
+from app.cli.replay.references import Past, identifiers
+from app.cli.replay.run import Plan, run_here
+from app.cli.replay.table import COLUMNS, Result, as_markdown
+from app.cli.replay.transcripts import BadTranscript, Conversation, Said, load_transcript
+from app.dialects import raw_json
+from app.domain.terse import strip_terse
+from app.settings import Settings
+from tests.conftest import SHARED_DATA, Database
+
+MESSY = Path(__file__).resolve().parents[1] / "data" / "messy_conversations.jsonl"
+REAL = SHARED_DATA / "transcripts" / "claude_code_sessions.jsonl"
+SMALL_EPOCHS = '{"high": 2500, "low": 1200}'
+
+
+async def replay(database: Database, *arguments: str) -> tuple[int, str, str]:
+    """The command as a user runs it: exit code, output, errors."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "app", "replay", *arguments),
+        env={**os.environ, "DATABASE_URL": database.dsn, "TERSELY_DATABASE_TIMEOUT": "20"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, errors = await process.communicate()
+    return process.returncode or 0, out.decode(), errors.decode()
+
+
+async def play_here(database: Database, *variants: Variant, share: float = 1.0) -> list[Result]:
+    """The same without the command, so that a test can meddle with it."""
+    plan = Plan(
+        transcripts=[load_transcript(MESSY)],
+        variants=variants,
+        share=share,
+        model="gpt-4.1",
+        window=1_000_000,
+        parallel=2,
+    )
+    settings = Settings(_env_file=None, database_url=database.dsn, database_timeout=20.0)
+
+    def run() -> list[Result]:
+        with asyncio.Runner() as runner:
+            return run_here(runner, settings, plan, lambda _: None)
+
+    return await asyncio.to_thread(run)
+
+
+async def test_a_messy_transcript_comes_through_and_is_measured(database: Database, tmp_path: Path) -> None:
+    table = tmp_path / "table.md"
+    strategies = ("--strategy", "full", "--strategy", "slim")
+    epochs = ("--epoch", SMALL_EPOCHS, "--epoch", "every_request")
+    code, out, errors = await replay(
+        database, str(MESSY), *strategies, *epochs, "--share", "1", "--json", "--output", str(table)
+    )
+    assert (code, errors) == (0, "")
+    results = {result["strategy"]: result for result in json.loads(out)}
+    assert list(results) == ["full", f"slim, {SMALL_EPOCHS}", "slim, every_request"]
+    full, slim, always = results.values()
+    assert all((r["conversations"], r["calls"], r["failures"]) == (3, 16, []) for r in results.values())
+    assert full["prices"][0]["price"] < 1.01  # a result that came late moves to its call
+    assert full["prices"][0]["own_instructions"] == 0.0
+    assert slim["sent_tokens"] < 0.6 * full["sent_tokens"]
+    assert slim["prices"][0]["own_instructions"] > 0.0
+    assert full["epochs"] < slim["epochs"] < always["epochs"]
+    assert full["referring_calls"] > 0
+    assert full["lost_references"] == 0
+    assert table.read_text().count("\n") == 2 + len(results)
+
+
+async def test_what_was_stored_for_a_replay_is_gone_afterwards(database: Database) -> None:
+    await play_here(database, Variant(strategy="slim", epoch="auto"))
+    import asyncpg
+
+    connection = await asyncpg.connect(database.admin_dsn)
+    try:
+        for table in ("tenants", "keys", "sessions", "messages", "terse", "epochs", "calls"):
+            assert await connection.fetchval(f"SELECT count(*) FROM {table}") == 0, table
+    finally:
+        await connection.close()
+
+
+async def test_a_reply_that_was_altered_on_the_way_is_told(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    def altered(message: Mapping[str, Any], expected: Expected) -> object:
+        del expected
+        content = message.get("content")
+        return content.replace("Done:", "Done, ") if isinstance(content, str) else content
+
+    monkeypatch.setattr(model_side, "with_tag", altered)
+    (result,) = await play_here(database, Variant(strategy="slim", epoch="auto"))
+    told = [str(failure) for failure in result.failures]
+    # The client goes on with what it should have got, and that is then what the store holds.
+    assert len(told) == 1
+    assert "greenhouse (line 1), message 15: content differs at character 4" in told[0]
+
+
+async def test_a_refused_request_is_told(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.cli.replay.run.RecordedModel", lambda window: model_side.RecordedModel(window=40))
+    (result,) = await play_here(database, Variant(strategy="full", epoch="auto"))
+    assert any("the upstream refused it: \"This model's maximum" in str(failure) for failure in result.failures)
+
+
+async def test_wrong_arguments_are_refused(database: Database, tmp_path: Path) -> None:
+    code, _, errors = await replay(database, str(MESSY), "--strategy", "brief")
+    assert code == 1
+    assert "strategy must be one of full, slim" in errors
+    (tmp_path / "bad.jsonl").write_text('{"messages": 7}\n')
+    code, _, errors = await replay(database, str(tmp_path / "bad.jsonl"))
+    assert code == 1
+    assert "line 1: not a conversation" in errors
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="no recorded transcripts here (see tests/conftest.py)")
+async def test_a_real_session_costs_less_and_loses_nothing(database: Database) -> None:
+    code, out, errors = await replay(database, str(REAL), "--strategy", "slim", "--json")
+    assert (code, errors) == (0, "")
+    (result,) = json.loads(out)
+    assert result["calls"] == 242
+    assert result["prices"][0]["price"] < 0.7
+    assert result["prices"][1]["price"] < 0.7
+    assert result["prefix_share"] > 0.85
+
+
+# The pieces
+
+
+def conversation(*messages: Mapping[str, Any]) -> Conversation:
+    said = tuple(Said(message=message, raw=raw_json.dump(message)) for message in messages)
+    return Conversation(id="c", number=1, said=said)
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def said(text: str | None, *arguments: str) -> dict[str, Any]:
+    calls = [
+        {"id": f"c{number}", "type": "function", "function": {"name": "tool", "arguments": each}}
+        for number, each in enumerate(arguments)
+    ]
+    return {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
+
+
+def raws(*messages: Mapping[str, Any]) -> list[bytes]:
+    return [raw_json.dump(message) for message in messages]
+
+
+def test_annotations_are_no_part_of_what_is_sent(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"id": "a", "messages": [{"role": "user", "content": "hi", "x_ts": 1}]}\n\n')
+    transcript = load_transcript(path)
+    assert [s.raw for s in transcript.conversations[0].said] == [b'{"role":"user","content":"hi"}']
+    assert transcript.conversations[0].calls == ()
+    with pytest.raises(BadTranscript, match="No such file"):
+        load_transcript(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize(
+    "text", ["Done.", "One.\n\nTwo.", "```py\nx\n```", "See:\n\n```py\nx\n```\nDone.", "a <terse> b", "~~~\nx", "  "]
+)
+@pytest.mark.parametrize("place", range(12))
+def test_tags_are_where_they_can_be_taken_out(text: str, place: int) -> None:
+    expected = Expected(message={"content": text}, seed=("s", place), share=1.0)
+    tagged = str(with_tag(expected.message, expected))
+    if tagged == text:
+        assert text.startswith(("```", "~~~")) or OPEN in text or not text.strip()
+    else:
+        assert tagged.count(OPEN) == tagged.count(CLOSE) == 1
+        assert strip_terse(tagged)[0] == text
+
+
+def test_the_share_of_tags_is_about_what_was_asked_for() -> None:
+    def tagged(share: float) -> int:
+        message = {"content": "Done."}
+        return sum(with_tag(message, Expected(message=message, seed=(n,), share=share)) != "Done." for n in range(1000))
+
+    assert tagged(0.0) == 0
+    assert tagged(1.0) == 1000
+    assert 640 < tagged(0.7) < 760
+
+
+def test_differences_between_replies_are_found() -> None:
+    same = said("words", '{"a":1}')
+    assert list(compare_reply({**same, "refusal": None}, same)) == []
+    assert list(compare_reply(said(""), said(None))) == []
+    (words,) = compare_reply(said("word"), said("words"))
+    assert words.startswith("content differs at character 4")
+    (spaced,) = compare_reply(said("words", '{"a": 1}'), same)
+    assert spaced.startswith("tool call 0 differs")
+    assert list(compare_reply(said("words"), same)) == ["0 tool calls instead of 1"]
+
+
+def test_differences_in_the_store_are_found() -> None:
+    asked = conversation(user("a"), said("b"), user("c"), said("d"))
+    reply = Stored(raw=b'{"content":"b","role":"assistant","refusal":null}', is_reply=True)
+    held = [Stored(raw=asked.said[0].raw, is_reply=False), reply, Stored(raw=asked.said[2].raw, is_reply=False)]
+    assert list(check_stored(asked, held, upto=3)) == []
+    assert list(check_stored(asked, held, upto=4)) == [(-1, "3 messages are stored instead of 4")]
+    respelled = Stored(raw=b'{"content":"c","role":"user"}', is_reply=False)
+    ((place, what),) = check_stored(asked, [*held[:2], respelled], upto=3)
+    assert place == 2
+    assert what.startswith("stored as")
+    assert [place for place, _ in check_stored(asked, [held[0], held[2], reply], upto=3)] == [1, 2]
+
+
+def test_a_request_of_the_same_epoch_begins_with_the_one_before() -> None:
+    before = raws(user("a"), said("b"))
+    after = raws(user("a"), said("b"), user("c"))
+    assert list(check_prefix(after, before, same_epoch=True)) == []
+    assert list(check_prefix(after, None, same_epoch=True)) == []
+    (told,) = check_prefix(raws(user("a"), said("x")), before, same_epoch=True)
+    assert "message 1 of the 2" in told
+    assert len(list(check_prefix(before[:1], before, same_epoch=True))) == 1
+    assert list(check_prefix(raws(user("z")), before, same_epoch=False)) == []
+
+
+def test_prices_by_hand() -> None:
+    counter = Counter("gpt-4.1")
+    first, second = raws(user("a b c"), said("d")), raws(user("a b c"), said("d"), user("e"))
+    sizes = [counter.count(raw) for raw in second]
+    one = measure(counter, first, None)
+    assert (one.tokens, one.repeated, one.later) == (sum(sizes[:2]), 0, 0)
+    assert one.price == pytest.approx((1.25 * sum(sizes[:2]), sum(sizes[:2])))
+    two = measure(counter, second, first)
+    assert (two.tokens, two.repeated, two.later) == (sum(sizes), sum(sizes[:2]), sum(sizes))
+    assert two.price == pytest.approx((0.1 * sum(sizes[:2]) + 1.25 * sizes[2], 0.5 * sum(sizes[:2]) + sizes[2]))
+    total = Tally(client=one + two, model=one + two)
+    assert total.price(0) == pytest.approx(1.0)
+    assert common(first, second) == 2
+
+
+def test_own_instructions_are_priced_apart() -> None:
+    counter = Counter("gpt-4.1")
+    given = raws({"role": "system", "content": "Be kind."}, user("a"))
+    sent = raws({"role": "system", "content": "Be kind.\n\nAnd brief, please."}, user("a"))
+    own = own_tokens(counter, sent, given)
+    assert own == counter.count(sent[0]) - counter.count(given[0])
+    written = measure(counter, sent, None, own=own)
+    read = measure(counter, sent, sent, own=own)
+    assert written.own == pytest.approx((1.25 * own, own))
+    assert read.own == pytest.approx((0.1 * own, 0.5 * own))
+    tally = Tally(client=measure(counter, given, None), model=written)
+    assert tally.price(0) == pytest.approx(1.0)
+    assert tally.own_price(1) > 0
+
+
+def test_lost_references_by_hand() -> None:
+    long_text = json.dumps({"path": "src/a.py", "text": "x " * 150 + "settings.load_all"})
+    asked = conversation(
+        user("look at src/a.py, b_c and settings.load_all"), said(None, '{"path":"src/a.py"}'), said(None, long_text)
+    )
+    past = Past(asked)
+
+    def counted(index: int, shown: bytes) -> Sequence[int]:
+        losses = past.losses(asked.said[index].message, index, shown)
+        return [losses.referring, losses.lost, losses.pointing, losses.lost_pointing]
+
+    assert counted(1, b"... src/a.py ...") == [1, 0, 1, 0]
+    assert counted(1, b"nothing") == [1, 1, 1, 1]
+    assert counted(2, b"... src/a.py ...") == [1, 1, 1, 0]
+    unheard = conversation(user("hello"), said(None, '{"path":"src/a.py"}'))
+    assert Past(unheard).losses(unheard.said[1].message, 1, b"").referring == 0
+
+
+def test_what_an_identifier_is() -> None:
+    found = identifiers('{"a":"src/app.py and order_id 77, HATX4321 or it\\nlib.load"}')
+    assert found == ["src/app.py", "order_id", "HATX4321", "lib.load"]
+
+
+def test_a_table_has_one_cell_for_each_column() -> None:
+    rows = as_markdown([Result(file="f", strategy="full", tally=Tally())]).splitlines()
+    assert [row.count("|") for row in rows] == [len(COLUMNS) + 1] * 3
