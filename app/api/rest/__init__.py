@@ -1,0 +1,1 @@
+"""Tersely's own REST API under ``/api``: one module per resource."""

@@ -1,0 +1,70 @@
+"""The REST API put together: guards, routes, problem documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from fastapi import APIRouter, FastAPI
+
+from app.api.rest.contexts import contexts_router
+from app.api.rest.figures import figures_router
+from app.api.rest.guard import Guard, RestEdge, guarded
+from app.api.rest.messages import exports_router, messages_router
+from app.api.rest.problems import install_problems
+from app.api.rest.schemas import Problem
+from app.api.rest.sessions import sessions_router, turns_router
+from app.service.exports import Exports
+from app.service.messages import Messages
+from app.service.metrics import Metrics
+from app.service.previews import Previews
+from app.service.search import Searcher
+from app.service.sessions import Sessions
+from app.service.stats import Figures
+
+PROBLEMS: dict[int | str, dict[str, object]] = {
+    status: {"model": Problem, "description": text}
+    for status, text in {
+        401: "A Tersely key is needed",
+        404: "Not there, or not yours",
+        409: "A conflicting id or idempotency key",
+        413: "Over the size limit",
+        415: "The body is not JSON",
+        422: "A bad value",
+        503: "The database is away",
+    }.items()
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """The use cases behind the routes. ``strategy`` and ``epoch`` are the configured defaults, as configured."""
+
+    sessions: Sessions
+    messages: Messages
+    exports: Exports
+    previews: Previews
+    searcher: Searcher
+    figures: Figures
+    strategy: str
+    epoch: str
+
+
+def install_rest(app: FastAPI, services: Services, *, guard: Guard, metrics: Metrics) -> None:
+    """Add everything under ``/api`` to ``app``."""
+    defaults = {"strategy": services.strategy, "epoch": services.epoch}
+    routes: dict[str, Callable[[APIRouter], None]] = {
+        "sessions": partial(sessions_router, services.sessions, **defaults),
+        "messages": partial(messages_router, services.messages),
+        "turns": partial(turns_router, services.sessions),
+        "context": partial(contexts_router, services.previews, services.searcher),
+        "transfer": partial(exports_router, services.exports, **defaults),
+        "figures": partial(figures_router, services.figures),
+    }
+    for tag, add in routes.items():
+        router = APIRouter(prefix="/api", tags=[tag], route_class=guarded(guard), responses=PROBLEMS)
+        add(router)
+        app.include_router(router)
+    install_problems(app)
+    app.add_middleware(RestEdge, metrics=metrics)

@@ -1,0 +1,421 @@
+"""The wire shapes of the REST API. Bodies refuse fields that they do not know; answers are described, not checked."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_SEQ = 2**53
+MAX_TURN = 2**31 - 1
+
+Limit = Annotated[int, Field(ge=1, le=1000, description="Items of a page, 1 to 1000.")]
+Setting = Annotated[
+    str | dict[str, Any] | None,
+    Field(max_length=2000, description="A name, or an object with parameters; null: the configured default."),
+]
+Wire = dict[str, Any]
+Kept = Literal["full", "truncated", "terse", "summary", "left_out"]
+StatusName = Literal["live", "superseded", "dropped", "undone", "removed"]
+TurnId = Annotated[str, Field(examples=["t7"], description="`t1`, `t2`, ...; never reused.")]
+
+
+class Body(BaseModel):
+    """What is sent to Tersely: strict types, no unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class CreateSession(Body):
+    """A new session. Everything is optional."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"id": "support-4711", "strategy": {"name": "slim", "recent_turns": 5}}]}
+    )
+
+    id: str | None = Field(None, description="1 to 256 printable characters; generated when left out.")
+    strategy: Setting = Field(None, examples=["slim", {"name": "slim", "recent_turns": 5}])
+    epoch: Setting = Field(None, examples=["auto", "every_request", {"high": 32000, "low": 12000}, {"stride": 8}])
+    metadata: dict[str, Any] | None = Field(None, description="Any JSON object of at most 16 KiB.")
+    parent: str | None = Field(None, max_length=256, description="A session of yours that this one belongs to.")
+
+
+class PatchSession(Body):
+    """What is to be changed; what is left out stays, null goes back to the default."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"strategy": "full", "metadata": {"owner": "ops"}}]})
+
+    strategy: Setting = None
+    epoch: Setting = None
+    metadata: dict[str, Any] | None = Field(None, description="Replaces all metadata.")
+
+
+class AppendMessages(Body):
+    """Messages to be put at the end of a session."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "messages": [
+                        {"role": "user", "content": "Can you make a colour palette?"},
+                        {"role": "assistant", "content": "Here it is. <terse>made a palette</terse>"},
+                    ]
+                }
+            ]
+        }
+    )
+
+    dialect: str = Field("openai_chat", description="The wire format of the messages.")
+    messages: list[Wire] = Field(min_length=1, max_length=10_000, description="Wire messages, stored byte for byte.")
+
+
+class BuildContext(Body):
+    """What the context is to be built for. Nothing of it is stored."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"model": "gpt-4o", "messages": [{"role": "user", "content": "And now in blue?"}]},
+                {"strategy": "slim", "epoch": "every_request", "max_tokens": 8000},
+            ]
+        }
+    )
+
+    dialect: str = Field("openai_chat", description="The wire format of messages and answer.")
+    strategy: Setting = None
+    epoch: Setting = None
+    model: str = Field("", max_length=200, description="Decides how tokens are counted, and the window if known.")
+    max_tokens: int | None = Field(
+        None, ge=1, le=100_000_000, description="The window that the context must fit into, instructions included."
+    )
+    messages: list[Wire] = Field(
+        default_factory=list, max_length=10_000, description="Messages that come after the stored ones."
+    )
+
+
+class SearchRequest(Body):
+    """The arguments of `context_search`. What belongs to another mode is passed over."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"mode": "search", "query": "colour palette", "before": 2, "after": 2},
+                {"mode": "tail", "last": 20},
+                {"mode": "head", "first": 10},
+                {"mode": "turn", "turnId": "t5", "before": 2, "after": 1},
+            ]
+        }
+    )
+
+    mode: Literal["search", "tail", "head", "turn"]
+    query: str | None = Field(None, max_length=1000, description="Text to find, whatever its case.")
+    before: int | None = Field(None, ge=0, le=1000, description="Messages before each match, or turns.")
+    after: int | None = Field(None, ge=0, le=1000, description="Messages after each match, or turns.")
+    last: int | None = Field(None, ge=0, le=1000)
+    first: int | None = Field(None, ge=0, le=1000)
+    turnId: str | None = Field(None, max_length=20, examples=["t5"])  # noqa: N815 the document's name
+
+
+class ImportSession(Body):
+    """A session in the shapes of `context.json` and `context.terse.json`, as `export` gives them."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "context": [
+                        {"turnId": "t1", "ts": "2024-01-15T10:30:00Z", "role": "user", "content": "Make a dashboard"},
+                        {"turnId": "t1", "ts": "2024-01-15T10:30:09Z", "role": "assistant", "content": "Done."},
+                    ],
+                    "terse": [
+                        {
+                            "ts": "2024-01-15T10:30:09Z",
+                            "turnId": "t1",
+                            "role": "assistant",
+                            "summary": "created dashboard",
+                        }
+                    ],
+                }
+            ]
+        }
+    )
+
+    context: list[Wire] = Field(
+        max_length=200_000,
+        description="Wire messages tagged with `turnId` and `ts`; untagged ones get their turns by the usual rule.",
+    )
+    terse: list[Wire] = Field(default_factory=list, max_length=200_000, description="`{ts, turnId, role, summary}`")
+    dialect: str = "openai_chat"
+    id: str | None = None
+    parent: str | None = Field(None, max_length=256)
+    strategy: Setting = None
+    epoch: Setting = None
+    metadata: dict[str, Any] | None = None
+
+
+# Answers
+
+
+class Problem(BaseModel):
+    """An error (RFC 9457)."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "type": "about:blank",
+                    "title": "Invalid request",
+                    "status": 422,
+                    "detail": "limit: input should be less than or equal to 1000",
+                    "field": "limit",
+                }
+            ]
+        }
+    )
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    field: str | None = Field(None, description="The offending part of the input, where there is one.")
+
+
+class SessionOut(BaseModel):
+    """A session. `turns`, `messages` and `tokens` count all that is stored, hidden messages too."""
+
+    id: str
+    parent: str | None
+    client_id: str | None = Field(description="An id that a client sends for its own purposes, if the proxy saw one.")
+    strategy: str | dict[str, Any] = Field(description="The session's own, or the configured default.")
+    epoch: str | dict[str, Any] = Field(description="The epoch policy: the session's own, or the configured default.")
+    metadata: dict[str, Any]
+    turns: int
+    messages: int = Field(description="The last sequence number.")
+    tokens: int
+    created_at: str
+    updated_at: str
+
+
+class SessionPage(BaseModel):
+    """Sessions, the newest first."""
+
+    items: list[SessionOut]
+    next: str | None
+
+
+class AppendedOut(BaseModel):
+    """Where the messages came to stand."""
+
+    first_seq: int
+    last_seq: int
+    turn: TurnId | None = Field(description="The turn of the last one; null where all are instructions.")
+
+
+class MessageOut(BaseModel):
+    """A stored message. `model_raw`, `client_visible` and `model_visible` come with `view=all` alone."""
+
+    seq: int
+    turn: TurnId | None = Field(description="null for instructions, which belong to no turn.")
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    status: StatusName
+    dialect: str
+    tokens: int
+    finish: str | None
+    created_at: str
+    raw: Wire | None = Field(description="The message in wire form, byte for byte; null once removed.")
+    model_raw: Wire | None = Field(None, description="The model's view where it differs.")
+    client_visible: bool = True
+    model_visible: bool = True
+
+
+class MessagePage(BaseModel):
+    """Messages in the order of the view."""
+
+    items: list[MessageOut]
+    next: int | None = Field(description="The `after` of the next page.")
+
+
+class UsageOut(BaseModel):
+    """Calls made for a turn: tokens by our count before and after, and as the provider reported them."""
+
+    calls: int
+    tokens_before: int
+    tokens_after: int
+    input: int | None
+    cached: int | None
+    output: int | None
+
+
+class TurnOut(BaseModel):
+    """A turn: of its live messages, or of all where none is live."""
+
+    turn: TurnId
+    status: StatusName
+    messages: int
+    first_seq: int
+    last_seq: int
+    tokens: int
+    terse: list[str]
+    usage: UsageOut
+    created_at: str
+    updated_at: str
+
+
+class TurnPage(BaseModel):
+    """Turns in order; removed ones are left out."""
+
+    items: list[TurnOut]
+    next: TurnId | None
+
+
+class EpochOut(BaseModel):
+    """The epoch that a context belongs to. `cut` is the first sequence number of its tail."""
+
+    number: int
+    reason: str
+    cut: int
+
+
+class LayerOut(BaseModel):
+    """A layer of the context."""
+
+    name: str
+    tokens: int
+
+
+class TurnReportOut(BaseModel):
+    """What became of a turn, and why."""
+
+    turn: TurnId
+    kept: Kept
+    tokens: int
+    reason: str
+
+
+class ReportOut(BaseModel):
+    """What was kept, shortened, left out, and why."""
+
+    tokens_before: int
+    tokens_after: int
+    epoch: EpochOut
+    layers: list[LayerOut]
+    turns: list[TurnReportOut]
+    turns_omitted: int = Field(description="Older turns that are not listed, because there are too many.")
+
+
+class ContextOut(BaseModel):
+    """A context. A request that sends `instruction_messages` and then `messages` is what the proxy would send."""
+
+    instructions: str | None = Field(description="What the instructions say, Tersely's own text included.")
+    instruction_messages: list[Wire]
+    messages: list[Wire]
+    strategy: str
+    report: ReportOut
+
+
+class FoundMessage(BaseModel):
+    """A message of an excerpt; `number` is its position in the live history, from 1 on."""
+
+    number: int
+    seq: int
+    turn: TurnId
+    role: str
+    text: str = Field(description="As `context_search` prints it.")
+
+
+class ExcerptOut(BaseModel):
+    """A contiguous range of the history."""
+
+    first: int
+    last: int
+    messages: list[FoundMessage]
+
+
+class SearchOut(BaseModel):
+    """What a search found."""
+
+    text: str = Field(examples=["--- messages 14-18 of 42 ---\n[user t7] Can you make a colour palette?"])
+    excerpts: list[ExcerptOut]
+    total: int = Field(description="Messages of the live history.")
+    truncated: bool = Field(description="Whether something was left out; `text` says what.")
+
+
+class TerseOut(BaseModel):
+    """An entry of the terse log."""
+
+    ts: str
+    turnId: TurnId  # noqa: N815 the document's name
+    role: str
+    summary: str
+    source: Literal["model", "derived"]
+
+
+class TersePage(BaseModel):
+    """The terse log in order."""
+
+    items: list[TerseOut]
+    next: str | None
+
+
+class ExportOut(BaseModel):
+    """A session in the shapes of `context.json` and `context.terse.json`."""
+
+    context: list[Wire]
+    terse: list[TerseOut]
+
+
+class ReportedOut(BaseModel):
+    """Tokens as the provider reported them."""
+
+    input: int
+    cached: int
+    output: int
+
+
+class EpochCounts(BaseModel):
+    """How many epochs started, and for which reasons."""
+
+    total: int
+    current: int
+    by_reason: dict[str, int]
+
+
+class StatsOut(BaseModel):
+    """Figures of a session. Shares are null where there is nothing to divide by."""
+
+    messages: int
+    messages_by_status: dict[str, int]
+    turns: int
+    tokens: int
+    live_tokens: int
+    calls: int
+    failed_calls: int
+    tokens_before: int = Field(description="What would have been sent, summed over all calls, by our count.")
+    tokens_after: int = Field(description="What was sent.")
+    saved: int
+    saved_share: float | None
+    reported: ReportedOut
+    cache_hit_share: float | None
+    epochs: EpochCounts
+    terse: dict[str, int]
+
+
+class EventOut(BaseModel):
+    """An epoch that started."""
+
+    type: Literal["epoch"]
+    number: int
+    reason: str
+    cut: int
+    head_tokens: int
+    tokens_before: int
+    tokens_after: int
+    created_at: str
+
+
+class EventPage(BaseModel):
+    """Events in order."""
+
+    items: list[EventOut]
+    next: int | None
