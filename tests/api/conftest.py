@@ -39,7 +39,7 @@ class Api:
 @asynccontextmanager
 async def serve(dsn: str, **settings: object) -> AsyncIterator[Api]:
     """The application on that database."""
-    given = Settings(_env_file=None, **settings)  # type: ignore[call-arg, arg-type]
+    given = Settings(_env_file=None, **settings)  # type: ignore[arg-type]
     app = build(given, database_url=dsn, openai_base_url=UPSTREAM)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with (

@@ -53,13 +53,13 @@ class Services:
 
 def install_rest(app: FastAPI, services: Services, *, guard: Guard, metrics: Metrics) -> None:
     """Add everything under ``/api`` to ``app``."""
-    defaults = {"strategy": services.strategy, "epoch": services.epoch}
+    strategy, epoch = services.strategy, services.epoch
     routes: dict[str, Callable[[APIRouter], None]] = {
-        "sessions": partial(sessions_router, services.sessions, **defaults),
+        "sessions": partial(sessions_router, services.sessions, strategy=strategy, epoch=epoch),
         "messages": partial(messages_router, services.messages),
         "turns": partial(turns_router, services.sessions),
         "context": partial(contexts_router, services.previews, services.searcher),
-        "transfer": partial(exports_router, services.exports, **defaults),
+        "transfer": partial(exports_router, services.exports, strategy=strategy, epoch=epoch),
         "figures": partial(figures_router, services.figures),
     }
     for tag, add in routes.items():
