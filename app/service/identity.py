@@ -274,5 +274,7 @@ async def _new(
         return _fresh(new_id(), arrival, parent=first.id)
     taken = await sessions.get(connection, tenant, client.id)
     if taken is not None:
-        return _fresh(new_id(), arrival, parent=client.parent)
+        # Somebody else's session, or one that came into being since the last question.
+        parent = taken.id if taken.client_id == client.id else client.parent
+        return _fresh(new_id(), arrival, parent=parent)
     return _fresh(client.id, arrival, parent=client.parent, spare_id=new_id())

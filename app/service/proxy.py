@@ -176,17 +176,26 @@ class Proxy:
         if on_reply is not None and reply.content_type == EVENT_STREAM:
             reader = self._dialect.open_stream(extract=False, strip_usage=False)
         whole: list[bytes] = []
+        held = b""
         try:
             async for chunk in reply.chunks():
                 if not chunk:
                     continue
+                if on_reply is None:
+                    yield chunk
+                    continue
                 if reader is not None:
                     reader.feed(chunk)
-                elif on_reply is not None:
+                else:
                     whole.append(chunk)
-                yield chunk
+                # The client may go on as soon as it has the end: it gets that when the reply is remembered.
+                if held:
+                    yield held
+                held = chunk
             if on_reply is not None and reply.status == 200:
                 await on_reply(self._said(reader, b"".join(whole)))
+            if held:
+                yield held
         finally:
             reply.close()
             self._observe(call, sent, self._monotonic())
@@ -387,6 +396,10 @@ class Proxy:
             if reply.status == 200 and reply.content_type == EVENT_STREAM:
                 first = await self._first_chunk(reply)
             overflowed, error_body = await self._overflow_of(reply, first)
+        except UpstreamUnavailable:
+            await _let_go(sending)
+            await self._commit_failure(prepared, None)
+            raise
         except BaseException:
             await _let_go(sending)
             self._record_failure(prepared, None)
@@ -402,6 +415,9 @@ class Proxy:
         try:
             reply = await self._send(call, prepared.body)
             error_body = b"" if reply.status < 400 else await reply.read(MAX_ERROR_BODY)
+        except UpstreamUnavailable:
+            await self._commit_failure(prepared, None)
+            raise
         except BaseException:
             self._record_failure(prepared, None)
             raise
@@ -413,7 +429,7 @@ class Proxy:
         headers = downstream_headers(reply.headers) + prepared.labels.headers()
         if reply.status >= 400:
             reply.close()
-            self._record_failure(prepared, reply.status)
+            await self._commit_failure(prepared, reply.status)
             self._observe(call, sent, self._monotonic())
             return Answer(status=reply.status, headers=headers, body=error_body)
         if reply.content_type == EVENT_STREAM:
@@ -557,6 +573,15 @@ class Proxy:
                 raise StoreUnavailable("the reply could not be stored") from error
             self._metrics.fail_open.labels("write").inc()
             _log.warning("a reply was not stored: %s", error)
+
+    async def _commit_failure(self, prepared: Prepared, status: int | None) -> None:
+        """Return when the failed call is on disk: its client may try again at once, and be first at another worker."""
+        if prepared.written is None:
+            return
+        try:
+            await asyncio.shield(self._submit_reply(prepared, SaidReply(), status, is_whole=False))
+        except (StoreUnavailable, Conflict) as error:
+            _log.warning("a failed call was not stored: %s", error)
 
     def _record_failure(self, prepared: Prepared, status: int | None) -> None:
         if prepared.written is not None:
