@@ -1,0 +1,541 @@
+"""Which session a request belongs to, on the real store, with two workers where requests race."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from app.service.auth import new_key
+from app.store import keys
+from app.store.connection import Database as Pool
+from app.upstream.scripted import Received, ScriptedModel, ScriptedReply, run_scripted
+from tests.conftest import Database
+from tests.proxy.running import Answered, Stored, Worker, query, run_worker, stored_messages
+
+Wire = dict[str, Any]
+
+
+def user(text: str) -> Wire:
+    return {"role": "user", "content": text}
+
+
+def system(text: str) -> Wire:
+    return {"role": "system", "content": text}
+
+
+class Upstream:
+    """Answers ``reply N to WORDS``, or what it was told to; holds back the replies to the words it was told to hold."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, list[ScriptedReply]] = defaultdict(list)
+        self.gates: dict[str, list[asyncio.Event]] = defaultdict(list)
+        self.seen: dict[str, list[list[Wire]]] = defaultdict(list)
+        self.model = ScriptedModel(script=self._answer)
+
+    async def _answer(self, received: Received) -> ScriptedReply:
+        assert received.request is not None
+        messages: list[Wire] = received.request["messages"]
+        words = str(messages[-1]["content"])
+        self.seen[words].append(messages)
+        told = self.said[words].pop(0) if self.said[words] else None
+        if self.gates[words]:
+            await self.gates[words].pop(0).wait()
+        return told or ScriptedReply(message={"content": f"This is reply {received.number} to {words}"})
+
+    def hold(self, words: str) -> asyncio.Event:
+        """The next reply to ``words`` waits for this."""
+        self.gates[words].append(asyncio.Event())
+        return self.gates[words][-1]
+
+    def tell(self, words: str, content: str) -> None:
+        """The next reply to ``words``."""
+        self.said[words].append(ScriptedReply(message={"content": content}))
+
+    def fail(self, words: str) -> None:
+        """The next request that ends with ``words`` fails."""
+        self.said[words].append(ScriptedReply(status=500, body=b'{"error":{"message":"no","type":"server_error"}}'))
+
+    async def wait_for(self, words: str, times: int = 1) -> None:
+        """Until ``words`` have arrived so often."""
+        async with asyncio.timeout(10):
+            while len(self.seen[words]) < times:
+                await asyncio.sleep(0.005)
+
+
+class Service:
+    """Two workers on one database; requests take turns between them."""
+
+    def __init__(self, database: Database, upstream: Upstream, workers: Sequence[Worker]) -> None:
+        self.database = database
+        self.upstream = upstream
+        self.workers = workers
+        self._next = 0
+
+    async def ask(self, *messages: Wire, expect: int = 200, **headers: str) -> Answered:
+        self._next += 1
+        worker = self.workers[self._next % len(self.workers)]
+        answered = await worker.post({"model": "gpt-4o", "messages": messages}, **headers)
+        assert answered.status == expect, answered.body
+        return answered
+
+    async def live(self, session: str) -> list[str]:
+        """The client's view of a session."""
+        return [words(each) for each in await stored_messages(self.database, session) if each.status == "live"]
+
+    async def turns(self, session: str) -> list[int]:
+        stored = await stored_messages(self.database, session)
+        return [each.turn for each in stored if each.status == "live" and each.turn]
+
+    async def sessions(self) -> dict[str, str | None]:
+        """Every session with its parent."""
+        rows = await query(self.database, "SELECT id, parent FROM sessions ORDER BY created_at, id")
+        return {row["id"]: row["parent"] for row in rows}
+
+    async def settled(self, count: int) -> list[Stored]:
+        """All messages, once there are so many."""
+        async with asyncio.timeout(10):
+            while len(stored := await stored_messages(self.database)) < count:
+                await asyncio.sleep(0.01)
+        return stored
+
+
+def words(stored: Stored) -> str:
+    return str(stored.message["content"])
+
+
+def said(answered: Answered, choice: int = 0) -> Wire:
+    """The reply as a client puts it into its history."""
+    message = json.loads(answered.body)["choices"][choice]["message"]
+    return {"role": "assistant", "content": message["content"]}
+
+
+@asynccontextmanager
+async def running(database: Database, workers: int = 2, **settings: Any) -> AsyncIterator[Service]:
+    upstream = Upstream()
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(run_scripted(model=upstream.model))
+        started = [
+            await stack.enter_async_context(run_worker(database, server.base_url, **settings)) for _ in range(workers)
+        ]
+        yield Service(database, upstream, started)
+
+
+@pytest.fixture
+async def service(database: Database) -> AsyncIterator[Service]:
+    async with running(database) as started:
+        yield started
+
+
+# Tersely's own header
+
+
+async def test_our_own_header_names_the_session_and_permits_to_send_only_what_is_new(service: Service) -> None:
+    first = await service.ask(system("Be brief."), user("one"), X_Tersely_Session="mine")
+    second = await service.ask(user("two"), X_Tersely_Session="mine")
+    assert (first.session, first.source, second.session, second.source) == ("mine", "header", "mine", "header")
+    assert service.upstream.seen["two"] == [[system("Be brief."), user("one"), said(first), user("two")]]
+    assert await service.live("mine") == ["Be brief.", "one", said(first)["content"], "two", said(second)["content"]]
+    assert await service.turns("mine") == [1, 1, 2, 2]
+
+
+async def test_a_whole_history_under_our_own_header_is_laid_beside_what_is_stored(service: Service) -> None:
+    first = await service.ask(user("one"), X_Tersely_Session="mine")
+    second = await service.ask(user("one"), said(first), user("two"), X_Tersely_Session="mine")
+    assert await service.live("mine") == ["one", said(first)["content"], "two", said(second)["content"]]
+    assert service.upstream.seen["two"] == [[user("one"), said(first), user("two")]]
+
+
+async def test_our_own_header_wins_over_a_history_of_another_session(service: Service) -> None:
+    first = await service.ask(user("one"))
+    other = await service.ask(user("one"), said(first), user("two"), X_Tersely_Session="mine")
+    assert other.session == "mine"
+    assert await service.live(first.session) == ["one", said(first)["content"]]
+
+
+async def test_the_same_words_under_our_own_header_are_a_retry_only_if_unanswered_or_said_to_be_one(
+    service: Service,
+) -> None:
+    service.upstream.fail("one")
+    await service.ask(user("one"), expect=500, X_Tersely_Session="mine")
+    again = await service.ask(user("one"), X_Tersely_Session="mine")
+    assert await service.live("mine") == ["one", said(again)["content"]]
+    retried = await service.ask(user("one"), X_Tersely_Session="mine", X_Stainless_Retry_Count="1")
+    assert await service.live("mine") == ["one", said(retried)["content"]]
+    meant = await service.ask(user("one"), X_Tersely_Session="mine")
+    assert await service.live("mine") == ["one", said(retried)["content"], "one", said(meant)["content"]]
+
+
+async def test_a_session_that_was_told_bit_by_bit_is_known_when_it_is_sent_whole(service: Service) -> None:
+    first = await service.ask(user("one"), X_Tersely_Session="mine")
+    second = await service.ask(user("two"), X_Tersely_Session="mine")
+    third = await service.ask(user("one"), said(first), user("two"), said(second), user("three"))
+    assert (third.session, third.source) == ("mine", "lineage")
+
+
+async def test_what_is_told_bit_by_bit_is_not_taken_for_a_conversation_of_those_words_alone(service: Service) -> None:
+    await service.ask(user("one"), X_Tersely_Session="mine")
+    second = await service.ask(user("two"), X_Tersely_Session="mine")
+    # Somebody else's history happens to consist of the second turn alone: its reply is ours all the same.
+    service.upstream.tell("two", said(second)["content"])
+    other = await service.ask(user("two"))
+    going_on = await service.ask(user("two"), said(other), user("three"))
+    assert going_on.session == other.session != "mine"
+
+
+async def test_concurrent_messages_under_our_own_header_keep_their_replies_beside_them(service: Service) -> None:
+    await service.ask(user("one"), X_Tersely_Session="mine")
+    held = service.upstream.hold("slow")
+    slow = asyncio.create_task(service.ask(user("slow"), X_Tersely_Session="mine"))
+    await service.upstream.wait_for("slow")
+    await service.settled(3)
+    quick = await service.ask(user("quick"), X_Tersely_Session="mine")
+    held.set()
+    late = await slow
+    live = await service.live("mine")
+    assert live[2:] == ["slow", said(late)["content"], "quick", said(quick)["content"]]
+    assert await service.turns("mine") == [1, 1, 2, 2, 3, 3]
+
+
+async def test_first_messages_that_race_under_our_own_header_are_all_kept(service: Service) -> None:
+    asked = [f"question {number}" for number in range(8)]
+    await asyncio.gather(*(service.ask(user(each), X_Tersely_Session="mine") for each in asked))
+    stored = await stored_messages(service.database, "mine")
+    assert sorted(words(each) for each in stored if each.role == "user") == asked
+    assert sorted(each.seq for each in stored) == [*range(1, 17)]
+    by_turn = defaultdict(list)
+    for each in stored:
+        assert each.status == "live"
+        by_turn[each.turn].append(words(each))
+    assert all(answer.endswith(f" to {question}") for question, answer in by_turn.values())
+
+
+# Clients' own ids
+
+
+async def test_a_clients_own_id_becomes_the_sessions_and_its_other_histories_are_children(service: Service) -> None:
+    first = await service.ask(user("one"), X_Session_Id="abc")
+    other = await service.ask(user("something else"), X_Session_Id="abc")
+    going_on = await service.ask(user("one"), said(first), user("two"), X_Session_Id="abc")
+    child = await service.ask(user("something else"), said(other), user("more"), X_Session_Id="abc")
+    assert (first.session, first.source) == ("abc", "new")
+    assert (going_on.session, going_on.source) == ("abc", "header")
+    assert child.session == other.session != "abc"
+    assert await service.sessions() == {"abc": None, other.session: "abc"}
+
+
+async def test_an_id_in_the_body_counts_too(service: Service) -> None:
+    body = {"model": "gpt-4o", "prompt_cache_key": "abc"}
+    first = await service.workers[0].post({**body, "messages": [user("one")]})
+    second = await service.workers[1].post({**body, "messages": [user("one"), said(first), user("two")]})
+    assert (first.session, second.session, second.source) == ("abc", "abc", "body")
+
+
+async def test_one_id_for_everything_does_not_mix_conversations_that_start_at_once(service: Service) -> None:
+    asked = [f"question {number}" for number in range(8)]
+    answers = await asyncio.gather(*(service.ask(user(each), X_Session_Id="app") for each in asked))
+    found = await service.sessions()
+    assert len(found) == 8
+    assert {parent for session, parent in found.items() if session != "app"} == {"app"}
+    for question, answer in zip(asked, answers, strict=True):
+        later = await service.ask(user(question), said(answer), user("more"), X_Session_Id="app")
+        assert (await service.live(later.session))[:3] == [question, said(answer)["content"], "more"]
+    assert len(await service.sessions()) == 8
+
+
+async def test_the_same_conversation_under_another_id_is_another_session(service: Service) -> None:
+    first = await service.ask(user("one"), X_Session_Id="abc")
+    fork = await service.ask(user("one"), said(first), user("two"), X_Session_Id="fork")
+    assert (fork.session, fork.source) == ("fork", "new")
+    assert await service.live("abc") == ["one", said(first)["content"]]
+
+
+async def test_a_subagent_is_a_child_of_the_session_that_it_names(service: Service) -> None:
+    await service.ask(user("one"), X_Session_Id="abc")
+    await service.ask(user("task"), X_Session_Id="sub", X_Parent_Session_Id="abc")
+    assert await service.sessions() == {"abc": None, "sub": "abc"}
+
+
+async def test_a_side_call_under_an_id_is_no_turn(service: Service) -> None:
+    first = await service.ask(user("one"), X_Session_Id="abc")
+    title = await service.ask(system("You are a title generator. Be brief."), user("one"), X_Session_Id="abc")
+    assert (title.session, title.source) == ("", "")
+    assert await service.live("abc") == ["one", said(first)["content"]]
+
+
+# Lineage
+
+
+async def test_sessions_that_begin_with_the_same_words_stay_two(service: Service) -> None:
+    first = await service.ask(user("hello"))
+    second = await service.ask(user("hello"))
+    assert first.session != second.session
+    one = await service.ask(user("hello"), said(first), user("one"))
+    two = await service.ask(user("hello"), said(second), user("two"))
+    assert (one.session, two.session) == (first.session, second.session)
+    assert (one.source, two.source) == ("lineage", "lineage")
+
+
+async def test_sessions_with_the_same_words_and_the_same_replies_stay_two(service: Service) -> None:
+    for _ in range(2):
+        service.upstream.tell("hello", "Ok.")
+    first, second = await service.ask(user("hello")), await service.ask(user("hello"))
+    one = await service.ask(user("hello"), said(first), user("one"))
+    two = await service.ask(user("hello"), said(second), user("two"))
+    assert {one.session, two.session} == {first.session, second.session}
+    again = await service.ask(user("hello"), said(first), user("one"), said(one), user("more"))
+    assert again.session == one.session
+
+
+async def test_beginnings_that_are_under_way_at_once_stay_apart(service: Service) -> None:
+    held = [service.upstream.hold("hello") for _ in range(2)]
+    asking = [asyncio.create_task(service.ask(user("hello"))) for _ in range(2)]
+    await service.upstream.wait_for("hello", 2)
+    for gate in held:
+        gate.set()
+    first, second = await asyncio.gather(*asking)
+    assert first.session != second.session
+
+
+async def test_a_client_that_says_it_retries_gets_the_session_that_is_under_way(service: Service) -> None:
+    held = service.upstream.hold("hello")
+    first = asyncio.create_task(service.ask(user("hello")))
+    await service.upstream.wait_for("hello")
+    await service.settled(1)
+    second = await service.ask(user("hello"), X_Stainless_Retry_Count="1")
+    held.set()
+    assert (await first).session == second.session
+    stored = await stored_messages(service.database, second.session)
+    assert sorted((each.role, each.status, each.turn) for each in stored) == [
+        ("assistant", "live", 1),
+        ("assistant", "superseded", 1),
+        ("user", "live", 1),
+    ]
+    assert await service.live(second.session) == ["hello", said(second)["content"]], "the later request's reply"
+
+
+async def test_a_failed_beginning_is_gone_on_with_by_whoever_sends_it_again(service: Service) -> None:
+    service.upstream.fail("hello")
+    await service.ask(user("hello"), expect=500)
+    again = await service.ask(user("hello"))
+    assert (again.source, len(await service.sessions())) == ("lineage", 1)
+    assert await service.live(again.session) == ["hello", said(again)["content"]]
+    assert await service.turns(again.session) == [1, 1]
+
+
+async def test_a_failed_later_turn_is_one_turn_when_it_is_sent_again(service: Service) -> None:
+    first = await service.ask(user("one"))
+    service.upstream.fail("two")
+    await service.ask(user("one"), said(first), user("two"), expect=500)
+    again = await service.ask(user("one"), said(first), user("two"))
+    assert again.session == first.session
+    assert await service.turns(first.session) == [1, 1, 2, 2]
+
+
+async def test_a_history_of_replies_that_we_never_relayed_is_new(service: Service) -> None:
+    canned = {"role": "assistant", "content": "A canned answer of an example, long enough to tell something."}
+    first = await service.ask(user("example"), canned, user("one"))
+    second = await service.ask(user("example"), canned, user("one"))
+    assert first.session != second.session
+    assert second.source == "new"
+
+
+async def test_tenants_do_not_see_each_other(database: Database) -> None:
+    async with running(database, auth="keys") as service:
+        secrets = {tenant: await key_for(database, tenant) for tenant in ("north", "south")}
+        for _ in range(4):
+            service.upstream.tell("hello", "The same reply, word for word, to both of them.")
+        first = {tenant: await service.ask(user("hello"), X_Tersely_Key=key) for tenant, key in secrets.items()}
+        assert first["north"].session != first["south"].session
+        history = [user("hello"), said(first["north"]), user("more")]
+        second = {tenant: await service.ask(*history, X_Tersely_Key=key) for tenant, key in secrets.items()}
+        assert {tenant: each.session for tenant, each in second.items()} == {
+            tenant: each.session for tenant, each in first.items()
+        }
+        # Nor by an id: the same one names a session of each.
+        for tenant, key in secrets.items():
+            await service.ask(user(f"from {tenant}"), X_Tersely_Key=key, X_Tersely_Session="same")
+        assert service.upstream.seen["from south"] == [[user("from south")]]
+        rows = await query(database, "SELECT tenant_id, count(*) AS n FROM sessions GROUP BY 1 ORDER BY 1")
+        assert [(row["tenant_id"], row["n"]) for row in rows] == [("north", 2), ("south", 2)]
+
+
+async def key_for(database: Database, tenant: str) -> str:
+    key, stored = new_key(tenant, "test", now=datetime.now(UTC), key_id=f"{tenant}0000", secret=tenant[0] * 40)
+    pool = Pool(dsn=database.dsn, size=1)
+    await pool.open()
+    try:
+        await keys.add(pool, stored)
+    finally:
+        await pool.close()
+    return key
+
+
+# Anchors
+
+
+async def test_a_rebuilt_history_is_found_by_its_newest_reply(service: Service) -> None:
+    first = await service.ask(user("files: a"), user("one with a reminder"))
+    second = await service.ask(user("files: a, b"), user("one"), said(first), user("two with a reminder"))
+    assert (second.session, second.source) == (first.session, "lineage")
+    assert (await service.live(first.session))[:-1] == [
+        "files: a, b",
+        "one",
+        said(first)["content"],
+        "two with a reminder",
+    ]
+
+
+async def test_a_reply_that_two_sessions_got_tells_nothing_unless_an_older_one_does(service: Service) -> None:
+    async def tell(opening: str) -> tuple[Answered, Answered]:
+        service.upstream.tell("go", "The tests pass now, all of them.")
+        first = await service.ask(user(opening))
+        return first, await service.ask(user(opening), said(first), user("go"))
+
+    await tell("files: a")
+    first, second = await tell("files: b")
+    assert len(await service.sessions()) == 2
+    unclear = await service.ask(user("rebuilt"), said(second), user("more"))
+    assert unclear.source == "new"
+    settled = await service.ask(user("rebuilt"), said(first), user("go"), said(second), user("more"))
+    assert (settled.session, settled.source) == (first.session, "lineage")
+
+
+async def test_short_replies_are_no_anchors(service: Service) -> None:
+    service.upstream.tell("one", "Ok.")
+    first = await service.ask(user("one"))
+    other = await service.ask(user("something else"), said(first), user("two"))
+    assert (other.source, other.session != first.session) == ("new", True)
+
+
+async def test_a_client_that_goes_on_from_its_own_summary_is_found(service: Service) -> None:
+    first = await service.ask(user("one"))
+    question = user("Please provide a concise summary of our conversation so far, capturing the key points.")
+    summary = await service.ask(user("one"), said(first), question)
+    assert summary.session == ""
+    told = f"Here is a summary of the conversation to date:\n{said(summary)['content']}"
+    second = await service.ask(user(told), user("two"))
+    assert (second.session, second.source) == (first.session, "lineage")
+    assert await service.live(first.session) == [told, "two", said(second)["content"]]
+    assert len(await service.sessions()) == 1
+
+
+# Races
+
+
+async def test_of_two_ways_to_go_on_the_later_wins_and_each_gets_the_context_that_it_carried(service: Service) -> None:
+    first = await service.ask(user("one"))
+    before = [user("one"), said(first)]
+    held = service.upstream.hold("this way")
+    slow = asyncio.create_task(service.ask(*before, user("this way")))
+    await service.upstream.wait_for("this way")
+    await service.settled(3)
+    other = await service.ask(*before, user("that way"))
+    held.set()
+    late = await slow
+    assert late.session == other.session == first.session
+    assert service.upstream.seen["this way"] == [[*before, user("this way")]]
+    assert service.upstream.seen["that way"] == [[*before, user("that way")]]
+    assert await service.live(first.session) == [
+        "one",
+        said(first)["content"],
+        "that way",
+        said(other)["content"],
+    ]
+    # Nothing is lost: whoever was left behind may come back.
+    back = await service.ask(*before, user("this way"), said(late), user("on"))
+    assert back.session == first.session
+    assert (await service.live(first.session))[2:] == ["this way", said(late)["content"], "on", said(back)["content"]]
+
+
+@pytest.mark.parametrize("is_first_quicker", [True, False])
+async def test_of_two_replies_to_one_request_the_later_requests_wins(
+    service: Service, *, is_first_quicker: bool
+) -> None:
+    first = await service.ask(user("one"))
+    history = [user("one"), said(first), user("two")]
+    held = [service.upstream.hold("two") for _ in range(2)]
+    asking = []
+    for number in (1, 2):
+        asking.append(asyncio.create_task(service.ask(*history)))
+        await service.upstream.wait_for("two", number)
+        await asyncio.sleep(0.1)
+    for number in (0, 1) if is_first_quicker else (1, 0):
+        held[number].set()
+        await asking[number]
+    answers = [task.result() for task in asking]
+    assert await service.live(first.session) == ["one", said(first)["content"], "two", said(answers[1])["content"]]
+    assert await service.turns(first.session) == [1, 1, 2, 2]
+    # The client may have taken the other one all the same.
+    third = await service.ask(*history, said(answers[0]), user("three"))
+    assert third.session == first.session
+    assert (await service.live(first.session))[2:4] == ["two", said(answers[0])["content"]]
+
+
+async def test_a_client_may_go_on_from_any_of_several_choices(service: Service) -> None:
+    first = await service.ask(user("one"))
+    body = {"model": "gpt-4o", "n": 2, "messages": [user("one"), said(first), user("two")]}
+    service.upstream.said["two"].append(ScriptedReply(body=two_choices(), status=200))
+    both = await service.workers[0].post(body)
+    stored = await stored_messages(service.database, first.session)
+    assert [(words(each), each.status) for each in stored[-2:]] == [("Choice A.", "live"), ("Choice B.", "superseded")]
+    third = await service.ask(*body["messages"], said(both, 1), user("three"))  # type: ignore[misc]
+    assert third.session == first.session
+    assert (await service.live(first.session))[2:5] == ["two", "Choice B.", "three"]
+
+
+def two_choices() -> bytes:
+    choices = [
+        {"index": index, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
+        for index, content in enumerate(("Choice A.", "Choice B."))
+    ]
+    return json.dumps({"id": "c", "object": "chat.completion", "choices": choices}).encode()
+
+
+async def test_an_interrupted_reply_is_kept_and_gone_on_from_with_or_without_it(service: Service) -> None:
+    first = await service.ask(user("one"))
+    history = [user("one"), said(first), user("two")]
+    text = "A long reply of which the client sees the beginning"
+    service.upstream.said["two"].append(
+        ScriptedReply(message={"content": text}, pieces=[text[:20], text[20:]], break_after=2, break_with="stall")
+    )
+    worker = service.workers[0]
+    body = {"model": "gpt-4o", "stream": True, "messages": history}
+    async with worker.http.post(f"{worker.base_url}/v1/chat/completions", json=body) as response:
+        async for chunk in response.content.iter_any():
+            if text[:20].encode() in chunk:
+                break
+        response.close()
+    stored = await service.settled(4)
+    assert (words(stored[-1]), stored[-1].finish, stored[-1].status) == (text[:20], "interrupted", "live")
+    partly = {"role": "assistant", "content": text[:20]}
+    with_it = await service.ask(*history, partly, user("three"))
+    assert with_it.session == first.session
+    assert await service.turns(first.session) == [1, 1, 2, 2, 3, 3]
+    without = await service.ask(*history, user("four"))
+    assert without.session == first.session
+    assert (await service.live(first.session))[2:4] == ["two", "four"]
+
+
+async def test_a_fan_out_of_one_history_loses_nothing(service: Service) -> None:
+    first = await service.ask(user("one"))
+    before = [user("one"), said(first)]
+    asked = [f"way {number}" for number in range(12)]
+    answers = await asyncio.gather(*(service.ask(*before, user(each)) for each in asked))
+    assert {each.session for each in answers} == {first.session}
+    for each in asked:
+        assert service.upstream.seen[each] == [[*before, user(each)]]
+    stored = await stored_messages(service.database, first.session)
+    assert sorted(each.seq for each in stored) == [*range(1, 27)]
+    assert sorted(words(each) for each in stored if each.relayed) == sorted(
+        said(each)["content"] for each in (first, *answers)
+    )
+    live = await service.live(first.session)
+    assert len(live) == 4
+    assert live[3].endswith(f" to {live[2]}"), "the reply that is live answers the question that is"
