@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from app.cli.replay import model as model_side
-from app.cli.replay.checks import Stored, check_prefix, check_stored, compare_reply
+from app.cli.replay.checks import Stored, check_prefix, check_stored, compare_reply, is_mended
 from app.cli.replay.measure import Counter, Tally, common, measure, own_tokens
-from app.cli.replay.model import CLOSE, OPEN, Expected, with_tag
+from app.cli.replay.model import CLOSE, OPEN, Expected, Turned, with_tag
 from app.cli.replay.play import Variant
 from app.cli.replay.references import Past, identifiers
 from app.cli.replay.run import Plan, run_here
@@ -205,6 +205,14 @@ def test_differences_between_replies_are_found() -> None:
     (spaced,) = compare_reply(said("words", '{"a": 1}'), same)
     assert spaced.startswith("tool call 0 differs")
     assert list(compare_reply(said("words"), same)) == ["0 tool calls instead of 1"]
+
+
+def test_a_request_that_was_too_long_may_be_tried_once_more() -> None:
+    overflow = Turned(body=b"", status=400, refusal=b'{"error":{"code":"context_length_exceeded"}}')
+    other = Turned(body=b"", status=400, refusal=b'{"error":{"code":"invalid_value"}}')
+    fine = Turned(body=b"", status=200, refusal=None)
+    assert is_mended([overflow, fine])
+    assert not any(map(is_mended, ([fine], [overflow], [other, fine], [overflow, overflow, fine], [])))
 
 
 def test_differences_in_the_store_are_found() -> None:

@@ -75,7 +75,11 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """The sums of one or more conversations under one strategy."""
+    """The sums of one or more conversations under one strategy.
+
+    ``overflows`` are requests that were refused as too long and then mended. ``overhead_ms`` has the time that each
+    call spent in Tersely before it went upstream.
+    """
 
     conversations: int = 0
     calls: int = 0
@@ -83,6 +87,7 @@ class Tally:
     model: Side = field(default_factory=Side)
     losses: Losses = field(default_factory=Losses)
     epochs: int = 0
+    overflows: int = 0
     overhead_ms: tuple[float, ...] = ()
 
     def __add__(self, other: Tally) -> Tally:
@@ -93,6 +98,7 @@ class Tally:
             model=self.model + other.model,
             losses=self.losses + other.losses,
             epochs=self.epochs + other.epochs,
+            overflows=self.overflows + other.overflows,
             overhead_ms=self.overhead_ms + other.overhead_ms,
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from app.cli.replay.checks import Failure, Stored, check_answer, check_prefix, check_stored, is_orderly
+from app.cli.replay.checks import Failure, Stored, check_answer, check_prefix, check_stored, is_mended, is_orderly
 from app.cli.replay.client import Answer, Request, ask, history_before
 from app.cli.replay.measure import Counter, Tally, measure, own_tokens
 from app.cli.replay.model import KEY_HEADER, Expected, RecordedModel, Turned, chance
@@ -98,6 +98,7 @@ async def play(
                     same_epoch=before is not None and before.epoch == now.epoch,
                 )
             played.tally += _tally(stage, conversation, index, past, now, before, answer)
+            played.tally += Tally(overflows=int(is_mended(turned)))
             before = now
         _note(played, variant, conversation, index, faults)
         progress()

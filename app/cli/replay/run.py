@@ -157,4 +157,5 @@ def _result(transcript: Transcript, variant: Variant, played: Sequence[Played]) 
         strategy=variant.name,
         tally=sum((each.tally for each in played), Tally()),
         failures=tuple(failures),
+        worst=max((each.tally.price(0) for each in played if each.tally.calls), default=0.0),
     )

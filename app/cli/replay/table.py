@@ -29,12 +29,13 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A file under a strategy."""
+    """A file under a strategy. ``worst`` is the price of the conversation that fared worst, by the first prices."""
 
     file: str
     strategy: str
     tally: Tally
     failures: Sequence[Failure] = ()
+    worst: float = 0.0
 
 
 def cells(result: Result) -> tuple[str, ...]:
@@ -95,6 +96,8 @@ def _record(result: Result) -> dict[str, Any]:
         "pointing_calls": tally.losses.pointing,
         "lost_pointing": tally.losses.lost_pointing,
         "epochs": tally.epochs,
+        "overflows_mended": tally.overflows,
+        "worst_conversation": result.worst,
         "overhead_ms": {"p50": median(times), "max": times[-1]} if times else None,
         "failures": [
             {"conversation": failure.conversation, "message": failure.call, "what": failure.what}
