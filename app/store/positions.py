@@ -25,7 +25,8 @@ class ExceptionRow:
 EXCEPTIONS = """
 SELECT seq, place, turn, tokens, status, client_visible, model_visible FROM messages
 WHERE tenant_id = $1 AND session_id = $2
-  AND (status <> 'live' OR turn = 0 OR place <> seq::float8 OR NOT client_visible OR NOT model_visible)
+  AND CASE WHEN status <> 'live' OR turn = 0 OR place <> seq::float8 OR NOT client_visible OR NOT model_visible
+      THEN 1 ELSE 0 END = 1
 """
 
 

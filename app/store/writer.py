@@ -170,15 +170,13 @@ def _take(queue: deque[_Job]) -> list[_Job]:
 
 
 LOCK = f"SELECT {COLUMNS} FROM sessions WHERE tenant_id = $1 AND id = ANY($2::text[]) ORDER BY id FOR UPDATE"
-# The last live message by place is the last one whose place is its number, or was put between older ones after it:
-# found from the end, so that it costs the same in every session.
+# Late replies stand between older messages; of the messages that came last, one is the last by place. Found from the
+# end, so that it costs the same in every session.
 LAST_TURN = """
-SELECT turn FROM messages
-WHERE tenant_id = $1 AND session_id = $2 AND status = 'live' AND turn > 0 AND seq >= coalesce((
-    SELECT seq FROM messages
-    WHERE tenant_id = $1 AND session_id = $2 AND status = 'live' AND turn > 0 AND place = seq::float8
-    ORDER BY seq DESC LIMIT 1), 1)
-ORDER BY place DESC, seq DESC LIMIT 1
+SELECT turn FROM (
+    SELECT turn, place, seq FROM messages
+    WHERE tenant_id = $1 AND session_id = $2 AND status = 'live' AND turn > 0 ORDER BY seq DESC LIMIT 64
+) AS newest ORDER BY place DESC, seq DESC LIMIT 1
 """
 INSERT_SESSION = """
 INSERT INTO sessions (tenant_id, id, parent, client_id, strategy, epoch_policy, metadata, last_seq, turns, tokens,

@@ -239,8 +239,11 @@ INDEXES = (
     "CREATE INDEX messages_reply ON messages (tenant_id, digest) WHERE chain IS NOT NULL",
     "CREATE INDEX messages_turn ON messages (tenant_id, session_id, turn)",
     # The few rows that are not simply the next message of the history; every other one's place is its number.
+    # The planner takes a comparison of two columns for true of nearly all rows, and a comparison of an expression with
+    # a constant for true of nearly none: only the latter makes it use this index.
     "CREATE INDEX messages_exceptions ON messages (tenant_id, session_id, seq) "
-    "WHERE status <> 'live' OR turn = 0 OR place <> seq::float8 OR NOT client_visible OR NOT model_visible",
+    "WHERE CASE WHEN status <> 'live' OR turn = 0 OR place <> seq::float8 OR NOT client_visible OR NOT model_visible "
+    "THEN 1 ELSE 0 END = 1",
     "CREATE INDEX messages_instructions ON messages (tenant_id, session_id) WHERE turn = 0 AND status = 'live'",
     "CREATE INDEX sessions_open ON sessions (tenant_id, open_chain) WHERE open_chain IS NOT NULL",
     "CREATE INDEX sessions_client ON sessions (tenant_id, client_id) WHERE client_id IS NOT NULL",

@@ -159,7 +159,8 @@ async def test_pages_follow_one_another(api: Api) -> None:
 async def test_a_page_ends_early_when_it_is_large(api: Api) -> None:
     for _ in range(4):
         await api.append("large", {"role": "user", "content": "x" * 3_000_000})
-    sizes, after = [], 0
+    sizes: list[int] = []
+    after: int | None = 0
     while after is not None:
         page = (await api.http.get("/api/sessions/large/messages", params={"after": after})).json()
         sizes.append(len(page["items"]))
