@@ -112,17 +112,7 @@ async def load(
         kept_rows = await _kept_rows(connection, tenant, found, epoch, cut)
         restore = restore or partial(restore_reply, dialect)
         entries, kept_entries = _resent_entries(found, arrival, restore, kept_rows, cut, around.now)
-    snapshot = Snapshot(
-        entries=tuple(entries),
-        kept=tuple(kept_entries),
-        epoch=epoch,
-        fixed_tokens=around.fixed_tokens,
-        window=around.window,
-        edited=found.decision.kind == "edited" or (session is not None and session.edited),
-        calls=session.calls if session else 0,
-        last_call_at=session.last_call_at if session else None,
-        older_tokens=epoch.older_tokens if epoch is not None and cut == epoch.cut else 0,
-    )
+    snapshot = _snapshot(found, entries, kept_entries, cut, around)
     advance = decide(snapshot, strategy=recipe.strategy, policy=recipe.policy, now=around.now)
     material = Material()
     if isinstance(advance, Advance) and session is not None:
@@ -136,6 +126,51 @@ async def load(
     )
 
 
+def of_resent(
+    found: Found, arrival: Arrival, recipe: Recipe, around: Circumstances, restore: Restore
+) -> History | None:
+    """What `load` would give for a history that was resent, where that takes no look at the database; else None."""
+    session = found.session
+    if session is None or session.plan is None or found.is_delta:
+        return None
+    cut = recipe.reach(session.plan)
+    if _missing_kept(found, session.plan, cut):
+        return None
+    entries, kept = _resent_entries(found, arrival, restore, (), cut, around.now)
+    snapshot = _snapshot(found, entries, kept, cut, around)
+    if isinstance(decide(snapshot, strategy=recipe.strategy, policy=recipe.policy, now=around.now), Advance):
+        return None
+    return History(
+        snapshot=snapshot,
+        advance=None,
+        material=Material(),
+        is_verbatim=_are_resent([*kept, *entries], arrival),
+    )
+
+
+def _snapshot(
+    found: Found, entries: Sequence[Entry], kept: Sequence[Entry], cut: int, around: Circumstances
+) -> Snapshot:
+    session = found.session
+    epoch = session.plan if session else None
+    return Snapshot(
+        entries=tuple(entries),
+        kept=tuple(kept),
+        epoch=epoch,
+        fixed_tokens=around.fixed_tokens,
+        window=around.window,
+        edited=found.decision.kind == "edited" or (session is not None and session.edited),
+        calls=session.calls if session else 0,
+        last_call_at=session.last_call_at if session else None,
+        older_tokens=epoch.older_tokens if epoch is not None and cut == epoch.cut else 0,
+    )
+
+
+def _missing_kept(found: Found, epoch: Epoch, cut: int) -> list[int]:
+    loaded = {row.row.seq for row in found.rows}
+    return [seq for seq in epoch.kept if seq < cut and seq not in loaded]
+
+
 def _are_resent(entries: Sequence[Entry], arrival: Arrival) -> bool:
     links = arrival.links
     return len(entries) == len(links) and all(
@@ -146,8 +181,7 @@ def _are_resent(entries: Sequence[Entry], arrival: Arrival) -> bool:
 async def _kept_rows(connection: Connection, tenant: str, found: Found, epoch: Epoch | None, cut: int) -> list[TailRow]:
     if found.session is None or epoch is None:
         return []
-    loaded = {row.row.seq for row in found.rows}
-    missing = [seq for seq in epoch.kept if seq < cut and seq not in loaded]
+    missing = _missing_kept(found, epoch, cut)
     return await messages.rows_of(connection, tenant, found.session.id, missing) if missing else []
 
 

@@ -168,6 +168,16 @@ async def _whole_chain(
     return chain
 
 
+def continued(arrival: Arrival, asked: Asked, hit: Hit) -> Found | None:
+    """The finding for a request that goes on from a reply in the tail of its session; None where more is needed."""
+    if hit.tail is None:
+        return None
+    first_link = _links_before(hit.tail, arrival, hit.seq, arrival.index_of_chain(hit.chain))
+    if first_link < 0:
+        return None
+    return _laid(arrival, hit.session, asked.client.source or "lineage", hit.tail, first_link)
+
+
 async def with_everything(connection: Connection, tenant: str, arrival: Arrival, found: Found) -> Found:
     """The same finding, made on all rows of the session."""
     assert found.session is not None
@@ -235,6 +245,10 @@ async def _lay_beside(
         tail = None
     if tail is None or first_link < 0:
         tail, first_link = await messages.all_rows(connection, tenant, session.id), 0
+    return _laid(arrival, session, source, tail, first_link)
+
+
+def _laid(arrival: Arrival, session: Session, source: Source, tail: list[TailRow], first_link: int) -> Found:
     rows: list[Row] = [each.row for each in tail]
     decision = reconcile(
         rows,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -18,7 +19,7 @@ from app.dialects.dialect import Reply as SaidReply
 from app.domain import clients
 from app.domain.chain import summary_anchors
 from app.domain.clients import ClientIds
-from app.domain.errors import Conflict, ContextTooLarge, StoreUnavailable, UpstreamUnavailable
+from app.domain.errors import Conflict, ContextTooLarge, NotFound, StoreUnavailable, UpstreamUnavailable
 from app.domain.headers import Headers, downstream_headers, upstream_headers
 from app.domain.history import Entry
 from app.domain.messages import Message
@@ -34,6 +35,7 @@ from app.service.metrics import Metrics
 from app.service.recipes import Recipes
 from app.store import sessions, side_replies
 from app.store.connection import Connection, Database
+from app.store.lookups import Lookups
 from app.store.sessions import write_epoch
 from app.store.writer import Writer
 from app.store.writes import Attribute, CallReport, NewEpoch, NewReply, NewSession, ReplyWrite, RequestWrite
@@ -44,12 +46,18 @@ from app.upstream.client import Reply, Upstream
 
 _log = logging.getLogger(__name__)
 
+_FIRST_EVENT = re.compile(rb"data:.*?(?:\n\n|\r\n\r\n|\r\r)", re.DOTALL)
+_MARK = re.compile(rb"(?:\A|(?<=[\r\n]))data: ?\[DONE\]")
+
 _OnReply = Callable[[SaidReply], Awaitable[None]]
 
-DONE = b"data: [DONE]"
+DONE = (b"data: [DONE]", b"data:[DONE]")
 HEARTBEAT = b": keep-alive\n\n"
 EVENT_STREAM = "text/event-stream"
 MAX_ERROR_BODY = 1024 * 1024
+MAX_FIRST_EVENT = 64 * 1024
+# How long after its end mark a stream may go on (seconds). A host that does not hang up must not hold the client.
+TRAILER_WAIT = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +122,7 @@ class Proxy:
         self._upstream = upstream
         self._database = database
         self._writer = writer
+        self._lookups = Lookups(database)
         self._recipes = recipes
         self._calibrations = calibrations
         self._metrics = metrics
@@ -134,6 +143,8 @@ class Proxy:
         """
         if call.options.bypass:
             return await self.forward(call, "bypass")
+        if call.header_map.get("content-encoding", "identity") != "identity":
+            return await self.forward(call, "passthrough")
         self._recipes.check(strategy=call.options.strategy, epoch=call.options.epoch)
         request = self._dialect.read_request(call.body, self._memo.read)
         if request.unreadable is not None or not request.messages:
@@ -264,17 +275,7 @@ class Proxy:
             client=clients.client_ids(headers, request.ids),
             is_retry=clients.is_retry(headers),
         )
-        async with self._database.reading(call.tenant) as connection:
-            found = await identity.find(connection, call.tenant, arrival, asked, now=now, new_id=self._new_id)
-            recipe = self._recipes.choose(
-                strategy=call.options.strategy, epoch=call.options.epoch, session=found.session
-            )
-            if found.needs_all(recipe.reach(found.session.plan if found.session else None)):
-                found = await identity.with_everything(connection, call.tenant, arrival, found)
-            around = self._circumstances(request, arrival, recipe, now)
-            history = await contexts.load(
-                connection, call.tenant, found, arrival, self._dialect, recipe, around, restore=self._memo.restore
-            )
+        found, recipe, around, history = await self._look_up(call, request, arrival, asked, now)
         built = self._build(history, recipe, around, request.model)
         body, strip_usage = self._compose(call, request, arrival, found, recipe, history, built)
         return Prepared(
@@ -291,6 +292,38 @@ class Proxy:
             strip_usage=strip_usage,
             labels=self._label(call, found, recipe, built, is_own_body=body is call.body),
         )
+
+    async def _look_up(
+        self, call: Call, request: Request, arrival: Arrival, asked: Asked, now: datetime
+    ) -> tuple[Found, Recipe, Circumstances, History]:
+        """The session and what its context needs. A history that goes on where it ended takes one shared lookup."""
+        found = None
+        chains = arrival.reply_chains()[: identity.NEWEST] if asked.session_id is None else []
+        if chains:
+            hit = await self._lookups.find(call.tenant, chains, asked.client.id)
+            found = identity.continued(arrival, asked, hit) if hit is not None else None
+        if found is not None:
+            recipe = self._recipe(call, found)
+            around = self._circumstances(request, arrival, recipe, now)
+            history = None
+            if not found.needs_all(recipe.reach(found.session.plan if found.session else None)):
+                history = contexts.of_resent(found, arrival, recipe, around, self._memo.restore)
+            if history is not None:
+                return found, recipe, around, history
+        async with self._database.reading(call.tenant) as connection:
+            if found is None:
+                found = await identity.find(connection, call.tenant, arrival, asked, now=now, new_id=self._new_id)
+            recipe = self._recipe(call, found)
+            if found.needs_all(recipe.reach(found.session.plan if found.session else None)):
+                found = await identity.with_everything(connection, call.tenant, arrival, found)
+            around = self._circumstances(request, arrival, recipe, now)
+            history = await contexts.load(
+                connection, call.tenant, found, arrival, self._dialect, recipe, around, restore=self._memo.restore
+            )
+        return found, recipe, around, history
+
+    def _recipe(self, call: Call, found: Found) -> Recipe:
+        return self._recipes.choose(strategy=call.options.strategy, epoch=call.options.epoch, session=found.session)
 
     def _circumstances(self, request: Request, arrival: Arrival, recipe: Recipe, now: datetime) -> Circumstances:
         ratio = self._calibrations.ratio(request.model)
@@ -392,6 +425,7 @@ class Proxy:
             await asyncio.sleep(0)
             await self._store_request(prepared)
             reply = await sending
+            reply.unpack()
             first = b""
             if reply.status == 200 and reply.content_type == EVENT_STREAM:
                 first = await self._first_chunk(reply)
@@ -412,14 +446,18 @@ class Proxy:
 
     async def _second_try(self, call: Call, prepared: Prepared, sent: float) -> Answer:
         """One retry with a reduced context; what comes back then is the answer, whatever it is."""
+        reply = None
         try:
             reply = await self._send(call, prepared.body)
+            reply.unpack()
             error_body = b"" if reply.status < 400 else await reply.read(MAX_ERROR_BODY)
-        except UpstreamUnavailable:
-            await self._commit_failure(prepared, None)
-            raise
-        except BaseException:
-            self._record_failure(prepared, None)
+        except BaseException as error:
+            if reply is not None:
+                reply.close()
+            if isinstance(error, UpstreamUnavailable):
+                await self._commit_failure(prepared, None)
+            else:
+                self._record_failure(prepared, None)
             raise
         return await self._answer(call, prepared, reply, b"", error_body, sent)
 
@@ -461,8 +499,15 @@ class Proxy:
         prepared.written = self._writer.submit(write)
 
     async def _first_chunk(self, reply: Reply) -> bytes:
-        """The first bytes of a stream, so that an overflow told in its first event can still be mended."""
-        return await reply.peek(self._config.heartbeat)
+        """The first event of a stream, so that an overflow told there can still be mended."""
+        first = b""
+        end = self._monotonic() + self._config.heartbeat
+        while len(first) < MAX_FIRST_EVENT and not _FIRST_EVENT.search(first):
+            piece = await reply.peek(max(0.0, end - self._monotonic()))
+            if not piece:
+                break
+            first += piece
+        return first
 
     async def _overflow_of(self, reply: Reply, first: bytes) -> tuple[Overflow | None, bytes]:
         """What the reply says of an overflow, and the body if it had to be read for that."""
@@ -529,7 +574,7 @@ class Proxy:
             try:
                 if first and (out := end.hold(reader.feed(first))):
                     yield out
-                async for chunk in reply.chunks(self._config.heartbeat):
+                async for chunk in _until_end(reply, end, self._config.heartbeat):
                     if not chunk:
                         if end.is_between_events:
                             yield HEARTBEAT
@@ -538,9 +583,12 @@ class Proxy:
                         yield out
             except (UpstreamUnavailable, ValueError) as error:
                 ended = self._monotonic()
-                rest = reader.close()
+                end.held = b""
+                rest = end.hold(_whole_events(reader.close()))
                 is_committed = True
                 await self._commit(prepared, reader.reply, reply.status, is_whole=False)
+                if not end.is_between_events:
+                    raise  # half an event is out already: the client's connection breaks as the host's did
                 yield rest + self._error_event(str(error))
                 return
             ended = self._monotonic()
@@ -568,7 +616,7 @@ class Proxy:
         """Return when request and reply are on disk; with failing open, when that has failed."""
         try:
             await asyncio.shield(self._submit_reply(prepared, said, status, is_whole=is_whole))
-        except (StoreUnavailable, Conflict) as error:
+        except (StoreUnavailable, Conflict, NotFound) as error:
             if not self._config.fail_open:
                 raise StoreUnavailable("the reply could not be stored") from error
             self._metrics.fail_open.labels("write").inc()
@@ -709,37 +757,67 @@ class Proxy:
         return await self._upstream.send(call.method, call.path, headers, body)
 
 
-class _StreamEnd:
-    """Holds the end mark of a stream back, and knows whether a comment may be put in between."""
+async def _until_end(reply: Reply, end: _StreamEnd, heartbeat: float) -> AsyncIterator[bytes]:
+    """The chunks of ``reply`` until it ends, or until ``end`` has seen its mark and what may come right after."""
+    chunks = reply.chunks(heartbeat)
+    while not end.is_seen:
+        try:
+            yield await anext(chunks)
+        except StopAsyncIteration:
+            return
+    yield await reply.trailer(TRAILER_WAIT)
 
-    __slots__ = ("_tail", "held")
+
+class _StreamEnd:
+    """Holds the end mark of a stream back, and knows whether a comment may be put in between.
+
+    The mark is a line of its own: JSON has no line ends inside, so words about the mark are never taken for it.
+    """
+
+    __slots__ = ("_tail", "held", "is_seen")
 
     def __init__(self) -> None:
         self.held = b""
+        self.is_seen = False
         self._tail = b"\n\n"
 
     def hold(self, out: bytes) -> bytes:
         """What may be forwarded of ``out``."""
-        if self.held:
+        if self.is_seen:
             self.held += out
             return b""
         if not out:
             return b""
-        recent = self._tail + out[:16] if len(out) > 16 else self._tail + out
-        self._tail = (self._tail + out)[-16:]
-        at = out.rfind(DONE)
-        if at >= 0:
-            self.held = out[at:]
-            return out[:at]
-        if b"[DONE]" in recent:
-            self.held = out
-            return b""
-        return out
+        block = self.held + out if self.held else out
+        start = self._find(block)
+        self.held, block = block[start:], block[:start]
+        if block:
+            self._tail = (self._tail + block)[-4:] if len(block) < 4 else block[-4:]
+        return block
+
+    def _find(self, block: bytes) -> int:
+        """Where the mark begins, or what may become one; the length of ``block`` where nothing does."""
+        is_line_start = self._tail.endswith((b"\n", b"\r"))
+        if b"[DONE]" in block:
+            for match in _MARK.finditer(block):
+                if match.start() or is_line_start:
+                    self.is_seen = True
+                    return match.start()
+        last = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
+        if last < len(block) and (last or is_line_start) and any(mark.startswith(block[last:]) for mark in DONE):
+            return last
+        return len(block)
 
     @property
     def is_between_events(self) -> bool:
         """Whether what was forwarded ends with a whole event."""
         return not self.held and self._tail.endswith((b"\n\n", b"\r\n\r\n"))
+
+
+def _whole_events(block: bytes) -> bytes:
+    """``block`` without an event at its end that nobody will complete."""
+    ends = (block.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in block)
+    return block[: max(ends, default=0)]
 
 
 async def _let_go(sending: asyncio.Task[Reply]) -> None:

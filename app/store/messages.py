@@ -140,6 +140,7 @@ async def rows_of(connection: Connection, tenant: str, session_id: str, seqs: Se
     """The rows with these sequence numbers, without their content."""
     return [_row(r) for r in await connection.fetch(KEPT_ROWS, tenant, session_id, list(seqs))]
 
+
 SIZES = f"""
 SELECT seq, octet_length(raw) + coalesce(octet_length(model_raw), 0) AS size FROM messages
 WHERE {HERE} AND seq = ANY($3::bigint[])

@@ -13,6 +13,7 @@ from asyncpg import Record
 from app.domain.history import Epoch
 from app.domain.sessions import Session
 from app.store.connection import Connection
+from app.store.messages import TailRow
 
 COLUMNS = (
     "id, parent, client_id, strategy, epoch_policy, metadata, last_seq, turns, tokens, version, edits, calls, "
@@ -61,12 +62,16 @@ def session_from(row: Record) -> Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """A relayed reply of a stored session that a request's history contains."""
+    """A relayed reply of a stored session that a request's history contains.
+
+    ``tail``: the session's current rows from its cut on, where they were read along.
+    """
 
     session: Session
     seq: int
     chain: bytes
     is_current: bool
+    tail: list[TailRow] | None = None
 
 
 GET = f"SELECT {COLUMNS} FROM sessions WHERE tenant_id = $1 AND id = $2"
