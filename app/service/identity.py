@@ -14,6 +14,7 @@ from app.service.arrival import NEWEST, Arrival, extend
 from app.store import messages, sessions
 from app.store.connection import Connection
 from app.store.messages import TailRow
+from app.store.sessions import Hit
 
 Source = Literal["header", "body", "lineage", "new"]
 

@@ -25,7 +25,7 @@ from app.domain.history import Entry
 from app.domain.messages import Message
 from app.domain.models import usable_window
 from app.service import contexts, identity, tokens
-from app.service.arrival import Arrival, arrive, digest, extend
+from app.service.arrival import NEWEST, Arrival, arrive, digest, extend
 from app.service.calibrations import Calibrations
 from app.service.calls import Answer, Call, ContextKind, Labels
 from app.service.contexts import Built, Circumstances, History, Recipe
@@ -298,7 +298,7 @@ class Proxy:
     ) -> tuple[Found, Recipe, Circumstances, History]:
         """The session and what its context needs. A history that goes on where it ended takes one shared lookup."""
         found = None
-        chains = arrival.reply_chains()[: identity.NEWEST] if asked.session_id is None else []
+        chains = arrival.reply_chains()[:NEWEST] if asked.session_id is None else []
         if chains:
             hit = await self._lookups.find(call.tenant, chains, asked.client.id)
             found = identity.continued(arrival, asked, hit) if hit is not None else None
