@@ -1,8 +1,8 @@
 """What real clients tell about themselves: ids of their own, and calls that are no turns.
 
 An id that a client sends for its own purposes covers everything it does: main agent, subagents, side calls. It
-narrows the search for a session; it never names one. A side call (a title, a summary, a routing or memory question) is a
-call beside the conversation: it is forwarded and forgotten. Everything here is data from recorded clients.
+narrows the search for a session; it never names one. A side call (a title, a summary, a routing or memory question) is
+a call beside the conversation: it is forwarded and forgotten. Everything here is data from recorded clients.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ SIDE_HEADERS: tuple[tuple[str, str, SideCall], ...] = (
     ("x-interaction-type", "conversation-title", "title"),
 )
 
-# Words in the instructions of a call that has no tools, or fewer than the main one.
+# Words at the beginning of the instructions. Further in, an agent may be told about its helpers in the same words.
+MARK_WITHIN = 200
 SIDE_INSTRUCTIONS: tuple[tuple[str, SideCall], ...] = (
     ("You are a title generator", "title"),  # opencode
     ("context summarization agent", "summary"),  # opencode
@@ -113,9 +114,9 @@ def side_call(
     for header, value, kind in SIDE_HEADERS:
         if headers.get(header) == value:
             return kind
-    instructions = "\n".join(message.text for message in messages[:3] if message.is_instruction)
+    openings = "\n".join(message.text[:MARK_WITHIN] for message in messages[:3] if message.is_instruction)
     for mark, kind in SIDE_INSTRUCTIONS:
-        if mark in instructions:
+        if mark in openings:
             return kind
     if b"<end_plan>" in stops and not has_tools:
         return "planning"  # smolagents

@@ -159,7 +159,7 @@ def append(
 class _Numbering:
     """Gives new messages their turns. An opening assistant message belongs to the first user's turn.
 
-    ``opened`` are the stored turns that have a user message.
+    ``opened`` are the stored turns that had a user message.
     """
 
     turns: int
@@ -352,8 +352,7 @@ def _place(
     """
     places = _new_places(incoming, known)
     adopted = _adopted_turns(incoming, known)
-    opened = frozenset(row.turn for row in rows if row.role == "user" and row.is_link)
-    numbering = _Numbering(turns=turns, opened=opened)
+    numbering = _Numbering(turns=turns, opened=_opened_turns(rows, first_link))
     placed: list[Placed] = []
     links = 0
     for index, message in enumerate(incoming):
@@ -376,6 +375,15 @@ def _place(
                 turn = numbering.next(message)
             placed.append(Placed(seq=last_seq, turn=turn, place=place, is_new=True))
     return tuple(placed), last_seq, numbering.turns
+
+
+def _opened_turns(rows: Sequence[Row], first_link: int) -> frozenset[int]:
+    """The stored turns that had a user message: all, but for a first one that so far is an assistant's greeting."""
+    links = [row for row in rows if row.is_link]
+    opened = {row.turn for row in links}
+    if links and not first_link and not any(row.role == "user" and row.turn == links[0].turn for row in links):
+        opened.discard(links[0].turn)
+    return frozenset(opened)
 
 
 def _new_places(incoming: Sequence[Incoming], known: Mapping[int, Row]) -> dict[int, float]:

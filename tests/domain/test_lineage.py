@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from app.domain.lineage import Decision, Incoming, Row, append, reconcile
@@ -411,6 +411,30 @@ def test_a_client_that_only_goes_on_is_never_an_edit(questions: list[str], data:
         assert decision.answered is not None
         told += [question, reply]
     assert stored.live_turns == sorted(stored.live_turns)
+
+
+@given(edits(), st.data())
+def test_the_tail_decides_what_everything_would(requests: list[list[str]], data: st.DataObject) -> None:
+    """Where the rows before a cut are known to match, they need not be looked at."""
+    stored = replay([(words, f"a:{number}") for number, words in enumerate(requests)])
+    told = [word for word in stored.live if not word.startswith("s:")]
+    cut = data.draw(st.integers(0, len(told) - 1))
+    assume(cut == 0 or any(word.startswith("u:") for word in told[:cut]))
+    changed = (
+        data.draw(st.sampled_from([told, [*told[: cut + 1], "u:edited"], told[:-1]])) if len(told) > cut + 1 else told
+    )
+    incoming = history(*changed, "u:next")
+    live = [row for row in stored.in_order if row.status == "live" and row.is_link]
+    whole = reconcile(live, incoming, last_seq=stored.last_seq, turns=stored.turns)
+    tail = reconcile(live[cut:], incoming, last_seq=stored.last_seq, turns=stored.turns, first_link=cut)
+    assert (tail.kind, tail.superseded, tail.last_seq, tail.turns) == (
+        whole.kind,
+        whole.superseded,
+        whole.last_seq,
+        whole.turns,
+    )
+    assert tail.placed[cut:] == whole.placed[cut:]
+    assert all(p.seq == 0 and not p.is_new for p in tail.placed[:cut])
 
 
 def elapsed(rows: Sequence[Row], incoming: Sequence[Incoming]) -> float:

@@ -539,3 +539,53 @@ async def test_a_fan_out_of_one_history_loses_nothing(service: Service) -> None:
     live = await service.live(first.session)
     assert len(live) == 4
     assert live[3].endswith(f" to {live[2]}"), "the reply that is live answers the question that is"
+
+
+# Contexts of rebuilt histories
+
+
+def is_subsequence(some: Sequence[Wire], all_of_them: Sequence[Wire]) -> bool:
+    rest = iter(all_of_them)
+    return all(each in rest for each in some)
+
+
+def pad(text: str) -> str:
+    return f"{text}: " + "words that fill the window " * 12
+
+
+def check_context(got: Sequence[Wire], sent: Sequence[Wire]) -> None:
+    """What is left of the client's messages stands in its order, and its last one is the last."""
+    own = [each for each in got if each in sent]
+    assert is_subsequence(own, sent)
+    assert got[-1] == sent[-1]
+
+
+async def test_contexts_of_a_history_that_is_rebuilt_at_each_turn_keep_its_order(database: Database) -> None:
+    async with running(database, strategy="slim", epoch='{"high": 1500, "low": 700}') as service:
+        told: list[Wire] = []
+        found = set()
+        for number in range(24):
+            front = [user(pad("an example")), user(pad(f"files as of {number // 4}"))]
+            sent = [*front, *told, user(f"{pad(f'question {number}')} with a reminder")]
+            answered = await service.ask(*sent)
+            check_context(service.upstream.seen[sent[-1]["content"]][-1], sent)
+            found.add(answered.session)
+            told += [user(pad(f"question {number}")), said(answered)]
+        assert len(found) == 1
+        epochs = await query(database, "SELECT number, reason, cut FROM epochs ORDER BY number")
+        assert max(row["cut"] for row in epochs) > 1, "something was cut"
+
+
+async def test_contexts_after_a_clients_own_compaction_keep_its_order(database: Database) -> None:
+    async with running(database, strategy="slim", epoch='{"high": 1500, "low": 700}') as service:
+        history: list[Wire] = []
+        found = set()
+        for number in range(24):
+            history.append(user(pad(f"question {number}")))
+            if number % 5 == 4:
+                history = [user(f"Summary:\n{pad(f'what was said until {number}')}"), *history[-5:]]
+            answered = await service.ask(*history)
+            check_context(service.upstream.seen[history[-1]["content"]][-1], history)
+            history.append(said(answered))
+            found.add(answered.session)
+        assert len(found) == 1
