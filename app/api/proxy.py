@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from app.api.body import Disconnected, Receive, Scope, Send, read_body
 from app.api.errors import in_dialect
 from app.dialects.dialect import Dialect
-from app.domain.errors import TerselyError
+from app.domain.errors import InvalidRequest, TerselyError
 from app.domain.headers import Headers
 from app.service.auth import Auth
 from app.service.calls import Answer, Call, read_options
@@ -66,10 +66,11 @@ class ProxyRoutes:
     async def _serve(self, scope: Scope, receive: Receive, send: Send, *, is_chat: bool) -> tuple[int, str]:
         """Answer one request; status and strategy for the metrics (499: the client went away)."""
         received = self._monotonic()
-        headers: Headers = [(n.decode("latin-1"), v.decode("latin-1")) for n, v in scope["headers"]]
+        headers: Headers = [(_text(name), _text(value)) for name, value in scope["headers"]]
         try:
             by_name = dict(headers)
-            caller = await self._auth.caller(by_name)
+            _check_target(scope)
+            caller = await self._auth.caller(headers)
             body = await read_body(scope, receive, limit=self._max_body, deadline=self._body_timeout)
             call = Call(
                 tenant=caller.tenant,
@@ -130,6 +131,19 @@ def _upstream_path(scope: Scope) -> str:
     return f"{path}?{query}" if query else path
 
 
+def _check_target(scope: Scope) -> None:
+    """Raise `InvalidRequest` for a path that would climb out of the upstream's base URL."""
+    if "/." in scope["path"] and not {".", ".."}.isdisjoint(scope["path"].split("/")):
+        raise InvalidRequest("the path must not contain . or .. segments")
+
+
+def _text(header: bytes) -> str:
+    try:
+        return header.decode()
+    except UnicodeDecodeError:
+        return header.decode("latin-1")
+
+
 def _strategy(answer: Answer) -> str:
     return next((value for name, value in answer.headers if name == "x-tersely-strategy"), "")
 
@@ -140,7 +154,7 @@ async def _refuse(send: Send, status: int, headers: Headers, body: bytes) -> int
 
 
 async def _respond(send: Send, answer: Answer) -> None:
-    headers = [(n.encode("latin-1", "replace"), v.encode("latin-1", "replace")) for n, v in answer.headers]
+    headers = [(n.encode(), v.encode(errors="surrogateescape")) for n, v in answer.headers]
     chunks = answer.chunks
     if chunks is None:
         headers.append((b"content-length", str(len(answer.body)).encode()))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hmac
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 
 from app.domain.errors import InvalidRequest, Unauthorized
+from app.domain.headers import Headers
 from app.store import keys
 from app.store.connection import TENANT, Database
 from app.store.keys import Key
@@ -43,10 +44,12 @@ class Auth:
         self._monotonic = monotonic
         self._trusted: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
 
-    async def caller(self, headers: Mapping[str, str]) -> Caller:
+    async def caller(self, headers: Mapping[str, str] | Headers) -> Caller:
         """The caller of a request. Raises `Unauthorized`, or `StoreUnavailable`: it never opens by itself."""
-        found = presented(headers)
-        carriers = frozenset(name for name, _ in found)
+        pairs = headers.items() if isinstance(headers, Mapping) else headers
+        found = presented(pairs)
+        carriers = frozenset(name for name, value in pairs if "tsk_" in value and _KEY.search(value))
+        carriers |= {name for name, _ in found}
         if not self._required:
             return Caller(tenant=DEFAULT_TENANT, key_headers=carriers)
         if not found:
@@ -74,16 +77,18 @@ class Auth:
         return stored.tenant
 
 
-def presented(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The headers that carry a Tersely key, with the key."""
+def presented(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The headers that present a Tersely key, with the key; the one that counts first. Names are in lower case."""
     found = []
-    for name in KEY_HEADERS:
-        value = headers.get(name, "").strip()
+    for name, text in headers:
+        if name not in KEY_HEADERS:
+            continue
+        value = text.strip()
         if name == "authorization" and value[:7].lower() == "bearer ":
             value = value[7:].strip()
         if value.startswith("tsk_") or (name == "x-tersely-key" and value):
             found.append((name, value))
-    return found
+    return sorted(found, key=lambda each: KEY_HEADERS.index(each[0]))
 
 
 def new_key(tenant: str, label: str, *, now: datetime, key_id: str, secret: str) -> tuple[str, Key]:

@@ -616,7 +616,7 @@ class Proxy:
         """Return when request and reply are on disk; with failing open, when that has failed."""
         try:
             await asyncio.shield(self._submit_reply(prepared, said, status, is_whole=is_whole))
-        except (StoreUnavailable, Conflict, NotFound) as error:
+        except (StoreUnavailable, Conflict, NotFound, ValueError) as error:
             if not self._config.fail_open:
                 raise StoreUnavailable("the reply could not be stored") from error
             self._metrics.fail_open.labels("write").inc()
@@ -628,7 +628,7 @@ class Proxy:
             return
         try:
             await asyncio.shield(self._submit_reply(prepared, SaidReply(), status, is_whole=False))
-        except (StoreUnavailable, Conflict) as error:
+        except (StoreUnavailable, Conflict, NotFound, ValueError) as error:
             _log.warning("a failed call was not stored: %s", error)
 
     def _record_failure(self, prepared: Prepared, status: int | None) -> None:
@@ -642,16 +642,16 @@ class Proxy:
         now = self._clock()
         report = prepared.built.context.report if prepared.built else None
         call_report = CallReport(
-            model=prepared.request.model[:200],
+            model=_short(prepared.request.model),
             strategy=prepared.labels.strategy,
             epoch=report.epoch if report else 0,
             cut=report.cut if report else 1,
             tools=tokens.content_digest(prepared.request.tools) if prepared.request.tools else None,
             tokens_before=report.tokens_before if report else 0,
             tokens_after=report.tokens_after if report else 0,
-            input_tokens=usage.input,
-            cached_tokens=usage.cached,
-            output_tokens=usage.output,
+            input_tokens=_credible(usage.input),
+            cached_tokens=_credible(usage.cached),
+            output_tokens=_credible(usage.output),
             status=status,
         )
         replies = self._replies(prepared, said, is_whole=is_whole, now=now)
@@ -677,7 +677,7 @@ class Proxy:
             if not model.parts:
                 continue
             identity_of_reply, _ = digest(client)
-            finish = choice.finish_reason or (None if is_whole else "interrupted")
+            finish = _short(choice.finish_reason) or (None if is_whole else "interrupted")
             terse = [(text, "model") for text in choice.terse]
             if not terse and is_whole and not found and not model.calls:
                 terse = self._derive(prepared, model, now)
@@ -755,6 +755,16 @@ class Proxy:
     async def _send(self, call: Call, body: bytes) -> Reply:
         headers = upstream_headers(call.headers, api_key=self._config.api_key, drop=call.key_headers)
         return await self._upstream.send(call.method, call.path, headers, body)
+
+
+def _short(text: str) -> str:
+    """What a column takes of a text that anybody may have made up."""
+    return text[:200].encode(errors="replace").decode().replace("\0", "?")
+
+
+def _credible(tokens_reported: int | None) -> int | None:
+    """A count of tokens, unless it can be none."""
+    return tokens_reported if tokens_reported is not None and 0 <= tokens_reported < 2**31 else None
 
 
 async def _until_end(reply: Reply, end: _StreamEnd, heartbeat: float) -> AsyncIterator[bytes]:

@@ -7,6 +7,7 @@ Bytes pass as they come: nothing is decompressed, redirected, or taken from the 
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ from app.domain.errors import UpstreamUnavailable
 Headers = list[tuple[str, str]]
 
 READ_BUFFER = 256 * 1024
+# How much comes out of a compressed piece at a time, however much is in it.
+MAX_INFLATED = 1024 * 1024
+MAX_TRAILER = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,7 @@ class Reply:
         """``idle``: how many seconds the host may be silent."""
         self._response = response
         self._idle = idle
+        self._inflate: zlib._Decompress | None = None
         self.status = response.status
         self.headers: Headers = list(response.headers.items())
 
@@ -45,29 +50,62 @@ class Reply:
         """The media type, without parameters, in lower case."""
         return self._response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
+    def unpack(self) -> None:
+        """Give the body uncompressed from here on, where the host compressed it although it was not asked to."""
+        encoding = self._response.headers.get("Content-Encoding", "").strip().lower()
+        if encoding in ("gzip", "x-gzip", "deflate"):
+            self._inflate = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)
+            self.headers = [
+                (name, value)
+                for name, value in self.headers
+                if name.lower() not in ("content-encoding", "content-length")
+            ]
+
+    async def _read_some(self) -> bytes:
+        """The next bytes; ``b""`` at the end."""
+        inflate = self._inflate
+        if inflate is None:
+            return await self._response.content.readany()
+        while True:
+            packed = inflate.unconsumed_tail or await self._response.content.readany()
+            if not packed:
+                return b""
+            if piece := inflate.decompress(packed, MAX_INFLATED):
+                return piece
+
     async def peek(self, wait: float) -> bytes:
         """The first bytes of the body, or ``b""`` when there are none within ``wait`` seconds."""
         try:
             async with asyncio.timeout(wait):
-                return await self._response.content.readany()
+                return await self._read_some()
         except TimeoutError:
             return b""
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, zlib.error) as error:
             raise UpstreamUnavailable(f"the model host broke off: {type(error).__name__}") from error
+
+    async def trailer(self, wait: float) -> bytes:
+        """What comes after a reply's own end mark, if it comes within ``wait`` seconds; nothing depends on it."""
+        found = b""
+        try:
+            async with asyncio.timeout(wait):
+                while len(found) < MAX_TRAILER and (piece := await self._read_some()):
+                    found += piece
+        except (aiohttp.ClientError, OSError, zlib.error):  # time is up, too
+            pass
+        return found
 
     async def chunks(self, heartbeat: float | None = None) -> AsyncIterator[bytes]:
         """The body as it arrives; ``b""`` stands for ``heartbeat`` seconds of silence.
 
         Raises `UpstreamUnavailable` when the host breaks off or is silent for too long.
         """
-        content = self._response.content
         silence = 0.0
         pause = min(heartbeat or self._idle, self._idle)
         try:
             while True:
                 try:
                     async with asyncio.timeout(pause):
-                        chunk = await content.readany()
+                        chunk = await self._read_some()
                 except TimeoutError:
                     silence += pause
                     if silence >= self._idle:
@@ -78,7 +116,7 @@ class Reply:
                 if not chunk:
                     return
                 yield chunk
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, zlib.error) as error:
             raise UpstreamUnavailable(f"the model host broke off: {type(error).__name__}") from error
 
     async def read(self, limit: int) -> bytes:
