@@ -41,11 +41,23 @@ AWAY = (
     asyncpg.InvalidCatalogNameError,
 )
 
+# Of these, what says nothing about whether the next call would get an answer.
+_ANSWERS = (
+    asyncpg.QueryCanceledError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.DiskFullError,
+    asyncpg.UndefinedTableError,
+)
+
 T = TypeVar("T")
 
 # How long a reading transaction waits for the next reader, and how old it may get, in seconds.
 OPEN_IDLE = 0.05
 OPEN_AGE = 0.25
+
+# While the database is away it is asked so often, and given so long to answer, in seconds.
+PROBE_EVERY = 0.25
+PROBE_TIMEOUT = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -158,6 +170,8 @@ class Database:
 
     Every failure that means "the database is away or too slow" is raised as `StoreUnavailable`; each call has
     its own outer time limit (seconds), since the driver's own limit waits for a server that does not answer.
+    After such a failure calls fail at once, instead of each waiting for itself, until the database has answered
+    a question of its own.
     """
 
     def __init__(self, *, dsn: str, size: int = 10, timeout: float = 5.0, pooler: bool = False) -> None:
@@ -167,10 +181,15 @@ class Database:
         cache = 0 if pooler else 256
 
         async def connect() -> Connection:
-            return await asyncpg.connect(dsn, timeout=timeout, statement_cache_size=cache)
+            try:
+                return await asyncpg.connect(dsn, timeout=timeout, statement_cache_size=cache)
+            except asyncpg.PostgresError as error:  # a server that does not let us in is no better than none
+                raise ConnectionError(type(error).__name__) from error
 
+        self._connect = connect
         self._pool = _Pool(connect, size)
         self._is_open = False
+        self._healing: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Get ready. Needs no database."""
@@ -179,11 +198,40 @@ class Database:
     async def close(self) -> None:
         """Close all connections."""
         self._is_open = False
+        if self._healing is not None:
+            self._healing.cancel()
         try:
             async with asyncio.timeout(self._timeout):
                 await self._pool.close()
         except AWAY:
             pass
+
+    def _fail_fast(self) -> None:
+        """Let calls fail at once until the database answers again."""
+        if self._healing is None and self._is_open:
+            self._healing = asyncio.get_running_loop().create_task(self._heal())
+
+    async def _heal(self) -> None:
+        try:
+            while True:
+                if await self._answers():
+                    return
+                await asyncio.sleep(PROBE_EVERY)
+        finally:
+            self._healing = None
+
+    async def _answers(self) -> bool:
+        """Whether a new connection gets an answer; those of the pool may all be waiting for one."""
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT):
+                connection = await self._connect()
+                try:
+                    await connection.execute("SELECT 1")
+                finally:
+                    connection.terminate()
+        except (*AWAY, asyncpg.PostgresError):
+            return False
+        return True
 
     def sizes(self) -> tuple[int, int]:
         """Connections: (busy, idle)."""
@@ -241,12 +289,12 @@ class Database:
     @asynccontextmanager
     async def _begun(self, tenant: str, key_id: str, limit: float | None) -> AsyncIterator[_Slot]:
         """A connection inside a transaction for ``tenant``; what is left open goes on if it only read."""
-        if not self._is_open:
+        if not self._is_open or self._healing is not None:
             raise StoreUnavailable
         begin = _begin_statement(tenant, key_id)
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(limit or self._timeout):
+            async with asyncio.timeout(limit or self._timeout) as patience:
                 slot = await self._pool.take(None if key_id else tenant)
                 try:
                     now = slot.used = loop.time()
@@ -260,12 +308,19 @@ class Database:
                         yield slot
                     except BaseException:
                         slot.tenant = None
-                        await _roll_back(slot.connection)
+                        if patience.expired():
+                            slot.connection.terminate()
+                        else:
+                            await _roll_back(slot.connection)
                         raise
                 finally:
                     self._pool.give_back(slot)
         except AWAY as error:
-            self._pool.drop_idle()
+            if isinstance(error, ValueError):  # a value that the driver cannot send: no matter of the database
+                raise
+            if not isinstance(error, _ANSWERS) and (limit is None or not isinstance(error, TimeoutError)):
+                self._pool.drop_idle()
+                self._fail_fast()
             raise StoreUnavailable(f"the database is away: {type(error).__name__}") from error
 
 
@@ -287,6 +342,9 @@ async def _begin(connection: Connection, statement: str) -> None:
     except asyncpg.PostgresError as error:
         await _roll_back(connection)
         raise StoreUnavailable(f"the database is not ready: {type(error).__name__}") from error
+    except BaseException:
+        connection.terminate()  # nobody knows whether the transaction has begun
+        raise
 
 
 async def _roll_back(connection: Connection) -> None:
