@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from typing import Any
 
 import asyncpg
 import pytest
@@ -18,7 +19,7 @@ CALL = {
 }
 
 
-async def find(api: Api, session: str = "s", **wish: object) -> dict:
+async def find(api: Api, session: str = "s", **wish: object) -> Any:
     answer = await api.http.post(f"/api/sessions/{session}/search", json=wish)
     assert answer.status_code == 200, answer.text
     return answer.json()

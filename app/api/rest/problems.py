@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from app.api.errors import PROBLEM, extra_headers, problem
 from app.domain.errors import InvalidRequest, TerselyError
@@ -17,6 +18,7 @@ from app.domain.errors import InvalidRequest, TerselyError
 _log = logging.getLogger(__name__)
 
 TITLES = {404: "Not found", 405: "Method not allowed", 415: "Unsupported media type", 500: "Internal error"}
+METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 # How much of a text an answer repeats.
 MAX_ECHO = 300
 
@@ -64,7 +66,16 @@ async def _http(request: Request, error: Exception) -> Response:
         404: f"there is nothing at {request.url.path[:MAX_ECHO]}",
         405: f"{request.method} is not possible here",
     }.get(error.status_code, str(error.detail))
-    return plain_problem(error.status_code, detail, dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["allow"] = ", ".join(sorted(_allowed(request)))
+    return plain_problem(error.status_code, detail, headers)
+
+
+def _allowed(request: Request) -> set[str]:
+    """The methods of all routes of this path; Starlette names those of the first one."""
+    asked = [{**request.scope, "method": method} for method in METHODS]
+    return {scope["method"] for scope in asked for route in request.app.routes if route.matches(scope)[0] is Match.FULL}
 
 
 async def _media(_: Request, __: Exception) -> Response:

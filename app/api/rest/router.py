@@ -8,6 +8,7 @@ from functools import partial
 
 from fastapi import APIRouter, FastAPI
 
+from app.api.openapi import install_openapi
 from app.api.rest.contexts import contexts_router
 from app.api.rest.figures import figures_router
 from app.api.rest.guard import Guard, RestEdge, guarded
@@ -67,4 +68,5 @@ def install_rest(app: FastAPI, services: Services, *, guard: Guard, metrics: Met
         add(router)
         app.include_router(router)
     install_problems(app)
+    install_openapi(app)
     app.add_middleware(RestEdge, metrics=metrics)

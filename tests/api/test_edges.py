@@ -1,0 +1,161 @@
+"""Who may see what, and what goes wrong how: tenants, keys, unknown paths, a database that is away."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from app.domain.errors import StoreUnavailable
+from app.service.search import Searcher
+from tests.api.conftest import Api, NewKey, serve
+
+MESSAGE = {"messages": [{"role": "user", "content": "secret"}]}
+
+# Every route on one session, with a body that would do.
+ROUTES: list[tuple[str, str, object]] = [
+    ("GET", "/api/sessions/{id}", None),
+    ("PATCH", "/api/sessions/{id}", {"strategy": "full"}),
+    ("DELETE", "/api/sessions/{id}", None),
+    ("GET", "/api/sessions/{id}/messages", None),
+    ("GET", "/api/sessions/{id}/turns", None),
+    ("GET", "/api/sessions/{id}/turns/t1", None),
+    ("DELETE", "/api/sessions/{id}/turns/t1", None),
+    ("POST", "/api/sessions/{id}/turns/t1/drop", None),
+    ("POST", "/api/sessions/{id}/undo", None),
+    ("POST", "/api/sessions/{id}/context", {}),
+    ("POST", "/api/sessions/{id}/search", {"mode": "search", "query": "secret"}),
+    ("POST", "/api/sessions/{id}/search", {"mode": "tail"}),
+    ("GET", "/api/sessions/{id}/terse", None),
+    ("GET", "/api/sessions/{id}/stats", None),
+    ("GET", "/api/sessions/{id}/events", None),
+    ("GET", "/api/sessions/{id}/export", None),
+]
+OTHERS: list[tuple[str, str, object]] = [
+    ("POST", "/api/sessions", {}),
+    ("GET", "/api/sessions", None),
+    ("POST", "/api/sessions/import", {"context": []}),
+    ("POST", "/api/sessions/{id}/messages", MESSAGE),
+]
+
+
+async def call(api: Api, method: str, path: str, body: object, **headers: str) -> httpx.Response:
+    given = {} if body is None else {"json": body}
+    return await api.http.request(method, path.replace("{id}", "s"), headers=headers, **given)  # type: ignore[arg-type]
+
+
+def test_the_lists_above_name_every_route() -> None:
+    from app.main import build
+    from app.settings import Settings
+
+    app = build(Settings(), database_url="postgresql://").rest
+    known = {
+        (method.upper(), path.replace("{session_id}", "{id}").replace("{turn}", "t1"))
+        for path, operations in app.openapi()["paths"].items()
+        for method in operations
+        if path.startswith("/api/")
+    }
+    assert known == {(method, path) for method, path, _ in ROUTES + OTHERS}
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ROUTES, ids=lambda v: str(v)[:40])
+async def test_another_tenant_s_session_is_not_there(
+    guarded: Api, new_tenant: NewKey, method: str, path: str, body: object
+) -> None:
+    mine, yours = await new_tenant("mine"), await new_tenant("yours")
+    await call(guarded, "POST", "/api/sessions/{id}/messages", MESSAGE, **mine)
+    theirs = await call(guarded, method, path, body, **yours)
+    assert theirs.status_code == 404
+    assert "secret" not in theirs.text
+    assert (await guarded.http.get("/api/sessions/s/messages", headers=mine)).json()["items"][0]["status"] == "live"
+    own = await call(guarded, method, path, body, **mine)
+    assert own.status_code in (200, 204), own.text
+
+
+async def test_two_tenants_may_use_one_id(guarded: Api, new_tenant: NewKey) -> None:
+    mine, yours = await new_tenant("mine"), await new_tenant("yours")
+    for key in (mine, yours):
+        answer = await call(guarded, "POST", "/api/sessions/{id}/messages", MESSAGE, **key, **{"idempotency-key": "a"})
+        assert answer.json()["first_seq"] == 1
+        assert (
+            await guarded.http.post("/api/sessions/import", json={"context": [], "id": "i"}, headers=key)
+        ).is_success
+    assert (await guarded.http.delete("/api/sessions/s", headers=mine)).status_code == 204
+    listed = (await guarded.http.get("/api/sessions", headers=yours)).json()["items"]
+    assert {session["id"] for session in listed} == {"s", "i"}
+    child = await guarded.http.post("/api/sessions", json={"parent": "s"}, headers=mine)
+    assert child.status_code == 422
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ROUTES + OTHERS, ids=lambda v: str(v)[:40])
+async def test_without_a_key_nothing_opens(guarded: Api, method: str, path: str, body: object) -> None:
+    for headers in (
+        {},
+        {"x-tersely-key": "tsk_nonsense"},
+        {"authorization": "Bearer tsk_0123456789abcdef_" + "x" * 43},
+    ):
+        refused = await call(guarded, method, path, body, **headers)
+        assert refused.status_code == 401
+        assert refused.headers["content-type"] == "application/problem+json"
+        assert refused.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ROUTES + OTHERS, ids=lambda v: str(v)[:40])
+async def test_with_the_database_away_every_route_says_so(method: str, path: str, body: object) -> None:
+    away = "postgresql://nobody@127.0.0.1:1/none"
+    for auth in ("off", "keys"):
+        async with serve(away, auth=auth) as api:
+            key = {"x-tersely-key": "tsk_0123456789abcdef_" + "x" * 43}
+            answer = await call(api, method, path, body, **key)
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"] == "2"
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.json()["status"] == 503
+
+
+@pytest.mark.parametrize(
+    "path", ["/api", "/api/", "/api/nothing", "/api/sessions/s/state/x", "/nothing", "/api/sessions/a/b/c"]
+)
+async def test_unknown_paths(api: Api, path: str) -> None:
+    answer = await api.http.get(path)
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["title"] == "Not found"
+
+
+async def test_unknown_methods(api: Api) -> None:
+    answer = await api.http.put("/api/sessions")
+    assert answer.status_code == 405
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "GET" in answer.headers["allow"]
+
+
+async def test_faults_show_nothing_of_the_inside(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def break_(*_: object) -> None:
+        raise ZeroDivisionError("postgresql://user:password@host")
+
+    monkeypatch.setattr(Searcher, "look_up", break_)
+    answer = await api.http.post("/api/sessions/s/search", json={"mode": "tail"})
+    assert answer.status_code == 500
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "password" not in answer.text
+    assert "ZeroDivision" not in answer.text
+
+
+async def test_an_outage_in_the_middle_of_a_request(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(*_: object) -> None:
+        raise StoreUnavailable
+
+    monkeypatch.setattr(Searcher, "look_up", away)
+    answer = await api.http.post("/api/sessions/s/search", json={"mode": "tail"})
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "2"
+
+
+async def test_requests_and_searches_are_counted(api: Api) -> None:
+    await api.append("s", {"role": "user", "content": "x"})
+    await api.http.post("/api/sessions/s/search", json={"mode": "search", "query": "x"})
+    await api.http.get("/api/sessions/none")
+    metrics = (await api.http.get("/metrics")).text
+    assert 'tersely_search_seconds_count{mode="search"} 1.0' in metrics
+    assert 'tersely_requests_total{dialect="",route="api",status="404",strategy=""} 1.0' in metrics
+    assert 'tersely_requests_total{dialect="",route="api",status="201",strategy=""} 1.0' in metrics

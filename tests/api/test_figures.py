@@ -1,0 +1,69 @@
+"""Stats and events, from calls and epochs as the proxy records them."""
+
+from __future__ import annotations
+
+import asyncpg
+
+from tests.api.conftest import Api
+
+CALL = """
+INSERT INTO calls (tenant_id, session_id, number, turn, model, strategy, epoch, cut, last_seq, tokens_before,
+    tokens_after, input_tokens, cached_tokens, output_tokens, status, created_at, finished_at)
+VALUES ('default', 's', $1, $2, 'm', 'slim', 1, 1, 1, $3, $4, $5, $6, $7, $8, now(), now())
+"""
+EPOCH = """
+INSERT INTO epochs (tenant_id, session_id, number, cut, reason, head_tokens, tokens_before, tokens_after,
+    created_at, plan)
+VALUES ('default', 's', $1, $1 * 10, $2, 5, 100, 40, now(), '')
+"""
+
+
+async def test_figures(api: Api, database) -> None:
+    for n in range(3):
+        await api.append("s", {"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"a{n}."})
+    await api.http.post("/api/sessions/s/undo")
+    admin = await asyncpg.connect(database.admin_dsn)
+    try:
+        await admin.execute(CALL, 1, 1, 1000, 400, 500, 300, 20, 200)
+        await admin.execute(CALL, 2, 1, 1000, 600, 700, 0, 30, 200)
+        await admin.execute(CALL, 3, 2, 0, 0, 900, None, 40, 200)
+        await admin.execute(CALL, 4, 2, 0, 0, None, None, None, 500)
+        for number, reason in ((1, "first"), (2, "high_watermark"), (3, "high_watermark")):
+            await admin.execute(EPOCH, number, reason)
+        await admin.execute("UPDATE sessions SET epoch = 3")
+    finally:
+        await admin.close()
+    stats = (await api.http.get("/api/sessions/s/stats")).json()
+    assert stats.pop("tokens") > stats.pop("live_tokens") > 0
+    assert stats == {
+        "messages": 6,
+        "messages_by_status": {"live": 4, "undone": 2},
+        "turns": 3,
+        "calls": 4,
+        "failed_calls": 1,
+        "tokens_before": 2000,
+        "tokens_after": 1000,
+        "saved": 1000,
+        "saved_share": 0.5,
+        "reported": {"input": 2100, "cached": 300, "output": 90},
+        "cache_hit_share": 0.25,
+        "epochs": {"total": 3, "current": 3, "by_reason": {"first": 1, "high_watermark": 2}},
+        "terse": {"derived": 3},
+    }
+    turn = (await api.http.get("/api/sessions/s/turns/t1")).json()
+    assert turn["usage"] == {
+        "calls": 2, "tokens_before": 2000, "tokens_after": 1000, "input": 1200, "cached": 300, "output": 50,
+    }  # fmt: skip
+    first = (await api.http.get("/api/sessions/s/events", params={"limit": 2})).json()
+    assert [(e["type"], e["number"], e["reason"], e["cut"]) for e in first["items"]] == [
+        ("epoch", 1, "first", 10),
+        ("epoch", 2, "high_watermark", 20),
+    ]
+    rest = (await api.http.get("/api/sessions/s/events", params={"after": first["next"]})).json()
+    assert ([e["number"] for e in rest["items"]], rest["next"]) == ([3], None)
+
+
+async def test_an_empty_session_has_figures_too(api: Api) -> None:
+    await api.http.post("/api/sessions", json={"id": "s"})
+    stats = (await api.http.get("/api/sessions/s/stats")).json()
+    assert (stats["messages_by_status"], stats["saved_share"], stats["cache_hit_share"]) == ({"live": 0}, None, None)

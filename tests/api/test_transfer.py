@@ -1,0 +1,154 @@
+"""Export and import: the document's shapes, and nothing lost on the way."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from app.dialects import raw_json
+from tests.api.conftest import Api
+from tests.api.test_messages import ODD, append_raw, raws_of
+
+TAGGED = rb'{"role":"assistant","content":"Done. <terse>made it</terse>","x":1.0,"turnId":"mine"}'
+
+
+async def export(api: Api, session: str) -> bytes:
+    answer = await api.http.get(f"/api/sessions/{session}/export")
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    return answer.content
+
+
+async def take_in(api: Api, body: bytes, **more: object):
+    document = raw_json.split_object(body) | {key: json.dumps(value).encode() for key, value in more.items()}
+    return await api.post_raw("/api/sessions/import", raw_json.join_object(document))
+
+
+async def test_the_shapes_of_the_document(api: Api) -> None:
+    await api.append("e", {"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"})
+    await append_raw(api, "e", [b'{"role":"assistant","content":"Done. <terse>made it</terse>"}'])
+    document = json.loads(await export(api, "e"))
+    assert set(document) == {"context", "terse"}
+    assert [m["turnId"] for m in document["context"]] == [None, "t1", "t1"]
+    assert document["context"][2]["content"] == "Done. <terse>made it</terse>"
+    (entry,) = document["terse"]
+    assert entry.pop("ts") == document["context"][2]["ts"]
+    assert entry == {"turnId": "t1", "role": "assistant", "summary": "made it", "source": "model"}
+
+
+async def test_out_and_in_again_is_the_same(api: Api) -> None:
+    await append_raw(api, "one", [b'{"role":"system","content":"be kind"}', *ODD, TAGGED])
+    await api.http.post("/api/sessions/one/turns/t2/drop")
+    await append_raw(api, "one", [b'{"role":"user","content":"last"}', b'{"role":"assistant","content":"ok, fine."}'])
+    first = await export(api, "one")
+    made = await take_in(api, first, id="two", metadata={"a": 1})
+    assert made.status_code == 201, made.text
+    assert await export(api, "two") == first
+    for view in ("client", "model"):
+        pages = [await api.http.get(f"/api/sessions/{s}/messages", params={"view": view}) for s in ("one", "two")]
+        assert raws_of(pages[0].content) == raws_of(pages[1].content)
+        numbers = [[(m["turn"], m["created_at"], m["tokens"]) for m in page.json()["items"]] for page in pages]
+        assert numbers[0] == numbers[1]
+    assert TAGGED in raws_of((await api.http.get("/api/sessions/two/messages", params={"view": "model"})).content)
+    assert made.json()["turns"] == 6
+    assert (await api.append("two", {"role": "user", "content": "more"})).json()["turn"] == "t7"
+
+
+async def test_tags_that_were_text_stay_text(api: Api) -> None:
+    await api.http.post("/api/sessions", json={"id": "f", "strategy": "full"})
+    said = b'{"role":"assistant","content":"literally <terse>x</terse>"}'
+    await append_raw(api, "f", [b'{"role":"user","content":"say it"}', said])
+    first = await export(api, "f")
+    assert (await take_in(api, first, id="g")).status_code == 201
+    assert raws_of((await api.http.get("/api/sessions/g/messages")).content)[1] == said
+    assert await export(api, "g") == first
+
+
+async def test_a_document_that_was_rewritten_on_its_way(api: Api) -> None:
+    await append_raw(api, "one", [b'{"role":"user","content":"hi","n":1.0}', TAGGED[:-17] + b"}"])
+    document = json.loads(await export(api, "one"))
+    rewritten = json.dumps(document, indent=2, sort_keys=True).encode()
+    assert (await take_in(api, rewritten, id="two")).status_code == 201
+    again = json.loads(await export(api, "two"))
+    assert again == document
+
+
+async def test_an_untagged_history_gets_its_turns(api: Api) -> None:
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "1"},
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "2"},
+    ]
+    made = await api.http.post("/api/sessions/import", json={"context": messages, "terse": []})
+    listed = (await api.http.get(f"/api/sessions/{made.json()['id']}/messages")).json()["items"]
+    assert [m["turn"] for m in listed] == [None, "t1", "t1", "t2"]
+    found = await api.http.post(f"/api/sessions/{made.json()['id']}/search", json={"mode": "turn", "turnId": "t1"})
+    assert found.json()["excerpts"][0]["last"] == 2
+
+
+async def test_more_than_one_batch(api: Api) -> None:
+    for start in range(0, 1200, 400):
+        await api.append(
+            "many",
+            *({"role": "user" if n % 2 else "assistant", "content": f"m{n} text."} for n in range(start, start + 400)),
+        )
+    first = await export(api, "many")
+    assert len(json.loads(first)["context"]) == 1200
+    assert len(json.loads(first)["terse"]) == 600
+    assert (await take_in(api, first, id="copy")).status_code == 201
+    assert await export(api, "copy") == first
+
+
+async def test_the_log_is_paged(api: Api) -> None:
+    for n in range(5):
+        await api.append(
+            "l",
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": f"<terse>a{n}</terse><terse>b{n}</terse>x"},
+        )
+    seen: list[str] = []
+    after: str | None = None
+    while True:
+        query = {"limit": "3", **({"after": after} if after else {})}
+        page = (await api.http.get("/api/sessions/l/terse", params=query)).json()
+        seen += [e["summary"] for e in page["items"]]
+        after = page["next"]
+        if after is None:
+            break
+    assert seen == [f"{kind}{n}" for n in range(5) for kind in "ab"]
+    assert (await api.http.get("/api/sessions/l/terse", params={"after": "x"})).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "context"),
+        ({"context": {}}, "context"),
+        ({"context": [1]}, "context[0]"),
+        ({"context": [{"role": "wizard", "turnId": "t1"}]}, "context[0]"),
+        ({"context": [{"role": "user", "content": "x", "turnId": "7"}]}, "context[0].turnId"),
+        ({"context": [{"role": "user", "content": "x", "turnId": "t99999999999"}]}, "context[0].turnId"),
+        ({"context": [{"role": "user", "content": "x", "ts": "yesterday"}]}, "context[0].ts"),
+        ({"context": [{"turnId": "t1", "ts": "soon", "role": "user", "content": "x"}]}, "context[0].ts"),
+        ({"context": [], "terse": [{"turnId": "t1", "summary": "x"}]}, "terse[0].turnId"),
+        ({"context": [], "terse": [{"summary": "x"}]}, "terse[0].turnId"),
+        ({"context": [], "terse": [{"turnId": "t1"}]}, "terse[0].summary"),
+        ({"context": [], "id": ".."}, "id"),
+        ({"context": [], "parent": "nobody"}, "parent"),
+        ({"context": [], "sessions": 1}, "sessions"),
+    ],
+)
+async def test_bad_documents_are_refused_whole(api: Api, body: dict[str, object], field: str) -> None:
+    refused = await api.http.post("/api/sessions/import", json=body)
+    assert refused.status_code == 422, refused.text
+    assert refused.json()["field"] == field
+    assert (await api.http.get("/api/sessions")).json()["items"] == []
+
+
+async def test_an_import_takes_no_other_session_s_place(api: Api) -> None:
+    await api.append("taken", {"role": "user", "content": "mine"})
+    refused = await api.http.post("/api/sessions/import", json={"id": "taken", "context": []})
+    assert refused.status_code == 409
+    assert (await api.http.get("/api/sessions/taken")).json()["messages"] == 1
