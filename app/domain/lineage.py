@@ -103,7 +103,9 @@ def reconcile(
     links of the history come before them (those are known to match). With ``revivable``, ``rows`` hold
     superseded messages too, which the client may have returned to.
     """
-    known = _with_room(incoming, _match(rows, incoming, first_link))
+    known = _match(rows, incoming, first_link)
+    if not _goes_on(known, first_link):
+        known = _with_room(incoming, known)
     current = {row.seq for row in rows if row.status != "superseded"}
     matched = {row.seq for row in known.values()}
     left = [row for row in rows if row.seq in current and row.seq not in matched]
@@ -299,19 +301,25 @@ def _candidates(stored: Sequence[Row]) -> dict[bytes, list[int]]:
 
 def _with_instructions(rows: Sequence[Row], incoming: Sequence[Incoming], known: dict[int, Row]) -> dict[int, Row]:
     """``known`` links, and the instructions that stand between the same neighbours as before."""
+    instructions = [index for index, message in enumerate(incoming) if not message.is_link]
+    if not instructions:
+        return known
     free: defaultdict[bytes, deque[Row]] = defaultdict(deque)
     for row in rows:
         if not row.is_link:
             free[row.digest].append(row)
-    following = _following_places(incoming, known)
+    links = sorted(known)
     found = dict(known)
     place = float("-inf")
-    for index, message in enumerate(incoming):
-        fitting = None if message.is_link else _fitting(free[message.digest], place, following[index])
+    for index in instructions:
+        at = bisect_left(links, index)
+        if at:
+            place = max(place, known[links[at - 1]].place)
+        upper = known[links[at]].place if at < len(links) else None
+        fitting = _fitting(free[incoming[index].digest], place, upper)
         if fitting is not None:
             found[index] = fitting
-        if index in found:
-            place = found[index].place
+            place = fitting.place
     return found
 
 
@@ -321,6 +329,11 @@ def _fitting(rows: deque[Row], lower: float, upper: float | None) -> Row | None:
         rows.popleft()
     between = takewhile(lambda row: upper is None or row.place < upper, islice(rows, MAX_CANDIDATES))
     return min(between, key=lambda row: (row.status == "superseded", row.place), default=None)
+
+
+def _goes_on(known: Mapping[int, Row], first_link: int) -> bool:
+    """Whether everything known stands before everything new, as in nearly every request."""
+    return max(known, default=-1) + 1 == len(known) + (first_link if known else 0)
 
 
 def _with_room(incoming: Sequence[Incoming], known: dict[int, Row]) -> dict[int, Row]:
@@ -350,8 +363,9 @@ def _place(
 
     Links that come before the rows at hand get sequence number 0: they are stored, and nobody asks for their place.
     """
-    places = _new_places(incoming, known)
-    adopted = _adopted_turns(incoming, known)
+    goes_on = _goes_on(known, first_link)
+    places = {} if goes_on else _new_places(incoming, known)
+    adopted = {} if goes_on else _adopted_turns(incoming, known)
     numbering = _Numbering(turns=turns, opened=_opened_turns(rows, first_link))
     placed: list[Placed] = []
     links = 0
@@ -379,10 +393,12 @@ def _place(
 
 def _opened_turns(rows: Sequence[Row], first_link: int) -> frozenset[int]:
     """The stored turns that had a user message: all, but for a first one that so far is an assistant's greeting."""
-    links = [row for row in rows if row.is_link]
-    opened = {row.turn for row in links}
-    if links and not first_link and not any(row.role == "user" and row.turn == links[0].turn for row in links):
-        opened.discard(links[0].turn)
+    opened = {row.turn for row in rows if row.turn > 0}
+    if first_link or not opened:
+        return frozenset(opened)
+    first = next(row.turn for row in rows if row.turn > 0)
+    if not any(row.turn == first and row.role == "user" for row in rows):
+        opened.discard(first)
     return frozenset(opened)
 
 
