@@ -99,6 +99,8 @@ def enter_request(write: RequestWrite, state: State, decision: Decision, rows: R
 def enter_reply(write: ReplyWrite, asked: Outcome, state: State, placement: Placement, rows: Rows) -> None:
     """Enter a reply and the report of its call; ``state`` moves on."""
     for reply in write.replies:
+        if placement.status == "removed":
+            reply = replace(reply, raw=b"", model_raw=None, tokens=0, terse=())  # noqa: PLW2901
         state.last_seq += 1
         place = float(state.last_seq)
         if placement.before is not None:
@@ -124,7 +126,9 @@ def enter_reply(write: ReplyWrite, asked: Outcome, state: State, placement: Plac
             report.cached_tokens, report.output_tokens, report.status, write.started, write.now,
         )
     )  # fmt: skip
-    if write.epoch is not None and asked.is_as_decided and write.epoch.epoch.number == state.epoch + 1:
+    # An epoch that was planned before history was edited shows what is hidden now.
+    is_planned_so = asked.is_as_decided and asked.state.edits == state.edits
+    if write.epoch is not None and is_planned_so and write.epoch.epoch.number == state.epoch + 1:
         _enter_epoch(write.epoch, state, write.now, rows)
     state.version += 1
     state.touched = write.now

@@ -529,7 +529,9 @@ async def _write_reply(connection: Connection, tenant: str, write: ReplyWrite, s
     if asked is None:
         raise StoreUnavailable("the request itself could not be stored")
     placement = AT_THE_END
-    if state.last_seq != asked.last_seq and write.replies:
+    answered = asked.decision.answered
+    has_moved = state.last_seq != asked.last_seq or state.edits != asked.state.edits
+    if write.replies and (has_moved or (answered is not None and answered.status != "live")):
         placement = await _place_of_late_reply(connection, tenant, asked, state.id)
     enter_reply(write, asked, state, placement, rows)
 
@@ -537,11 +539,12 @@ async def _write_reply(connection: Connection, tenant: str, write: ReplyWrite, s
 async def _place_of_late_reply(connection: Connection, tenant: str, asked: Outcome, session_id: str) -> Placement:
     """The session moved on while the model spoke: the reply still belongs after the message that it answers.
 
-    If that message was superseded, so is the reply. Of two replies to one message the later request's wins.
+    What became of that message meanwhile (superseded, dropped, undone, removed) becomes of the reply too. Of two
+    replies to one message the later request's wins.
     """
     row = await connection.fetchrow(AROUND_REPLY, tenant, session_id, asked.answered_seq)
-    if row is None or row["status"] == "superseded":
-        return Placement(status="superseded", before=row["next_place"] if row else None)
+    if row is None or row["status"] != "live":
+        return Placement(status=row["status"] if row else "superseded", before=row["next_place"] if row else None)
     rival = row["rival"]
     if rival is not None and rival > asked.call:
         return Placement(status="superseded", before=row["next_place"])

@@ -37,10 +37,10 @@ class Api:
 
 
 @asynccontextmanager
-async def serve(dsn: str, **settings: object) -> AsyncIterator[Api]:
+async def serve(dsn: str, *, upstream: str = UPSTREAM, **settings: object) -> AsyncIterator[Api]:
     """The application on that database."""
     given = Settings(_env_file=None, **settings)  # type: ignore[arg-type]
-    app = build(given, database_url=dsn, openai_base_url=UPSTREAM)
+    app = build(given, database_url=dsn, openai_base_url=upstream)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with (
         app.rest.router.lifespan_context(app.rest),

@@ -1,0 +1,131 @@
+"""REST and proxied calls on one session: what is hidden here is not sent there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from app.upstream.scripted import ScriptedReply
+from tests.api.conftest import Api, serve
+from tests.proxy.harness import MODEL, Model, scripted
+
+STRATEGY = {"x-tersely-strategy": '{"name": "slim", "recent_turns": 1}', "x-tersely-epoch": "every_request"}
+
+
+@pytest.fixture
+async def both(database) -> AsyncIterator[tuple[Api, Model]]:
+    with scripted() as model:
+        async with serve(database.dsn, upstream=model.url) as api:
+            yield api, model
+
+
+async def say(api: Api, model: Model, text: str, reply: ScriptedReply, **headers: str):
+    model.script("u", reply)
+    body = {"model": MODEL, "user": "u", "messages": [{"role": "user", "content": text}]}
+    return await api.http.post(
+        "/v1/chat/completions", json=body, headers={"x-tersely-session": "s", **headers}, timeout=30
+    )
+
+
+async def talk(api: Api, model: Model) -> None:
+    for word in ("alpha", "beta", "gamma"):
+        said = ScriptedReply(message={"content": f"about {word}_name_9.txt <terse>told {word}</terse>"})
+        answer = await say(api, model, f"tell {word}", said, **STRATEGY)
+        assert answer.status_code == 200, answer.text
+
+
+async def stored(database) -> str:
+    """Everything in the store as text."""
+    admin = await asyncpg.connect(database.admin_dsn)
+    try:
+        found = []
+        for table in ("sessions", "messages", "terse", "epochs", "search_pages", "search_words", "attributes"):
+            for row in await admin.fetch(f"SELECT * FROM {table}"):
+                found += [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in row.values()]
+        return "\n".join(found)
+    finally:
+        await admin.close()
+
+
+async def test_a_dropped_turn_is_not_sent_any_more(both) -> None:
+    api, model = both
+    await talk(api, model)
+    await api.http.post("/api/sessions/s/turns/t2/drop")
+    await say(api, model, "next", ScriptedReply(message={"content": "ok."}), **STRATEGY)
+    sent = model.requests("u")[-1].body
+    assert b"alpha" in sent
+    assert b"gamma" in sent
+    assert b"beta" not in sent
+
+
+async def test_a_preview_is_what_the_next_call_sends(both) -> None:
+    api, model = both
+    await talk(api, model)
+    wish = {
+        "strategy": {"name": "slim", "recent_turns": 1},
+        "epoch": "every_request",
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "next"}],
+    }
+    preview = (await api.http.post("/api/sessions/s/context", json=wish)).json()
+    await say(api, model, "next", ScriptedReply(message={"content": "ok."}), **STRATEGY)
+    sent = model.requests("u")[-1].request
+    assert sent is not None
+    assert sent["messages"] == preview["instruction_messages"] + preview["messages"]
+    assert preview["report"]["epoch"]["number"] == 4
+
+
+async def test_a_removed_turn_is_nowhere(both, database) -> None:
+    api, model = both
+    await talk(api, model)
+    await api.http.post("/api/sessions/s/search", json={"mode": "search", "query": "beta"})
+    assert "beta" in await stored(database)
+    assert (await api.http.delete("/api/sessions/s/turns/t2")).status_code == 204
+    assert "beta" not in await stored(database)
+    await say(api, model, "next", ScriptedReply(message={"content": "ok."}), **STRATEGY)
+    assert b"beta" not in model.requests("u")[-1].body
+    assert b"alpha" in model.requests("u")[-1].body
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("POST", "undo", "undone"), ("POST", "turns/t4/drop", "dropped"), ("DELETE", "turns/t4", "removed")],
+)
+async def test_a_turn_that_is_taken_back_while_the_model_speaks(both, database, method, path, status) -> None:
+    api, model = both
+    await talk(api, model)
+    late = ScriptedReply(message={"content": "delta is late <terse>told delta</terse>"}, first_delay=1.5)
+    calling = asyncio.ensure_future(say(api, model, "tell delta", late, **STRATEGY))
+    for _ in range(100):
+        await asyncio.sleep(0.02)
+        if (await api.http.get("/api/sessions/s")).json()["messages"] == 7:
+            break
+    else:
+        pytest.fail("the question was not stored while the model spoke")
+    changed = await api.http.request(method, f"/api/sessions/s/{path}")
+    assert changed.is_success, changed.text
+    answer = await calling
+    assert "delta is late" in answer.text
+    items = (await api.http.get("/api/sessions/s/messages", params={"view": "all"})).json()["items"]
+    assert [m["status"] for m in items] == ["live"] * 6 + [status] * 2
+    await say(api, model, "next", ScriptedReply(message={"content": "ok."}))
+    assert b"delta" not in model.requests("u")[-1].body
+    if status == "removed":
+        assert "delta" not in await stored(database)
+
+
+async def test_calls_and_epochs_show_in_the_figures(both) -> None:
+    api, model = both
+    await talk(api, model)
+    stats = (await api.http.get("/api/sessions/s/stats")).json()
+    assert (stats["calls"], stats["turns"], stats["messages"]) == (3, 3, 6)
+    assert stats["epochs"]["by_reason"] == {"every_request": 2, "first": 1}
+    assert stats["reported"]["input"] > 0
+    assert stats["terse"] == {"model": 3}
+    turn = (await api.http.get("/api/sessions/s/turns/t2")).json()
+    assert (turn["usage"]["calls"], turn["terse"]) == (1, ["told beta"])
+    events = (await api.http.get("/api/sessions/s/events")).json()["items"]
+    assert [e["number"] for e in events] == [1, 2, 3]
