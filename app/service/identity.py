@@ -284,12 +284,11 @@ async def _new(
     """A new session. The first one under a client's own id takes that id; later ones are its children."""
     if client.id is None:
         return _fresh(new_id(), arrival, parent=client.parent)
-    first = await sessions.find_by_client_id(connection, tenant, client.id)
-    if first is not None:
-        return _fresh(new_id(), arrival, parent=first.id)
     taken = await sessions.get(connection, tenant, client.id)
-    if taken is not None:
-        # Somebody else's session, or one that came into being since the last question.
-        parent = taken.id if taken.client_id == client.id else client.parent
-        return _fresh(new_id(), arrival, parent=parent)
-    return _fresh(client.id, arrival, parent=client.parent, spare_id=new_id())
+    if taken is None:
+        return _fresh(client.id, arrival, parent=client.parent, spare_id=new_id())
+    # Under an id that means everything a client does, sessions are many: the one that bears it is asked for by name.
+    first = taken if taken.client_id == client.id else None
+    if first is None:
+        first = await sessions.find_by_client_id(connection, tenant, client.id)
+    return _fresh(new_id(), arrival, parent=first.id if first else client.parent)
