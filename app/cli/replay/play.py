@@ -15,6 +15,7 @@ from app.cli.replay.model import KEY_HEADER, Expected, RecordedModel, Turned, ch
 from app.cli.replay.references import Past
 from app.cli.replay.transcripts import Conversation
 from app.dialects import raw_json
+from app.domain.errors import TerselyError
 
 STREAMED = 0.5
 ASKS_USAGE = 0.5
@@ -105,11 +106,18 @@ async def play(
         if answer.message is None:
             return played
     if played.session:
-        stored = await read_store(played.session)
-        upto = conversation.calls[-1] + 1
-        for index, fault in check_stored(conversation, stored, upto=upto):
-            _note(played, variant, conversation, index, [fault])
+        await _look_into_store(played, variant, conversation, read_store)
     return played
+
+
+async def _look_into_store(played: Played, variant: Variant, conversation: Conversation, read_store: ReadStore) -> None:
+    try:
+        stored = await read_store(played.session)
+    except TerselyError as error:
+        _note(played, variant, conversation, -1, [f"the store could not be read: {error}"])
+        return
+    for index, fault in check_stored(conversation, stored, upto=conversation.calls[-1] + 1):
+        _note(played, variant, conversation, index, [fault])
 
 
 def _request(
