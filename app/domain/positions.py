@@ -30,7 +30,8 @@ class Positions:
     __slots__ = ("_between", "_between_at", "_exceptions", "_last_seq", "total")
 
     def __init__(self, last_seq: int, exceptions: Iterable[Exceptional]) -> None:
-        found = list(exceptions)
+        # What came after `last_seq` was read is not looked at.
+        found = [each for each in exceptions if each.seq <= last_seq]
         self._last_seq = last_seq
         self._exceptions = sorted(each.seq for each in found)
         self._between = sorted((each.place, each.seq) for each in found if not each.is_hidden)

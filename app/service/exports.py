@@ -11,6 +11,7 @@ Exported is what is live: not what was superseded, dropped, undone or removed.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -109,7 +110,7 @@ class Exports:
         self, tenant: str, session_id: str, *, after: Place, limit: int
     ) -> tuple[list[TerseEntry], Place | None]:
         """The terse log after that place, and where to go on. Raises `NotFound`."""
-        async with self._database.transaction(tenant) as connection:
+        async with self._database.reading(tenant) as connection:
             if await sessions.get(connection, tenant, session_id) is None:
                 raise NotFound("there is no such session")
             found = await terse.page(connection, tenant, session_id, after=after, limit=limit + 1)
@@ -123,8 +124,7 @@ class Exports:
             raise InvalidRequest(f"at most {MAX_MESSAGES} messages, not {len(given.context)}", field="context")
         configuration = self._sessions.configure(given.configuration)
         now = self._clock()
-        tagged = [_read_tags(raw, index) for index, raw in enumerate(given.context)]
-        read = _read(tagged, dialect)
+        tagged, read = await asyncio.to_thread(_read_context, given.context, dialect)
         counts = await tokens.count_messages(read, "")
         messages = _place(tagged, read, counts, dialect, now)
         session = ImportedSession(
@@ -221,14 +221,16 @@ def _read_time(value: object, field: str) -> datetime | None:
     raise InvalidRequest(f"{field} must be a time in ISO 8601 or since 1970", field=field)
 
 
-def _read(tagged: Sequence[_Tagged], dialect: Dialect) -> list[Message]:
+def _read_context(raws: Sequence[bytes], dialect: Dialect) -> tuple[list[_Tagged], list[Message]]:
+    """The elements without their tags, and the messages that they are."""
+    tagged = [_read_tags(raw, index) for index, raw in enumerate(raws)]
     found: list[Message] = []
     for index, each in enumerate(tagged):
         try:
             found += read_messages([each.raw], dialect)
         except InvalidRequest as error:
             raise InvalidRequest(error.detail, field=f"context[{index}]") from error
-    return found
+    return tagged, found
 
 
 def _place(

@@ -39,6 +39,8 @@ MAX_MESSAGES = 10_000
 MAX_KEY = 256
 # A page holds so many bytes of messages, and at least one message; the next cursor goes on from there.
 PAGE_BYTES = 8 * 1024 * 1024
+# Seconds that reading a page may take.
+LIMIT = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +124,7 @@ class Messages:
         self, tenant: str, session_id: str, *, view: View, after: int, limit: int
     ) -> tuple[list[StoredMessage], int | None]:
         """Messages in the order of the view after the one with sequence number ``after``, and where to go on."""
-        async with self._database.transaction(tenant) as connection:
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
             session = await sessions.get(connection, tenant, session_id)
             if session is None:
                 raise NotFound("there is no such session")
@@ -130,7 +132,7 @@ class Messages:
             fitting = await _within(connection, tenant, session_id, seqs[:limit])
             found = {m.seq: m for m in await store.content(connection, tenant, session_id, fitting)}
         more = len(seqs) > len(fitting)
-        return [found[seq] for seq in fitting], fitting[-1] if more else None
+        return [found[seq] for seq in fitting if seq in found], fitting[-1] if more else None
 
 
 def check_key(key: str | None) -> None:

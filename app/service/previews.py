@@ -29,6 +29,8 @@ from app.strategies.presets import strategy_name
 
 # A report tells about so many of the newest turns; of the others it gives the number.
 MAX_TURNS = 2_000
+# Seconds; of a session without an epoch everything is read.
+LIMIT = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ class Previews:
         strategy, epoch = as_setting(wish.strategy), as_setting(wish.epoch)
         self._recipes.check(strategy=strategy, epoch=epoch)
         arrival = arrive(read_messages(wish.messages, dialect))
-        async with self._database.transaction(tenant) as connection:
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
             session = await sessions.get(connection, tenant, session_id)
             if session is None:
                 raise NotFound("there is no such session")
@@ -91,7 +93,8 @@ class Previews:
             around = await self._circumstances(connection, tenant, session, arrival, recipe, wish)
             found = await _find(connection, tenant, session, arrival)
             history = await contexts.load(connection, tenant, found, arrival, dialect, recipe, around)
-            built = contexts.make(history, recipe, around, wish.model)
+        built = contexts.make(history, recipe, around, wish.model)
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
             told, omitted = await _turns(connection, tenant, session, built)
         instructions, laid_out = _lay_out(built, dialect, history, arrival, found, recipe)
         texts = [dialect.read_message(raw).text for raw in instructions]

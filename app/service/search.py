@@ -11,6 +11,7 @@ import asyncio
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from weakref import WeakValueDictionary
 
 from app.dialects.registry import DIALECTS
 from app.domain import excerpts
@@ -35,6 +36,8 @@ PROBES = 3
 # Segments whose pages are scanned at once, the newest first; frequent words are found in the first ones.
 SEGMENTS_AT_ONCE = 4
 BUILD_PAGES = 8
+# Seconds that one step of a search may take. Slow is not away: a limit of its own keeps other calls out of it.
+LIMIT = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +86,17 @@ class Searcher:
         self._database = database
         self._metrics = metrics
         self._bounds = bounds or Bounds()
+        # Of several first searches of one session, one makes the pages and the others wait for it.
+        self._building: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def look_up(self, tenant: str, session_id: str, lookup: Lookup) -> Findings:
         """Raises `NotFound` for a session that is not there."""
         with self._metrics.search_seconds.labels(_mode(lookup)).time():
             if isinstance(lookup, Search):
-                await self._build_pages(tenant, session_id)
-            async with self._database.transaction(tenant) as connection:
+                lock = self._building.setdefault((tenant, session_id), asyncio.Lock())
+                async with lock:
+                    await self._build_pages(tenant, session_id)
+            async with self._database.reading(tenant, limit=LIMIT) as connection:
                 return await self._find(connection, tenant, session_id, lookup)
 
     async def _find(self, connection: Connection, tenant: str, session_id: str, lookup: Lookup) -> Findings:
@@ -160,7 +167,7 @@ class Searcher:
     async def _build_pages(self, tenant: str, session_id: str) -> None:
         """Make the pages and words that are missing, a few at a time, so that no transaction is long."""
         while True:
-            async with self._database.transaction(tenant) as connection:
+            async with self._database.transaction(tenant, limit=LIMIT) as connection:
                 session = await sessions.get(connection, tenant, session_id)
                 if session is None:
                     return
@@ -170,23 +177,23 @@ class Searcher:
             if not rows:
                 break
             made = [(page, await asyncio.to_thread(page_text, content)) for page, content in rows]
-            async with self._database.transaction(tenant) as connection:
+            async with self._database.transaction(tenant, limit=LIMIT) as connection:
                 # Content that was removed meanwhile must not come back in a page.
                 if await pages.edits(connection, tenant, session_id, lock=True) == session.edits:
                     await pages.add_pages(connection, tenant, session_id, made)
         await self._build_words(tenant, session_id, full // pages.SEGMENT)
 
     async def _build_words(self, tenant: str, session_id: str, full: int) -> None:
-        async with self._database.transaction(tenant) as connection:
+        async with self._database.transaction(tenant, limit=LIMIT) as connection:
             missing = await pages.missing_segments(connection, tenant, session_id, full)
         for segment in missing:
-            async with self._database.transaction(tenant) as connection:
+            async with self._database.transaction(tenant, limit=LIMIT) as connection:
                 edits = await pages.edits(connection, tenant, session_id)
                 texts = await pages.texts(connection, tenant, session_id, pages.pages_of(segment))
             if len(texts) < pages.SEGMENT:
                 continue
             words = await asyncio.to_thread(_join_words, texts)
-            async with self._database.transaction(tenant) as connection:
+            async with self._database.transaction(tenant, limit=LIMIT) as connection:
                 if await pages.edits(connection, tenant, session_id, lock=True) == edits:
                     await pages.add_words(connection, tenant, session_id, segment, words)
 
@@ -200,11 +207,13 @@ class Searcher:
             rows: list[Row] = []
             seqs = order.seqs(span.first, span.last)
             for position, seq in zip(range(span.first, span.last + 1), seqs, strict=True):
+                if seq not in stored:
+                    continue  # the session was deleted meanwhile
                 message, was_clipped = _clip(_read(stored[seq]), min(self._bounds.message_chars, max(room, 200)))
                 clipped += was_clipped
                 room -= len(searchable_text(message))
                 rows.append(Row(position=position, turn=stored[seq].turn, message=message))
-            found.append(Excerpt(range=span, rows=tuple(rows), seqs=tuple(seqs)))
+            found.append(Excerpt(range=span, rows=tuple(rows), seqs=tuple(seq for seq in seqs if seq in stored)))
         if clipped:
             notes = [*notes, f"{clipped} long messages are cut short"]
         text = excerpts.render_excerpts(ranges, (row for each in found for row in each.rows), order.total)
@@ -263,6 +272,8 @@ def _mode(lookup: Lookup) -> str:
 
 
 def _read(stored: StoredMessage) -> Message:
+    if not stored.raw:  # removed meanwhile
+        return Message(role=stored.role, parts=(), raw=b"")  # type: ignore[arg-type]
     return DIALECTS[stored.dialect].read_reply(stored.raw)  # type: ignore[index]
 
 

@@ -137,7 +137,7 @@ class Sessions:
 
     async def remove(self, tenant: str, session_id: str, turn: int) -> None:
         """Remove a turn's content for good."""
-        async with self._database.transaction(tenant) as connection:
+        async with self._database.transaction(tenant, limit=DELETE_LIMIT) as connection:
             session = await _lock(connection, tenant, session_id)
             await _require_turn(connection, tenant, session_id, turn)
             await turns.remove(connection, tenant, session, turn, self._clock())

@@ -11,6 +11,9 @@ from app.store import positions, sessions, stats
 from app.store.connection import Database
 from app.store.stats import CallTotals, EpochRow
 
+# Seconds; sums over the calls of a long session take a while.
+LIMIT = 10.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
@@ -47,7 +50,7 @@ class Figures:
 
     async def stats(self, tenant: str, session_id: str) -> Stats:
         """Raises `NotFound`."""
-        async with self._database.transaction(tenant) as connection:
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
             session = await sessions.get(connection, tenant, session_id)
             if session is None:
                 raise NotFound("there is no such session")
@@ -68,7 +71,7 @@ class Figures:
         self, tenant: str, session_id: str, *, after: int, limit: int
     ) -> tuple[list[EpochRow], int | None]:
         """Epochs in order after number ``after``, and where to go on. Raises `NotFound`."""
-        async with self._database.transaction(tenant) as connection:
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
             if await sessions.get(connection, tenant, session_id) is None:
                 raise NotFound("there is no such session")
             found = await stats.epochs(connection, tenant, session_id, after=after, limit=limit + 1)
