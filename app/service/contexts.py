@@ -335,28 +335,32 @@ def lay_out(context: Context, dialect: Dialect, history: History, arrival: Arriv
     """All messages of a request in wire form: instructions first, then the context.
 
     Instructions in the middle of a history stay where they are, before the message that they preceded, so that
-    the prefix stays the prefix; those whose place was cut go in front, also where the message itself is kept: once
-    the cut is behind the rows that are loaded, nothing tells any more which message they preceded.
+    the prefix stays the prefix. Of those whose place was cut, system and developer text goes in front, also where the
+    message itself is kept: once the cut is behind the rows that are loaded, nothing tells any more which message they
+    preceded. What a client injected there as the user goes with the messages around it.
     """
     leading, asides, trailing = _asides(arrival, found)
     rendered: list[bytes] = []
     for message in context.messages:
         if not isinstance(message, HeadMessage) and message.seq >= context.epoch.cut:
-            rendered += asides.pop(message.seq, ())
+            rendered += [aside.raw for aside in asides.pop(message.seq, ())]
         rendered += render(message, dialect)
-    hoisted = [raw for seq in sorted(asides) for raw in asides[seq]]
-    return [*history.instructions, *leading, *hoisted, *rendered, *trailing]
+    hoisted = [message.raw for seq in sorted(asides) for message in asides[seq] if message.is_instruction]
+    return [*history.instructions, *leading, *hoisted, *rendered, *(message.raw for message in trailing)]
 
 
-def _asides(arrival: Arrival, found: Found) -> tuple[list[bytes], dict[int, list[bytes]], list[bytes]]:
+def _asides(arrival: Arrival, found: Found) -> tuple[list[bytes], dict[int, list[Message]], list[Message]]:
     """Instructions that lead, those that precede a message (by its sequence number), and those at the end."""
     leading: list[bytes] = []
-    asides: dict[int, list[bytes]] = {}
-    waiting: list[bytes] = []
+    asides: dict[int, list[Message]] = {}
+    waiting: list[Message] = []
     is_leading = True
     for message, incoming, placed in zip(arrival.messages, arrival.incoming, found.decision.placed, strict=True):
         if not incoming.is_link:
-            (leading if is_leading else waiting).append(message.raw)
+            if is_leading:
+                leading.append(message.raw)
+            else:
+                waiting.append(message)
             continue
         is_leading = False
         # Nothing may stand between a call and its result.

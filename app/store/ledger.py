@@ -8,6 +8,7 @@ from datetime import datetime
 
 from app.domain.history import Status
 from app.domain.lineage import Decision
+from app.domain.tokens import estimate
 from app.store.sessions import in_flight
 from app.store.writes import NewEpoch, Outcome, ReplyWrite, RequestWrite, Said, State
 
@@ -56,6 +57,8 @@ def enter_request(write: RequestWrite, state: State, decision: Decision, rows: R
     entries = zip(decision.placed, write.incoming, write.raws, write.tokens, strict=True)
     for index, (placed, incoming, raw, tokens) in enumerate(entries):
         if placed.is_new:
+            # Where the history is laid anew, what was thought to be known may be new after all: it was not counted.
+            tokens = tokens or estimate(len(raw))
             state.tokens += tokens
             said = write.said.get(index, NOTHING_SAID)
             rows.messages.append(

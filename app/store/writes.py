@@ -114,7 +114,7 @@ class Said:
 
 @dataclass(slots=True, kw_only=True)
 class RequestWrite:
-    """A request's messages. ``raws`` and ``tokens`` go with ``incoming``; only what is new is written.
+    """A request's messages. ``raws`` and ``tokens`` (0: not counted) go with ``incoming``; only what is new is written.
 
     ``said`` is by index of ``incoming``, for replies that do not come from a call of ours.
 
