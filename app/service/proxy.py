@@ -492,10 +492,7 @@ class Proxy:
         placed = prepared.found.decision.placed
         new = [message for message, p in zip(prepared.arrival.messages, placed, strict=True) if p.is_new]
         counts = iter(await tokens.count_messages(new, prepared.request.model))
-        write.tokens = [
-            next(counts) if p.is_new else tokens.estimate_message(message)
-            for message, p in zip(prepared.arrival.messages, placed, strict=True)
-        ]
+        write.tokens = [next(counts) if p.is_new else 0 for p in placed]
         prepared.written = self._writer.submit(write)
 
     async def _first_chunk(self, reply: Reply) -> bytes:
@@ -594,7 +591,9 @@ class Proxy:
             ended = self._monotonic()
             rest = reader.close()
             is_committed = True
-            await self._commit(prepared, reader.reply, reply.status, is_whole=True)
+            said = reader.reply
+            is_whole = not said.error and (said.is_done or all(choice.finish_reason for choice in said.choices))
+            await self._commit(prepared, said, reply.status, is_whole=is_whole)
             if last := end.held + rest:
                 yield last
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import asyncpg
@@ -80,6 +80,6 @@ def plain_behind_raw(store: Database, raw: RawUpstream) -> Iterator[Service]:
 
 
 @pytest.fixture
-async def key() -> AsyncIterator[str]:
+def key() -> str:
     """A word that no other test uses: a session id, a user, a marker."""
-    yield f"k{secrets.token_hex(8)}"
+    return f"k{secrets.token_hex(8)}"

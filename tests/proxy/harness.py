@@ -21,7 +21,6 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 import aiohttp
 import asyncpg
 import uvicorn
-import uvloop
 
 from app.api.protocol import DeadlineProtocol
 from app.cli import serving
@@ -39,7 +38,7 @@ class Background:
     """An event loop in a thread."""
 
     def __init__(self) -> None:
-        self.loop = uvloop.new_event_loop()
+        self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
@@ -48,6 +47,10 @@ class Background:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(limit)
 
     def close(self) -> None:
+        """End what still runs there, as a process does at its end."""
+        self.run(_cancel_all())
+        self.run(self.loop.shutdown_asyncgens())
+        self.run(self.loop.shutdown_default_executor())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
         self.loop.close()
@@ -240,20 +243,11 @@ def raw_upstream() -> Iterator[RawUpstream]:
         try:
             yield upstream
         finally:
-            there.run(_stop(server))
+            server.close()
 
 
 async def asyncio_server(serve_one: Any) -> asyncio.Server:
     return await asyncio.start_server(serve_one, "127.0.0.1", 0)
-
-
-async def _stop(server: asyncio.Server) -> None:
-    server.close()
-    me = asyncio.current_task()
-    for task in asyncio.all_tasks():
-        if task is not me:
-            task.cancel()
-    await asyncio.sleep(0)
 
 
 def http_head(content_type: str = "text/event-stream", *, status: str = "200 OK", **headers: str) -> bytes:
@@ -373,7 +367,6 @@ def relay(database: Database) -> Iterator[Relay]:
             yield made
         finally:
             made.cut()
-            there.run(_cancel_all())
 
 
 async def _cancel_all() -> None:
