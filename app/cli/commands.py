@@ -6,7 +6,6 @@ import asyncio
 import json
 import secrets
 import sys
-from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
 import typer
@@ -178,5 +177,3 @@ def _with_database(work: object) -> None:
 
         asyncio.run(run())
 
-
-__all__ = ["Path", "app", "main"]

@@ -12,7 +12,7 @@ Kept = Literal["full", "truncated", "terse", "summary", "left_out"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerReport:
-    """A layer of the context (``instructions``, ``activity_log``, ``references``, ``kept``, ``tail``), with its tokens."""
+    """A layer (``instructions``, ``activity_log``, ``references``, ``kept``, ``tail``), with its tokens."""
 
     name: str
     tokens: int

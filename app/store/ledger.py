@@ -58,12 +58,12 @@ def enter_request(write: RequestWrite, state: State, decision: Decision, rows: R
     for index, (placed, incoming, raw, tokens) in enumerate(entries):
         if placed.is_new:
             # Where the history is laid anew, what was thought to be known may be new after all: it was not counted.
-            tokens = tokens or estimate(len(raw))
-            state.tokens += tokens
+            weight = tokens or estimate(len(raw))
+            state.tokens += weight
             said = write.said.get(index, NOTHING_SAID)
             rows.messages.append(
                 (
-                    state.id, placed.seq, placed.turn, tokens, placed.place, incoming.role, "live", write.dialect,
+                    state.id, placed.seq, placed.turn, weight, placed.place, incoming.role, "live", write.dialect,
                     True, True, False, None, 0, incoming.digest, None, write.now, raw,
                     said.model_raw,
                 )

@@ -38,7 +38,8 @@ class Draft:
 
     Everything that was loaded is in exactly one of ``kept`` (verbatim, between head and tail), ``tail`` and ``gone``
     (left out), each in the order of the history (that of ``seq``, but where a client rebuilt its history). ``cut`` is
-    the first sequence number of the tail, 1 when nothing was ever left out. ``references`` are the candidates that an epoch carries on.
+    the first sequence number of the tail, 1 when nothing was ever left out. ``references`` are the candidates that an
+    epoch carries on.
     """
 
     cut: int = 1

@@ -28,7 +28,9 @@ DO $$
 BEGIN
     -- Since 16 the creator of a role is a member that may not SET ROLE to it.
     IF NOT pg_has_role(
-        current_user, 'tersely_app', CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END
+        current_user,
+        'tersely_app',
+        CASE WHEN current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END
     ) THEN
         EXECUTE format('GRANT tersely_app TO %I', current_user);
     END IF;
