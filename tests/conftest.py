@@ -153,8 +153,6 @@ async def _make_template(server: Server) -> None:
         if not await admin.fetchval("SELECT 1 FROM pg_roles WHERE rolname = $1", OWNER):
             await admin.execute(f"CREATE ROLE {OWNER}")
         await admin.execute(f"ALTER ROLE {OWNER} LOGIN NOSUPERUSER NOBYPASSRLS CREATEROLE PASSWORD '{server.password}'")
-        # A role may switch to the roles it creates, as it could by right before Postgres 16.
-        await admin.execute(f"ALTER ROLE {OWNER} SET createrole_self_grant = 'set'")
         await admin.execute(f"CREATE DATABASE {server.template} OWNER {OWNER}")
         await migrate(server.dsn(server.template, user=OWNER))
     finally:
