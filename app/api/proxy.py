@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 PREFIX = "/v1/"
 CHAT = "/v1/chat/completions"
+# How long what a refused client still sends is thrown away, in seconds.
+LINGER = 2.0
 
 
 class ProxyRoutes:
@@ -66,12 +68,16 @@ class ProxyRoutes:
     async def _serve(self, scope: Scope, receive: Receive, send: Send, *, is_chat: bool) -> tuple[int, str]:
         """Answer one request; status and strategy for the metrics (499: the client went away)."""
         received = self._monotonic()
+        is_read = False
         headers: Headers = [(_text(name), _text(value)) for name, value in scope["headers"]]
         try:
             by_name = dict(headers)
+            if by_name.get("upgrade", "").lower() == "websocket":
+                return await self._refuse_websocket(send)
             _check_target(scope)
             caller = await self._auth.caller(headers)
             body = await read_body(scope, receive, limit=self._max_body, deadline=self._body_timeout)
+            is_read = True
             call = Call(
                 tenant=caller.tenant,
                 method=scope["method"],
@@ -85,8 +91,16 @@ class ProxyRoutes:
         except Disconnected:
             return 499, ""
         except TerselyError as error:
-            return await _refuse(send, *in_dialect(error, self._dialect)), ""
+            refusal = in_dialect(error, self._dialect)
+            if is_read or not _has_body(scope):
+                return await _refuse(send, *refusal), ""
+            return await _refuse_unread(scope, receive, send, *refusal), ""
         return await self._answer(call, receive, send, is_chat=is_chat)
+
+    async def _refuse_websocket(self, send: Send) -> tuple[int, str]:
+        """Clients that try a websocket first go on over HTTP when they are told so."""
+        body = self._dialect.error_body("There are no websockets here: use HTTP.", type="invalid_request_error")
+        return await _refuse(send, 426, [("content-type", "application/json"), ("connection", "close")], body), ""
 
     async def _answer(self, call: Call, receive: Receive, send: Send, *, is_chat: bool) -> tuple[int, str]:
         """Answer, and stop at once when the client goes away: its model call stops with it."""
@@ -150,6 +164,34 @@ def _strategy(answer: Answer) -> str:
 
 async def _refuse(send: Send, status: int, headers: Headers, body: bytes) -> int:
     await _respond(send, Answer(status=status, headers=headers, body=body))
+    return status
+
+
+def _has_body(scope: Scope) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
+        for name, value in scope["headers"]
+    )
+
+
+async def _refuse_unread(scope: Scope, receive: Receive, send: Send, status: int, headers: Headers, body: bytes) -> int:
+    """Refuse a request whose body has not been read, and end its connection.
+
+    What is on its way is read and thrown away for a moment: a client that is cut off while it sends does not get to
+    see the answer.
+    """
+    sent = [(name.encode(), value.encode()) for name, value in headers]
+    sent += [(b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": sent})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    if not any(name == b"expect" for name, _ in scope["headers"]):
+        try:
+            async with asyncio.timeout(LINGER):
+                while (await receive()).get("more_body"):
+                    pass
+        except TimeoutError:
+            pass
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
     return status
 
 

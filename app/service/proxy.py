@@ -512,17 +512,16 @@ class Proxy:
             body = await reply.read(MAX_ERROR_BODY)
             return self._dialect.classify_error(reply.status, body), body
         if reply.content_type == EVENT_STREAM:
-            if b'"error"' not in first:
+            if b"error" not in first:
                 return None, b""
             reader = self._dialect.open_stream(extract=False, strip_usage=False)
             reader.feed(first)
             reader.close()
-            said = reader.reply
-            if said.error and not said.choices:
-                return self._dialect.classify_error(reply.status, b'{"error":' + said.error + b"}"), b""
-            return None, b""
+            if reader.reply.choices:
+                return None, b""
+            return self._dialect.classify_error(reply.status, first), b""
         body = await reply.read(self._config.max_reply)
-        if b'"error"' in body[:200]:
+        if b'"choices"' not in body or b'"error"' in body[:200]:
             return self._dialect.classify_error(reply.status, body), body
         return None, body
 

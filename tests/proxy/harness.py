@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import socket
 import threading
@@ -440,7 +441,7 @@ async def post(
     timeout = aiohttp.ClientTimeout(total=limit)
     async with (
         aiohttp.ClientSession(auto_decompress=False, timeout=timeout) as http,
-        http.request(method, service.url + path, data=body or None, headers=sent) as response,
+        http.request(method, service.url + path, data=io.BytesIO(body) if body else None, headers=sent) as response,
     ):
         read = await response.read()
         names = {name.lower(): value for name, value in response.headers.items()}
