@@ -331,7 +331,11 @@ def _begin_statement(tenant: str, key_id: str) -> str:
         raise ValueError(f"not a tenant's name: {tenant!r}")
     if key_id and not TENANT.fullmatch(key_id):
         raise ValueError("not a key's id")
-    begin = f"BEGIN; SET LOCAL ROLE tersely_app; SET LOCAL app.tenant = '{tenant}'"
+    # Our statements have one good plan each; making it anew at each call costs more than running it.
+    begin = (
+        "BEGIN; SET LOCAL ROLE tersely_app; SET LOCAL plan_cache_mode = force_generic_plan; "
+        f"SET LOCAL app.tenant = '{tenant}'"
+    )
     return f"{begin}; SET LOCAL app.key_id = '{key_id}'" if key_id else begin
 
 

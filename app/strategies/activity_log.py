@@ -26,6 +26,8 @@ ROLLED_LINES = 6
 EARLIER_STEPS = "earlier steps"
 
 _LOG_LINE = re.compile(r"\[t(\d+) (\d{4}-\d\d-\d\dT\d\d:\d\d)\] (\w+): (.*)")
+# A first sentence is looked for in so many characters: a line of the log is far shorter.
+_LOOK_AT = 2_000
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 _TERSE_TAG = re.compile(r"<terse>.*?</terse>", re.DOTALL)
 _MARKUP = re.compile(r"^[#>*\-\s`]+")
@@ -77,7 +79,7 @@ def read_activity_log(text: str, turns: frozenset[int]) -> tuple[TerseEntry, ...
 
 def clip_line(text: str, limit: int = TERSE_LIMIT) -> str:
     """``text`` on one line of at most ``limit`` characters."""
-    line = " ".join(text.split())
+    line = " ".join(text[: limit * 8].split())
     return line if len(line) <= limit else line[: max(0, limit - 3)].rstrip() + "..."
 
 
@@ -88,8 +90,10 @@ def derive_terse(entries: Sequence[Entry]) -> TerseEntry:
     turn that ended without words says what the user asked and which tools were used.
     """
     last = entries[-1]
-    spoken = [e for e in entries if e.message.role == "assistant" and _first_sentence(e.message.text)]
-    final = spoken[-1] if spoken and not spoken[-1].message.calls else None
+    spoken = (e for e in reversed(entries) if e.message.role == "assistant" and _first_sentence(e.message.text))
+    final = next(spoken, None)
+    if final is not None and final.message.calls:
+        final = None
     text = _first_sentence(final.message.text) if final else _asked_and_used(entries)
     at = final or last
     return TerseEntry(
@@ -123,7 +127,7 @@ def derive_steps(entries: Iterable[Entry]) -> tuple[TerseEntry, ...]:
 
 
 def _first_sentence(text: str) -> str:
-    for piece in _SENTENCE.split(_TERSE_TAG.sub("", text)):
+    for piece in _SENTENCE.split(_TERSE_TAG.sub("", text[:_LOOK_AT])):
         sentence = _MARKUP.sub("", piece).strip()
         if any(char.isalnum() for char in sentence):
             return clip_line(sentence)
