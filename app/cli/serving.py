@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
@@ -60,7 +62,9 @@ def serve_forever(settings: Settings, serving: Serving) -> None:
         )
     log_as_json(settings.log_level)
     DeadlineProtocol.header_timeout = settings.header_timeout
-    with ExitStack() as stack:
+    # The server hands a signal on once it is done; by default that would be the end, with the database left running.
+    signal.signal(signal.SIGTERM, _leave)
+    with ExitStack() as stack, suppress(KeyboardInterrupt):
         url = stack.enter_context(database_of(settings))
         _migrate_if_there(url)
         upstream = stack.enter_context(_scripted()) if serving.is_scripted else None
@@ -68,6 +72,12 @@ def serve_forever(settings: Settings, serving: Serving) -> None:
             _serve_here(settings, serving, url, upstream)
         else:
             _serve_in_workers(settings, serving, url, upstream, stack)
+
+
+def _leave(number: int, _frame: object) -> None:
+    """End in order; a second signal does not disturb that."""
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(0)
 
 
 def _serve_here(settings: Settings, serving: Serving, url: str, upstream: str | None) -> None:
@@ -95,11 +105,20 @@ def worker() -> object:
     settings = Settings()
     log_as_json(settings.log_level)
     DeadlineProtocol.header_timeout = settings.header_timeout
+    threading.Thread(target=_follow_parent, name="parent", daemon=True).start()
     return build(
         settings,
         database_url=os.environ[DATABASE_VARIABLE],
         openai_base_url=os.environ.get(UPSTREAM_VARIABLE),
     )
+
+
+def _follow_parent() -> None:
+    """A worker whose parent was killed ends too: it would hold the port, and the database that was started for it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _config(application: object, settings: Settings, serving: Serving) -> uvicorn.Config:
