@@ -108,6 +108,7 @@ def build(settings: Settings, *, database_url: str, openai_base_url: str | None 
         references=settings.references,
         instructions=settings.instructions == "on",
         derive_terse=settings.derive_terse == "on",
+        cache_ttl=settings.cache_ttl,
     )
     calibrations = Calibrations()
     proxy = Proxy(

@@ -44,7 +44,7 @@ class Settings(BaseSettings):
 
     strategy: str = "slim"
     epoch: str = "auto"
-    references: int = Field(default=2000, ge=0, le=100_000)
+    references: int | None = Field(default=None, ge=0, le=100_000)
     instructions: OnOff = "on"
     derive_terse: OnOff = "on"
     fail_open: OnOff = "on"

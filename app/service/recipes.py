@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from app.domain.sessions import Session
 from app.service.contexts import Recipe
-from app.strategies.epochs import parse_policy
+from app.strategies.epochs import Auto, Policy, parse_policy
 from app.strategies.presets import Slim, Strategy, parse_strategy
 from app.strategies.prompts import TERSE_INSTRUCTIONS
 
@@ -14,15 +15,28 @@ from app.strategies.prompts import TERSE_INSTRUCTIONS
 class Recipes:
     """Parses settings once each; raises `InvalidRequest` for what is unknown or out of range."""
 
-    def __init__(self, *, strategy: str, epoch: str, references: int, instructions: bool, derive_terse: bool) -> None:
-        """``references`` in tokens; ``instructions``: whether the model is asked for terse summaries."""
+    def __init__(
+        self,
+        *,
+        strategy: str,
+        epoch: str,
+        references: int | None,
+        instructions: bool,
+        derive_terse: bool,
+        cache_ttl: float = 300,
+    ) -> None:
+        """``references`` in tokens (None: 2,000, but none under ``every_request``), ``cache_ttl`` in seconds: how long the upstream keeps a prompt cache warm.
+
+        ``instructions``: whether the model is asked for terse summaries.
+        """
+        self._cache_ttl = int(cache_ttl)
         self._strategy = strategy
         self._epoch = epoch
         self._references = references
         self._instructions = instructions
         self._derive_terse = derive_terse
         self._read_strategy = lru_cache(maxsize=256)(self._parse_strategy)
-        self._read_policy = lru_cache(maxsize=256)(parse_policy)
+        self._read_policy = lru_cache(maxsize=256)(self._parse_policy)
         self.default = self.choose()
 
     def choose(
@@ -44,6 +58,12 @@ class Recipes:
             self._read_strategy(strategy)
         if epoch is not None:
             self._read_policy(epoch)
+
+    def _parse_policy(self, text: str) -> Policy:
+        policy = parse_policy(text)
+        if isinstance(policy, Auto) and "cache_ttl" not in text:
+            return replace(policy, cache_ttl=self._cache_ttl)
+        return policy
 
     def _parse_strategy(self, text: str) -> Strategy:
         strategy = parse_strategy(text, references=self._references)
