@@ -84,7 +84,7 @@ class Service:
 @contextmanager
 def serve(database: Database, upstream: str, *, dsn: str | None = None, **settings: Any) -> Iterator[Service]:
     """The service as `serve` runs it, with these settings. ``dsn``: where it is told that the database is."""
-    config = Settings(_env_file=None, **settings)  # type: ignore[call-arg]
+    config = Settings(_env_file=None, **settings)
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     application = build(config, database_url=dsn or database.dsn, openai_base_url=upstream)
     uvicorn_config = serving._config(
@@ -386,6 +386,14 @@ def wait_until(condition: Callable[[], object], limit: float = 15.0) -> None:
         time.sleep(0.005)
 
 
+async def until(condition: Callable[[], object], limit: float = 15.0) -> None:
+    """Wait until ``condition`` holds, while the loop goes on."""
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end, "that did not come to pass"
+        await asyncio.sleep(0.01)
+
+
 async def eventually(condition: Callable[[], Awaitable[T]], limit: float = 15.0) -> T:
     """What ``condition`` gives once it is true."""
     end = time.monotonic() + limit
@@ -420,7 +428,7 @@ class Answered:
         return self.headers["x-tersely-session"]
 
 
-def body_of(*messages: Mapping[str, Any] | str, **more: Any) -> bytes:
+def body_of(*messages: object, **more: Any) -> bytes:
     """A request body; texts are the user's."""
     listed = [{"role": "user", "content": each} if isinstance(each, str) else each for each in messages]
     return json.dumps({"model": MODEL, "messages": listed, **more}).encode()
@@ -432,13 +440,12 @@ async def post(
     *,
     path: str = "/v1/chat/completions",
     method: str = "POST",
-    limit: float = 30,
-    **headers: str,
+    **headers: Any,
 ) -> Answered:
     """One call; underscores in header names stand for hyphens."""
     sent = {"content-type": "application/json", **{n.replace("_", "-"): v for n, v in headers.items()}}
     began = time.monotonic()
-    timeout = aiohttp.ClientTimeout(total=limit)
+    timeout = aiohttp.ClientTimeout(total=30)
     async with (
         aiohttp.ClientSession(auto_decompress=False, timeout=timeout) as http,
         http.request(method, service.url + path, data=io.BytesIO(body) if body else None, headers=sent) as response,

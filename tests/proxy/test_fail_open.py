@@ -30,6 +30,7 @@ from tests.proxy.harness import (
     request_bytes,
     serve,
     sse,
+    until,
     wire,
 )
 
@@ -109,7 +110,7 @@ async def test_gone_while_the_model_speaks(store: Database, raw: RawUpstream, ke
             raw.answer(0.5, http_head("application/json"), json.dumps({"choices": [reply]}).encode())
         before = len(raw.requests)
         asking = asyncio.create_task(post(service, body_of("go", stream=streams), X_Tersely_Session=key))
-        await eventually(lambda: asyncio.sleep(0, len(raw.requests) > before))
+        await until(lambda: len(raw.requests) > before)
         getattr(way, how)()
         answer = await asking
         assert answer.status == 200

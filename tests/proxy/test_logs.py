@@ -66,7 +66,10 @@ async def test_nothing_that_was_said_is_logged(store: Database, raw: RawUpstream
         (http_head("application/json"), b'{"choices":[{"message":{"content":"%s","role":7}}]}' % word.encode()),
         (),
     ]
-    with many(relay(store)) as (way,), serve(store, raw.url, dsn=way.dsn, database_timeout=0.5) as service:
+    with (
+        many(relay(store)) as (way,),
+        serve(store, raw.url, dsn=way.dsn, database_timeout=0.5, log_level="debug") as service,
+    ):
         for pieces in replies:
             raw.answer(*pieces)
             for path in ("/v1/chat/completions", f"/v1/{word}?{word}={word}"):
@@ -100,7 +103,7 @@ async def test_nothing_that_was_said_is_logged(store: Database, raw: RawUpstream
 
 async def test_the_scripted_model_is_as_discreet(store: Database, logged: io.StringIO):
     word = f"marker{secrets.token_hex(6)}"
-    with scripted() as model, serve(store, model.url) as service:
+    with scripted() as model, serve(store, model.url, log_level="debug") as service:
         assert isinstance(model, Model)
         model.script(
             word, ScriptedReply(message={"content": word}, pieces=[word], break_after=1, break_with="disconnect")
@@ -108,5 +111,5 @@ async def test_the_scripted_model_is_as_discreet(store: Database, logged: io.Str
         await post(service, body_of(word, user=word, stream=True))
         await post(service, body_of({"role": "wizard", "content": word}))
 
-    assert "Finished server process" in logged.getvalue(), "there is something to look at"
+    assert "aiohttp.server" in logged.getvalue(), "there is something to look at"
     assert word not in logged.getvalue()

@@ -239,8 +239,8 @@ async def test_a_compressed_reply_is_read_all_the_same(
     if streams:
         reply = sse(role=True) + sse(content) + sse(finish="stop") + DONE
     else:
-        reply = json.dumps({"choices": [{"index": 0, "message": {"content": content}, "finish_reason": "stop"}]})
-        reply = reply.encode()
+        choice = {"index": 0, "message": {"content": content}, "finish_reason": "stop"}
+        reply = json.dumps({"choices": [choice]}).encode()
     packed = gzip.compress(reply) if encoding == "gzip" else zlib.compress(reply)
     content_type = "text/event-stream" if streams else "application/json"
     raw.answer(http_head(content_type, content_encoding=encoding), packed[:30], 0.02, packed[30:])

@@ -133,10 +133,10 @@ def _ask(client: openai.OpenAI, messages: list[Any], key: str, streams: bool) ->
     more: dict[str, Any] = {"tools": [TOOL], "extra_headers": {"X-Tersely-Session": key}, "user": key}
     if not streams:
         answer = client.chat.completions.create(model=MODEL, messages=messages, **more)
-        return answer.choices[0].message.model_dump(exclude_none=True)
+        return dict(answer.choices[0].message.model_dump(exclude_none=True))
     with client.chat.completions.stream(model=MODEL, messages=messages, **more) as stream:
         final = stream.get_final_completion().choices[0].message
-    plain = {"role": "assistant", "content": final.content}
+    plain: dict[str, Any] = {"role": "assistant", "content": final.content}
     if final.tool_calls:
         plain["tool_calls"] = [
             {"id": c.id, "type": "function", "function": {"name": c.function.name, "arguments": c.function.arguments}}
@@ -147,7 +147,7 @@ def _ask(client: openai.OpenAI, messages: list[Any], key: str, streams: bool) ->
 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_parallel_tool_calls(client: openai.OpenAI, service: Service, model: Model, key: str, streams: bool):
-    calls = [
+    calls: list[Any] = [
         {"id": f"call_{n}", "type": "function", "function": {"name": "add", "arguments": f'{{"a": {n}}}'}}
         for n in range(3)
     ]
@@ -190,16 +190,17 @@ async def test_two_choices(client: openai.OpenAI, service: Service, model: Model
 
 
 async def test_what_the_proxy_does_not_know_survives(client: openai.OpenAI, model: Model, key: str):
-    parts = [
+    parts: list[Any] = [
         {"type": "text", "text": "look and listen"},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo=", "detail": "low"}},
         {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
         {"type": "file", "file": {"file_id": "file-1"}},
     ]
+    messages: list[Any] = [{"role": "user", "content": parts, "x_note": {"kept": [1, 1.0, -0.0]}}]
     client.chat.completions.create(
         model=MODEL,
         user=key,
-        messages=[{"role": "user", "content": parts, "x_note": {"kept": [1, 1.0, -0.0]}}],  # type: ignore[list-item]
+        messages=messages,
         logprobs=True,
         top_logprobs=3,
         seed=12345678901234567890,

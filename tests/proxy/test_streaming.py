@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import time
+from functools import partial
 
 import psutil
 import pytest
@@ -27,6 +28,7 @@ from tests.proxy.harness import (
     request_bytes,
     serve,
     sse,
+    until,
     wire,
 )
 
@@ -289,7 +291,7 @@ async def test_a_client_that_leaves_before_the_first_byte(
     before = len(raw.requests)
     async with wire(behind_raw) as line:
         await line.send(request_bytes(body_of("never mind", stream=streams), X_Tersely_Session=key))
-        await eventually(lambda: asyncio.sleep(0, len(raw.requests) > before))
+        await until(lambda: len(raw.requests) > before)
     left = time.monotonic()
 
     assert await asyncio.to_thread(raw.gone.wait, 5)
@@ -326,7 +328,7 @@ async def test_a_client_that_leaves_at_the_very_end(behind_raw: Service, raw: Ra
             request = body_of(f"question {number}", stream=True)
             await line.send(request_bytes(request, X_Tersely_Session=f"{key}-{number}"))
             await line.until(b"turned out")
-        stored = await eventually(lambda session=f"{key}-{number}": _stored_replies(behind_raw, session, 1))
+        stored = await eventually(partial(_stored_replies, behind_raw, f"{key}-{number}", 1))
         assert [each.text for each in stored] == ["whole, as it turned out"]
 
 
