@@ -25,7 +25,9 @@ class Recipes:
         derive_terse: bool,
         cache_ttl: float = 300,
     ) -> None:
-        """``references`` in tokens (None: 2,000, but none under ``every_request``), ``cache_ttl`` in seconds: how long the upstream keeps a prompt cache warm.
+        """``references`` in tokens (None: 2,000, but none under ``every_request``), ``cache_ttl`` in seconds.
+
+        ``cache_ttl``: how long the upstream keeps a prompt cache warm.
 
         ``instructions``: whether the model is asked for terse summaries.
         """

@@ -1,0 +1,45 @@
+from app.service.recipes import Recipes
+from app.strategies.epochs import Auto, EveryRequest
+from app.strategies.planning import fingerprint_of
+from app.strategies.presets import Slim
+
+
+def make(**settings):
+    defaults = {
+        "strategy": "slim",
+        "epoch": "auto",
+        "references": None,
+        "instructions": True,
+        "derive_terse": True,
+    }
+    return Recipes(**(defaults | settings))
+
+
+def test_by_default_every_request_is_literally_the_documents_and_has_no_index():
+    recipe = make().choose(epoch="every_request")
+
+    assert recipe.strategy == Slim(references=None)
+    assert recipe.policy == EveryRequest()
+
+
+def test_an_index_that_is_asked_for_is_there_under_every_policy():
+    assert make(references=500).choose(epoch="every_request").strategy == Slim(references=500)
+
+
+def test_the_request_goes_before_the_configuration():
+    recipe = make(strategy="full").choose(strategy='{"name": "slim", "recent_turns": 5}', epoch='{"stride": 4}')
+
+    assert fingerprint_of(recipe.strategy, recipe.policy).startswith("slim(derive_terse=True, recent_turns=5")
+
+
+def test_the_cache_stays_warm_as_long_as_the_operator_says():
+    recipes = make(cache_ttl=3600)
+
+    assert recipes.choose().policy == Auto(cache_ttl=3600)
+    assert recipes.choose(epoch='{"cache_ttl": 60}').policy == Auto(cache_ttl=60)
+
+
+def test_instructions_are_for_strategies_that_read_the_answer():
+    assert make().choose(strategy="full").instructions is None
+    assert make(instructions=False).choose().instructions is None
+    assert "<terse>" in (make().choose().instructions or "")
