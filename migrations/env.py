@@ -6,6 +6,8 @@ from alembic import context
 from sqlalchemy import Connection, pool
 from sqlalchemy.ext.asyncio import create_async_engine
 
+CONNECT_SECONDS = 5.0
+
 
 def _run(connection: Connection) -> None:
     context.configure(connection=connection, transaction_per_migration=True)
@@ -14,7 +16,9 @@ def _run(connection: Connection) -> None:
 
 
 async def _migrate(url: str) -> None:
-    engine = create_async_engine(url, poolclass=pool.NullPool, connect_args={"statement_cache_size": 0})
+    # A server that accepts and does not answer must hold up neither the start of the service nor its end.
+    options = {"statement_cache_size": 0, "timeout": CONNECT_SECONDS}
+    engine = create_async_engine(url, poolclass=pool.NullPool, connect_args=options)
     try:
         async with engine.connect() as connection:
             await connection.run_sync(_run)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -328,3 +329,23 @@ def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
         return port
+
+
+async def test_a_database_that_does_not_answer_holds_up_neither_start_nor_end(launch: Launch, model: Model):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://somebody:secret@127.0.0.1:{silent.getsockname()[1]}/tersely"
+        began = time.monotonic()
+        service = launch(DATABASE_URL=url, TERSELY_FAIL_OPEN="on", TERSELY_DATABASE_TIMEOUT="1")
+        assert time.monotonic() - began < 20
+
+        async with aiohttp.ClientSession() as http:
+            for limit in (4.0, 1.0):
+                began = time.monotonic()
+                async with http.post(f"{service.url}/v1/chat/completions", data=body_of("anybody?")) as response:
+                    assert (response.status, response.headers["x-tersely-context"]) == (200, "fail-open")
+                assert time.monotonic() - began < limit
+
+        began = time.monotonic()
+        service.process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(service.process.wait, 30) == 0
+        assert time.monotonic() - began < 15
