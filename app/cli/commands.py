@@ -176,4 +176,3 @@ def _with_database(work: object) -> None:
                 await database.close()
 
         asyncio.run(run())
-

@@ -18,6 +18,8 @@ Encode = Callable[[str], int]
 """Text -> number of tokens."""
 
 MESSAGE_OVERHEAD = 3
+# Each role is one word of both vocabularies.
+ROLE_TOKENS = 1
 NAME_OVERHEAD = 1
 REPLY_PRIMING = 3
 # A call is framed like a message of its own; measured against reported usage, the cookbook is silent.
@@ -50,7 +52,7 @@ def estimate_text(text: str) -> int:
 
 def count_message(message: Message, encode: Encode, *, name: str = "") -> int:
     """Tokens of one message as a chat request carries it, its framing included (not the reply's priming)."""
-    total = MESSAGE_OVERHEAD + encode(message.role)
+    total = MESSAGE_OVERHEAD + ROLE_TOKENS
     if name:
         total += NAME_OVERHEAD + encode(name)
     for part in message.parts:
@@ -66,9 +68,9 @@ def count_message(message: Message, encode: Encode, *, name: str = "") -> int:
     return total
 
 
-def count_text_message(role: str, text: str, encode: Encode) -> int:
+def count_text_message(text: str, encode: Encode) -> int:
     """Tokens of a plain text message: what a message of a head costs."""
-    return MESSAGE_OVERHEAD + encode(role) + encode(text)
+    return MESSAGE_OVERHEAD + ROLE_TOKENS + encode(text)
 
 
 def count_media(media: Media) -> int:

@@ -61,10 +61,14 @@ class Metrics:
             buckets=TOKENS,
             registry=r,
         )
+        # Looked up once: a child by its labels costs more than what it counts.
+        self.tokens_before = self.context_tokens.labels("before")
+        self.tokens_after = self.context_tokens.labels("after")
         self.tokens_saved = Counter("tersely_tokens_saved_total", "Estimated tokens that were not sent.", registry=r)
         self.upstream_tokens = Counter(
             "tersely_upstream_tokens_total", "Tokens as the upstream reported them.", ["kind"], registry=r
         )
+        self.reported_tokens = {kind: self.upstream_tokens.labels(kind) for kind in ("input", "cached", "output")}
         self.epochs = Counter("tersely_epochs_total", "Epochs started.", ["strategy", "reason"], registry=r)
         self.compactions = Counter("tersely_compactions_total", "Compactions.", ["strategy", "result"], registry=r)
         self.compaction_seconds = Histogram(

@@ -722,8 +722,8 @@ class Proxy:
         built = prepared.built
         if built is not None:
             context = built.context
-            metrics.context_tokens.labels("before").observe(report.tokens_before)
-            metrics.context_tokens.labels("after").observe(report.tokens_after)
+            metrics.tokens_before.observe(report.tokens_before)
+            metrics.tokens_after.observe(report.tokens_after)
             metrics.tokens_saved.inc(max(0, report.tokens_before - report.tokens_after))
             if built.starts_epoch:
                 metrics.epochs.labels(report.strategy, context.epoch.reason).inc()
@@ -736,7 +736,7 @@ class Proxy:
             ("output", report.output_tokens),
         ):
             if reported:
-                metrics.upstream_tokens.labels(kind).inc(reported)
+                metrics.reported_tokens[kind].inc(reported)
         if report.input_tokens and report.tokens_after:
             metrics.estimate_error.observe(report.input_tokens / report.tokens_after)
             self._calibrations.observe(

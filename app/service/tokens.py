@@ -34,7 +34,6 @@ def encoding_for(model: str) -> EncodingName:
 def count_text(text: str, name: EncodingName) -> int:
     """Tokens of ``text``, in time linear in its length whatever it is. Lone surrogates count as one character."""
     encoding = load_encoding(name)
-    text = text.encode("utf-8", "replace").decode("utf-8", "replace")
     if len(text) > _PIECE and _LONG_RUN.search(text):
         return sum(len(encoding.encode_ordinary(text[start : start + _PIECE])) for start in range(0, len(text), _PIECE))
     return len(encoding.encode_ordinary(text))

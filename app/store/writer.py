@@ -10,6 +10,7 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import asyncpg
 
@@ -224,7 +225,6 @@ _TABLES: dict[str, tuple[str, str]] = {
 }
 # What a retry writes again is the same.
 _SKIPPING = frozenset({"attributes", "terse", "calls"})
-_WIDTHS = {table: columns.count(",") + 1 for table, (columns, _) in _TABLES.items()}
 
 
 class _Parameters:
@@ -260,29 +260,38 @@ def _update_sessions() -> str:
     )
 
 
-def _write_at_once() -> str:
-    """One statement that makes and moves sessions and adds rows to those that were as expected, and to no others."""
+@lru_cache(maxsize=128)
+def _write_at_once(tables: tuple[str, ...], *, makes: bool, moves: bool) -> str:
+    """One statement that makes and moves sessions and adds rows to those that were as expected, and to no others.
+
+    Only with the parts that a batch needs: every array that is passed, empty ones too, costs its encoding.
+    """
     parameters = _Parameters()
     names = ", ".join(_COUNTERS)
-    new = parameters.arrays([*_COUNTERS.values(), "text", "text", "text", "text", "bytea"])
-    moved = parameters.arrays([*_COUNTERS.values(), "bigint"])
+    parts: list[str] = []
+    if makes:
+        arrays = parameters.arrays([*_COUNTERS.values(), "text", "text", "text", "text", "bytea"])
+        parts.append(
+            "made AS (INSERT INTO sessions (tenant_id, id, last_seq, turns, tokens, version, edits, edited, calls, "
+            f"epoch, cut, plan, open_chain, last_call_at, updated_at, {', '.join(_NEW)}, created_at) "
+            f"SELECT $1, u.*, u.touched FROM unnest({arrays}) AS u ({names}, {', '.join(_NEW)}) "
+            "ON CONFLICT (tenant_id, id) DO NOTHING RETURNING id)"
+        )
+    if moves:
+        arrays = parameters.arrays([*_COUNTERS.values(), "bigint"])
+        parts.append(
+            f"moved AS (UPDATE sessions s SET {_SET} FROM unnest({arrays}) AS u ({names}, expected) "
+            "WHERE s.tenant_id = $1 AND s.id = u.id AND s.version = u.expected RETURNING s.id)"
+        )
+    sources = [name for name, is_there in (("made", makes), ("moved", moves)) if is_there]
+    parts.append(f"held AS ({' UNION ALL '.join(f'SELECT id FROM {name}' for name in sources)})")
     held = " WHERE u.session_id IN (SELECT id FROM held)"
-    parts = [
-        "made AS (INSERT INTO sessions (tenant_id, id, last_seq, turns, tokens, version, edits, edited, calls, epoch, "
-        f"cut, plan, open_chain, last_call_at, updated_at, {', '.join(_NEW)}, created_at) "
-        f"SELECT $1, u.*, u.touched FROM unnest({new}) AS u ({names}, {', '.join(_NEW)}) "
-        "ON CONFLICT (tenant_id, id) DO NOTHING RETURNING id)",
-        f"moved AS (UPDATE sessions s SET {_SET} FROM unnest({moved}) AS u ({names}, expected) "
-        "WHERE s.tenant_id = $1 AND s.id = u.id AND s.version = u.expected RETURNING s.id)",
-        "held AS (SELECT id FROM made UNION ALL SELECT id FROM moved)",
-        *(f"to_{table} AS ({_insert(table, parameters, condition=held)})" for table in _TABLES),
-    ]
+    parts += [f"to_{table} AS ({_insert(table, parameters, condition=held)})" for table in tables]
     return f"WITH {', '.join(parts)} SELECT id FROM held"
 
 
 INSERTS: dict[str, str] = {table: _insert(table, _Parameters()) for table in _TABLES}
 UPDATE_SESSIONS = _update_sessions()
-WRITE_AT_ONCE = _write_at_once()
 
 SET_STATUS = """
 UPDATE messages SET status = $4 WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::bigint[])
@@ -345,7 +354,8 @@ async def _write_what_is_as_expected(connection: Connection, tenant: str, writes
             attempts[session_id] = attempt
     if not attempts:
         return left
-    held = {row["id"] for row in await connection.fetch(WRITE_AT_ONCE, tenant, *_arguments(attempts.values()))}
+    statement, arguments = _statement(list(attempts.values()))
+    held = {row["id"] for row in await connection.fetch(statement, tenant, *arguments)}
     refused: list[Write] = []
     for session_id, attempt in attempts.items():
         if session_id not in held:
@@ -386,22 +396,25 @@ def _enter(write: Write, attempt: _Attempt) -> bool:
     return True
 
 
-def _arguments(attempts: Iterable[_Attempt]) -> list[list[object]]:
-    found = list(attempts)
-    new = [attempt for attempt in found if attempt.expected is None]
-    moved = [attempt for attempt in found if attempt.expected is not None]
-    arguments: list[list[object]] = [[getattr(attempt.state, name) for attempt in new] for name in _COUNTERS]
-    arguments += [[getattr(attempt.create, name) for attempt in new] for name in _NEW]
-    arguments += [[getattr(attempt.state, name) for attempt in moved] for name in _COUNTERS]
-    arguments.append([attempt.expected for attempt in moved])
-    rows = found[0].rows if len(found) == 1 else Rows()
-    if len(found) > 1:
-        for attempt in found:
+def _statement(attempts: list[_Attempt]) -> tuple[str, list[list[object]]]:
+    """The statement for a batch, and its arguments after the tenant."""
+    new = [attempt for attempt in attempts if attempt.expected is None]
+    moved = [attempt for attempt in attempts if attempt.expected is not None]
+    arguments: list[list[object]] = []
+    if new:
+        arguments += [[getattr(attempt.state, name) for attempt in new] for name in _COUNTERS]
+        arguments += [[getattr(attempt.create, name) for attempt in new] for name in _NEW]
+    if moved:
+        arguments += [[getattr(attempt.state, name) for attempt in moved] for name in _COUNTERS]
+        arguments.append([attempt.expected for attempt in moved])
+    rows = attempts[0].rows if len(attempts) == 1 else Rows()
+    if len(attempts) > 1:
+        for attempt in attempts:
             rows.extend(attempt.rows)
-    for table, width in _WIDTHS.items():
-        records: list[Record] = getattr(rows, table)
-        arguments += map(list, zip(*records, strict=True)) if records else ([] for _ in range(width))
-    return arguments
+    tables = tuple(table for table in _TABLES if getattr(rows, table))
+    for table in tables:
+        arguments += map(list, zip(*getattr(rows, table), strict=True))
+    return _write_at_once(tables, makes=bool(new), moves=bool(moved)), arguments
 
 
 async def _write_locked(connection: Connection, tenant: str, writes: list[Write]) -> None:

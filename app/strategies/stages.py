@@ -105,11 +105,11 @@ def exchange(layer: str, text: str, acknowledgement: str, encode: Encode) -> tup
     if not text:
         return ()
     return (
-        HeadMessage(layer=layer, role="user", text=text, tokens=count_text_message("user", text, encode)),
+        HeadMessage(layer=layer, role="user", text=text, tokens=count_text_message(text, encode)),
         HeadMessage(
             layer=layer,
             role="assistant",
             text=acknowledgement,
-            tokens=count_text_message("assistant", acknowledgement, encode),
+            tokens=count_text_message(acknowledgement, encode),
         ),
     )
