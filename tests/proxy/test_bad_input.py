@@ -287,7 +287,7 @@ async def _ended(reader: asyncio.StreamReader) -> None:
 
 async def test_others_are_served_while_a_huge_body_is_read(service: Service):
     deep = b'{"model":"m","messages":[],"x":' + b"[" * 5_000_000 + b"]" * 5_000_000 + b"}"
-    wide = body_of(*({"role": "user", "content": "y" * 20} for _ in range(20_000)))
+    wide = body_of(*({"role": "user", "content": "y" * 20} for _ in range(5_000)))
     slowest = 0.0
     for body in (deep, wide):
         asking = asyncio.create_task(post(service, body))
