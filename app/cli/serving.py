@@ -37,6 +37,8 @@ _log = logging.getLogger("tersely")
 DATABASE_VARIABLE = "TERSELY_RUNNING_DATABASE_URL"
 UPSTREAM_VARIABLE = "TERSELY_RUNNING_OPENAI_BASE_URL"
 GRACE_SECONDS = 10
+# A worker that does not answer its parent for so long is replaced. On a busy machine its imports alone may take 5 s.
+HEALTH_SECONDS = 60
 
 
 class Refused(Exception):
@@ -140,6 +142,7 @@ def _config(application: object, settings: Settings, serving: Serving) -> uvicor
         proxy_headers=False,
         timeout_keep_alive=65,
         timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_worker_healthcheck=HEALTH_SECONDS,
         backlog=2048,
     )
 
