@@ -1,0 +1,258 @@
+"""Getting a call ready: its session, its context, and the bytes that go upstream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from app.dialects.dialect import Dialect, Overflow, Request
+from app.domain import clients
+from app.domain.errors import ContextTooLarge, StoreUnavailable
+from app.domain.models import usable_window
+from app.service import contexts, identity, tokens
+from app.service.arrival import NEWEST, Arrival, arrive
+from app.service.calibrations import Calibrations
+from app.service.calls import Call, Labels
+from app.service.contexts import Built, Circumstances, History, Recipe
+from app.service.identity import Asked, Found
+from app.service.memo import MessageMemo
+from app.service.recipes import Recipes
+from app.store.connection import Database
+from app.store.lookups import Lookups
+from app.store.writes import Attribute, NewSession, RequestWrite
+from app.strategies.presets import strategy_name
+
+
+@dataclass(slots=True, kw_only=True)
+class Prepared:
+    """A call that is ready to go upstream. ``built`` is None where no context could be built: then the client's own
+    bytes go out, and judging them is the provider's business.
+    """
+
+    request: Request
+    arrival: Arrival
+    found: Found
+    recipe: Recipe
+    around: Circumstances
+    history: History
+    built: Built | None
+    body: bytes
+    write: RequestWrite
+    started: datetime
+    strip_usage: bool
+    labels: Labels
+    written: asyncio.Future[None] | None = field(default=None)
+
+    @property
+    def extracts(self) -> bool:
+        """Whether terse tags are to be taken out of the reply."""
+        return self.recipe.extracts_terse
+
+
+class Preparer:
+    """Prepares the calls of one dialect. The request path's reads are all here."""
+
+    def __init__(
+        self,
+        *,
+        dialect: Dialect,
+        database: Database,
+        recipes: Recipes,
+        calibrations: Calibrations,
+        memo: MessageMemo,
+        clock: Callable[[], datetime],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._dialect = dialect
+        self._database = database
+        self._lookups = Lookups(database)
+        self._recipes = recipes
+        self._calibrations = calibrations
+        self._memo = memo
+        self._clock = clock
+        self._new_id = new_id
+        self._fixed_tokens = tokens.FixedTokens()
+
+    async def prepare(self, call: Call, request: Request, headers: dict[str, str]) -> Prepared:
+        """Find the session, build the context, write the upstream's body. Raises `StoreUnavailable`."""
+        now = self._clock()
+        arrival = arrive(request.messages, self._memo.identify)
+        asked = Asked(
+            session_id=call.options.session_id,
+            client=clients.client_ids(headers, request.ids),
+            is_retry=clients.is_retry(headers),
+        )
+        found, recipe, around, history = await self._look_up(call, request, arrival, asked, now)
+        built = self._build(history, recipe, around, request.model)
+        body, strip_usage = self._compose(call, request, arrival, found, recipe, history, built)
+        return Prepared(
+            request=request,
+            arrival=arrival,
+            found=found,
+            recipe=recipe,
+            around=around,
+            history=history,
+            built=built,
+            body=body,
+            write=self._request_write(call, request, arrival, found, now),
+            started=now,
+            strip_usage=strip_usage,
+            labels=self._label(call, found, recipe, built, is_own_body=body is call.body),
+        )
+
+    async def _look_up(
+        self, call: Call, request: Request, arrival: Arrival, asked: Asked, now: datetime
+    ) -> tuple[Found, Recipe, Circumstances, History]:
+        """The session and what its context needs. A history that goes on where it ended takes one shared lookup."""
+        found = None
+        chains = arrival.reply_chains()[:NEWEST] if asked.session_id is None else []
+        if chains:
+            hit = await self._lookups.find(call.tenant, chains, asked.client.id)
+            found = identity.continued(arrival, asked, hit) if hit is not None else None
+        if found is not None:
+            recipe = self._recipe(call, found)
+            around = self._circumstances(request, arrival, recipe, now)
+            history = None
+            if not found.needs_all(recipe.reach(found.session.plan if found.session else None)):
+                history = contexts.of_resent(found, arrival, recipe, around, self._memo.restore)
+            if history is not None:
+                return found, recipe, around, history
+        async with self._database.reading(call.tenant) as connection:
+            if found is None:
+                found = await identity.find(connection, call.tenant, arrival, asked, now=now, new_id=self._new_id)
+            recipe = self._recipe(call, found)
+            if found.needs_all(recipe.reach(found.session.plan if found.session else None)):
+                found = await identity.with_everything(connection, call.tenant, arrival, found)
+            around = self._circumstances(request, arrival, recipe, now)
+            history = await contexts.load(
+                connection, call.tenant, found, arrival, self._dialect, recipe, around, restore=self._memo.restore
+            )
+        return found, recipe, around, history
+
+    def _recipe(self, call: Call, found: Found) -> Recipe:
+        return self._recipes.choose(strategy=call.options.strategy, epoch=call.options.epoch, session=found.session)
+
+    def _circumstances(self, request: Request, arrival: Arrival, recipe: Recipe, now: datetime) -> Circumstances:
+        ratio = self._calibrations.ratio(request.model)
+        window = usable_window(request.model, request.max_tokens)
+        raws = [m.raw for m, i in zip(arrival.messages, arrival.incoming, strict=True) if not i.is_link]
+        fixed = self._fixed_tokens.count(request.model, raws, request.tools)
+        if recipe.instructions:
+            fixed += tokens.count_short(recipe.instructions)
+        return Circumstances(
+            fixed_tokens=fixed,
+            window=None if window is None else int(window / ratio),
+            now=now,
+        )
+
+    def _build(self, history: History, recipe: Recipe, around: Circumstances, model: str) -> Built | None:
+        try:
+            return contexts.make(history, recipe, around, model)
+        except ContextTooLarge:
+            return None
+
+    def _compose(
+        self,
+        call: Call,
+        request: Request,
+        arrival: Arrival,
+        found: Found,
+        recipe: Recipe,
+        history: History,
+        built: Built | None,
+    ) -> tuple[bytes, bool]:
+        """The upstream's body, and whether the usage in the reply is only there because we ask for it."""
+        asks_usage = request.stream and not request.include_usage
+        if built is None:
+            return call.body, False
+        is_verbatim = built.context.is_whole and history.is_verbatim and recipe.instructions is None
+        if is_verbatim and not asks_usage:
+            return call.body, False
+        if is_verbatim:
+            messages: Sequence[bytes] = [message.raw for message in arrival.messages]
+        else:
+            messages = contexts.lay_out(built.context, self._dialect, history, arrival, found)
+        body = self._dialect.write_request(
+            call.body, messages=messages, instructions=recipe.instructions, include_usage=asks_usage
+        )
+        return body, asks_usage
+
+    def _request_write(
+        self, call: Call, request: Request, arrival: Arrival, found: Found, now: datetime
+    ) -> RequestWrite:
+        attributes: list[Attribute] = []
+        if request.tools and self._fixed_tokens.is_new(call.tenant, found.session_id, request.tools):
+            attributes.append(Attribute(digest=tokens.content_digest(request.tools), kind="tools", raw=request.tools))
+        session = found.session
+        is_open = session is None or not arrival.reply_chains()
+        return RequestWrite(
+            tenant=call.tenant,
+            session_id=found.session_id,
+            create=None
+            if session
+            else NewSession(
+                parent=found.parent,
+                client_id=clients.client_ids(call.header_map, request.ids).id,
+                spare_id=found.spare_id,
+            ),
+            mode="append" if found.is_delta else "full",
+            dialect=self._dialect.name,
+            incoming=arrival.incoming,
+            raws=[message.raw for message in arrival.messages],
+            tokens=(),
+            decision=found.decision,
+            session=session,
+            now=now,
+            attributes=attributes,
+            open_chain=arrival.head_chain if is_open and not found.is_delta else None,
+            replaces_instructions=found.is_delta and any(not incoming.is_link for incoming in arrival.incoming),
+        )
+
+    def _label(self, call: Call, found: Found, recipe: Recipe, built: Built | None, *, is_own_body: bool) -> Labels:
+        labels = Labels(
+            context="passthrough" if is_own_body else "built",
+            strategy=strategy_name(recipe.strategy),
+            session_id=found.session_id,
+            source=found.source,
+        )
+        if built is not None:
+            report = built.context.report
+            labels.epoch = report.epoch
+            labels.tokens_before, labels.tokens_after = report.tokens_before, report.tokens_after
+        del call
+        return labels
+
+    async def reduce(self, call: Call, prepared: Prepared, overflowed: Overflow) -> Prepared | None:
+        """The same call with a smaller context; None when none can be made."""
+        around = prepared.around
+        if overflowed.limit:
+            reserve = prepared.request.max_tokens
+            window = max(overflowed.limit // 4, overflowed.limit - (reserve or overflowed.limit // 8))
+            ratio = self._calibrations.ratio(prepared.request.model)
+            around = replace(around, window=int(window / ratio))
+        try:
+            history = await contexts.after_overflow(
+                self._database, call.tenant, prepared.found, prepared.history, around
+            )
+        except StoreUnavailable:
+            return None
+        before = prepared.built.context.report.tokens_after if prepared.built else None
+        built = self._build(history, prepared.recipe, around, prepared.request.model)
+        if built is None or (before is not None and built.context.report.tokens_after >= before):
+            return None
+        body, strip_usage = self._compose(
+            call, prepared.request, prepared.arrival, prepared.found, prepared.recipe, history, built
+        )
+        labels = self._label(call, prepared.found, prepared.recipe, built, is_own_body=False)
+        labels.overhead_ms = prepared.labels.overhead_ms
+        return replace(
+            prepared,
+            around=around,
+            history=history,
+            built=built,
+            body=body,
+            strip_usage=strip_usage,
+            labels=labels,
+        )
