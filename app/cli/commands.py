@@ -6,7 +6,8 @@ import asyncio
 import json
 import secrets
 import sys
-from typing import Annotated, Literal, NoReturn
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Literal, NoReturn, TypeVar
 
 import typer
 from pydantic import ValidationError
@@ -22,7 +23,7 @@ from app.main import build, clock
 from app.service.auth import new_key
 from app.settings import Settings
 from app.store import keys as key_store
-from app.store.connection import Database
+from app.store.connection import TENANT, Database
 from app.store.embedded import EmbeddedPostgresError
 from app.store.migrations import migrate as migrate_database
 
@@ -36,6 +37,8 @@ app = typer.Typer(
 keys_app = typer.Typer(help="Create, list and revoke the keys of tenants.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
 app.command("replay")(replay)
+
+T = TypeVar("T")
 
 _out = Console()
 
@@ -115,16 +118,17 @@ def create_key(
 
 @keys_app.command("list")
 def list_keys(
-    tenant: Annotated[str, typer.Option(help="Whose keys.")],
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """List a tenant's keys, without their secrets."""
-    found: list[key_store.Key] = []
+    """List the keys of all tenants, without their secrets."""
+    _check_tenant(tenant)
 
-    async def work(database: Database) -> None:
-        found.extend(await key_store.of_tenant(database, tenant))
+    async def work(database: Database) -> list[key_store.Key]:
+        if tenant is None:
+            return await key_store.of_all_tenants(database)
+        return await key_store.of_tenant(database, tenant)
 
-    _with_database(work)
     rows = [
         {
             "id": key.id,
@@ -133,7 +137,7 @@ def list_keys(
             "created_at": key.created_at.isoformat(timespec="seconds"),
             "revoked_at": key.revoked_at.isoformat(timespec="seconds") if key.revoked_at else None,
         }
-        for key in found
+        for key in _with_database(work)
     ]
     if as_json:
         print(json.dumps(rows))
@@ -147,32 +151,38 @@ def list_keys(
 @keys_app.command("revoke")
 def revoke_key(
     key_id: Annotated[str, typer.Argument(help="The key's id, the part between tsk_ and the next _.")],
-    tenant: Annotated[str, typer.Option(help="Whose key.")],
+    tenant: Annotated[str | None, typer.Option(help="Only if it is this tenant's.")] = None,
 ) -> None:
     """Revoke a key. Workers that have just seen it may trust it for up to 30 seconds more."""
-    done = False
+    _check_tenant(tenant)
 
-    async def work(database: Database) -> None:
-        nonlocal done
-        done = await key_store.revoke(database, tenant, key_id, clock())
+    async def work(database: Database) -> bool:
+        owner = await key_store.tenant_of(database, key_id)
+        if owner is None or tenant not in (None, owner):
+            return False
+        return await key_store.revoke(database, owner, key_id, clock())
 
-    _with_database(work)
-    if not done:
-        _fail(f"{tenant} has no valid key {key_id}")
+    if not _with_database(work):
+        _fail(f"{f'{tenant} has' if tenant else 'there is'} no valid key {key_id}")
     _out.print(f"Revoked {key_id}.")
 
 
-def _with_database(work: object) -> None:
-    """Run ``work(database)`` on the configured database, migrated."""
+def _check_tenant(tenant: str | None) -> None:
+    if tenant is not None and not TENANT.fullmatch(tenant):
+        _fail(f"{tenant!r} is no tenant's name")
+
+
+def _with_database(work: Callable[[Database], Awaitable[T]]) -> T:
+    """The result of ``work(database)`` on the configured database, migrated."""
     with database_of(Settings()) as url:
 
-        async def run() -> None:
+        async def run() -> T:
             await migrate_database(url)
             database = Database(dsn=url, size=2)
             await database.open()
             try:
-                await work(database)  # type: ignore[operator]
+                return await work(database)
             finally:
                 await database.close()
 
-        asyncio.run(run())
+        return asyncio.run(run())

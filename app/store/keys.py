@@ -7,7 +7,7 @@ from datetime import datetime
 
 from asyncpg import Record
 
-from app.store.connection import Database
+from app.store.connection import TENANT, Database
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,7 @@ class Key:
 COLUMNS = "id, tenant_id, label, secret_hash, created_at, revoked_at"
 FIND = f"SELECT {COLUMNS} FROM keys WHERE id = $1"
 LIST = f"SELECT {COLUMNS} FROM keys WHERE tenant_id = $1 ORDER BY created_at, id"
+LIST_ALL = f"SELECT {COLUMNS} FROM keys ORDER BY tenant_id, created_at, id"
 REVOKE = "UPDATE keys SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL RETURNING id"
 ADD_TENANT = "INSERT INTO tenants (tenant_id, created_at) VALUES ($1, $2) ON CONFLICT DO NOTHING"
 ADD = "INSERT INTO keys (tenant_id, id, secret_hash, label, created_at) VALUES ($1, $2, $3, $4, $5)"
@@ -59,6 +60,19 @@ async def of_tenant(database: Database, tenant: str) -> list[Key]:
     """A tenant's keys, oldest first."""
     async with database.transaction(tenant) as connection:
         return [_key(record) for record in await connection.fetch(LIST, tenant)]
+
+
+async def of_all_tenants(database: Database) -> list[Key]:
+    """Everybody's keys, by tenant, oldest first. For the operator's command alone."""
+    async with database.transaction("") as connection:
+        await connection.execute("SET LOCAL app.list_keys = 'on'")
+        return [_key(record) for record in await connection.fetch(LIST_ALL)]
+
+
+async def tenant_of(database: Database, key_id: str) -> str | None:
+    """Whose key that is."""
+    key = await find(database, key_id) if TENANT.fullmatch(key_id) else None
+    return None if key is None else key.tenant
 
 
 async def revoke(database: Database, tenant: str, key_id: str, now: datetime) -> bool:

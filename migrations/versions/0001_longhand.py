@@ -259,6 +259,9 @@ OWN_ROWS = "tenant_id = nullif(current_setting('app.tenant', true), '')"
 # A key is looked up before its tenant is known: by its id alone, which the caller must present.
 OWN_KEY = OWN_ROWS + " OR id = nullif(current_setting('app.key_id', true), '')"
 
+# `tersely keys list` shows those of all tenants: a transaction that says so may read keys, and nothing else.
+LISTED_KEYS = "current_setting('app.list_keys', true) = 'on'"
+
 
 def upgrade() -> None:
     """Create everything; each statement on its own, as a distributed Postgres wants it."""
@@ -271,6 +274,7 @@ def upgrade() -> None:
         op.execute(f"ALTER TABLE {name} FORCE ROW LEVEL SECURITY")
         op.execute(f"CREATE POLICY own_rows ON {name} USING ({rows}) WITH CHECK ({OWN_ROWS})")
         op.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO tersely_app")
+    op.execute(f"CREATE POLICY listed ON keys FOR SELECT USING ({LISTED_KEYS})")
     for ddl in (*STORAGE, *INDEXES):
         op.execute(ddl)
 
