@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from prometheus_client import (
     CollectorRegistry,
@@ -25,6 +26,7 @@ class Metrics:
     """All metrics of one process. With ``PROMETHEUS_MULTIPROC_DIR`` set, `render` adds up all workers."""
 
     def __init__(self) -> None:
+        _forget_the_dead()
         self.registry = CollectorRegistry()
         r = self.registry
         self.requests = Counter(
@@ -114,10 +116,30 @@ class Metrics:
     def render(self) -> bytes:
         """Everything, in Prometheus's text format."""
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            _forget_the_dead()
             registry = CollectorRegistry()
             multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
             return generate_latest(registry)
         return generate_latest(self.registry)
+
+
+def _forget_the_dead() -> None:
+    """What a worker that was killed had under way is no longer under way: remove its live gauges."""
+    directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    for file in Path(directory).glob("gauge_live*_*.db") if directory else ():
+        pid = file.stem.rpartition("_")[2]
+        if pid.isdigit() and not _is_alive(int(pid)):
+            file.unlink(missing_ok=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def with_process(metrics: Metrics) -> Metrics:
