@@ -176,7 +176,8 @@ def render_excerpts(ranges: Sequence[Range], rows: Iterable[Row], total: int) ->
 
 def render_row(row: Row) -> str:
     """``[assistant t7] text [tool: dom({action: 'create', ...})]``."""
-    pieces = [piece for part in row.message.parts if (piece := _render_part(part))]
+    # A tag that stood on a line of its own leaves that line's end behind.
+    pieces = [piece for part in row.message.parts if (piece := _render_part(part).rstrip("\r\n"))]
     return " ".join([f"[{row.message.role} {write_turn_id(row.turn)}]", *pieces])
 
 
