@@ -25,6 +25,7 @@ from app.domain.errors import StoreUnavailable
 from app.service import tokens
 from app.service.auth import Auth
 from app.service.calibrations import Calibrations
+from app.service.epoch_keeping import EpochKeeper
 from app.service.exports import Exports
 from app.service.messages import Messages
 from app.service.metrics import Metrics
@@ -43,6 +44,8 @@ from app.upstream.client import Timeouts, Upstream
 _log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 2.0
+REFUSAL_SECONDS = 60.0
+REFUSALS = frozenset({"InvalidAuthorizationSpecificationError", "InvalidPasswordError", "InsufficientPrivilegeError"})
 
 
 def clock() -> datetime:
@@ -57,6 +60,7 @@ def new_id() -> str:
 
 async def _migrate_when_there(database: Database, url: str) -> None:
     """The service starts without its database; when that comes, it may be one that has to be migrated first."""
+    told = -REFUSAL_SECONDS
     while True:
         try:
             await database.check_schema()
@@ -66,8 +70,23 @@ async def _migrate_when_there(database: Database, url: str) -> None:
         try:
             await migrate(url)
         except (OSError, DBAPIError, PostgresError, TimeoutError) as error:
-            _log.info("the database is still away: %s", type(error).__name__)
+            cause = getattr(error, "orig", error)
+            refused = next((name for name in _names(cause) if name in REFUSALS), None)
+            if refused is None:
+                _log.info("the database is still away: %s", type(error).__name__)
+            elif time.monotonic() - told >= REFUSAL_SECONDS:
+                told = time.monotonic()
+                _log.warning("the database refuses us (%s): check the authorization in DATABASE_URL", refused)
             await asyncio.sleep(RETRY_SECONDS)
+
+
+def _names(error: BaseException | None) -> list[str]:
+    """The classes of an error, and of what it wraps."""
+    names: list[str] = []
+    while error is not None:
+        names += [kind.__name__ for kind in type(error).__mro__]
+        error = error.__cause__
+    return names
 
 
 def _spare_the_collector() -> None:
@@ -148,7 +167,8 @@ def build(settings: Settings, *, database_url: str, openai_base_url: str | None 
     rest = FastAPI(title="Tersely", version=__version__, lifespan=lifespan)
     rest.include_router(health_router(ping=database.ping, pool=database.sizes, metrics=metrics))
     sessions = Sessions(database, recipes, clock=clock, new_id=new_id)
-    messages = Messages(database, writer, recipes, clock=clock)
+    keeper = EpochKeeper(database, recipes, clock=clock)
+    messages = Messages(database, writer, recipes, keep_up=keeper.keep_up, clock=clock)
     services = Services(
         sessions=sessions,
         messages=messages,
