@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from fastapi import APIRouter, Response
+from fastapi.responses import RedirectResponse
 
 from app.domain.errors import StoreUnavailable
 from app.service.metrics import Metrics
@@ -16,6 +17,7 @@ def health_router(
     """``ping`` raises `StoreUnavailable` when the database is away; ``pool`` gives (busy, idle)."""
     router = APIRouter(tags=["operations"])
 
+    @router.head("/healthz", include_in_schema=False)
     @router.get("/healthz", summary="The process is alive")
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
@@ -34,6 +36,10 @@ def health_router(
     async def render() -> Response:
         metrics.set_pool(*pool())
         return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @router.get("/", include_in_schema=False)
+    async def look() -> Response:
+        return RedirectResponse("/docs")
 
     @router.head("/", include_in_schema=False)
     async def knock() -> Response:

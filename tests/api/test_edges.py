@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import subprocess
+from pathlib import Path
+from urllib.parse import urlsplit
+
 import httpx
 import pytest
 
 from app.domain.errors import StoreUnavailable
+from app.service.metrics import _forget_the_dead
 from app.service.search import Searcher
 from tests.api.conftest import Api, NewKey, serve
+from tests.conftest import Database
 
 MESSAGE = {"messages": [{"role": "user", "content": "secret"}]}
 
@@ -159,3 +167,55 @@ async def test_requests_and_searches_are_counted(api: Api) -> None:
     assert 'tersely_search_seconds_count{mode="search"} 1.0' in metrics
     assert 'tersely_requests_total{dialect="",route="api",status="404",strategy=""} 1.0' in metrics
     assert 'tersely_requests_total{dialect="",route="api",status="201",strategy=""} 1.0' in metrics
+
+
+async def test_a_method_that_is_not_there_names_the_others_once(api: Api) -> None:
+    answer = await api.http.put("/healthz")
+    assert answer.status_code == 405
+    assert answer.headers.get_list("allow") == ["GET, HEAD"]
+
+
+async def test_who_knocks_and_who_looks(api: Api) -> None:
+    assert (await api.http.head("/healthz")).status_code == 200
+    assert (await api.http.head("/")).status_code == 200
+    looked = await api.http.get("/")
+    assert (looked.status_code, looked.headers["location"]) == (307, "/docs")
+
+
+async def test_a_tag_on_its_own_line_leaves_no_blank_line(api: Api) -> None:
+    """flo.monster's "Context Management": one paragraph per message."""
+    await api.append(
+        "s",
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "one\n"},
+        {"role": "user", "content": "x"},
+    )
+    found = (await api.http.post("/api/sessions/s/search", json={"mode": "tail"})).text
+    assert "one\\n[user t2] x" in found
+
+
+def test_the_gauges_of_dead_workers_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    dead, alive = tmp_path / f"gauge_livesum_{gone.pid}.db", tmp_path / f"gauge_livesum_{os.getpid()}.db"
+    counted = tmp_path / f"counter_{gone.pid}.db"
+    for file in (dead, alive, counted):
+        file.write_bytes(b"")
+    _forget_the_dead()
+    assert [file.exists() for file in (dead, alive, counted)] == [False, True, True]
+
+
+@pytest.mark.parametrize("user", ["nobody_like_that"])
+async def test_a_wrong_role_is_said_once(database: Database, user: str, caplog: pytest.LogCaptureFixture) -> None:
+    parts = urlsplit(database.dsn)
+    wrong = parts._replace(netloc=f"{user}:x@{parts.netloc.rpartition('@')[2]}").geturl()
+    with caplog.at_level("INFO", "app.main"):
+        async with serve(wrong):
+            for _ in range(100):
+                await asyncio.sleep(0.05)
+                if caplog.records:
+                    break
+    said = [record for record in caplog.records if record.name == "app.main"]
+    assert [record.levelname for record in said] == ["WARNING"]
+    assert "authorization" in said[0].getMessage()

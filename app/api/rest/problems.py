@@ -18,7 +18,7 @@ from app.domain.errors import InvalidRequest, TerselyError
 _log = logging.getLogger(__name__)
 
 TITLES = {404: "Not found", 405: "Method not allowed", 415: "Unsupported media type", 500: "Internal error"}
-METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
+METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 # How much of a text an answer repeats.
 MAX_ECHO = 300
 
@@ -66,7 +66,7 @@ async def _http(request: Request, error: Exception) -> Response:
         404: f"there is nothing at {request.url.path[:MAX_ECHO]}",
         405: f"{request.method} is not possible here",
     }.get(error.status_code, str(error.detail))
-    headers = dict(error.headers or {})
+    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
     if error.status_code == 405:
         headers["allow"] = ", ".join(sorted(_allowed(request)))
     return plain_problem(error.status_code, detail, headers)
