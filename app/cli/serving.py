@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import FrameType
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -37,6 +40,7 @@ _log = logging.getLogger("tersely")
 DATABASE_VARIABLE = "TERSELY_RUNNING_DATABASE_URL"
 UPSTREAM_VARIABLE = "TERSELY_RUNNING_OPENAI_BASE_URL"
 GRACE_SECONDS = 10
+BACKLOG = 2048
 # A worker that does not answer its parent for so long is replaced. On a busy machine its imports alone may take 5 s.
 HEALTH_SECONDS = 60
 
@@ -66,14 +70,16 @@ def serve_forever(settings: Settings, serving: Serving) -> None:
     DeadlineProtocol.header_timeout = settings.header_timeout
     # The server hands a signal on once it is done; by default that would be the end, with the database left running.
     signal.signal(signal.SIGTERM, _leave)
+    _on_hangup(_leave)
+    sockets = bind(serving.host, serving.port)
     with ExitStack() as stack, suppress(KeyboardInterrupt):
         url = stack.enter_context(database_of(settings))
         _migrate_if_there(url)
         upstream = stack.enter_context(_scripted()) if serving.is_scripted else None
         if serving.workers == 1:
-            _serve_here(settings, serving, url, upstream)
+            _serve_here(settings, serving, url, upstream, sockets)
         else:
-            _serve_in_workers(settings, serving, url, upstream, stack)
+            _serve_in_workers(settings, serving, url, upstream, sockets, stack)
 
 
 def _leave(number: int, _frame: object) -> None:
@@ -82,13 +88,89 @@ def _leave(number: int, _frame: object) -> None:
     raise SystemExit(0)
 
 
-def _serve_here(settings: Settings, serving: Serving, url: str, upstream: str | None) -> None:
+def _on_hangup(handler: Callable[[int, FrameType | None], object]) -> None:
+    """A terminal that is closed ends the service, unless it was started to survive that (``nohup``)."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, handler)
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Sockets for all addresses of ``host``, on one port. Raises `Refused`."""
+    sockets: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(found):
+            taken = sockets[0].getsockname()[1] if sockets else port
+            one = socket.socket(family, socket.SOCK_STREAM)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                one.bind((address[0], taken, *address[2:]))
+            except OSError as error:
+                one.close()
+                if error.errno != errno.EADDRNOTAVAIL or len(found) == 1:
+                    raise
+                continue  # a name may stand for an address that this machine does not have
+            one.set_inheritable(True)
+            sockets.append(one)
+    except OSError as error:
+        raise _unusable(host, port, error) from error
+    if not sockets:
+        raise Refused(f"cannot listen on {host}:{port}: no such address here")
+    return sockets
+
+
+def _listen(serving: Serving, sockets: list[socket.socket]) -> int:
+    """Take connections from now on; the port. Raises `Refused`."""
+    try:
+        for one in sockets:
+            one.listen(BACKLOG)
+    except OSError as error:
+        raise _unusable(serving.host, serving.port, error) from error
+    port: int = sockets[0].getsockname()[1]
+    return port
+
+
+def _unusable(host: str, port: int, error: OSError) -> Refused:
+    if error.errno == errno.EADDRINUSE:
+        return Refused(f"port {port} of {host} is in use: choose another one with --port")
+    return Refused(f"cannot listen on {host}:{port}: {error.strerror or type(error).__name__}")
+
+
+def _serve_here(
+    settings: Settings, serving: Serving, url: str, upstream: str | None, sockets: list[socket.socket]
+) -> None:
     application = build(settings, database_url=url, openai_base_url=upstream)
-    config = _config(application, settings, serving)
-    _Server(config, settings, is_scripted=serving.is_scripted).run()
+    config = _config(application, serving)
+    server = _Server(config, settings, is_scripted=serving.is_scripted)
+    _on_hangup(lambda _, frame: server.handle_exit(signal.SIGTERM, frame))
+    _listen(serving, sockets)
+    server.run(sockets)
 
 
-def _serve_in_workers(settings: Settings, serving: Serving, url: str, upstream: str | None, stack: ExitStack) -> None:
+class _Workers(Multiprocess):
+    """Ends when the terminal is closed, where uvicorn would start its workers anew."""
+
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
+        hangup = signal.getsignal(signal.SIGHUP)
+        super().__init__(config, sockets)
+        if hangup is signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    @override
+    def handle_hup(self) -> None:
+        self.handle_term()
+
+
+def _serve_in_workers(
+    settings: Settings,
+    serving: Serving,
+    url: str,
+    upstream: str | None,
+    sockets: list[socket.socket],
+    stack: ExitStack,
+) -> None:
     """Workers are processes of their own: what they need comes through their environment."""
     directory = tempfile.mkdtemp(prefix="tersely-metrics-")
     stack.callback(shutil.rmtree, directory, ignore_errors=True)
@@ -96,14 +178,15 @@ def _serve_in_workers(settings: Settings, serving: Serving, url: str, upstream: 
     os.environ[DATABASE_VARIABLE] = url
     if upstream is not None:
         os.environ[UPSTREAM_VARIABLE] = upstream
-    _greet(settings, serving.host, serving.port, is_scripted=serving.is_scripted)
-    config = _config("app.cli.serving:worker", settings, serving)
-    socket = config.bind_socket()
-    Multiprocess(config, [socket]).run()
+    config = _config("app.cli.serving:worker", serving)
+    workers = _Workers(config, sockets)
+    _greet(settings, serving.host, _listen(serving, sockets), is_scripted=serving.is_scripted)
+    workers.run()
 
 
 def worker() -> object:
     """The application of one worker."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent is told too, and ends its workers in order
     settings = Settings()
     log_as_json(settings.log_level)
     DeadlineProtocol.header_timeout = settings.header_timeout
@@ -123,7 +206,7 @@ def _follow_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _config(application: object, settings: Settings, serving: Serving) -> uvicorn.Config:
+def _config(application: object, serving: Serving) -> uvicorn.Config:
     return uvicorn.Config(
         application,  # type: ignore[arg-type]
         factory=isinstance(application, str),
@@ -135,7 +218,7 @@ def _config(application: object, settings: Settings, serving: Serving) -> uvicor
         ws="none",
         lifespan="on",
         log_config=None,
-        log_level=settings.log_level,
+        log_level=None,
         access_log=False,
         server_header=False,
         date_header=False,
@@ -143,7 +226,7 @@ def _config(application: object, settings: Settings, serving: Serving) -> uvicor
         timeout_keep_alive=65,
         timeout_graceful_shutdown=GRACE_SECONDS,
         timeout_worker_healthcheck=HEALTH_SECONDS,
-        backlog=2048,
+        backlog=BACKLOG,
     )
 
 
@@ -258,4 +341,5 @@ def log_as_json(level: str) -> None:
     handler.setFormatter(_JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for noisy in ("alembic", "asyncio", "aiohttp.access", "uvicorn.access", "uvicorn.error", "httpx"):
-        logging.getLogger(noisy).setLevel(logging.WARNING if level != "debug" else logging.INFO)
+        quiet = max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()])
+        logging.getLogger(noisy).setLevel(quiet if level != "debug" else logging.INFO)
