@@ -99,11 +99,13 @@ def _spare_the_collector() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
-def build(settings: Settings, *, database_url: str, openai_base_url: str | None = None) -> ProxyRoutes:
+def build(
+    settings: Settings, *, database_url: str, openai_base_url: str | None = None, is_local: bool = False
+) -> ProxyRoutes:
     """The whole service as one ASGI application.
 
     ``database_url`` is that of the running database, whoever runs it; ``openai_base_url`` replaces the configured
-    upstream.
+    upstream; ``is_local``: without keys, refuse what comes from web pages of other hosts.
     """
     database = Database(
         dsn=database_url,
@@ -147,7 +149,7 @@ def build(settings: Settings, *, database_url: str, openai_base_url: str | None 
         monotonic=time.perf_counter,
         new_id=new_id,
     )
-    auth = Auth(database, required=settings.auth == "keys", monotonic=time.monotonic)
+    auth = Auth(database, required=settings.auth == "keys", monotonic=time.monotonic, is_local=is_local)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -9,6 +9,7 @@ from app.dialects.dialect import Dialect
 from app.domain.errors import (
     Conflict,
     ContextTooLarge,
+    Forbidden,
     InvalidRequest,
     NotFound,
     StoreUnavailable,
@@ -29,6 +30,7 @@ STATUSES: dict[type[TerselyError], tuple[int, str]] = {
     NotFound: (404, "Not found"),
     Conflict: (409, "Conflict"),
     Unauthorized: (401, "Unauthorized"),
+    Forbidden: (403, "Forbidden"),
     ContextTooLarge: (422, "Context too large"),
     StoreUnavailable: (503, "Database away"),
     UpstreamUnavailable: (502, "Upstream unavailable"),
@@ -36,6 +38,7 @@ STATUSES: dict[type[TerselyError], tuple[int, str]] = {
 }
 _PROXY_TYPES = {
     401: ("invalid_request_error", "invalid_api_key"),
+    403: ("invalid_request_error", "forbidden"),
     404: ("invalid_request_error", "not_found"),
     409: ("invalid_request_error", "conflict"),
     413: ("invalid_request_error", "request_too_large"),

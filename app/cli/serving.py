@@ -39,6 +39,7 @@ _log = logging.getLogger("tersely")
 
 DATABASE_VARIABLE = "TERSELY_RUNNING_DATABASE_URL"
 UPSTREAM_VARIABLE = "TERSELY_RUNNING_OPENAI_BASE_URL"
+LOCAL_VARIABLE = "TERSELY_RUNNING_LOCAL"
 GRACE_SECONDS = 10
 BACKLOG = 2048
 # A worker that does not answer its parent for so long is replaced. On a busy machine its imports alone may take 5 s.
@@ -141,7 +142,7 @@ def _unusable(host: str, port: int, error: OSError) -> Refused:
 def _serve_here(
     settings: Settings, serving: Serving, url: str, upstream: str | None, sockets: list[socket.socket]
 ) -> None:
-    application = build(settings, database_url=url, openai_base_url=upstream)
+    application = build(settings, database_url=url, openai_base_url=upstream, is_local=serving.host in LOOPBACK)
     config = _config(application, serving)
     server = _Server(config, settings, is_scripted=serving.is_scripted)
     _on_hangup(lambda _, frame: server.handle_exit(signal.SIGTERM, frame))
@@ -176,6 +177,8 @@ def _serve_in_workers(
     stack.callback(shutil.rmtree, directory, ignore_errors=True)
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = directory
     os.environ[DATABASE_VARIABLE] = url
+    if serving.host in LOOPBACK:
+        os.environ[LOCAL_VARIABLE] = "1"
     if upstream is not None:
         os.environ[UPSTREAM_VARIABLE] = upstream
     config = _config("app.cli.serving:worker", serving)
@@ -195,6 +198,7 @@ def worker() -> object:
         settings,
         database_url=os.environ[DATABASE_VARIABLE],
         openai_base_url=os.environ.get(UPSTREAM_VARIABLE),
+        is_local=LOCAL_VARIABLE in os.environ,
     )
 
 

@@ -6,6 +6,7 @@ TerselyError
  +- NotFound                 not there, or not the caller's
  +- Conflict                 an id or idempotency key that is taken by something else
  +- Unauthorized             no key, or none that is known
+ +- Forbidden                from a web page, or under a name that is not this machine's
  +- ContextTooLarge          no valid context fits the budget
  +- StoreUnavailable         the database is away or too slow
  +- UpstreamUnavailable      the model host cannot be reached, or broke off
@@ -42,6 +43,10 @@ class Conflict(TerselyError):
 
 class Unauthorized(TerselyError):
     """A Tersely key is needed, and this is none."""
+
+
+class Forbidden(TerselyError):
+    """That is not allowed from there."""
 
 
 class ContextTooLarge(TerselyError):

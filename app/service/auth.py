@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
-from app.domain.errors import InvalidRequest, Unauthorized
+from app.domain.errors import Forbidden, InvalidRequest, Unauthorized
 from app.domain.headers import Headers
 from app.store import keys
 from app.store.connection import TENANT, Database
@@ -37,16 +39,21 @@ class Caller:
 class Auth:
     """Finds the caller's tenant. With keys off everybody is the one tenant ``default``."""
 
-    def __init__(self, database: Database, *, required: bool, monotonic: Callable[[], float]) -> None:
-        """``required``: every request needs a key."""
+    def __init__(
+        self, database: Database, *, required: bool, monotonic: Callable[[], float], is_local: bool = False
+    ) -> None:
+        """``required``: every request needs a key; else ``is_local``: none comes from a web page of elsewhere."""
+        self._is_local = is_local
         self._database = database
         self._required = required
         self._monotonic = monotonic
         self._trusted: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
 
     async def caller(self, headers: Mapping[str, str] | Headers) -> Caller:
-        """The caller of a request. Raises `Unauthorized`, or `StoreUnavailable`: it never opens by itself."""
+        """A request's caller. Raises `Unauthorized`, `Forbidden`, or `StoreUnavailable`: it never opens by itself."""
         pairs = headers.items() if isinstance(headers, Mapping) else headers
+        if self._is_local and not self._required:
+            _check_local(pairs)
         found = presented(pairs)
         carriers = frozenset(name for name, value in pairs if "tsk_" in value and _KEY.search(value))
         carriers |= {name for name, _ in found}
@@ -75,6 +82,27 @@ class Auth:
         if len(self._trusted) > MAX_TRUSTED:
             self._trusted.popitem(last=False)
         return stored.tenant
+
+
+def _check_local(headers: Iterable[tuple[str, str]]) -> None:
+    """Raise `Forbidden` for what a browser sends on behalf of a page that is not of this machine.
+
+    Such a page can send requests without asking first, or point a name of its own at this machine.
+    """
+    for name, value in headers:
+        if name == "host" and not is_loopback(f"//{value}"):
+            raise Forbidden("without keys Tersely is only served under a loopback name (Host)")
+        if name == "origin" and not is_loopback(value):
+            raise Forbidden("without keys Tersely is not for web pages of other hosts (Origin)")
+
+
+def is_loopback(url: str) -> bool:
+    """Whether the host of that address is this machine's own."""
+    try:
+        host = urlsplit(url.strip()).hostname
+        return host is not None and (host == "localhost" or ip_address(host).is_loopback)
+    except ValueError:
+        return False
 
 
 def presented(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -37,10 +37,12 @@ class Api:
 
 
 @asynccontextmanager
-async def serve(dsn: str, *, upstream: str = UPSTREAM, **settings: object) -> AsyncIterator[Api]:
+async def serve(
+    dsn: str, *, upstream: str = UPSTREAM, is_local: bool = False, **settings: object
+) -> AsyncIterator[Api]:
     """The application on that database."""
     given = Settings(_env_file=None, **settings)  # type: ignore[arg-type]
-    app = build(given, database_url=dsn, openai_base_url=upstream)
+    app = build(given, database_url=dsn, openai_base_url=upstream, is_local=is_local)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with (
         app.rest.router.lifespan_context(app.rest),

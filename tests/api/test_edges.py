@@ -219,3 +219,25 @@ async def test_a_wrong_role_is_said_once(database: Database, user: str, caplog: 
     said = [record for record in caplog.records if record.name == "app.main"]
     assert [record.levelname for record in said] == ["WARNING"]
     assert "authorization" in said[0].getMessage()
+
+
+LOCAL = ["127.0.0.1:8484", "localhost:1", "LOCALHOST", "[::1]:8484", "127.9.9.9"]
+FOREIGN = ["evil.example", "localhost.evil.example:8484", "127.0.0.1.evil.example", "10.0.0.1", "", "[x"]
+
+
+async def test_a_web_page_cannot_use_what_listens_on_loopback(database: Database) -> None:
+    async with serve(database.dsn, is_local=True) as api:
+        for host in LOCAL:
+            for more in ({}, {"origin": f"http://{host}"}):
+                assert (await api.http.get("/api/sessions", headers={"host": host, **more})).status_code == 200
+        for host in FOREIGN:
+            for headers in ({"host": host}, {"host": "localhost", "origin": f"http://{host}"}):
+                rest = await api.http.get("/api/sessions", headers=headers)
+                assert (rest.status_code, rest.headers["content-type"]) == (403, "application/problem+json")
+                chat = await api.http.post(
+                    "/v1/chat/completions", content=b"{}", headers={**headers, "content-type": "text/plain"}
+                )
+                assert (chat.status_code, chat.json()["error"]["code"]) == (403, "forbidden")
+        assert (await api.http.get("/api/sessions", headers={"host": "localhost", "origin": "null"})).status_code == 403
+    async with serve(database.dsn, is_local=True, auth="keys") as api:
+        assert (await api.http.get("/api/sessions", headers={"host": "evil.example"})).status_code == 401
