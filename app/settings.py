@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import AliasChoices, Field, SecretStr, field_validator, model_validator
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -17,6 +18,12 @@ from typing_extensions import override
 
 OnOff = Literal["on", "off"]
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+PREFIX = "TERSELY_"
+# What the service tells its own workers.
+INTERNAL = "TERSELY_RUNNING_"
+LATER = ("TERSELY_TOOLS", "TERSELY_CHAT_COMMANDS", "TERSELY_ANTHROPIC_", "TERSELY_GEMINI_")
 
 
 class Settings(BaseSettings):
@@ -83,3 +90,45 @@ class Settings(BaseSettings):
         """Arguments win over the environment, the environment over files."""
         del file_secret_settings
         return init_settings, env_settings, dotenv_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def _variable(name: str) -> str:
+    """The environment's name of a setting."""
+    upper = name.upper()
+    return upper if upper.startswith(PREFIX) or upper == "DATABASE_URL" else PREFIX + upper
+
+
+def unknown_settings(environment: Iterable[str]) -> list[str]:
+    """What is wrong with variables that look like settings and are none, each named."""
+    known = {_variable(name) for name in Settings.model_fields} | {PREFIX + "DATABASE_URL"}
+    unknown = sorted(
+        name
+        for name in {given.upper() for given in environment}
+        if name.startswith(PREFIX) and not name.startswith(INTERNAL) and name not in known
+    )
+    return [
+        f"{name} is {'not supported by this version' if name.startswith(LATER) else 'no setting'}: ignored"
+        for name in unknown
+    ]
+
+
+def explain(error: ValidationError) -> str:
+    """What is wrong with the settings: variable, reason or range, and the value unless it is a secret."""
+    lines = []
+    for each in error.errors():
+        name = str(each["loc"][0]) if each["loc"] else ""
+        variable = _variable(name) if name else "settings"
+        field = Settings.model_fields.get(name)
+        is_secret = field is None or "SecretStr" in str(field.annotation)
+        reason = each["msg"].removeprefix("Value error, ")
+        value = repr(each["input"])[:100]
+        lines.append(f"{variable}: {reason}" + ("" if is_secret or value in reason else f", not {value}"))
+        bounds = [text for text in map(_bound, field.metadata) if text] if field else []
+        if len(bounds) > 1:
+            lines[-1] += f" (range: {', '.join(bounds)})"
+    return "\n".join(lines)
+
+
+def _bound(rule: object) -> str:
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    return ", ".join(f"{sign} {getattr(rule, name)}" for name, sign in signs.items() if hasattr(rule, name))

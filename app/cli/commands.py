@@ -21,7 +21,7 @@ from app.cli.serving import Refused, Serving, database_of, serve_forever
 from app.domain.errors import TerselyError
 from app.main import build, clock
 from app.service.auth import new_key
-from app.settings import Settings
+from app.settings import Settings, explain
 from app.store import keys as key_store
 from app.store.connection import TENANT, Database
 from app.store.embedded import EmbeddedPostgresError
@@ -50,7 +50,7 @@ def main() -> int:
     except (Refused, TerselyError, EmbeddedPostgresError) as error:
         _fail(str(error))
     except ValidationError as error:
-        _fail("\n".join(f"{'.'.join(map(str, e['loc'])).upper()}: {e['msg']}" for e in error.errors()))
+        _fail(explain(error))
     return 0
 
 

@@ -30,7 +30,7 @@ from uvicorn.supervisors import Multiprocess
 
 from app.api.protocol import DeadlineProtocol
 from app.main import build
-from app.settings import LOOPBACK, Settings
+from app.settings import LOOPBACK, Settings, unknown_settings
 from app.store.embedded import default_data_dir, open_embedded_postgres
 from app.store.migrations import migrate
 from app.upstream.scripted import run_scripted
@@ -68,6 +68,8 @@ def serve_forever(settings: Settings, serving: Serving) -> None:
             "or TERSELY_INSECURE=1 to let everybody in"
         )
     log_as_json(settings.log_level)
+    for complaint in unknown_settings(os.environ):
+        _log.warning("%s", complaint)
     DeadlineProtocol.header_timeout = settings.header_timeout
     # The server hands a signal on once it is done; by default that would be the end, with the database left running.
     signal.signal(signal.SIGTERM, _leave)

@@ -7,9 +7,11 @@ import json
 
 import asyncpg
 import pytest
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from app.cli import commands
+from app.settings import Settings, explain, unknown_settings
 from tests.conftest import Database
 
 
@@ -50,3 +52,28 @@ async def test_keys_are_listed_and_revoked_whoever_s_they_are(run, database: Dat
             assert await plain.execute("UPDATE keys SET label = 'x'") == "UPDATE 0"
     finally:
         await plain.close()
+
+
+def test_bad_values_are_named_as_they_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERSELY_HEARTBEAT", "-1")
+    monkeypatch.setenv("TERSELY_DATABASE_POOL", "0")
+    monkeypatch.setenv("TERSELY_OPENAI_BASE_URL", "nowhere")
+    monkeypatch.setenv("TERSELY_AUTH", "maybe")
+    with pytest.raises(ValidationError) as caught:
+        Settings(_env_file=None)
+    said = {line.partition(":")[0]: line for line in explain(caught.value).splitlines()}
+    assert said["TERSELY_HEARTBEAT"] == "TERSELY_HEARTBEAT: Input should be greater than 0, not '-1'"
+    assert "'0'" in said["TERSELY_DATABASE_POOL"]
+    assert "range: >= 1, <= 500" in said["TERSELY_DATABASE_POOL"]
+    assert "'nowhere'" in said["TERSELY_OPENAI_BASE_URL"]
+    assert "'maybe'" in said["TERSELY_AUTH"]
+
+
+def test_unknown_variables_are_named() -> None:
+    names = ["TERSELY_HEARTBEAT", "TERSELY_DATABASE_URL", "DATABASE_URL", "TERSELY_RUNNING_LOCAL", "PATH"]
+    assert unknown_settings(names) == []
+    assert unknown_settings(["TERSELY_STRATEGIE", "TERSELY_TOOLS", "TERSELY_GEMINI_API_KEY"]) == [
+        "TERSELY_GEMINI_API_KEY is not supported by this version: ignored",
+        "TERSELY_STRATEGIE is no setting: ignored",
+        "TERSELY_TOOLS is not supported by this version: ignored",
+    ]
