@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
@@ -11,7 +12,7 @@ from typing import Literal
 from app.dialects import raw_json
 from app.dialects.dialect import Dialect
 from app.dialects.registry import DIALECTS
-from app.domain.errors import InvalidRequest, NotFound
+from app.domain.errors import InvalidRequest, NotFound, StoreUnavailable
 from app.domain.history import Entry
 from app.domain.lineage import append
 from app.domain.messages import Message
@@ -32,6 +33,8 @@ from app.store.writer import Writer
 from app.store.writes import NewSession, Outcome, RequestWrite, Said
 from app.strategies.activity_log import derive_terse
 from app.strategies.presets import Slim
+
+_log = logging.getLogger(__name__)
 
 View = Literal["client", "model", "all"]
 
@@ -65,8 +68,18 @@ class _Batch:
 class Messages:
     """Appending and listing, within a tenant."""
 
-    def __init__(self, database: Database, writer: Writer, recipes: Recipes, *, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        writer: Writer,
+        recipes: Recipes,
+        *,
+        keep_up: Callable[[str, str, str], Awaitable[None]],
+        clock: Callable[[], datetime],
+    ) -> None:
+        """``keep_up`` (tenant, session id, dialect) starts an epoch where what was appended asks for one."""
         self._database = database
+        self._keep_up = keep_up
         self._writer = writer
         self._recipes = recipes
         self._clock = clock
@@ -118,6 +131,11 @@ class Messages:
             replaces_instructions=any(message.is_instruction for message in read),
         )
         await self._writer.write(write)
+        try:
+            await self._keep_up(tenant, session_id, how.name)
+        except StoreUnavailable as error:
+            # The messages are stored; the next append, or the next call, will see to the epoch.
+            _log.warning("an epoch was not started: %s", error)
         return _appended(write.outcome, has_links=bool(arrival.links))
 
     async def page(

@@ -28,7 +28,7 @@ from app.strategies.planning import report_cut_turns
 from app.strategies.presets import strategy_name
 
 # A report tells about so many of the newest turns; of the others it gives the number.
-MAX_TURNS = 2_000
+MAX_TURNS = 200
 # Seconds; of a session without an epoch everything is read.
 LIMIT = 15.0
 
@@ -150,7 +150,7 @@ async def _turns(
     first = min((turn.turn for turn in loaded), default=session.turns + 1)
     start = max(1, first - MAX_TURNS)
     live = set(await turns.live_turns(connection, tenant, session.id, start, first - 1))
-    earlier = [told for told in report_cut_turns(built.context.epoch, before=first) if told.turn in live]
+    earlier = report_cut_turns(built.context.epoch, sorted(live))
     told = (*earlier, *loaded)
     return told[-MAX_TURNS:], max(0, len(told) - MAX_TURNS) + start - 1
 

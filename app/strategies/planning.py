@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cache, lru_cache
@@ -109,8 +109,8 @@ def build(snapshot: Snapshot, epoch: Epoch, *, strategy: Strategy) -> Context:
     return seal(_restore(snapshot, epoch), snapshot=snapshot, epoch=epoch, budget=budget)
 
 
-def report_cut_turns(epoch: Epoch, *, before: int) -> tuple[TurnReport, ...]:
-    """What became of the turns 1 to ``before - 1``, which an epoch cut earlier and a snapshot does not load."""
+def report_cut_turns(epoch: Epoch, turns: Iterable[int]) -> tuple[TurnReport, ...]:
+    """What became of ``turns`` that an epoch cut earlier and a snapshot does not load."""
     logged = any(message.layer == "activity_log" for message in epoch.head)
     return tuple(
         TurnReport(
@@ -119,7 +119,7 @@ def report_cut_turns(epoch: Epoch, *, before: int) -> tuple[TurnReport, ...]:
             tokens=0,
             reason="in the activity log" if logged else "before the cut",
         )
-        for turn in range(1, before)
+        for turn in turns
     )
 
 

@@ -293,7 +293,7 @@ def test_the_report_names_layers_and_what_became_of_each_turn() -> None:
         (4, "full", "recent"),
         (5, "full", "recent"),
     ]
-    assert [t.kept for t in report_cut_turns(context.epoch, before=3)] == ["terse", "terse"]
+    assert [t.kept for t in report_cut_turns(context.epoch, (1, 2))] == ["terse", "terse"]
 
 
 def test_an_empty_session_gives_an_empty_context() -> None:

@@ -1,0 +1,55 @@
+"""Epochs that start outside a call: when what was appended outgrows the current one."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from app.domain.sessions import Session
+from app.store.connection import Connection
+from app.store.ledger import DERIVED_FROM
+from app.store.writes import NewEpoch
+
+TAIL_TOKENS = """
+SELECT coalesce(sum(tokens), 0) FROM messages
+WHERE tenant_id = $1 AND session_id = $2 AND seq >= $3 AND turn > 0 AND status = 'live'
+"""
+MOVE = """
+UPDATE sessions SET epoch = $4, cut = $5, plan = $6, edited = false, version = version + 1
+WHERE tenant_id = $1 AND id = $2 AND version = $3 RETURNING id
+"""
+ADD = """
+INSERT INTO epochs (tenant_id, session_id, number, cut, reason, head_tokens, tokens_before, tokens_after, created_at,
+    plan)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+"""
+ADD_TERSE = """
+INSERT INTO terse (tenant_id, session_id, turn, seq, number, role, source, created_at, text)
+SELECT $1, $2, u.* FROM unnest($3::integer[], $4::bigint[], $5::integer[], $6::text[], $7::text[], $8::timestamptz[],
+    $9::bytea[]) AS u
+ON CONFLICT DO NOTHING
+"""
+
+
+async def tail_tokens(connection: Connection, tenant: str, session: Session) -> int:
+    """Tokens of the live messages from the session's cut on."""
+    found: int = await connection.fetchval(TAIL_TOKENS, tenant, session.id, session.cut)
+    return found
+
+
+async def start(connection: Connection, tenant: str, session: Session, new: NewEpoch, now: datetime) -> bool:
+    """Start an epoch that was planned on ``session`` as it was; False when the session has moved on since."""
+    epoch = new.epoch
+    moved = await connection.fetchval(MOVE, tenant, session.id, session.version, epoch.number, epoch.cut, new.plan)
+    if moved is None:
+        return False
+    await connection.execute(
+        ADD, tenant, session.id, epoch.number, epoch.cut, epoch.reason, epoch.head_tokens, new.tokens_before,
+        new.tokens_after, now, new.plan,
+    )  # fmt: skip
+    if new.derived:
+        rows = [
+            (e.turn, e.seq, number, e.role, e.source, e.created_at, e.text.encode("utf-8", "replace"))
+            for number, e in enumerate(new.derived, start=DERIVED_FROM)
+        ]
+        await connection.execute(ADD_TERSE, tenant, session.id, *map(list, zip(*rows, strict=True)))
+    return True
