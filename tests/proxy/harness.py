@@ -88,7 +88,7 @@ def serve(database: Database, upstream: str, *, dsn: str | None = None, **settin
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     application = build(config, database_url=dsn or database.dsn, openai_base_url=upstream)
     uvicorn_config = serving._config(
-        application, config, serving.Serving(host="127.0.0.1", port=0, workers=1, is_scripted=False)
+        application, serving.Serving(host="127.0.0.1", port=0, workers=1, is_scripted=False)
     )
     uvicorn_config.http = type("Protocol", (DeadlineProtocol,), {"header_timeout": config.header_timeout})
     uvicorn_config.timeout_graceful_shutdown = 3
