@@ -36,7 +36,7 @@ OWNER = "tersely_test_owner"
 _RUN_DIR = "TERSELY_TEST_RUN_DIR"
 _TEMPLATE_LOCK = "template.lock"
 
-settings.register_profile("quick", max_examples=60, deadline=None)
+settings.register_profile("quick", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
     "ci", max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
