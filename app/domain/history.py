@@ -16,11 +16,20 @@ from app.domain.messages import Message
 # client that does not know may go on sending it; of a removed message only its digest is left.
 Status = Literal["live", "superseded", "dropped", "undone", "removed"]
 TerseSource = Literal["model", "derived"]
+SummarySource = Literal["model", "extractive"]
+
+DEFAULT_PRIORITY = 50
+IMPORTANT = 75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A live, model-visible message at its place: what strategies work on. ``tokens`` is its stored count."""
+    """A live, model-visible message at its place: what strategies work on. ``tokens`` is its stored count.
+
+    ``priority`` is 0 to 100; a message marked important has at least ``IMPORTANT``. ``is_shortened``: the texts of
+    ``message``'s tool results are no longer those of its raw form. ``prefix`` is a text of Tersely's own that goes in
+    front of the message's words.
+    """
 
     seq: int
     turn: int
@@ -28,6 +37,9 @@ class Entry:
     tokens: int
     created_at: datetime
     pinned: bool = False
+    priority: int = DEFAULT_PRIORITY
+    is_shortened: bool = False
+    prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +66,22 @@ class Reference:
     position: int
     mentions: int
     used_by_model: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What stands for the live messages from ``first_seq`` to ``last_seq`` (inclusive); made for one ``purpose``.
+
+    ``tokens`` counts ``text``. Summaries are only ever added, never changed.
+    """
+
+    first_seq: int
+    last_seq: int
+    purpose: str
+    text: str
+    tokens: int
+    source: SummarySource
+    created_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
