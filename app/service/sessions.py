@@ -14,7 +14,7 @@ from app.domain.errors import Conflict, InvalidRequest, NotFound
 from app.domain.sessions import Session
 from app.service.calls import check_session_id
 from app.service.recipes import Recipes
-from app.store import sessions, turns
+from app.store import memory, sessions, turns
 from app.store.connection import Connection, Database
 from app.store.sessions import Configuration
 from app.store.turns import TurnRow
@@ -102,6 +102,7 @@ class Sessions:
         async with self._database.transaction(tenant, limit=DELETE_LIMIT) as connection:
             if not await sessions.delete(connection, tenant, session_id):
                 raise NotFound("there is no such session")
+            await memory.forget_session(connection, tenant, session_id)
 
     # Turns
 

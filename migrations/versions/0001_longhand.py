@@ -219,6 +219,57 @@ TABLES = {
             PRIMARY KEY (tenant_id, session_id, segment),
             FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
         )""",
+    # What stands for ranges of messages. `basis` tells whether a row still counts (see `app.store.summaries`); a row
+    # without a text says that nothing shorter was found.
+    "summaries": """
+        CREATE TABLE summaries (
+            tenant_id text NOT NULL,
+            session_id text NOT NULL,
+            number bigint NOT NULL,
+            purpose text NOT NULL,
+            first_seq bigint NOT NULL,
+            last_seq bigint NOT NULL,
+            basis bytea NOT NULL,
+            tokens integer NOT NULL,
+            source text NOT NULL,
+            model text NOT NULL,
+            created_at timestamptz NOT NULL,
+            text bytea,
+            PRIMARY KEY (tenant_id, session_id, number),
+            FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+        )""",
+    # Belongs to the tenant: what left the contexts of its sessions, day by day.
+    "memory": """
+        CREATE TABLE memory (
+            tenant_id text NOT NULL,
+            session_id text NOT NULL,
+            day date NOT NULL,
+            first_seq bigint NOT NULL,
+            last_seq bigint NOT NULL,
+            created_at timestamptz NOT NULL,
+            text bytea NOT NULL,
+            PRIMARY KEY (tenant_id, session_id, day, first_seq, last_seq)
+        )""",
+    # Who works on a session in the background, until when at most.
+    "leases": """
+        CREATE TABLE leases (
+            tenant_id text NOT NULL,
+            session_id text NOT NULL,
+            holder text NOT NULL,
+            until timestamptz NOT NULL,
+            PRIMARY KEY (tenant_id, session_id),
+            FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+        )""",
+    # Models that failed a tenant repeatedly, and how long they are left alone.
+    "breakers": """
+        CREATE TABLE breakers (
+            tenant_id text NOT NULL,
+            name text NOT NULL,
+            failures integer NOT NULL,
+            open_until timestamptz,
+            updated_at timestamptz NOT NULL,
+            PRIMARY KEY (tenant_id, name)
+        )""",
     "calibration": """
         CREATE TABLE calibration (
             tenant_id text NOT NULL,
@@ -251,6 +302,8 @@ INDEXES = (
     "CREATE INDEX sessions_client ON sessions (tenant_id, client_id) WHERE client_id IS NOT NULL",
     "CREATE INDEX sessions_parent ON sessions (tenant_id, parent) WHERE parent IS NOT NULL",
     "CREATE INDEX sessions_recent ON sessions (tenant_id, created_at DESC, id DESC)",
+    "CREATE INDEX summaries_purpose ON summaries (tenant_id, session_id, purpose, last_seq DESC, number DESC)",
+    "CREATE INDEX memory_day ON memory (tenant_id, day, created_at DESC)",
     "CREATE INDEX side_replies_anchor ON side_replies (tenant_id, anchor)",
     "CREATE INDEX keys_id ON keys (id)",
 )

@@ -1,0 +1,66 @@
+"""The daily memory of a tenant: what was summarised when it left a context (CowAgent's daily memory file).
+
+It belongs to the tenant and outlives the session that it came from, unless that is deleted on request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date, datetime
+
+from app.store.connection import Connection
+
+ADD = """
+INSERT INTO memory (tenant_id, session_id, day, first_seq, last_seq, created_at, text)
+VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING
+"""
+OF_DAY = """
+SELECT session_id, first_seq, last_seq, created_at, text FROM memory
+WHERE tenant_id = $1 AND day = $2 ORDER BY created_at DESC, session_id, last_seq DESC LIMIT $3
+"""
+FORGET_RANGE = "DELETE FROM memory WHERE tenant_id = $1 AND session_id = $2 AND first_seq <= $4 AND last_seq >= $3"
+FORGET_SESSION = "DELETE FROM memory WHERE tenant_id = $1 AND session_id = $2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEntry:
+    """What one session left behind: a summary of its messages ``first_seq`` to ``last_seq``."""
+
+    session_id: str
+    first_seq: int
+    last_seq: int
+    created_at: datetime
+    text: str
+
+
+async def add(connection: Connection, tenant: str, entry: MemoryEntry) -> None:
+    """Write an entry into the memory of its day (UTC); the same range is written once a day."""
+    await connection.execute(
+        ADD, tenant, entry.session_id, entry.created_at.date(), entry.first_seq, entry.last_seq, entry.created_at,
+        entry.text.encode("utf-8", "replace"),
+    )  # fmt: skip
+
+
+async def of_day(connection: Connection, tenant: str, day: date, *, limit: int = 100) -> list[MemoryEntry]:
+    """The newest ``limit`` entries of a day, oldest first."""
+    records = await connection.fetch(OF_DAY, tenant, day, limit)
+    return [
+        MemoryEntry(
+            session_id=record["session_id"],
+            first_seq=record["first_seq"],
+            last_seq=record["last_seq"],
+            created_at=record["created_at"],
+            text=record["text"].decode("utf-8", "replace"),
+        )
+        for record in reversed(records)
+    ]
+
+
+async def forget_range(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> None:
+    """Delete what was made of any message from ``first`` to ``last``."""
+    await connection.execute(FORGET_RANGE, tenant, session_id, first, last)
+
+
+async def forget_session(connection: Connection, tenant: str, session_id: str) -> None:
+    """Delete what a session left behind."""
+    await connection.execute(FORGET_SESSION, tenant, session_id)

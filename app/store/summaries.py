@@ -1,0 +1,133 @@
+"""Summaries: append-only rows, each standing for the live messages in a range of sequence numbers.
+
+A row keeps the ``basis`` of its range: a digest of the numbers in it that were *not* live when the summary was made. It
+counts as long as the basis is still the same, so it stops counting once one of its messages is undone, dropped,
+superseded or removed, and counts again when a client returns to the branch that it was made of. Edits elsewhere do not
+touch it. A row without a text says that nothing shorter was found for that basis: there is no second try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from asyncpg import Record
+
+from app.domain.history import Summary, SummarySource
+from app.store.connection import Connection
+
+HERE = "tenant_id = $1 AND session_id = $2"
+
+
+def _basis(first: str, last: str) -> str:
+    """The basis of a range. Its condition is that of the index of exceptions: the cost depends on these alone."""
+    return f"""(
+        SELECT sha256(convert_to(coalesce(string_agg(m.seq::text, ',' ORDER BY m.seq), ''), 'UTF8'))
+        FROM messages m
+        WHERE m.tenant_id = $1 AND m.session_id = $2 AND m.seq BETWEEN {first} AND {last}
+          AND CASE WHEN status <> 'live' OR turn = 0 OR place <> seq::float8 OR NOT client_visible OR NOT model_visible
+              THEN 1 ELSE 0 END = 1
+          AND m.status <> 'live' AND m.turn > 0
+    )"""
+
+
+BASIS = f"SELECT {_basis('$3', '$4')}"
+IS_DONE = f"""
+SELECT EXISTS (
+    SELECT FROM summaries
+    WHERE {HERE} AND purpose = $3 AND first_seq = $4 AND last_seq = $5 AND basis = $6
+)
+"""
+# Only who holds the session's lease may add; a basis that has changed meanwhile makes the summary worthless.
+ADD = f"""
+INSERT INTO summaries (tenant_id, session_id, number, purpose, first_seq, last_seq, basis, tokens, source, model,
+    created_at, text)
+SELECT $1, $2, (SELECT coalesce(max(number), 0) + 1 FROM summaries WHERE {HERE}), $5, $3, $4, $6, $7, $8, $9, $10, $11
+WHERE {_basis("$3", "$4")} = $6
+  AND EXISTS (SELECT FROM leases WHERE {HERE} AND holder = $12)
+ON CONFLICT DO NOTHING RETURNING number
+"""
+COUNTING = f"""
+SELECT first_seq, last_seq, purpose, tokens, source, created_at, text FROM summaries s
+WHERE {HERE} AND purpose = ANY($3::text[]) AND last_seq <= $4 AND text IS NOT NULL
+  AND basis = {_basis("s.first_seq", "s.last_seq")}
+ORDER BY last_seq DESC, number DESC LIMIT $5
+"""
+FORGET = f"DELETE FROM summaries WHERE {HERE} AND first_seq <= $4 AND last_seq >= $3"
+
+NO_LIMIT = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSummary:
+    """A summary to be added. ``text`` None: nothing shorter was found. ``model`` is empty for extractive ones."""
+
+    purpose: str
+    first_seq: int
+    last_seq: int
+    basis: bytes
+    text: str | None
+    tokens: int
+    source: SummarySource
+    model: str = ""
+
+
+def _summary(record: Record) -> Summary:
+    return Summary(
+        first_seq=record["first_seq"],
+        last_seq=record["last_seq"],
+        purpose=record["purpose"],
+        text=record["text"].decode("utf-8", "replace"),
+        tokens=record["tokens"],
+        source=record["source"],
+        created_at=record["created_at"],
+    )
+
+
+async def basis(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> bytes:
+    """What a summary of ``first`` to ``last`` that is made of the messages as they are now rests on: 32 bytes."""
+    found: bytes = await connection.fetchval(BASIS, tenant, session_id, first, last)
+    return found
+
+
+async def is_done(
+    connection: Connection, tenant: str, session_id: str, purpose: str, first: int, last: int, on: bytes
+) -> bool:
+    """Whether this range was summarised, or tried in vain, on the basis ``on``."""
+    found: bool = await connection.fetchval(IS_DONE, tenant, session_id, purpose, first, last, on)
+    return found
+
+
+async def add(
+    connection: Connection, tenant: str, session_id: str, new: NewSummary, *, holder: str, now: datetime
+) -> bool:
+    """Add a summary; False when the lease is another's, or when the messages it covers have changed."""
+    text = None if new.text is None else new.text.encode("utf-8", "replace")
+    number = await connection.fetchval(
+        ADD, tenant, session_id, new.first_seq, new.last_seq, new.purpose, new.basis, new.tokens, new.source, new.model,
+        now, text, holder,
+    )  # fmt: skip
+    return number is not None
+
+
+async def newest(
+    connection: Connection,
+    tenant: str,
+    session_id: str,
+    purposes: Sequence[str],
+    *,
+    up_to: int = NO_LIMIT,
+    limit: int = 1,
+) -> list[Summary]:
+    """The newest ``limit`` summaries that count and cover nothing behind ``up_to``, in the order of the history.
+
+    Of several for the same end, the one that was made last comes last.
+    """
+    records = await connection.fetch(COUNTING, tenant, session_id, list(purposes), up_to, limit)
+    return [_summary(record) for record in reversed(records)]
+
+
+async def forget(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> None:
+    """Delete what was made of any message from ``first`` to ``last``."""
+    await connection.execute(FORGET, tenant, session_id, first, last)
