@@ -1,0 +1,102 @@
+"""When to compress and when to retrieve (Fifth, "When to Compress vs. Retrieve"): the table as rules.
+
+| situation | action |
+|---|---|
+| context over 80 % full | compress the oldest working memory |
+| an old task is referred to | retrieve its summary |
+| an error repeats | retrieve what was done about it |
+| a new task starts | compress the previous one, clear volatile memory |
+| a past topic is mentioned | retrieve and expand that topic |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from app.domain.history import Entry
+from app.domain.messages import Message, Text, ToolResult
+from app.domain.turns import Turn
+from app.strategies.references import extract_identifiers, message_text
+
+Situation = Literal["over_capacity", "old_task", "error_repeats", "new_task", "past_topic"]
+
+# Relevance from which a past turn is what the user speaks of, and from which it is worth a look.
+PAST_TOPIC = 0.6
+OLD_TASK = 0.3
+
+_ERROR = re.compile(r"(?:Error|Exception)\b|error:|fatal:|panic:|\bfailed\b|not found|denied", re.IGNORECASE)
+_VARIABLE = re.compile(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"", re.IGNORECASE)
+# An error is told in few lines near the beginning or the end of an output.
+_LOOK_AT = 10_000
+_MAX_LINES = 20
+_LINE_LENGTH = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """An older turn that may be brought back: how relevant to the current task (0 to 1), and what was said in it."""
+
+    turn: Turn
+    relevance: float
+
+
+def over_capacity(tokens: int, total: int, *, trigger_percent: int) -> bool:
+    """Whether ``tokens`` fill more than the trigger's share of ``total``."""
+    return tokens * 100 > total * trigger_percent
+
+
+def past_topics(past: Sequence[Past]) -> tuple[Turn, ...]:
+    """Turns to expand whole: what the user speaks of again."""
+    return tuple(each.turn for each in past if each.relevance >= PAST_TOPIC)
+
+
+def old_tasks(past: Sequence[Past]) -> tuple[Turn, ...]:
+    """Turns whose summary is enough: related, but not what is spoken of."""
+    return tuple(each.turn for each in past if OLD_TASK <= each.relevance < PAST_TOPIC)
+
+
+def repeated_errors(running: Sequence[Entry], past: Sequence[Past]) -> tuple[Turn, ...]:
+    """Past turns that met an error which the running turn's results show as well."""
+    current = {signature for entry in running for signature in error_signatures(entry.message)}
+    if not current:
+        return ()
+    return tuple(
+        each.turn
+        for each in past
+        if any(current.intersection(error_signatures(entry.message)) for entry in each.turn.entries)
+    )
+
+
+def starts_new_task(running: Turn, previous: Turn | None) -> bool:
+    """Whether the running turn has just begun and names nothing of the previous one."""
+    if previous is None or len(running.entries) > 1:
+        return False
+    return not _topics(running.entries) & _topics(previous.entries)
+
+
+def error_signatures(message: Message) -> frozenset[str]:
+    """The error lines of a message's results and text without their numbers and quoted values."""
+    texts = [part.text for part in message.parts if isinstance(part, Text | ToolResult)]
+    lines = [line.strip()[:_LINE_LENGTH] for text in texts for line in _ends(text).splitlines()]
+    telling = [line for line in lines if _ERROR.search(line)]
+    return frozenset(_VARIABLE.sub("?", line) for line in telling[-_MAX_LINES:])
+
+
+def _ends(text: str) -> str:
+    return text if len(text) <= 2 * _LOOK_AT else f"{text[:_LOOK_AT]}\n{text[-_LOOK_AT:]}"
+
+
+_WORD = re.compile(r"[^\W\d_]{4,}")
+
+
+def _topics(entries: Sequence[Entry]) -> set[str]:
+    """Identifiers, and words long enough to mean something."""
+    topics: set[str] = set()
+    for entry in entries:
+        for text in message_text(entry.message):
+            topics.update(extract_identifiers(text))
+            topics.update(word.casefold() for word in _WORD.findall(text))
+    return topics

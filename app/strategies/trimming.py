@@ -1,0 +1,113 @@
+"""Trimming by turns (CowAgent, "Short-term Memory"): the older half goes, or all between question and reply.
+
+All stages count the running turn as a turn and never take it: it is the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from app.domain.history import Entry
+from app.domain.messages import Text
+from app.domain.turns import Turn, group_turns
+from app.strategies.cutting import must_stay
+from app.strategies.pipeline import Draft, Edit, Stage
+
+# "Token Budget Trimming": with fewer turns than this a half of them would be next to everything.
+FEW_TURNS = 5
+
+
+def drop_half_over_turns(max_turns: int) -> Stage:
+    """More than ``max_turns`` turns: the older half of the complete ones goes ("Turn Trimming")."""
+
+    def stage(draft: Draft) -> Draft:
+        turns = _turns(draft)
+        if len(turns) <= max_turns:
+            return draft
+        return _keep_turns(draft, turns[(len(turns) - 1) // 2 :])
+
+    return stage
+
+
+def fit_budget(budget: int) -> Stage:
+    """Over ``budget`` tokens: few turns are reduced to their texts, of more the first half goes ("Token Budget")."""
+
+    def stage(draft: Draft) -> Draft:
+        if draft.tokens <= budget:
+            return draft
+        turns = _turns(draft)
+        if len(turns) < FEW_TURNS:
+            return _reduce(draft, turns)
+        return _keep_turns(draft, turns[len(turns) // 2 :])
+
+    return stage
+
+
+def keep_texts(turns: int) -> Stage:
+    """The newest ``turns`` complete turns as question and reply, before the running one ("Session Persistence")."""
+
+    def stage(draft: Draft) -> Draft:
+        newest = _turns(draft)[-(turns + 1) :]
+        return _reduce(_keep_turns(draft, newest), newest)
+
+    return stage
+
+
+def keep_newest_turns(turns: int) -> Stage:
+    """At most ``turns`` turns, the running one among them ("Overflow Emergency Handling", step 2)."""
+
+    def stage(draft: Draft) -> Draft:
+        return _keep_turns(draft, _turns(draft)[-turns:])
+
+    return stage
+
+
+def clear() -> Stage:
+    """Nothing but what must stay: the running turn's question ("Overflow Emergency Handling", step 3)."""
+
+    def stage(draft: Draft) -> Draft:
+        if not draft.tail:
+            return draft
+        question = next((e for e in reversed(draft.tail) if e.message.starts_turn), None)
+        if question is not None and question is draft.tail[-1]:
+            return _cut(draft, question.seq, ())
+        return draft.with_cut(draft.tail[-1].seq + 1, must_stay(draft.kept, draft.tail))
+
+    return stage
+
+
+def _turns(draft: Draft) -> tuple[Turn, ...]:
+    return group_turns(draft.entries)
+
+
+def _keep_turns(draft: Draft, turns: Sequence[Turn]) -> Draft:
+    """The draft with only ``turns``, which are its newest, and what must stay of the others."""
+    staying = {turn.number for turn in turns}
+    first = next((entry.seq for entry in draft.tail if entry.turn in staying), draft.cut)
+    return _cut(draft, first, (entry for entry in draft.kept if entry.turn in staying))
+
+
+def _reduce(draft: Draft, turns: Sequence[Turn]) -> Draft:
+    """Complete turns reduced to the first question and the last reply; the running one as it is."""
+    *complete, running = turns
+    texts = [entry for turn in complete for entry in _texts(turn)]
+    first = next((entry.seq for entry in draft.tail if entry.turn == running.number), draft.cut)
+    edits = [Edit(stage="reduce", turn=turn.number, kept="truncated", reason="question and reply") for turn in complete]
+    return _cut(draft, first, texts, edits)
+
+
+def _texts(turn: Turn) -> list[Entry]:
+    question = next((entry for entry in turn.entries if entry.message.starts_turn), None)
+    reply = next((entry for entry in reversed(turn.entries) if _is_reply(entry)), None)
+    return [entry for entry in (question, reply) if entry is not None]
+
+
+def _is_reply(entry: Entry) -> bool:
+    message = entry.message
+    said = any(isinstance(part, Text) and part.text.strip() for part in message.parts)
+    return message.role == "assistant" and said and not message.calls
+
+
+def _cut(draft: Draft, first: int, kept: Iterable[Entry], edits: Iterable[Edit] = ()) -> Draft:
+    standing = must_stay(draft.kept, draft.tail)
+    return draft.with_cut(max(first, draft.cut), (*kept, *standing), edits=edits)

@@ -1,0 +1,110 @@
+"""Scores, levels and situations, rule by rule of Fifth's "Context Manager"."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from app.domain.history import IMPORTANT
+from app.domain.turns import Turn, group_turns
+from app.strategies.levels import Score, is_older, recency, score_turns
+from app.strategies.situations import (
+    Past,
+    error_signatures,
+    old_tasks,
+    over_capacity,
+    past_topics,
+    repeated_errors,
+    starts_new_task,
+)
+from tests.builders import assistant, call, result, user
+from tests.strategies.histories import START, chat, place
+
+
+def turns(*said: str) -> tuple[Turn, ...]:
+    return group_turns(place(*[user(text) for text in said]))
+
+
+def test_priority_scoring_weights() -> None:
+    assert Score(recency=1, references=0, relevance=0, explicit=0).total == pytest.approx(0.3)
+    assert Score(recency=0, references=1, relevance=0, explicit=0).total == pytest.approx(0.2)
+    assert Score(recency=0, references=0, relevance=1, explicit=0).total == pytest.approx(0.4)
+    assert Score(recency=0, references=0, relevance=0, explicit=1).total == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("minutes", "expected"), [(0, 1.0), (1, 0.5), (9, 0.1), (-5, 1.0)])
+def test_recency_is_one_over_one_plus_minutes(minutes: int, expected: float) -> None:
+    assert recency(START, START + timedelta(minutes=minutes)) == pytest.approx(expected)
+
+
+def test_references_are_later_mentions_over_all_mentions() -> None:
+    history = turns("write src/app.py", "run src/app.py and src/app.py", "rest")
+    scores = score_turns(history, {}, START)
+    assert scores[1].references == pytest.approx(2 / 3)
+    assert scores[2].references == 0
+    assert scores[3].references == 0
+
+
+def test_relevance_is_given_and_bounded() -> None:
+    scores = score_turns(turns("a", "b"), {1: 0.7, 2: 9.0}, START)
+    assert (scores[1].relevance, scores[2].relevance) == (0.7, 1.0)
+
+
+def test_explicit_is_one_if_marked_important() -> None:
+    history = place(user("a"), user("b"), user("c"))
+    marked = (history[0], replace(history[1], priority=IMPORTANT), replace(history[2], pinned=True))
+    assert [score.explicit for score in score_turns(group_turns(marked), {}, START).values()] == [0, 1, 1]
+
+
+def test_ages() -> None:
+    (turn,) = turns("a")
+    assert not is_older(turn, 300, START + timedelta(seconds=300))
+    assert is_older(turn, 300, START + timedelta(seconds=301))
+
+
+def test_context_over_80_percent_full() -> None:
+    assert not over_capacity(12_800, 16_000, trigger_percent=80)
+    assert over_capacity(12_801, 16_000, trigger_percent=80)
+
+
+def test_a_past_topic_is_expanded_an_old_task_is_summarised_the_rest_stays_away() -> None:
+    first, second, third = turns("a", "b", "c")
+    past = [Past(turn=first, relevance=0.9), Past(turn=second, relevance=0.4), Past(turn=third, relevance=0.1)]
+    assert past_topics(past) == (first,)
+    assert old_tasks(past) == (second,)
+
+
+def test_a_repeating_error_brings_back_the_turn_that_met_it() -> None:
+    failing = "Traceback (most recent call last)\nValueError: invalid literal for int() with base 10: '%s' at line %d"
+    history = place(
+        user("run it"),
+        assistant(None, call("c1")),
+        result("c1", failing % ("x", 3)),
+        assistant("fixed by stripping"),
+        user("again"),
+        assistant(None, call("c2")),
+        result("c2", failing % ("yy", 14)),
+    )
+    before, running = group_turns(history)
+    assert repeated_errors(running.entries, [Past(turn=before, relevance=0)]) == (before,)
+    assert repeated_errors(running.entries[:1], [Past(turn=before, relevance=0)]) == ()
+
+
+def test_error_signatures_are_bounded_in_time_and_number() -> None:
+    huge = "error: " + "a" * 5_000_000 + "\n" + "\n".join(f"error: kind{'z' * i}" for i in range(100))
+    assert 0 < len(error_signatures(result("c1", huge))) <= 20
+
+
+def test_a_new_task_names_nothing_of_the_previous_one() -> None:
+    before, fresh = turns("refactor the parser in src/parse.py", "write a poem about autumn")
+    assert starts_new_task(fresh, before)
+    before, related = turns("refactor the parser in src/parse.py", "does the parser pass its tests?")
+    assert not starts_new_task(related, before)
+    assert not starts_new_task(fresh, None)
+
+
+def test_a_task_that_is_under_way_is_not_new() -> None:
+    before, running = group_turns((*chat(1), *place(user("x"), user("paint"), assistant("painting"))[1:]))
+    assert not starts_new_task(running, before)
