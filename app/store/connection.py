@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
@@ -51,9 +51,13 @@ _ANSWERS = (
 
 T = TypeVar("T")
 
-# How long a reading transaction waits for the next reader, and how old it may get, in seconds.
-OPEN_IDLE = 0.05
-OPEN_AGE = 0.25
+# What a connection of our own is from its first moment on. A pooler between us and the server refuses or ignores it.
+_OWN = {"role": "tersely_app", "plan_cache_mode": "force_generic_plan"}
+# A distributed Postgres hands on to its other nodes only what is set inside a transaction.
+_IS_OWN = """
+SELECT current_setting('role') = 'tersely_app' AND current_setting('plan_cache_mode') = 'force_generic_plan'
+    AND NOT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus')
+"""
 
 # While the database is away it is asked so often, and given so long to answer, in seconds.
 PROBE_EVERY = 0.25
@@ -62,40 +66,39 @@ PROBE_TIMEOUT = 1.0
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """A connection, and the tenant for which it stands in an open transaction that has done nothing but read."""
+    """A connection. ``is_own``: what is set on it stays with us, and ``tenant`` is whose rows it sees; else nothing
+    may outlive a transaction.
+    """
 
     connection: Connection
-    tenant: str | None = None
-    begun: float = 0.0
-    used: float = 0.0
+    is_own: bool
+    tenant: str = ""
 
 
 class _Pool:
     """Connections, made when they are needed and kept while they are.
 
-    Taking one costs no task and no round trip, which a general pool's return does: what is set on a connection is set
-    with SET LOCAL and ends with its transaction, so there is nothing to reset.
+    Taking one costs no task and no round trip, which a general pool's return does: there is nothing to reset.
     """
 
-    def __init__(self, connect: Callable[[], Awaitable[Connection]], size: int) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[_Slot]], size: int) -> None:
         self._connect = connect
         self._free = asyncio.Semaphore(size)
         self._idle: list[_Slot] = []
         self._busy: set[_Slot] = set()
-        self._settling: asyncio.Task[None] | None = None
 
-    async def take(self, tenant: str | None) -> _Slot:
-        """A connection, if possible one that is open for ``tenant`` already; waits while all are busy."""
+    async def take(self, tenant: str) -> _Slot:
+        """A connection, if possible one that sees ``tenant``'s rows already; waits while all are busy."""
         await self._free.acquire()
         try:
-            slot = self._living(tenant) or _Slot(await self._connect())
+            slot = self._living(tenant) or await self._connect()
         except BaseException:
             self._free.release()
             raise
         self._busy.add(slot)
         return slot
 
-    def _living(self, tenant: str | None) -> _Slot | None:
+    def _living(self, tenant: str) -> _Slot | None:
         for place in range(len(self._idle) - 1, -1, -1):
             if self._idle[place].tenant == tenant:
                 slot = self._idle.pop(place)
@@ -108,43 +111,15 @@ class _Pool:
         return None
 
     def give_back(self, slot: _Slot) -> None:
-        """Return what was taken; one that is closed, or in a transaction it should not be in, is thrown away."""
+        """Return what was taken; one that is still in a transaction is thrown away."""
         self._busy.discard(slot)
         connection = slot.connection
         if not connection.is_closed():
-            if connection.is_in_transaction() != (slot.tenant is not None):
+            if connection.is_in_transaction():
                 connection.terminate()
             else:
                 self._idle.append(slot)
-                if slot.tenant is not None and self._settling is None:
-                    self._settling = asyncio.get_running_loop().create_task(self._settle())
         self._free.release()
-
-    async def _settle(self) -> None:
-        """End the reading transactions that nobody has gone on with."""
-        try:
-            while any(slot.tenant is not None for slot in self._idle):
-                await asyncio.sleep(OPEN_IDLE)
-                now = asyncio.get_running_loop().time()
-                left = [slot for slot in self._idle if slot.tenant is not None and now - slot.used >= OPEN_IDLE]
-                self._idle = [slot for slot in self._idle if slot not in left]
-                self._busy.update(left)
-                for slot in left:
-                    await self._end(slot)
-        finally:
-            self._settling = None
-
-    async def _end(self, slot: _Slot) -> None:
-        try:
-            async with asyncio.timeout(1):
-                await slot.connection.execute("COMMIT")
-            slot.tenant = None
-        except (*AWAY, asyncpg.PostgresError):
-            slot.connection.terminate()
-        finally:
-            self._busy.discard(slot)
-            if not slot.connection.is_closed():
-                self._idle.append(slot)
 
     def drop_idle(self) -> None:
         """Throw idle connections away: after one of them failed, the others are likely to be dead too."""
@@ -153,8 +128,6 @@ class _Pool:
 
     async def close(self) -> None:
         """Close what is idle, cut off what is not."""
-        if self._settling is not None:
-            self._settling.cancel()
         for slot in self._busy:
             slot.connection.terminate()
         while self._idle:
@@ -176,20 +149,32 @@ class Database:
 
     def __init__(self, *, dsn: str, size: int = 10, timeout: float = 5.0, pooler: bool = False) -> None:
         """``pooler``: the server is a transaction pooler, so nothing may outlive a transaction."""
+        self._dsn = dsn
         self._timeout = timeout
-        self._lingers = not pooler
-        cache = 0 if pooler else 256
-
-        async def connect() -> Connection:
-            try:
-                return await asyncpg.connect(dsn, timeout=timeout, statement_cache_size=cache)
-            except asyncpg.PostgresError as error:  # a server that does not let us in is no better than none
-                raise ConnectionError(type(error).__name__) from error
-
-        self._connect = connect
-        self._pool = _Pool(connect, size)
+        self._may_own = not pooler
+        self._statements = 0 if pooler else 256
+        self._pool = _Pool(self._connect, size)
         self._is_open = False
         self._healing: asyncio.Task[None] | None = None
+
+    async def _connect(self) -> _Slot:
+        """A new connection, our own where nothing stands between us and the server."""
+        try:
+            if self._may_own:
+                try:
+                    connection = await self._dial(_OWN)
+                except asyncpg.ProtocolViolationError:  # a pooler, although nobody has said so
+                    self._may_own = False
+                else:
+                    return _Slot(connection, is_own=bool(await connection.fetchval(_IS_OWN)))
+            return _Slot(await self._dial({}), is_own=False)
+        except asyncpg.PostgresError as error:  # a server that does not let us in is no better than none
+            raise ConnectionError(type(error).__name__) from error
+
+    async def _dial(self, settings: dict[str, str]) -> Connection:
+        return await asyncpg.connect(
+            self._dsn, timeout=self._timeout, statement_cache_size=self._statements, server_settings=settings
+        )
 
     async def open(self) -> None:
         """Get ready. Needs no database."""
@@ -224,7 +209,7 @@ class Database:
         """Whether a new connection gets an answer; those of the pool may all be waiting for one."""
         try:
             async with asyncio.timeout(PROBE_TIMEOUT):
-                connection = await self._connect()
+                connection = (await self._connect()).connection
                 try:
                     await connection.execute("SELECT 1")
                 finally:
@@ -260,58 +245,48 @@ class Database:
         async with self.transaction(tenant, limit=limit) as connection:
             return await work(connection)
 
-    @asynccontextmanager
-    async def transaction(
+    def transaction(
         self, tenant: str, *, key_id: str = "", limit: float | None = None
-    ) -> AsyncIterator[Connection]:
+    ) -> AbstractAsyncContextManager[Connection]:
         """A transaction that sees ``tenant``'s rows alone, committed on leaving, rolled back on an error.
 
         Raises `StoreUnavailable` when the database is away, or not done within ``limit`` seconds.
         """
-        async with self._begun(tenant, key_id, limit) as slot:
-            slot.tenant = None
-            yield slot.connection
-            await slot.connection.execute("COMMIT")
+        return self._use(tenant, key_id, limit, is_one=True)
 
-    @asynccontextmanager
-    async def reading(self, tenant: str, *, limit: float | None = None) -> AsyncIterator[Connection]:
-        """Like `transaction`, for reading alone: the next reader of the same tenant goes on in the same transaction.
-
-        Each statement sees what was committed before it. Saves two of three round trips under load; left alone, a
-        transaction ends within a tenth of a second.
+    def statements(self, tenant: str, *, limit: float | None = None) -> AbstractAsyncContextManager[Connection]:
+        """Like `transaction`, for statements that need not be one: a statement is committed when the block is left
+        at the latest, and sees what was committed before it. On a connection of our own this saves the round trips
+        that begin and end a transaction.
         """
-        async with self._begun(tenant, "", limit) as slot:
-            yield slot.connection
-            if not self._lingers:
-                slot.tenant = None
-                await slot.connection.execute("COMMIT")
+        return self._use(tenant, "", limit, is_one=False)
+
+    reading = statements
 
     @asynccontextmanager
-    async def _begun(self, tenant: str, key_id: str, limit: float | None) -> AsyncIterator[_Slot]:
-        """A connection inside a transaction for ``tenant``; what is left open goes on if it only read."""
+    async def _use(self, tenant: str, key_id: str, limit: float | None, *, is_one: bool) -> AsyncIterator[Connection]:
         if not self._is_open or self._healing is not None:
             raise StoreUnavailable
-        begin = _begin_statement(tenant, key_id)
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(limit or self._timeout) as patience:
-                slot = await self._pool.take(None if key_id else tenant)
+                slot = await self._pool.take(tenant)
+                connection = slot.connection
                 try:
-                    now = slot.used = loop.time()
-                    if key_id or slot.tenant != tenant or now - slot.begun > OPEN_AGE:
-                        if slot.tenant is not None:
-                            begin = "COMMIT; " + begin
-                        slot.tenant = None
-                        await _begin(slot.connection, begin)
-                        slot.tenant, slot.begun = (None if key_id else tenant), now
+                    is_begun = is_one or not slot.is_own
+                    if is_begun:
+                        await _prepare(connection, _begin_statement(tenant, key_id, is_own=slot.is_own))
+                    elif slot.tenant != tenant:
+                        await _prepare(connection, _tenant_statement(tenant))
+                        slot.tenant = tenant
                     try:
-                        yield slot
-                    except BaseException:
-                        slot.tenant = None
+                        yield connection
+                        if is_begun:
+                            await connection.execute("COMMIT")
+                    except BaseException as error:
                         if patience.expired():
-                            slot.connection.terminate()
-                        else:
-                            await _roll_back(slot.connection)
+                            connection.terminate()
+                        elif is_begun or isinstance(error, asyncio.CancelledError):
+                            await _roll_back(connection)
                         raise
                 finally:
                     self._pool.give_back(slot)
@@ -325,21 +300,28 @@ class Database:
 
 
 @lru_cache(maxsize=4096)
-def _begin_statement(tenant: str, key_id: str) -> str:
+def _begin_statement(tenant: str, key_id: str, *, is_own: bool) -> str:
     """What begins a transaction. The names stand in the statement itself, so they are checked."""
-    if tenant and not TENANT.fullmatch(tenant):
-        raise ValueError(f"not a tenant's name: {tenant!r}")
     if key_id and not TENANT.fullmatch(key_id):
         raise ValueError("not a key's id")
-    # Our statements have one good plan each; making it anew at each call costs more than running it.
-    begin = (
-        "BEGIN; SET LOCAL ROLE tersely_app; SET LOCAL plan_cache_mode = force_generic_plan; "
-        f"SET LOCAL app.tenant = '{tenant}'"
-    )
-    return f"{begin}; SET LOCAL app.key_id = '{key_id}'" if key_id else begin
+    parts = ["BEGIN", _tenant_statement(tenant, scope="LOCAL ")]
+    if not is_own:
+        # Our statements have one good plan each; making it anew at each call costs more than running it.
+        parts[1:1] = ["SET LOCAL ROLE tersely_app", "SET LOCAL plan_cache_mode = force_generic_plan"]
+    if key_id:
+        parts.append(f"SET LOCAL app.key_id = '{key_id}'")
+    return "; ".join(parts)
 
 
-async def _begin(connection: Connection, statement: str) -> None:
+@lru_cache(maxsize=4096)
+def _tenant_statement(tenant: str, scope: str = "") -> str:
+    """What makes a tenant's rows visible, and no others."""
+    if tenant and not TENANT.fullmatch(tenant):
+        raise ValueError(f"not a tenant's name: {tenant!r}")
+    return f"SET {scope}app.tenant = '{tenant}'"
+
+
+async def _prepare(connection: Connection, statement: str) -> None:
     """A transaction that cannot even begin means a database that is not Tersely's yet: no role, no schema."""
     try:
         await connection.execute(statement)
@@ -352,7 +334,7 @@ async def _begin(connection: Connection, statement: str) -> None:
 
 
 async def _roll_back(connection: Connection) -> None:
-    """End the transaction; a connection that cannot is thrown away, never returned to the pool inside one."""
+    """End the transaction, and wait for what was cancelled; a connection that cannot is thrown away, never returned to the pool inside one."""
     try:
         async with asyncio.timeout(1):
             await connection.execute("ROLLBACK")
