@@ -144,9 +144,7 @@ class ErrorWriter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """A wire format: the functions of its modules ``read``, ``write``, ``stream`` and ``errors`` under one
-    name.
-    """
+    """A wire format: the functions of its modules ``read``, ``write`` and ``stream`` under one name."""
 
     name: DialectName
     read_request: RequestReader

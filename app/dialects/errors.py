@@ -1,9 +1,8 @@
 """Does this answer say that the input is too large for the model? A table of what providers really write.
 
-The texts of compatible providers, gateways and other dialects' hosts are here too, because they all come
-back through chat endpoints. A false alarm costs a needless retry with a smaller context, a miss costs the
-user's request: so rate limits, quotas, output limits and authorisation, which speak of tokens and limits as
-well, are ruled out first.
+One table for all dialects: gateways and compatible providers send any host's texts through any endpoint. A
+false alarm costs a needless retry with a smaller context, a miss costs the user's request: so rate limits,
+quotas, output limits and authorisation, which speak of tokens and limits as well, are ruled out first.
 """
 
 from __future__ import annotations
@@ -250,7 +249,8 @@ def _collect(status: int, body: bytes) -> tuple[list[str], set[str], dict[str, i
 
 def _documents(body: bytes) -> list[object]:
     try:
-        return [raw_json.load(body)]
+        document = raw_json.load(body)
+        return document if isinstance(document, list) else [document]
     except ValueError:
         pass
     documents: list[object] = []

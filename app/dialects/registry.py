@@ -1,9 +1,10 @@
-"""The dialects by name. A new one is a package with the four modules and an entry here."""
+"""The dialects by name. A new one is a package with the three modules and an entry here."""
 
 from __future__ import annotations
 
 from app.dialects.dialect import Dialect
-from app.dialects.openai_chat import errors, read, stream, write
+from app.dialects.errors import classify_error
+from app.dialects.openai_chat import read, stream, write
 from app.domain.messages import Dialect as DialectName
 
 OPENAI_CHAT = Dialect(
@@ -20,7 +21,7 @@ OPENAI_CHAT = Dialect(
     error_body=write.error_body,
     open_stream=stream.ReplyStream,
     split_reply=stream.split_reply,
-    classify_error=errors.classify_error,
+    classify_error=classify_error,
 )
 
 DIALECTS: dict[DialectName, Dialect] = {OPENAI_CHAT.name: OPENAI_CHAT}

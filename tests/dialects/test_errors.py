@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.dialects.dialect import Overflow
-from app.dialects.openai_chat.errors import classify_error
+from app.dialects.errors import classify_error
 
 CASES = Path(__file__).parents[3] / "shared" / "data" / "overflow_errors_dev.json"
 
