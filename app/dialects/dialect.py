@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from app.domain.extraction import Extract
 from app.domain.messages import Dialect as DialectName
 from app.domain.messages import Message, Role
 
@@ -48,14 +49,15 @@ class Usage:
 class ReplyChoice:
     """One of a reply's choices: the message as the model said it and as the client saw it, in wire form.
 
-    ``terse`` are the contents of the tags that were taken out, ``finish_reason`` is empty when the reply
-    broke off.
+    ``terse`` are the contents of the tags that were taken out, ``state`` is that of the last state block;
+    ``finish_reason`` is empty when the reply broke off.
     """
 
     index: int
     model_message: bytes
     client_message: bytes
     terse: tuple[str, ...] = ()
+    state: str | None = None
     finish_reason: str = ""
 
 
@@ -124,8 +126,8 @@ class RequestWriter(Protocol):
 class StreamOpener(Protocol):
     """Makes a ``ReplyReader``."""
 
-    def __call__(self, *, extract: bool, strip_usage: bool) -> ReplyReader:
-        """``extract`` takes ``<terse>`` tags out, ``strip_usage`` the usage that only we asked for."""
+    def __call__(self, *, extract: Extract, strip_usage: bool) -> ReplyReader:
+        """``extract`` says what is taken out of the text; ``strip_usage``: the usage that only we asked for, too."""
 
 
 class ErrorWriter(Protocol):
@@ -158,5 +160,5 @@ class Dialect:
     with_text: Callable[[bytes, str | None], bytes]
     error_body: ErrorWriter
     open_stream: StreamOpener
-    split_reply: Callable[[bytes, bool], tuple[bytes, Reply]]
+    split_reply: Callable[[bytes, Extract], tuple[bytes, Reply]]
     classify_error: Callable[[int, bytes], Overflow | None]

@@ -57,9 +57,9 @@ ContextMessage = HeadMessage | Entry
 class Context:
     """What goes upstream after the instructions, in order: head, kept, tail; proved valid by ``seal``.
 
-    A ``HeadMessage`` is rendered by the dialect; an ``Entry`` goes out as its raw bytes. ``is_whole`` says that the
-    entries are exactly the session's own, with nothing added, left out or mended: the caller may pass
-    the client's bytes through.
+    A ``HeadMessage`` is rendered by the dialect; an ``Entry`` goes out as its raw bytes, patched where it was shortened
+    or has a prefix. ``is_whole`` says that the entries are exactly the session's own, with nothing added, left out,
+    shortened or mended: the caller may pass the client's bytes through.
     """
 
     messages: tuple[ContextMessage, ...]

@@ -27,8 +27,8 @@ class Entry:
     """A live, model-visible message at its place: what strategies work on. ``tokens`` is its stored count.
 
     ``priority`` is 0 to 100; a message marked important has at least ``IMPORTANT``. ``is_shortened``: the texts of
-    ``message``'s tool results are no longer those of its raw form. ``prefix`` is a text of Tersely's own that goes in
-    front of the message's words.
+    ``message``'s tool results, or a user's words, are no longer those of its raw form. ``prefix`` is a text of
+    Tersely's own that goes in front of the message's words.
     """
 
     seq: int

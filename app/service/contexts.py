@@ -12,6 +12,7 @@ from functools import partial
 
 from app.dialects.dialect import Dialect
 from app.domain.context import Context, ContextMessage
+from app.domain.extraction import Extract
 from app.domain.history import Entry, Epoch, HeadMessage, Material, Snapshot, TerseEntry
 from app.domain.messages import Message, ToolResult
 from app.service import tokens
@@ -23,7 +24,7 @@ from app.store.messages import StoredMessage, TailRow
 from app.strategies.activity_log import derive_missing
 from app.strategies.epochs import Advance, Policy
 from app.strategies.planning import build, decide, load_from, plan_epoch
-from app.strategies.presets import Slim, Strategy
+from app.strategies.presets import Slim, Strategy, strategy_name
 
 # (the client's echo of a reply, the reply as the model said it) -> the echo with the model's own words.
 Restore = Callable[[Message, bytes], Message]
@@ -38,9 +39,9 @@ class Recipe:
     instructions: str | None
 
     @property
-    def extracts_terse(self) -> bool:
-        """Whether replies may carry terse tags that the client must not see."""
-        return isinstance(self.strategy, Slim)
+    def extract(self) -> Extract:
+        """What replies may carry that the client must not see."""
+        return Extract(terse=isinstance(self.strategy, Slim), state=strategy_name(self.strategy) == "window")
 
     def reach(self, epoch: Epoch | None) -> int:
         """The first sequence number that has to be loaded."""
@@ -371,12 +372,28 @@ def _asides(arrival: Arrival, found: Found) -> tuple[list[bytes], dict[int, list
 
 
 def render(message: ContextMessage, dialect: Dialect) -> list[bytes]:
-    """A message of a context in wire form: the client's as it came, the others written."""
+    """A message of a context in wire form: the client's as it came or patched, the others written."""
     if isinstance(message, HeadMessage):
         return [dialect.write_text(message.role, message.text)]
-    if message.message.raw:
-        return [message.message.raw]
-    return [dialect.write_message(each) for each in _one_result_each(message.message)]
+    raw = message.message.raw
+    if raw and not message.is_shortened and not message.prefix:
+        return [raw]
+    if raw:
+        wire = [_shortened(message.message, dialect) if message.is_shortened else raw]
+    else:
+        wire = [dialect.write_message(each) for each in _one_result_each(message.message)]
+    return [dialect.with_prefix(wire[0], message.prefix), *wire[1:]] if message.prefix else wire
+
+
+def _shortened(message: Message, dialect: Dialect) -> bytes:
+    """The raw form of a message with the texts that its parts have now; all else stays as it came."""
+    raw = message.raw
+    results = {result.call_id: result.text for result in message.results}
+    if results:
+        raw = dialect.with_results(raw, results)
+    if message.starts_turn and message.text:
+        raw = dialect.with_text(raw, message.text)
+    return raw
 
 
 def _one_result_each(message: Message) -> list[Message]:

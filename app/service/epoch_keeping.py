@@ -46,7 +46,7 @@ class EpochKeeper:
             if session is None:
                 return
             recipe = self._recipes.choose(session=session)
-            if not isinstance(recipe.policy, Auto) or not recipe.extracts_terse:
+            if not isinstance(recipe.policy, Auto) or not recipe.extract.terse:
                 return
             if await epochs.tail_tokens(connection, tenant, session) <= recipe.policy.high:
                 return

@@ -22,6 +22,7 @@ from app.dialects import raw_json
 from app.dialects.dialect import Dialect
 from app.dialects.registry import DIALECTS
 from app.domain.errors import Conflict, InvalidRequest, NotFound
+from app.domain.extraction import Extract
 from app.domain.history import TerseEntry
 from app.domain.messages import Message
 from app.domain.sessions import Session
@@ -42,6 +43,7 @@ MAX_MESSAGES = 200_000
 MAX_SUMMARY = 4_000
 MAX_TURN = 2**31 - 1
 IMPORT_LIMIT = 60.0
+TERSE = Extract(terse=True)
 _TAGS = re.compile(rb'\{"turnId":(?:"t([1-9][0-9]{0,9})"|null),"ts":"([^"\\]{1,64})"(,"literal":true)?(,|(?=\}))')
 _MILLISECONDS = 1e11
 
@@ -248,7 +250,7 @@ def _place(
             last = max(last, turn)
         shown = message.raw
         if message.role == "assistant" and not each.is_literal and OPEN in message.text:
-            shown = split_reply(message.raw, dialect)[0]
+            shown = split_reply(message.raw, dialect, TERSE).client_message
         client = message if shown == message.raw else dialect.read_message(shown)
         found.append(
             ImportedMessage(

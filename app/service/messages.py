@@ -10,15 +10,15 @@ from hashlib import blake2b
 from typing import Literal
 
 from app.dialects import raw_json
-from app.dialects.dialect import Dialect
+from app.dialects.dialect import Dialect, ReplyChoice
 from app.dialects.registry import DIALECTS
 from app.domain.errors import InvalidRequest, NotFound, StoreUnavailable
+from app.domain.extraction import Extract
 from app.domain.history import Entry
 from app.domain.lineage import append
 from app.domain.messages import Message
 from app.domain.positions import Exceptional, Positions
 from app.domain.sessions import Session
-from app.domain.terse import OPEN
 from app.service import tokens
 from app.service.arrival import arrive
 from app.service.contexts import Recipe
@@ -104,7 +104,7 @@ class Messages:
             if session and any(message.is_instruction for message in read):
                 replaced = [row.seq for row in await store.instructions(connection, tenant, session_id)]
         recipe = self._recipes.choose(session=session)
-        batch = _take_terse(read, how, recipe, now)
+        batch = _take_out(read, how, recipe, now)
         arrival = arrive(batch.shown)
         write = RequestWrite(
             tenant=tenant,
@@ -190,28 +190,29 @@ def _digest(raws: Sequence[bytes], dialect: Dialect) -> bytes:
     return blake2b(joined, digest_size=16).digest()
 
 
-def _take_terse(read: Sequence[Message], dialect: Dialect, recipe: Recipe, now: datetime) -> _Batch:
-    """Take the terse tags out of replies, where the strategy asks models for them, as the proxy does."""
+def _take_out(read: Sequence[Message], dialect: Dialect, recipe: Recipe, now: datetime) -> _Batch:
+    """Take out of replies what the strategy asks models to put there, as the proxy does."""
     shown = list(read)
     said: dict[int, Said] = {}
-    if recipe.extracts_terse:
+    if recipe.extract:
         for index, message in enumerate(read):
-            if message.role == "assistant" and OPEN in message.text:
-                raw, entries = split_reply(message.raw, dialect)
-                if raw != message.raw:
-                    shown[index] = dialect.read_message(raw)
-                    said[index] = Said(model_raw=message.raw, terse=tuple((text, "model") for text in entries))
+            if message.role == "assistant":
+                reply = split_reply(message.raw, dialect, recipe.extract)
+                if reply.client_message != message.raw:
+                    shown[index] = dialect.read_message(reply.client_message)
+                    terse = tuple((text, "model") for text in reply.terse)
+                    said[index] = Said(model_raw=message.raw, terse=terse)
     if isinstance(recipe.strategy, Slim) and recipe.strategy.derive_terse:
         for index, text in _derived(read, said, now):
             said[index] = Said(model_raw=said[index].model_raw if index in said else None, terse=((text, "derived"),))
     return _Batch(shown=tuple(shown), model=tuple(read), said=said)
 
 
-def split_reply(raw: bytes, dialect: Dialect) -> tuple[bytes, tuple[str, ...]]:
-    """A reply as the client sees it, and its terse entries."""
+def split_reply(raw: bytes, dialect: Dialect, extract: Extract) -> ReplyChoice:
+    """A reply as the client sees it, with what was taken out of it."""
     body = b'{"choices":[{"index":0,"message":' + raw + b"}]}"
-    choices = dialect.split_reply(body, True)[1].choices  # noqa: FBT003 the dialect's signature
-    return (choices[0].client_message, choices[0].terse) if choices else (raw, ())
+    choices = dialect.split_reply(body, extract)[1].choices
+    return choices[0] if choices else ReplyChoice(index=0, model_message=raw, client_message=raw)
 
 
 def _derived(read: Sequence[Message], said: dict[int, Said], now: datetime) -> list[tuple[int, str]]:

@@ -10,6 +10,7 @@ from datetime import datetime
 from app.dialects.dialect import Dialect, Overflow, Request
 from app.domain import clients
 from app.domain.errors import ContextTooLarge, StoreUnavailable
+from app.domain.extraction import Extract
 from app.domain.models import usable_window
 from app.service import contexts, identity, tokens
 from app.service.arrival import NEWEST, Arrival, arrive
@@ -46,9 +47,9 @@ class Prepared:
     written: asyncio.Future[None] | None = field(default=None)
 
     @property
-    def extracts(self) -> bool:
-        """Whether terse tags are to be taken out of the reply."""
-        return self.recipe.extracts_terse
+    def extract(self) -> Extract:
+        """What is to be taken out of the reply."""
+        return self.recipe.extract
 
 
 class Preparer:

@@ -18,6 +18,7 @@ from app.dialects.dialect import Dialect, Overflow, ReplyReader, Request
 from app.dialects.dialect import Reply as SaidReply
 from app.domain import clients
 from app.domain.errors import StoreUnavailable, UpstreamUnavailable
+from app.domain.extraction import NOTHING
 from app.domain.headers import Headers, downstream_headers, upstream_headers
 from app.service.calibrations import Calibrations
 from app.service.calls import Answer, Call, ContextKind, Labels
@@ -154,7 +155,7 @@ class Proxy:
         """The upstream's bytes, untouched. An upstream that breaks off breaks the client's connection too."""
         reader = None
         if on_reply is not None and reply.content_type == EVENT_STREAM:
-            reader = self._dialect.open_stream(extract=False, strip_usage=False)
+            reader = self._dialect.open_stream(extract=NOTHING, strip_usage=False)
         whole: list[bytes] = []
         held = b""
         try:
@@ -184,7 +185,7 @@ class Proxy:
         if reader is not None:
             reader.close()
             return reader.reply
-        return self._dialect.split_reply(body, False)[1]  # noqa: FBT003 the dialect's signature
+        return self._dialect.split_reply(body, NOTHING)[1]
 
     async def _side_call(self, call: Call, request: Request, kind: clients.SideCall) -> Answer:
         """A call beside the conversation. Of a client's own summary the reply is remembered for a while: the
@@ -266,7 +267,7 @@ class Proxy:
         finally:
             reply.close()
         ended = self._monotonic()
-        client_body, said = self._dialect.split_reply(body, prepared.extracts)
+        client_body, said = self._dialect.split_reply(body, prepared.extract)
         await self._recorder.commit(prepared, said, reply.status, is_whole=True)
         self._observe(call, sent, ended)
         return Answer(status=reply.status, headers=headers, body=client_body)
@@ -290,7 +291,7 @@ class Proxy:
         if reply.content_type == EVENT_STREAM:
             if b"error" not in first:
                 return None, b""
-            reader = self._dialect.open_stream(extract=False, strip_usage=False)
+            reader = self._dialect.open_stream(extract=NOTHING, strip_usage=False)
             reader.feed(first)
             reader.close()
             if reader.reply.choices:
@@ -305,7 +306,7 @@ class Proxy:
         self, call: Call, prepared: Prepared, reply: Reply, first: bytes, sent: float
     ) -> AsyncIterator[bytes]:
         """The reply as it comes, tags taken out; its end only when it is on disk."""
-        reader = self._dialect.open_stream(extract=prepared.extracts, strip_usage=prepared.strip_usage)
+        reader = self._dialect.open_stream(extract=prepared.extract, strip_usage=prepared.strip_usage)
         ended = sent
         is_committed = False
         try:

@@ -105,7 +105,11 @@ def seal(draft: Draft, *, snapshot: Snapshot, epoch: Epoch, budget: int | None) 
         raise ContextTooLarge(needed=report.tokens_after, budget=budget)
     untouched = not (draft.head or draft.kept or draft.gone or repairs) and draft.cut == epoch.cut == 1
     return Context(
-        messages=messages, epoch=epoch, report=report, repairs=repairs, is_whole=untouched and not draft.edits
+        messages=messages,
+        epoch=epoch,
+        report=report,
+        repairs=repairs,
+        is_whole=untouched and not draft.edits and not any(e.is_shortened or e.prefix for e in entries),
     )
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from app.dialects.dialect import Reply
 from app.dialects.openai_chat.stream import ReplyStream, split_reply
 from app.dialects.sse import SseDecoder
+from app.domain.extraction import NOTHING, Extract
 
 WIRE = Path(__file__).parents[3] / "shared" / "data" / "wire"
 
@@ -31,6 +32,9 @@ def recordings(*, stream: bool) -> list[Path]:
 
 STREAMS = recordings(stream=True)
 BODIES = recordings(stream=False)
+TERSE = Extract(terse=True)
+STATE = Extract(state=True)
+BOTH = Extract(terse=True, state=True)
 needs_recordings = pytest.mark.skipif(not STREAMS, reason=f"the recorded provider traffic is not there: {WIRE}")
 
 
@@ -39,7 +43,7 @@ def cut(stream: bytes, places: list[int]) -> list[bytes]:
     return [stream[start:end] for start, end in pairwise(ends)]
 
 
-def run(chunks: list[bytes], *, extract: bool = True, strip_usage: bool = False) -> tuple[bytes, Reply]:
+def run(chunks: list[bytes], *, extract: Extract = TERSE, strip_usage: bool = False) -> tuple[bytes, Reply]:
     reader = ReplyStream(extract=extract, strip_usage=strip_usage)
     sent = b"".join([reader.feed(chunk) for chunk in chunks])
     return sent + reader.close(), reader.reply
@@ -85,11 +89,11 @@ def test_recorded_streams_come_through_byte_for_byte(path: Path):
     stream = path.read_bytes()
     whole, reply = run([stream])
     assert whole == stream
-    assert run([stream], extract=False) == (whole, reply)
+    assert run([stream], extract=NOTHING) == (whole, reply)
     for size in (1, 7, 100, 1400):
         chunks = [stream[start : start + size] for start in range(0, len(stream), size)]
         assert run(chunks) == (whole, reply)
-        assert run(chunks, extract=False) == (whole, reply)
+        assert run(chunks, extract=NOTHING) == (whole, reply)
     for choice in reply.choices:
         assert choice.client_message == choice.model_message
         assert choice.terse == ()
@@ -177,7 +181,7 @@ def _plant(line: bytes, tag: str, data: st.DataObject) -> bytes:
 @pytest.mark.parametrize("path", BODIES, ids=lambda path: path.stem[:60])
 def test_recorded_bodies_come_through_byte_for_byte(path: Path):
     body = path.read_bytes()
-    sent, reply = split_reply(body, True)
+    sent, reply = split_reply(body, TERSE)
     assert sent is body
     for choice, expected in zip(reply.choices, json.loads(body)["choices"], strict=True):
         assert json.loads(choice.model_message) == expected["message"]
@@ -208,7 +212,7 @@ def test_tags_are_taken_out_and_the_rest_keeps_its_bytes():
 
 
 def test_text_goes_out_as_soon_as_it_cannot_be_a_tag():
-    reader = ReplyStream(extract=True, strip_usage=False)
+    reader = ReplyStream(extract=TERSE, strip_usage=False)
     sent = [texts(reader.feed(chunk))[0] for chunk in said("a <", "b <te", "r", "e> <terse", ">x")]
     assert sent == ["a ", "<b ", "", "<tere> ", ""]
     assert texts(reader.feed(event({}, "stop"))) == {0: "<terse>x"}
@@ -229,7 +233,7 @@ def test_events_whose_text_proved_to_be_no_tag_go_out_as_they_came():
     unclosed = [*said("a", "<terse>", "b"), DONE]
     assert run(unclosed)[0] == b"".join(unclosed)
     with_usage = [event({"content": piece}, usage=None) for piece in ("a", "<", "b")]
-    assert run(with_usage, strip_usage=True)[0] == run(with_usage, extract=False, strip_usage=True)[0]
+    assert run(with_usage, strip_usage=True)[0] == run(with_usage, extract=NOTHING, strip_usage=True)[0]
 
 
 @pytest.mark.parametrize("ending", [[event({}, "stop"), DONE], [event({}, "stop")], [DONE], []])
@@ -357,12 +361,12 @@ def test_an_error_in_the_stream_comes_after_what_was_held_back():
 def test_what_is_not_understood_goes_through(junk: bytes):
     for chunks in ([junk], [bytes([byte]) for byte in junk[:300]] + [junk[300:]]):
         assert run(chunks)[0] == junk
-        assert run(chunks, extract=False)[0] == junk
+        assert run(chunks, extract=NOTHING)[0] == junk
 
 
 @pytest.mark.parametrize("size", [50_000, 100_000, 400_000])
 def test_an_event_beyond_the_limit_goes_through(size: int):
-    reader = ReplyStream(extract=True, strip_usage=True, max_event=70_000)
+    reader = ReplyStream(extract=TERSE, strip_usage=True, max_event=70_000)
     huge = event({"content": "x" * 150_000})
     stream = b"".join([*said("a<terse>1</terse>", "<"), huge, *said("<terse>2</terse>"), DONE])
     sent = b"".join([reader.feed(stream[at : at + size]) for at in range(0, len(stream), size)]) + reader.close()
@@ -472,20 +476,20 @@ def test_split_reply():
         b'{"id":"c","model":"m", "choices" : [ {"index":0,"message":{"role":"assistant", "content":"a<terse>x</terse>","n":1.0},'  # noqa: E501
         b'"finish_reason":"stop"},{"index":1, "message":{"content":"b"},"finish_reason":"length"}],"usage":{"a":1}}'
     )
-    sent, reply = split_reply(body, True)
+    sent, reply = split_reply(body, TERSE)
     assert json.loads(sent)["choices"][0]["message"] == {"role": "assistant", "content": "a", "n": 1.0}
     assert b'{"index":1, "message":{"content":"b"},"finish_reason":"length"}' in sent
     assert [choice.terse for choice in reply.choices] == [("x",), ()]
     assert [choice.finish_reason for choice in reply.choices] == ["stop", "length"]
     assert (reply.id, reply.model, reply.usage, reply.is_done) == ("c", "m", b'{"a":1}', True)
     assert reply.choices[0].model_message == b'{"role":"assistant", "content":"a<terse>x</terse>","n":1.0}'
-    assert split_reply(body, False)[0] is body
+    assert split_reply(body, NOTHING)[0] is body
 
 
 def test_split_reply_with_parts():
     parts = [{"type": "text", "text": "a<te"}, {"type": "text", "text": "rse>x</terse>b"}]
     body = json.dumps({"choices": [{"message": {"content": parts}}]}).encode()
-    sent, reply = split_reply(body, True)
+    sent, reply = split_reply(body, TERSE)
     assert json.loads(sent)["choices"][0]["message"]["content"] == [{"type": "text", "text": "ab"}]
     assert reply.choices[0].terse == ("x",)
 
@@ -494,9 +498,80 @@ def test_split_reply_with_parts():
     "body", [b"", b"<html>", b"[]", b'{"choices":null}', b'{"choices":[1]}', b'{"choices":[{"message":5}]}']
 )
 def test_split_reply_lets_through_what_is_none(body: bytes):
-    assert split_reply(body, True) == (body, Reply(is_done=b"[" in body and body != b"[]"))
+    assert split_reply(body, TERSE) == (body, Reply(is_done=b"[" in body and body != b"[]"))
 
 
 def test_split_reply_of_an_error():
     body = b'{"error":{"message":"<terse>x</terse>"}}'
-    assert split_reply(body, True) == (body, Reply(error=b'{"message":"<terse>x</terse>"}'))
+    assert split_reply(body, TERSE) == (body, Reply(error=b'{"message":"<terse>x</terse>"}'))
+
+
+# State blocks
+
+
+def test_a_state_block_is_taken_out():
+    pieces = ["Hi", " there.", "\n\n", "###", " STATE", "\n", "Goal", ": x", "\n", "Context: y"]
+    sent, reply = run([*said(*pieces), event({}, "stop"), DONE], extract=STATE)
+    assert sent == b"".join([*said("Hi", " there."), event({}, "stop"), DONE])
+    (choice,) = reply.choices
+    assert json.loads(choice.model_message)["content"] == "".join(pieces)
+    assert json.loads(choice.client_message)["content"] == "Hi there."
+    assert (choice.state, choice.terse) == ("Goal: x\nContext: y", ())
+
+
+def test_line_ends_that_proved_to_be_text_go_out_as_they_came():
+    chunks = [*said("Hi", "\n", "\n", "there ", "\n", "#", "# B"), event({}, "stop"), DONE]
+    sent, reply = run(chunks, extract=STATE)
+    assert sent == b"".join(chunks)
+    assert reply.choices[0].state is None
+    assert reply.choices[0].client_message == reply.choices[0].model_message
+
+
+def test_tags_and_a_state_block_together():
+    pieces = ["Done.", " <terse>did x</ter", "se>\n\n### ST", "ATE\nGoal: x"]
+    sent, reply = run([*said(*pieces), event({}, "stop"), DONE], extract=BOTH)
+    assert texts(sent) == {0: "Done. "}
+    assert (reply.choices[0].terse, reply.choices[0].state) == (("did x",), "Goal: x")
+
+
+def test_split_reply_with_a_state_block():
+    text = "Done.\n\n### STATE\nGoal: x"
+    body = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
+    sent, reply = split_reply(body, STATE)
+    assert json.loads(sent)["choices"][0]["message"]["content"] == "Done."
+    assert reply.choices[0].state == "Goal: x"
+    assert split_reply(body, TERSE)[0] is body
+
+
+@needs_recordings
+@pytest.mark.parametrize("path", STREAMS, ids=lambda path: path.stem[:60])
+def test_recorded_streams_say_the_same_when_states_are_looked_for(path: Path):
+    stream = path.read_bytes()
+    whole, reply = run([stream], extract=STATE)
+    assert texts(whole) == texts(stream)
+    assert reply == run([stream])[1]
+    for size in (7, 100, 1400):
+        chunks = [stream[start : start + size] for start in range(0, len(stream), size)]
+        sent, again = run(chunks, extract=STATE)
+        assert (texts(sent), again) == (texts(whole), reply)
+
+
+STATE_PIECES = st.lists(
+    st.sampled_from(
+        ["### STATE", "\n### STATE\n", "#", "# B\n", "\n", "\r\n", " ", "a", "```", "```\n", "é", "x y", "", "<terse>"]
+    ),
+    max_size=15,
+)
+
+
+@settings(max_examples=300)
+@given(STATE_PIECES, st.lists(st.integers(0, 10**5), max_size=12), st.booleans(), st.sampled_from([STATE, BOTH]))
+def test_the_cuts_do_not_matter_to_states(pieces: list[str], places: list[int], crlf: bool, extract: Extract):
+    stream = b"".join([*said(*pieces), event({}, "stop"), DONE])
+    if crlf:
+        stream = stream.replace(b"\n\n", b"\r\n\r\n")
+    whole = run([stream], extract=extract)
+    assert run(cut(stream, places), extract=extract) == whole
+    (choice,) = whole[1].choices
+    assert (json.loads(choice.model_message)["content"] or "") == "".join(pieces)
+    assert (json.loads(choice.client_message)["content"] or "") == texts(whole[0])[0]

@@ -19,6 +19,7 @@ from app.dialects.openai_chat.write import (
 )
 from app.dialects.registry import DIALECTS
 from app.domain.errors import InvalidRequest
+from app.domain.extraction import Extract
 from app.domain.messages import Media, Message, Reasoning, Text
 
 BODY = (
@@ -177,8 +178,8 @@ def test_the_registry_knows_the_dialect_by_its_name():
         assert dialect.name == name
     dialect = DIALECTS["openai_chat"]
     assert dialect.read_request(dialect.write_request(BODY, messages=[USER])).messages[0].text == "u"
-    stream = dialect.open_stream(extract=True, strip_usage=True)
+    stream = dialect.open_stream(extract=Extract(terse=True), strip_usage=True)
     assert stream.feed(b"data: [DONE]\n\n") + stream.close() == b"data: [DONE]\n\n"
     assert stream.reply.is_done
-    assert dialect.split_reply(b"{}", True)[0] == b"{}"
+    assert dialect.split_reply(b"{}", Extract(terse=True))[0] == b"{}"
     assert dialect.classify_error(400, dialect.error_body("x", code="context_length_exceeded")) is not None

@@ -25,6 +25,9 @@ from app.domain.messages import Media, MediaKind, Message, Part, Reasoning, Role
 LEGACY_CALL_PREFIX = "function_call:"
 """``function_call`` messages carry no id; the call is known by its name, as role ``function`` answers it."""
 
+TEXT_TYPES = frozenset({"text", "input_text", "output_text", ""})
+"""Parts of these types are words."""
+
 _ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "developer",
@@ -334,7 +337,7 @@ def _read_content(content: str | list[_Part | str] | None, raw: bytes) -> list[P
 def _read_part(part: _Part | str) -> Part | None:
     if isinstance(part, str):
         return Text(text=part) if part else None
-    if part.text is not None and part.type in {"text", "input_text", "output_text", ""}:
+    if part.text is not None and part.type in TEXT_TYPES:
         return Text(text=part.text) if part.text else None
     match part.type:
         case "image_url" | "input_image":

@@ -1,8 +1,9 @@
 """Replies on their way to the client: what may go out now, and what was said in all. No I/O.
 
 With nothing to take out, bytes go through untouched. Otherwise the smallest possible part of an event is
-replaced, and every other member keeps its bytes. Most events need nothing: a block of them without a ``<``
-goes out as it came and is read later, many at a time, because reading costs more than everything else here.
+replaced, and every other member keeps its bytes. Most events need nothing: a block of them in which nothing
+can begin that is taken out goes out as it came and is read later, many at a time, because reading costs more
+than everything else here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from app.dialects import raw_json
 from app.dialects.dialect import Reply, ReplyChoice
 from app.dialects.openai_chat.write import replace_text
 from app.dialects.sse import MAX_EVENT, EventTooLarge, SseDecoder, SseEvent, parse_event, with_data
-from app.domain.terse import TerseStream
+from app.domain.extraction import NOTHING, Extract, Extraction
 
 _MAX_UNREAD = 64 * 1024
 _DONE = b"[DONE]"
@@ -28,6 +29,10 @@ _ENVELOPE = frozenset(
     }
 )  # fmt: skip
 """Members that say nothing by themselves: an event with only these and no words left in it is dropped."""
+
+# What a tag, and what a block or the line ends in front of it, cannot begin without, as JSON may write it.
+_TERSE_MARKS = (b"<", b"\\u003")
+_STATE_MARKS = (b"\\n", b"\\r", b"#", b"\\u00")
 
 
 class _FunctionDelta(msgspec.Struct):
@@ -72,15 +77,15 @@ class _Choice(msgspec.Struct):
         return self.position or 0
 
 
-_NOTHING = msgspec.Raw()
+_ABSENT = msgspec.Raw()
 
 
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
     id: str | None = None
     model: str | None = None
-    usage: msgspec.Raw = _NOTHING
-    error: msgspec.Raw = _NOTHING
+    usage: msgspec.Raw = _ABSENT
+    error: msgspec.Raw = _ABSENT
 
 
 _chunk_decoder = msgspec.json.Decoder(_Chunk)
@@ -90,16 +95,17 @@ _chunks_decoder = msgspec.json.Decoder(list[_Chunk])
 class ReplyStream:
     """One streamed reply.
 
-    ``extract`` takes ``<terse>`` tags out of the content of every choice (`app.domain.terse` has the rule);
-    text that is held back as a possible tag goes out in front of what follows, at the latest before the
-    choice's finish chunk, an error or the end. ``strip_usage`` takes out what is only there because we
+    ``extract`` says what is taken out of the content of every choice (`app.domain.terse` and `app.domain.state`
+    have the rules); text that is held back as a possible beginning of it goes out in front of what follows, at the
+    latest before the choice's finish chunk, an error or the end. ``strip_usage`` takes out what is only there because we
     asked for it: the usage-only chunk and ``"usage": null`` in the others. With both off, ``feed`` returns
     what it is given.
     """
 
-    def __init__(self, *, extract: bool, strip_usage: bool, max_event: int = MAX_EVENT) -> None:
+    def __init__(self, *, extract: Extract, strip_usage: bool, max_event: int = MAX_EVENT) -> None:
         self._max_event = max_event
         self._extract = extract
+        self._marks = (_TERSE_MARKS if extract.terse else ()) + (_STATE_MARKS if extract.state else ())
         self._strip_usage = strip_usage
         self._decoder: SseDecoder | None = None
         self._tail = b""
@@ -133,7 +139,7 @@ class ReplyStream:
         if self._decoder is not None:
             rest += b"".join(event.raw for event in self._decoder.close())
         self._catch_up()
-        self._extract = self._strip_usage = False
+        self._extract, self._strip_usage = NOTHING, False
         return rest
 
     def close(self) -> bytes:
@@ -196,8 +202,11 @@ class ReplyStream:
         """Whether nothing in a block of whole events can need a change, but for ``"usage":null`` after the
         choices.
         """
-        if self._extract and (self._is_holding or b"<" in block or b"\\u003" in block):
+        if self._is_holding:
             return False
+        for mark in self._marks:
+            if mark in block:
+                return False
         return not self._strip_usage or block.count(b'"usage"') == block.count(b'],"usage":null')
 
     def _forward(self, event: SseEvent) -> bytes:
@@ -251,9 +260,9 @@ class ReplyStream:
         for place, choice in enumerate(chunk.choices or ()):
             state = self._choices[choice.index]
             said = state.unfed_text
-            shown = state.feed_terse()
+            shown = state.feed()
             if choice.finish_reason is not None and state.is_holding:
-                shown += state.close_terse()
+                shown += state.close()
             if shown:
                 text, events, shown = state.release_events(shown)
                 if shown and not said:
@@ -281,7 +290,7 @@ class ReplyStream:
         released = b""
         for index, state in sorted(self._choices.items()):
             if state.is_holding:
-                text, events, rest = state.release_events(state.close_terse())
+                text, events, rest = state.release_events(state.close())
                 if text or rest:
                     released += self._text_chunk(index, text + rest)
                 released += events
@@ -304,7 +313,7 @@ class ReplyStream:
         if self._extract:
             for state in self._choices.values():
                 if state.has_unfed:
-                    state.feed_terse()
+                    state.feed()
 
     def _defer(self, block: bytes) -> None:
         self._unread.append(block)
@@ -371,15 +380,15 @@ class ReplyStream:
             self._id = chunk.id or ""
         if not self._model:
             self._model = chunk.model or ""
-        if chunk.usage is not _NOTHING and (usage := bytes(chunk.usage)) != b"null":
+        if chunk.usage is not _ABSENT and (usage := bytes(chunk.usage)) != b"null":
             self._usage = usage
-        if chunk.error is not _NOTHING and (error := bytes(chunk.error)) != b"null":
+        if chunk.error is not _ABSENT and (error := bytes(chunk.error)) != b"null":
             self._error = error
         for choice in chunk.choices or ():
             index = choice.position or 0
             state = self._choices.get(index)
             if state is None:
-                state = self._choices[index] = _ChoiceState()
+                state = self._choices[index] = _ChoiceState(self._extract)
             state.add(choice)
 
 
@@ -387,16 +396,16 @@ class _ChoiceState:
     """What one choice has said so far."""
 
     __slots__ = (
-        "_calls", "_calls_by_index", "_content", "_finish", "_has_content", "_held_events", "_held_text", "_last_said",
-        "_loose", "_other", "_shown", "_terse", "_unfed",
+        "_calls", "_calls_by_index", "_content", "_extraction", "_finish", "_has_content", "_held_events", "_held_text", "_last_said",
+        "_loose", "_other", "_shown", "_unfed",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, extract: Extract) -> None:
         self._content: list[str | dict[str, Any]] = []
         self._has_content = False
         self._unfed: list[str] = []
         self._shown: list[str] = []
-        self._terse = TerseStream()
+        self._extraction = Extraction(extract)
         self._calls: list[dict[str, Any]] = []
         self._calls_by_index: dict[int, dict[str, Any]] = {}
         self._other: dict[str, Any] = {}
@@ -450,7 +459,7 @@ class _ChoiceState:
 
     @property
     def is_holding(self) -> bool:
-        return bool(self._terse.held)
+        return bool(self._extraction.held)
 
     @property
     def has_unfed(self) -> bool:
@@ -460,16 +469,16 @@ class _ChoiceState:
     def unfed_text(self) -> str:
         return "".join(self._unfed)
 
-    def feed_terse(self) -> str:
+    def feed(self) -> str:
         """What of the newest text may be shown."""
         self._last_said = self.unfed_text
-        shown = self._terse.feed(self._last_said)
+        shown = self._extraction.feed(self._last_said)
         self._unfed.clear()
         self._shown.append(shown)
         return shown
 
-    def close_terse(self) -> str:
-        rest = self._terse.close()
+    def close(self) -> str:
+        rest = self._extraction.close()
         self._shown.append(rest)
         return rest
 
@@ -480,7 +489,7 @@ class _ChoiceState:
         prove to be no tag; text that came with something else is ``loose`` and will be put in front of what
         follows.
         """
-        held = self._terse.held
+        held = self._extraction.held
         before = self._loose + self._held_text
         if event and len(held) > len(before) and held.startswith(before) and self._last_said == held[len(before) :]:
             self._held_events.append(event)
@@ -503,26 +512,27 @@ class _ChoiceState:
     def settle(self) -> None:
         """The choice is finished: nothing more is held back."""
         if self._unfed:
-            self.feed_terse()
-        if self._terse.held:
-            self.close_terse()
+            self.feed()
+        if self._extraction.held:
+            self.close()
 
     def to_choice(self, index: int) -> ReplyChoice:
         model = raw_json.dump(self._message(self._model_content()))
         client = model
-        if self._terse.entries or self._is_cut:
+        if self._is_cut:
             client = raw_json.dump(self._message(self._client_content()))
         return ReplyChoice(
             index=index,
             model_message=model,
             client_message=client,
-            terse=self._terse.entries,
+            terse=self._extraction.terse,
+            state=self._extraction.state,
             finish_reason=self._finish,
         )
 
     @property
     def _is_cut(self) -> bool:
-        """Tags were taken out, or the stream broke off while text was held back."""
+        """Something was taken out, or the stream broke off while text was held back."""
         return bool(self._shown) and "".join((*self._shown, *self._unfed)) != "".join(
             _text_of(item) for item in self._content
         )
@@ -584,7 +594,7 @@ class _ChoiceState:
         return call
 
 
-def split_reply(body: bytes, extract: bool) -> tuple[bytes, Reply]:  # noqa: FBT001 - as the protocol has it
+def split_reply(body: bytes, extract: Extract) -> tuple[bytes, Reply]:
     """The body for the client of a reply that is not streamed, and the reply.
 
     The very same bytes when nothing is taken out; else only the content of the messages concerned is
@@ -599,7 +609,7 @@ def split_reply(body: bytes, extract: bool) -> tuple[bytes, Reply]:  # noqa: FBT
     choices: list[ReplyChoice] = []
     for place, raw in enumerate(raw_choices):
         try:
-            raw_choices[place], choice = _split_choice(raw, place, extract=extract)
+            raw_choices[place], choice = _split_choice(raw, place, extract)
         except (ValueError, KeyError):
             continue
         choices.append(choice)
@@ -617,36 +627,38 @@ def split_reply(body: bytes, extract: bool) -> tuple[bytes, Reply]:  # noqa: FBT
     return raw_json.join_object({**members, "choices": raw_json.join_array(raw_choices)}), reply
 
 
-def _split_choice(raw: bytes, place: int, *, extract: bool) -> tuple[bytes, ReplyChoice]:
+def _split_choice(raw: bytes, place: int, extract: Extract) -> tuple[bytes, ReplyChoice]:
     members = raw_json.split_object(raw)
     said = members["message"]
-    shown, entries = _without_terse(said) if extract else (said, ())
+    extraction = Extraction(extract)
+    shown = _take_out(said, extraction) if extract else said
     index = raw_json.load(members.get("index", b"null"))
     choice = ReplyChoice(
         index=index if isinstance(index, int) else place,
         model_message=said,
         client_message=shown,
-        terse=entries,
+        terse=extraction.terse,
+        state=extraction.state,
         finish_reason=_string(members.get("finish_reason")),
     )
     return (raw if shown is said else raw_json.join_object({**members, "message": shown})), choice
 
 
-def _without_terse(message: bytes) -> tuple[bytes, tuple[str, ...]]:
+def _take_out(message: bytes, extraction: Extraction) -> bytes:
+    """The message for the client; the very same bytes when nothing is taken out."""
     members = raw_json.split_object(message)
     content = raw_json.load(members.get("content", b"null"))
     texts = [content] if isinstance(content, str) else [_text_of(part) for part in content or ()]
     said = "".join(texts)
-    stream = TerseStream()
-    shown = stream.feed(said) + stream.close()
+    shown = extraction.feed(said) + extraction.close()
     if shown == said:
-        return message, ()
+        return message
     if isinstance(content, str):
         members["content"] = raw_json.dump(shown)
     else:
         parts = raw_json.split_array(members["content"])
         members["content"] = raw_json.join_array(replace_text(parts, shown))
-    return raw_json.join_object(members), stream.entries
+    return raw_json.join_object(members)
 
 
 def _read_chunk(data: bytes) -> _Chunk | None:

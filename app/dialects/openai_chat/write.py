@@ -5,11 +5,11 @@ Everything here is deterministic: the same input gives the same bytes, so that p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
 from app.dialects import raw_json
-from app.dialects.openai_chat.read import LEGACY_CALL_PREFIX
+from app.dialects.openai_chat.read import LEGACY_CALL_PREFIX, TEXT_TYPES, read_message
 from app.domain.errors import InvalidRequest
 from app.domain.messages import INSTRUCTION_ROLES, Media, Message, Reasoning, Role, Text, ToolCall, ToolResult
 
@@ -149,14 +149,46 @@ def replace_text(parts: list[bytes], text: str) -> list[bytes]:
     placed = False
     for part in parts:
         value = raw_json.load(part)
-        if not (isinstance(value, dict) and value.get("type") == "text"):
+        if not _is_text(value):
             kept.append(part)
         elif not placed:
             placed = True
-            kept.append(raw_json.join_object({**raw_json.split_object(part), "text": raw_json.dump(text)}))
+            words = raw_json.dump(text)
+            is_bare = isinstance(value, str)
+            kept.append(words if is_bare else raw_json.join_object({**raw_json.split_object(part), "text": words}))
     if not placed and text:
         kept.append(raw_json.dump({"type": "text", "text": text}))
     return kept
+
+
+def with_results(raw: bytes, texts: Mapping[str, str]) -> bytes:
+    """A tool message with another text, given by call id; everything else verbatim, media in a list too.
+
+    A message that answers none of the calls in ``texts`` is returned as it is.
+    """
+    members = raw_json.split_object(raw)
+    text = texts.get(_answered_call(members))
+    if text is None:
+        return raw
+    content = members.get("content", b"null")
+    if content.startswith(b"["):
+        parts = raw_json.split_array(content)
+        members["content"] = raw_json.join_array(replace_text(parts, _without_placeholders(text, content)))
+    else:
+        members["content"] = raw_json.dump(text)
+    return raw_json.join_object(members)
+
+
+def with_prefix(raw: bytes, text: str) -> bytes:
+    """A message with ``text`` in front of its words: a string grows by it and a blank line, a list by a text part."""
+    members = raw_json.split_object(raw)
+    content = raw_json.load(members.get("content", b"null"))
+    if isinstance(content, list):
+        parts = raw_json.split_array(members["content"])
+        members["content"] = raw_json.join_array([raw_json.dump({"type": "text", "text": text}), *parts])
+    else:
+        members["content"] = raw_json.dump(f"{text}\n\n{content}" if content else text)
+    return raw_json.join_object(members)
 
 
 def error_body(
@@ -168,6 +200,31 @@ def error_body(
 ) -> bytes:
     """An error in OpenAI's shape."""
     return raw_json.dump({"error": {"message": message, "type": type, "param": param, "code": code}})
+
+
+def _is_text(part: object) -> bool:
+    """What `read_message` takes for words."""
+    if isinstance(part, dict):
+        return part.get("type", "") in TEXT_TYPES and isinstance(part.get("text"), str)
+    return isinstance(part, str)
+
+
+def _answered_call(members: Mapping[str, bytes]) -> str:
+    call_id = raw_json.load(members.get("tool_call_id", b"null"))
+    if isinstance(call_id, str):
+        return call_id
+    if raw_json.load(members.get("role", b"null")) != "function":
+        return ""
+    return f"{LEGACY_CALL_PREFIX}{raw_json.load(members.get('name', b'null'))}"
+
+
+def _without_placeholders(text: str, content: bytes) -> str:
+    """``text`` without the lines that stand for the media of ``content``, since these stay where they are."""
+    lines = text.split("\n")
+    for part in read_message(raw_json.join_object({"role": b'"user"', "content": content})).parts:
+        if isinstance(part, Media) and f"[{part.kind}]" in lines:
+            lines.remove(f"[{part.kind}]")
+    return "\n".join(lines)
 
 
 def _with_usage(options: bytes | None) -> bytes:
