@@ -96,9 +96,9 @@ class ReplyStream:
     """One streamed reply.
 
     ``extract`` says what is taken out of the content of every choice (`app.domain.terse` and `app.domain.state`
-    have the rules); text that is held back as a possible beginning of it goes out in front of what follows, at the
-    latest before the choice's finish chunk, an error or the end. ``strip_usage`` takes out what is only there because we
-    asked for it: the usage-only chunk and ``"usage": null`` in the others. With both off, ``feed`` returns
+    have the rules); text that is held back as its possible beginning goes out in front of what follows, at the
+    latest before the choice's finish chunk, an error or the end. ``strip_usage`` takes out what is only there
+    because we asked for it: the usage-only chunk and ``"usage": null`` in the others. With both off, ``feed`` returns
     what it is given.
     """
 
@@ -396,8 +396,8 @@ class _ChoiceState:
     """What one choice has said so far."""
 
     __slots__ = (
-        "_calls", "_calls_by_index", "_content", "_extraction", "_finish", "_has_content", "_held_events", "_held_text", "_last_said",
-        "_loose", "_other", "_shown", "_unfed",
+        "_calls", "_calls_by_index", "_content", "_extraction", "_finish", "_has_content", "_held_events", "_held_text",
+        "_last_said", "_loose", "_other", "_shown", "_unfed",
     )  # fmt: skip
 
     def __init__(self, extract: Extract) -> None:
