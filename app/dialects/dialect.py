@@ -158,6 +158,8 @@ class Dialect:
     write_message: Callable[[Message], bytes]
     as_input: Callable[[bytes], bytes]
     with_text: Callable[[bytes, str | None], bytes]
+    with_results: Callable[[bytes, Mapping[str, str]], bytes]
+    with_prefix: Callable[[bytes, str], bytes]
     error_body: ErrorWriter
     open_stream: StreamOpener
     split_reply: Callable[[bytes, Extract], tuple[bytes, Reply]]
