@@ -10,11 +10,12 @@ from app.store.connection import Connection
 # Of more entries than this, the older ones are counted, not loaded: planning costs the same in every session.
 NEWEST = 400
 
-# An entry goes where the message goes that it was said with.
+# An entry goes where the message goes that it was said with. No join: it could be made by reading all messages.
 LIVE = """
-SELECT t.turn, t.seq, t.number, t.role, t.source, t.created_at, t.text
-FROM terse t JOIN messages m ON m.tenant_id = t.tenant_id AND m.session_id = t.session_id AND m.seq = t.seq
-WHERE t.tenant_id = $1 AND t.session_id = $2 AND m.status = 'live'
+SELECT t.turn, t.seq, t.number, t.role, t.source, t.created_at, t.text FROM terse t
+WHERE t.tenant_id = $1 AND t.session_id = $2 AND 'live' = (
+    SELECT m.status FROM messages m WHERE m.tenant_id = $1 AND m.session_id = $2 AND m.seq = t.seq
+)
 """
 NEWEST_ENTRIES = LIVE + " ORDER BY t.turn DESC, t.seq DESC, t.number DESC LIMIT $3"
 ALL_ENTRIES = LIVE + " AND (t.turn, t.seq, t.number) > ($3, $4, $5) ORDER BY t.turn, t.seq, t.number LIMIT $6"

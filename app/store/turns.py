@@ -21,17 +21,19 @@ from app.store.writer import LAST_TURN
 Hidden = Literal["dropped", "undone"]
 
 HERE = "tenant_id = $1 AND session_id = $2"
+# What makes a query go by the index of turns (see `messages_turn`).
+BY_TURN = f"{HERE} AND turn + 0 IS NOT NULL"
 LIVE_SEQS = f"""
 SELECT seq FROM messages
-WHERE {HERE} AND turn BETWEEN $3 AND $4 AND turn > 0 AND status = 'live' AND model_visible ORDER BY seq
+WHERE {BY_TURN} AND turn BETWEEN $3 AND $4 AND turn > 0 AND status = 'live' AND model_visible
 """
 LIVE_TURNS = f"""
-SELECT DISTINCT turn FROM messages WHERE {HERE} AND turn BETWEEN $3 AND $4 AND turn > 0 AND status = 'live'
+SELECT DISTINCT turn FROM messages WHERE {BY_TURN} AND turn BETWEEN $3 AND $4 AND turn > 0 AND status = 'live'
 """
 GROUPS = f"""
 SELECT turn, status, count(*) AS messages, min(seq) AS first_seq, max(seq) AS last_seq, sum(tokens) AS tokens,
     min(created_at) AS created_at, max(created_at) AS updated_at
-FROM messages WHERE {HERE} AND turn BETWEEN $3 AND $4 AND turn > 0 GROUP BY turn, status ORDER BY turn
+FROM messages WHERE {BY_TURN} AND turn BETWEEN $3 AND $4 AND turn > 0 GROUP BY turn, status ORDER BY turn
 """
 # A call belongs to the turn that it was made for.
 USAGE = f"""
@@ -43,10 +45,10 @@ TERSE = f"""
 SELECT turn, text FROM terse WHERE {HERE} AND turn BETWEEN $3 AND $4 ORDER BY turn, seq, number
 """
 LOCK = f"SELECT {COLUMNS} FROM sessions WHERE tenant_id = $1 AND id = $2 FOR UPDATE"
-OF_TURN = f"SELECT seq, turn, status, tokens, place FROM messages WHERE {HERE} AND turn = $3 ORDER BY seq"
-HIDE = f"UPDATE messages SET status = $4 WHERE {HERE} AND turn = $3 AND status = 'live'"
+OF_TURN = f"SELECT seq, turn, status, tokens, place FROM messages WHERE {BY_TURN} AND turn = $3"
+HIDE = f"UPDATE messages SET status = $4 WHERE {BY_TURN} AND turn = $3 AND status = 'live'"
 REMOVE = f"""
-UPDATE messages SET status = 'removed', raw = ''::bytea, model_raw = NULL, tokens = 0 WHERE {HERE} AND turn = $3
+UPDATE messages SET status = 'removed', raw = ''::bytea, model_raw = NULL, tokens = 0 WHERE {BY_TURN} AND turn = $3
 """
 FORGET_TERSE = f"DELETE FROM terse WHERE {HERE} AND turn = $3"
 FORGET_PLANS = f"SELECT number, plan FROM epochs WHERE {HERE}"
@@ -91,8 +93,9 @@ PRECEDENCE: tuple[Status, ...] = ("live", "dropped", "undone", "superseded", "re
 
 
 async def live_seqs(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[int]:
-    """The live messages of the turns ``first`` to ``last``."""
-    return [record["seq"] for record in await connection.fetch(LIVE_SEQS, tenant, session_id, first, _int4(last))]
+    """The live messages of the turns ``first`` to ``last``, in order."""
+    found = await connection.fetch(LIVE_SEQS, tenant, session_id, first, _int4(last))
+    return sorted(record["seq"] for record in found)
 
 
 async def live_turns(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[int]:

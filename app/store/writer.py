@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 import asyncpg
 
@@ -18,9 +16,30 @@ from app.domain.errors import Conflict, NotFound, StoreUnavailable, TerselyError
 from app.domain.lineage import Decision, append, reconcile
 from app.store import messages
 from app.store.connection import Connection, Database
-from app.store.ledger import AT_THE_END, Placement, Record, Rows, enter_reply, enter_request
+from app.store.ledger import AT_THE_END, Placement, Rows, enter_reply, enter_request
 from app.store.sessions import COLUMNS, session_from
-from app.store.writes import NewSession, Outcome, ReplyWrite, RequestWrite, State, Write, state_of
+from app.store.statements import (
+    INSERTS,
+    NEW,
+    TABLES,
+    UPDATE_SESSION,
+    Record,
+    Shape,
+    as_arrays,
+    flat,
+    shape_of,
+    write_at_once,
+)
+from app.store.writes import (
+    NewSession,
+    Outcome,
+    ReplyWrite,
+    RequestWrite,
+    State,
+    Write,
+    counters_of,
+    state_of,
+)
 
 MAX_BATCH = 128
 # How long a request's messages wait for company. Real replies take far longer; a reply that does not is written
@@ -96,7 +115,7 @@ class Writer:
 
     async def _commit(self, tenant: str, jobs: list[_Job]) -> None:
         try:
-            await self._transact(tenant, [job.write for job in jobs])
+            await write_all(self._database, tenant, [job.write for job in jobs])
         except StoreUnavailable as error:
             _fail(jobs, error)
         except (TerselyError, asyncpg.PostgresError, ValueError) as error:
@@ -112,10 +131,6 @@ class Writer:
             for job in jobs:
                 if not job.done.done():
                     job.done.set_result(None)
-
-    async def _transact(self, tenant: str, writes: list[Write]) -> None:
-        async with self._database.transaction(tenant) as connection:
-            await write_all(connection, tenant, writes)
 
 
 def _tenant(write: Write) -> str:
@@ -185,114 +200,6 @@ INSERT INTO sessions (tenant_id, id, parent, client_id, strategy, epoch_policy, 
 VALUES ($1, $2, $3, $4, $5, $6, $7, 0, 0, 0, 0, 0, false, 0, 0, 1, NULL, NULL, NULL, $8, $8)
 ON CONFLICT (tenant_id, id) DO NOTHING RETURNING id
 """
-_COUNTERS = {
-    "id": "text", "last_seq": "bigint", "turns": "integer", "tokens": "bigint", "version": "bigint",
-    "edits": "bigint", "edited": "boolean", "calls": "bigint", "epoch": "integer", "cut": "bigint", "plan": "bytea",
-    "open_chain": "bytea", "last_call_at": "timestamptz", "touched": "timestamptz",
-}  # fmt: skip
-_SET = (
-    "last_seq = u.last_seq, turns = u.turns, tokens = u.tokens, version = u.version, edits = u.edits, "
-    "edited = u.edited, calls = u.calls, epoch = u.epoch, cut = u.cut, plan = COALESCE(u.plan, s.plan), "
-    "open_chain = u.open_chain, last_call_at = u.last_call_at, updated_at = u.touched"
-)
-_NEW = ("parent", "client_id", "strategy", "epoch_policy", "metadata")
-_TABLES: dict[str, tuple[str, str]] = {
-    "messages": (
-        "session_id, seq, turn, tokens, place, role, status, dialect, client_visible, model_visible, pinned, finish, "
-        "call, digest, chain, created_at, raw, model_raw",
-        "text, bigint, integer, integer, float8, text, text, text, boolean, boolean, boolean, text, "
-        "bigint, bytea, bytea, timestamptz, bytea, bytea",
-    ),
-    "terse": (
-        "session_id, turn, seq, number, role, source, created_at, text",
-        "text, integer, bigint, integer, text, text, timestamptz, bytea",
-    ),
-    "calls": (
-        "session_id, number, turn, model, strategy, epoch, cut, last_seq, tools, tokens_before, tokens_after, "
-        "input_tokens, cached_tokens, output_tokens, status, created_at, finished_at",
-        "text, bigint, integer, text, text, integer, bigint, bigint, bytea, integer, integer, "
-        "integer, integer, integer, integer, timestamptz, timestamptz",
-    ),
-    "epochs": (
-        "session_id, number, cut, reason, head_tokens, tokens_before, tokens_after, created_at, plan",
-        "text, integer, bigint, text, integer, integer, integer, timestamptz, bytea",
-    ),
-    "attributes": ("session_id, digest, kind, created_at, raw", "text, bytea, text, timestamptz, bytea"),
-    "appends": (
-        "session_id, key, digest, first_seq, last_seq, turn, created_at",
-        "text, text, bytea, bigint, bigint, integer, timestamptz",
-    ),
-}
-# What a retry writes again is the same.
-_SKIPPING = frozenset({"attributes", "terse", "calls"})
-
-
-class _Parameters:
-    """Numbers the parameters of a statement; ``$1`` is the tenant."""
-
-    def __init__(self) -> None:
-        self.count = 1
-
-    def arrays(self, types: Iterable[str]) -> str:
-        """As many array parameters as there are ``types``."""
-        parts = []
-        for kind in types:
-            self.count += 1
-            parts.append(f"${self.count}::{kind.strip()}[]")
-        return ", ".join(parts)
-
-
-def _insert(table: str, parameters: _Parameters, *, condition: str = "") -> str:
-    columns, types = _TABLES[table]
-    skip = " ON CONFLICT DO NOTHING" if table in _SKIPPING else ""
-    arrays = parameters.arrays(types.split(","))
-    return (
-        f"INSERT INTO {table} (tenant_id, {columns}) "
-        f"SELECT $1, u.* FROM unnest({arrays}) AS u ({columns}){condition}{skip} RETURNING 1"
-    )
-
-
-def _update_sessions() -> str:
-    arrays = _Parameters().arrays(_COUNTERS.values())
-    return (
-        f"UPDATE sessions s SET {_SET} FROM unnest({arrays}) AS u ({', '.join(_COUNTERS)}) "
-        "WHERE s.tenant_id = $1 AND s.id = u.id"
-    )
-
-
-@lru_cache(maxsize=128)
-def _write_at_once(tables: tuple[str, ...], *, makes: bool, moves: bool) -> str:
-    """One statement that makes and moves sessions and adds rows to those that were as expected, and to no others.
-
-    Only with the parts that a batch needs: every array that is passed, empty ones too, costs its encoding.
-    """
-    parameters = _Parameters()
-    names = ", ".join(_COUNTERS)
-    parts: list[str] = []
-    if makes:
-        arrays = parameters.arrays([*_COUNTERS.values(), "text", "text", "text", "text", "bytea"])
-        parts.append(
-            "made AS (INSERT INTO sessions (tenant_id, id, last_seq, turns, tokens, version, edits, edited, calls, "
-            f"epoch, cut, plan, open_chain, last_call_at, updated_at, {', '.join(_NEW)}, created_at) "
-            f"SELECT $1, u.*, u.touched FROM unnest({arrays}) AS u ({names}, {', '.join(_NEW)}) "
-            "ON CONFLICT (tenant_id, id) DO NOTHING RETURNING id)"
-        )
-    if moves:
-        arrays = parameters.arrays([*_COUNTERS.values(), "bigint"])
-        parts.append(
-            f"moved AS (UPDATE sessions s SET {_SET} FROM unnest({arrays}) AS u ({names}, expected) "
-            "WHERE s.tenant_id = $1 AND s.id = u.id AND s.version = u.expected RETURNING s.id)"
-        )
-    sources = [name for name, is_there in (("made", makes), ("moved", moves)) if is_there]
-    parts.append(f"held AS ({' UNION ALL '.join(f'SELECT id FROM {name}' for name in sources)})")
-    held = " WHERE u.session_id IN (SELECT id FROM held)"
-    parts += [f"to_{table} AS ({_insert(table, parameters, condition=held)})" for table in tables]
-    return f"WITH {', '.join(parts)} SELECT id FROM held"
-
-
-INSERTS: dict[str, str] = {table: _insert(table, _Parameters()) for table in _TABLES}
-UPDATE_SESSIONS = _update_sessions()
-
 SET_STATUS = """
 UPDATE messages SET status = $4 WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::bigint[])
 """
@@ -304,7 +211,7 @@ SELECT a.status,
     (SELECT min(n.place) FROM messages n
      WHERE n.tenant_id = $1 AND n.session_id = $2 AND n.place > a.place AND n.turn > 0) AS next_place,
     (SELECT max(n.call) FROM messages n
-     WHERE n.tenant_id = $1 AND n.session_id = $2 AND n.place > a.place AND n.turn = a.turn
+     WHERE n.tenant_id = $1 AND n.session_id = $2 AND n.place > a.place AND n.turn = a.turn AND n.turn + 0 IS NOT NULL
        AND n.role = 'assistant' AND n.status = 'live'
        AND NOT EXISTS (SELECT FROM messages b WHERE b.tenant_id = $1 AND b.session_id = $2 AND b.status = 'live'
                        AND b.role <> 'assistant' AND b.turn > 0 AND b.place > a.place AND b.place < n.place)
@@ -315,16 +222,6 @@ SUPERSEDE_RIVAL = """
 UPDATE messages SET status = 'superseded'
 WHERE tenant_id = $1 AND session_id = $2 AND role = 'assistant' AND status = 'live' AND call = $3
 """
-
-
-async def write_all(connection: Connection, tenant: str, writes: list[Write]) -> None:
-    """Write everything in the caller's transaction: at once where sessions are as the writes expect them.
-
-    What finds its session changed is decided anew under the session's lock.
-    """
-    left = await _write_what_is_as_expected(connection, tenant, writes)
-    if left:
-        await _write_locked(connection, tenant, left)
 
 
 @dataclass(slots=True)
@@ -338,9 +235,40 @@ class _Attempt:
     rows: Rows = field(default_factory=Rows)
     outcomes: list[Outcome] = field(default_factory=list)
 
+    @property
+    def shape(self) -> tuple[bool, Shape]:
+        """What the statement that stores it looks like."""
+        return self.expected is None, shape_of((table, len(getattr(self.rows, table))) for table in TABLES)
 
-async def _write_what_is_as_expected(connection: Connection, tenant: str, writes: list[Write]) -> list[Write]:
-    """Write in one statement what needs no look at the database first; return the rest."""
+    def arguments(self, tenant: str) -> list[object]:
+        """The parameters of that statement."""
+        state = self.state
+        found: list[object] = [tenant, state.id, *counters_of(state)]
+        if self.create is None:
+            found.append(self.expected)
+        else:
+            found += [getattr(self.create, name) for name in NEW]
+        for table in TABLES:
+            if rows := getattr(self.rows, table):
+                found += flat(rows)
+        return found
+
+
+async def write_all(database: Database, tenant: str, writes: list[Write]) -> None:
+    """Write everything: at once where sessions are as the writes expect them.
+
+    What finds its session changed is decided anew under the session's lock.
+    """
+    attempts, left = _work_out(writes)
+    if attempts:
+        left = await _write_what_is_as_expected(database, tenant, attempts) + left
+    if left:
+        async with database.transaction(tenant) as connection:
+            await _write_locked(connection, tenant, left)
+
+
+def _work_out(writes: list[Write]) -> tuple[list[_Attempt], list[Write]]:
+    """What can be written without a look at the database first, and the rest."""
     attempts: dict[str, _Attempt] = {}
     left: list[Write] = []
     left_sessions: set[str] = set()
@@ -352,21 +280,30 @@ async def _write_what_is_as_expected(connection: Connection, tenant: str, writes
             left_sessions.add(session_id)
         else:
             attempts[session_id] = attempt
-    if not attempts:
-        return left
-    statement, arguments = _statement(list(attempts.values()))
-    held = {row["id"] for row in await connection.fetch(statement, tenant, *arguments)}
+    return [attempts[session_id] for session_id in sorted(attempts)], left
+
+
+async def _write_what_is_as_expected(database: Database, tenant: str, attempts: list[_Attempt]) -> list[Write]:
+    """Write what is as expected, all of it or nothing; return what is not."""
+    shapes: defaultdict[tuple[bool, Shape], list[_Attempt]] = defaultdict(list)
+    for attempt in attempts:
+        shapes[attempt.shape].append(attempt)
+    use = database.statements if len(shapes) == 1 else database.transaction
+    held: set[str] = set()
+    async with use(tenant) as connection:
+        for (makes, shape), alike in shapes.items():
+            statement = write_at_once(shape, makes=makes)
+            rows = await connection.fetchmany(statement, [attempt.arguments(tenant) for attempt in alike])
+            held.update(row["id"] for row in rows)
     refused: list[Write] = []
-    for session_id, attempt in attempts.items():
-        if session_id not in held:
+    for attempt in attempts:
+        if attempt.state.id not in held:
             refused += attempt.writes
             continue
-        outcomes = iter(attempt.outcomes)
-        for write in attempt.writes:
-            if isinstance(write, RequestWrite):
-                write.outcome = next(outcomes)
-                await _set_statuses(connection, tenant, session_id, write.decision)
-    return refused + left
+        requests = [write for write in attempt.writes if isinstance(write, RequestWrite)]
+        for write, outcome in zip(requests, attempt.outcomes, strict=True):
+            write.outcome = outcome
+    return refused
 
 
 def _attempt(write: Write) -> _Attempt | None:
@@ -383,7 +320,7 @@ def _attempt(write: Write) -> _Attempt | None:
 def _enter(write: Write, attempt: _Attempt) -> bool:
     """Work a write out; False when it takes a look at the database to do so."""
     if isinstance(write, RequestWrite):
-        if write.key is not None:
+        if write.key is not None or write.decision.superseded or write.decision.revived:
             return False
         attempt.outcomes.append(enter_request(write, attempt.state, write.decision, attempt.rows, is_as_decided=True))
     else:
@@ -394,27 +331,6 @@ def _enter(write: Write, attempt: _Attempt) -> bool:
         enter_reply(write, asked, attempt.state, AT_THE_END, attempt.rows)
     attempt.writes.append(write)
     return True
-
-
-def _statement(attempts: list[_Attempt]) -> tuple[str, list[list[object]]]:
-    """The statement for a batch, and its arguments after the tenant."""
-    new = [attempt for attempt in attempts if attempt.expected is None]
-    moved = [attempt for attempt in attempts if attempt.expected is not None]
-    arguments: list[list[object]] = []
-    if new:
-        arguments += [[getattr(attempt.state, name) for attempt in new] for name in _COUNTERS]
-        arguments += [[getattr(attempt.create, name) for attempt in new] for name in _NEW]
-    if moved:
-        arguments += [[getattr(attempt.state, name) for attempt in moved] for name in _COUNTERS]
-        arguments.append([attempt.expected for attempt in moved])
-    rows = attempts[0].rows if len(attempts) == 1 else Rows()
-    if len(attempts) > 1:
-        for attempt in attempts:
-            rows.extend(attempt.rows)
-    tables = tuple(table for table in _TABLES if getattr(rows, table))
-    for table in tables:
-        arguments += map(list, zip(*getattr(rows, table), strict=True))
-    return _write_at_once(tables, makes=bool(new), moves=bool(moved)), arguments
 
 
 async def _write_locked(connection: Connection, tenant: str, writes: list[Write]) -> None:
@@ -428,12 +344,10 @@ async def _write_locked(connection: Connection, tenant: str, writes: list[Write]
     for table, sql in INSERTS.items():
         found: list[Record] = getattr(rows, table)
         if found:
-            await connection.fetch(sql, tenant, *map(list, zip(*found, strict=True)))
-    changed = [state for state in states.values() if state.touched is not None]
-    if changed:
-        await connection.execute(
-            UPDATE_SESSIONS, tenant, *([getattr(state, name) for state in changed] for name in _COUNTERS)
-        )
+            await connection.fetch(sql, tenant, *as_arrays(found))
+    for state in states.values():
+        if state.touched is not None:
+            await connection.execute(UPDATE_SESSION, tenant, state.id, *counters_of(state))
 
 
 async def _lock(connection: Connection, tenant: str, writes: list[Write]) -> dict[str, State]:
@@ -442,7 +356,7 @@ async def _lock(connection: Connection, tenant: str, writes: list[Write]) -> dic
     wanted = sorted({_session_id(write) for write in writes})
     create = {w.session_id: w for w in writes if isinstance(w, RequestWrite) and w.create and w.session is None}
     for session_id, write in sorted(create.items()):
-        new = [getattr(write.create, name) for name in _NEW]
+        new = [getattr(write.create, name) for name in NEW]
         if await connection.fetchval(INSERT_SESSION, tenant, session_id, *new, write.now) is not None:
             states[session_id] = State(id=session_id)
     rest = [session_id for session_id in wanted if session_id not in states]

@@ -10,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from app.store import messages, sessions
+from app.store import epochs, messages, sessions, terse, turns, writer
 from app.store.sessions import in_flight
 from tests.conftest import Database
 
@@ -114,3 +114,35 @@ async def test_the_tail_query_reads_the_tail_alone(connection: asyncpg.Connectio
     read = [node for node in nodes if "Index Name" in node]
     assert {node["Index Name"] for node in read} == {"messages_pkey", "messages_instructions"}
     assert sum(node["Actual Rows"] + node.get("Rows Removed by Filter", 0) for node in read) <= 8
+
+
+OF_ONE_SESSION: dict[str, tuple[str, tuple[Any, ...], str]] = {
+    "the tail": (messages.TAIL_ROWS, ("s3", 25), "seq"),
+    "the live tail": (messages.LIVE_FROM, ("s3", 25), "seq"),
+    "a reply's chain": (messages.CHAIN_OF, ("s3", 25), "seq"),
+    "content": (messages.CONTENT, ("s3", [25, 26]), "seq"),
+    "tokens of the tail": (epochs.TAIL_TOKENS, ("s3", 25), "seq"),
+    "the last turn": (writer.LAST_TURN, ("s3",), ""),
+    "the log": (terse.NEWEST_ENTRIES, ("s3", 5), "seq"),
+    "the messages of turns": (turns.GROUPS, ("s3", 3, 4), "turn"),
+    "the messages of a turn": (turns.OF_TURN, ("s3", 3), "turn"),
+}
+
+
+async def test_a_session_is_read_by_its_tail_in_a_database_that_was_never_analysed(database: Database) -> None:
+    connection = await asyncpg.connect(database.admin_dsn)
+    try:
+        for fill in (FILL_SESSIONS, FILL_MESSAGES):
+            await connection.execute(fill, TENANT, NOW, 5)
+        async with connection.transaction():
+            await connection.execute(f"SET LOCAL ROLE tersely_app; SET LOCAL app.tenant = '{TENANT}'")
+            await connection.execute("SET LOCAL plan_cache_mode = force_generic_plan")
+            for number, (name, (sql, args, column)) in enumerate(OF_ONE_SESSION.items()):
+                await connection.execute(f"PREPARE cold_{number} AS {sql}")
+                values = ", ".join(_literal(each) for each in (TENANT, *args))
+                explained = await connection.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE cold_{number} ({values})")
+                nodes = [n for n in _nodes(json.loads(explained)[0]["Plan"]) if n.get("Relation Name") == "messages"]
+                assert nodes[0]["Index Name"] == ("messages_turn" if column == "turn" else "messages_pkey"), name
+                assert column in nodes[0]["Index Cond"], (name, nodes[0]["Index Cond"])
+    finally:
+        await connection.close()
