@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
 
-from app.domain.clipping import count_bytes, ends, head, head_bytes
+from app.domain.clipping import count_bytes, head, head_bytes
 
 TruncateMode = Literal["head", "head_tail"]
 
@@ -82,8 +82,7 @@ def _spill(text: str, limits: ToolOutputLimits, way: str) -> Normalized:
 
 
 def _truncate(text: str, limits: ToolOutputLimits) -> str:
-    lines = _truncate_lines(text, limits)
-    return head_bytes(_truncate_chars(lines, limits), limits.max_bytes)
+    return head_bytes(head(_truncate_lines(text, limits), limits.max_chars), limits.max_bytes)
 
 
 def _truncate_lines(text: str, limits: ToolOutputLimits) -> str:
@@ -98,12 +97,6 @@ def _truncate_lines(text: str, limits: ToolOutputLimits) -> str:
     first = most - 1 - last
     marker = f"... [{len(lines) - first - last} lines truncated] ..."
     return "\n".join([*lines[:first], marker, *lines[len(lines) - last :]])
-
-
-def _truncate_chars(text: str, limits: ToolOutputLimits) -> str:
-    if limits.truncate_mode == "head":
-        return head(text, limits.max_chars)
-    return ends(text, limits.max_chars, "\n... [characters truncated] ...\n")
 
 
 def _statistics(text: str, cut: str, way: str) -> str:

@@ -153,7 +153,7 @@ TIERS = st.lists(
         Tier,
         subject=st.sampled_from(["output", "results", "user_text"]),
         until=st.none() | st.integers(0, 30),
-        chars=st.integers(0, 2_000),
+        chars=st.integers(1, 2_000),
         style=st.sampled_from(["head", "ends"]),
         way=st.sampled_from(["", "query_db", "context_search"]),
         limits=st.none()
