@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 
 from asyncpg import PostgresError
 from fastapi import FastAPI
@@ -27,14 +28,18 @@ from app.service.auth import Auth
 from app.service.calibrations import Calibrations
 from app.service.epoch_keeping import EpochKeeper
 from app.service.exports import Exports
+from app.service.memos import Memos
 from app.service.messages import Messages
 from app.service.metrics import Metrics
+from app.service.notes import Notes
 from app.service.previews import Previews
 from app.service.proxy import Proxy, ProxyConfig
 from app.service.recipes import Recipes
 from app.service.search import Searcher
 from app.service.sessions import Sessions
 from app.service.stats import Figures
+from app.service.summarizer import Summarizer
+from app.service.summary_models import Host, Models, SummarizerConfig
 from app.settings import Settings
 from app.store.connection import Database
 from app.store.migrations import migrate
@@ -53,9 +58,9 @@ def clock() -> datetime:
     return datetime.now(UTC)
 
 
-def new_id() -> str:
-    """A new session id: sortable by time, unguessable."""
-    return f"s{int(time.time() * 1000):011x}{secrets.token_hex(8)}"
+def new_id(kind: str = "s") -> str:
+    """A new id: sortable by time, unguessable. Those of sessions begin with an ``s``."""
+    return f"{kind}{int(time.time() * 1000):011x}{secrets.token_hex(8)}"
 
 
 async def _migrate_when_there(database: Database, url: str) -> None:
@@ -99,6 +104,20 @@ def _spare_the_collector() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
+def _summarizer_host(settings: Settings) -> Host | None:
+    """The summarizer's own model host, if it has one."""
+    if settings.summarizer_base_url is None:
+        return None
+    key = settings.summarizer_api_key
+    # It is spoken to when nobody waits, so it needs no more patience than a whole call gets.
+    timeouts = Timeouts(
+        connect=settings.connect_timeout, first_byte=settings.summarizer_timeout, idle=settings.summarizer_timeout
+    )
+    return Host(
+        upstream=Upstream(settings.summarizer_base_url, timeouts), api_key=key.get_secret_value() if key else None
+    )
+
+
 def build(
     settings: Settings, *, database_url: str, openai_base_url: str | None = None, is_local: bool = False
 ) -> ProxyRoutes:
@@ -132,6 +151,26 @@ def build(
         cache_ttl=settings.cache_ttl,
     )
     calibrations = Calibrations()
+    api_key = settings.openai_api_key.get_secret_value() if settings.openai_api_key else None
+    own_host = _summarizer_host(settings)
+    summarizer = Summarizer(
+        database,
+        Models(
+            SummarizerConfig(
+                model=settings.summarizer_model,
+                timeout=settings.summarizer_timeout,
+                output=settings.summarizer_output,
+                window=settings.summarizer_window,
+            ),
+            own=own_host,
+            hosts={OPENAI_CHAT.name: Host(upstream=upstream, api_key=api_key)},
+            metrics=metrics,
+        ),
+        metrics,
+        clock=clock,
+        monotonic=time.monotonic,
+        name=new_id(),
+    )
     proxy = Proxy(
         dialect=OPENAI_CHAT,
         upstream=upstream,
@@ -141,7 +180,7 @@ def build(
         calibrations=calibrations,
         metrics=metrics,
         config=ProxyConfig(
-            api_key=settings.openai_api_key.get_secret_value() if settings.openai_api_key else None,
+            api_key=api_key,
             fail_open=settings.fail_open == "on",
             heartbeat=settings.heartbeat,
         ),
@@ -158,7 +197,12 @@ def build(
             stack.push_async_callback(database.close)
             await upstream.open()
             stack.push_async_callback(upstream.close)
+            if own_host is not None:
+                await own_host.upstream.open()
+                stack.push_async_callback(own_host.upstream.close)
             stack.push_async_callback(writer.close)
+            await summarizer.open()
+            stack.push_async_callback(summarizer.close)
             # Reading a vocabulary takes some tenths of a second, which no request should wait for.
             await asyncio.to_thread(tokens.count_text, "warm", "o200k_base")
             migrating = asyncio.get_running_loop().create_task(_migrate_when_there(database, database_url))
@@ -178,6 +222,8 @@ def build(
         previews=Previews(database, recipes, calibrations, clock=clock),
         searcher=Searcher(database, metrics),
         figures=Figures(database),
+        notes=Notes(database, clock=clock),
+        memos=Memos(database, clock=clock, new_id=partial(new_id, "m")),
         strategy=settings.strategy,
         epoch=settings.epoch,
     )

@@ -56,6 +56,13 @@ class Settings(BaseSettings):
     derive_terse: OnOff = "on"
     fail_open: OnOff = "on"
 
+    summarizer_model: str | None = None
+    summarizer_base_url: str | None = None
+    summarizer_api_key: SecretStr | None = None
+    summarizer_timeout: float = Field(default=60.0, gt=0, le=600)
+    summarizer_output: int = Field(default=4_096, ge=64, le=32_000)
+    summarizer_window: int = Field(default=32_000, ge=2_000, le=2_000_000)
+
     auth: Literal["off", "keys"] = "off"
     insecure: bool = False
     max_body: int = Field(default=32 * 1024 * 1024, ge=1024, le=1024**3)
@@ -63,9 +70,11 @@ class Settings(BaseSettings):
     body_timeout: float = Field(default=60.0, gt=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
-    @field_validator("openai_base_url")
+    @field_validator("openai_base_url", "summarizer_base_url")
     @classmethod
-    def _is_address(cls, value: str) -> str:
+    def _is_address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
         parts = urlsplit(value)
         if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
             raise ValueError(f"{value!r} is not an http(s) address")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from app.dialects.asking import Asking
 from app.dialects.dialect import Dialect
 from app.dialects.errors import classify_error
-from app.dialects.openai_chat import read, stream, write
+from app.dialects.openai_chat import asking, read, stream, write
 from app.domain.messages import Dialect as DialectName
 
 OPENAI_CHAT = Dialect(
@@ -27,3 +28,5 @@ OPENAI_CHAT = Dialect(
 )
 
 DIALECTS: dict[DialectName, Dialect] = {OPENAI_CHAT.name: OPENAI_CHAT}
+
+ASKING: dict[DialectName, Asking] = {OPENAI_CHAT.name: asking.ASKING}

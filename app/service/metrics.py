@@ -76,6 +76,12 @@ class Metrics:
         self.compaction_seconds = Histogram(
             "tersely_compaction_seconds", "Time a compaction took.", buckets=SLOW, registry=r
         )
+        self.summarizer_tokens = Counter(
+            "tersely_summarizer_tokens_total",
+            "Tokens of the summarizer's own calls, as the upstream reported them.",
+            ["kind"],
+            registry=r,
+        )
         self.compression = Histogram(
             "tersely_compression_ratio",
             "Tokens after a new epoch started, as a share of those before.",

@@ -16,6 +16,7 @@ from asyncpg import Record
 
 from app.domain.history import Summary, SummarySource
 from app.store.connection import Connection
+from app.store.messages import FULL, StoredMessage, message_from
 
 HERE = "tenant_id = $1 AND session_id = $2"
 
@@ -53,6 +54,11 @@ SELECT first_seq, last_seq, purpose, tokens, source, created_at, text FROM summa
 WHERE {HERE} AND purpose = ANY($3::text[]) AND last_seq <= $4 AND text IS NOT NULL
   AND basis = {_basis("s.first_seq", "s.last_seq")}
 ORDER BY last_seq DESC, number DESC LIMIT $5
+"""
+COVERED = f"""
+SELECT {FULL} FROM messages
+WHERE {HERE} AND seq BETWEEN $3 AND $4 AND status = 'live' AND model_visible AND turn > 0
+ORDER BY place, seq
 """
 FORGET = f"DELETE FROM summaries WHERE {HERE} AND first_seq <= $4 AND last_seq >= $3"
 
@@ -126,6 +132,13 @@ async def newest(
     """
     records = await connection.fetch(COUNTING, tenant, session_id, list(purposes), up_to, limit)
     return [_summary(record) for record in reversed(records)]
+
+
+async def covered(
+    connection: Connection, tenant: str, session_id: str, first: int, last: int
+) -> list[StoredMessage]:
+    """What the model may see of ``first`` to ``last``, in order, without instructions."""
+    return [message_from(record) for record in await connection.fetch(COVERED, tenant, session_id, first, last)]
 
 
 async def forget(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> None:

@@ -26,6 +26,7 @@ TASK = 600
 # So much of a text is looked through, half of it at each end: what fails is said at the end, what is asked in front.
 LOOK_AT = 20_000
 MAX_LINES = 400
+HEADING = "### STATE"
 # Lines that a section may have at all; what was carried over from an earlier summary counts.
 MOST = {"Goals": 12, "Decisions": 24, "Done": 40, "Files and names": 60, "Errors": 16, "Open": 12}
 # A round gives each section one line; names are short and many.
@@ -66,7 +67,25 @@ def summarize(entries: Sequence[Entry], *, limit: int, encode: Encode, earlier: 
 def digest_result(call: str, text: str, *, runes: int) -> str:
     """One archived tool result without a model: its call, then beginning and end, in at most ``runes`` characters."""
     body = text.strip() or "(no output)"
-    return ends(f"{clip_line(call, runes // 4)}\n{body}", runes, "\n[...]\n")
+    return ends(f"{clip_line(call, runes // 4)}\n{body}" if call else body, runes, "\n[...]\n")
+
+
+def derive_state(entries: Sequence[Entry], *, limit: int, encode: Encode) -> str:
+    """A ``### STATE`` block (std::slop, "State Format") in at most ``limit`` tokens: as much of each line as fits."""
+    found = _sections(entries)
+    names = [line.rpartition(" ")[0] for line in found["Files and names"]]
+    values = [name for name in names if name.replace(".", "").replace(":", "").lstrip("#$").isdigit()]
+    lines = {
+        "Goal": [_bare(line) for line in found["Goals"][-1:]],
+        "Context": [name for name in names if name not in values][:12],
+        "Resolved": [_bare(line) for line in found["Done"][-6:]],
+        "Technical Anchors": values[:12],
+    }
+    for runes in (TASK, LINE, LINE // 2, LINE // 4, LINE // 8):
+        text = "\n".join([HEADING, *(f"{name}: {clip_line('; '.join(said), runes)}" for name, said in lines.items())])
+        if encode(text) <= limit:
+            return text
+    return HEADING
 
 
 def read_sections(text: str) -> dict[str, list[str]]:

@@ -123,6 +123,28 @@ TABLES = {
             PRIMARY KEY (tenant_id, session_id, turn, seq, number),
             FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
         )""",
+    # State blocks, each with the message that it came with (`seq` 0: with none); several of one message are numbered.
+    "states": """
+        CREATE TABLE states (
+            tenant_id text NOT NULL,
+            session_id text NOT NULL,
+            seq bigint NOT NULL,
+            number integer NOT NULL,
+            source text NOT NULL,
+            created_at timestamptz NOT NULL,
+            text bytea NOT NULL,
+            PRIMARY KEY (tenant_id, session_id, seq, number),
+            FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+        )""",
+    "scratchpads": """
+        CREATE TABLE scratchpads (
+            tenant_id text NOT NULL,
+            session_id text NOT NULL,
+            updated_at timestamptz NOT NULL,
+            text bytea NOT NULL,
+            PRIMARY KEY (tenant_id, session_id),
+            FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+        )""",
     "epochs": """
         CREATE TABLE epochs (
             tenant_id text NOT NULL,
@@ -270,6 +292,30 @@ TABLES = {
             updated_at timestamptz NOT NULL,
             PRIMARY KEY (tenant_id, name)
         )""",
+    # Belong to the tenant and outlive the session they came from. `terms` are what they can be found by.
+    "memos": """
+        CREATE TABLE memos (
+            tenant_id text NOT NULL,
+            id text NOT NULL,
+            session_id text,
+            tags text[] NOT NULL,
+            terms text[] NOT NULL,
+            created_at timestamptz NOT NULL,
+            content bytea NOT NULL,
+            PRIMARY KEY (tenant_id, id)
+        )""",
+    # What happened to a session that its messages do not show: counts and names as JSON, never content.
+    "events": """
+        CREATE TABLE events (
+            tenant_id text NOT NULL,
+            session_id text NOT NULL,
+            number bigint NOT NULL,
+            kind text NOT NULL,
+            created_at timestamptz NOT NULL,
+            body bytea NOT NULL,
+            PRIMARY KEY (tenant_id, session_id, number),
+            FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+        )""",
     "calibration": """
         CREATE TABLE calibration (
             tenant_id text NOT NULL,
@@ -307,6 +353,7 @@ INDEXES = (
     "CREATE INDEX summaries_purpose ON summaries (tenant_id, session_id, purpose, last_seq DESC, number DESC)",
     "CREATE INDEX memory_day ON memory (tenant_id, day, created_at DESC)",
     "CREATE INDEX side_replies_anchor ON side_replies (tenant_id, anchor)",
+    "CREATE INDEX memos_recent ON memos (tenant_id, created_at DESC, id DESC)",
     "CREATE INDEX keys_id ON keys (id)",
 )
 

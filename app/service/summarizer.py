@@ -1,0 +1,303 @@
+"""The one summarizer: in the background, one replica at a time per session, with or without a model.
+
+A job names a range of a session's messages and what its summary is for. Whoever holds the session's lease makes it; see
+`app.service.summary_writing`. What was done, or tried in vain, is stored with the basis that it rests on, so nothing is
+done twice and nothing goes round in circles. Jobs are kept in memory alone: those of a process that died are asked for
+again by the session's next request, and its leases run out by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+from app.domain.errors import NotFound, StoreUnavailable
+from app.domain.history import Summary
+from app.service.metrics import Metrics
+from app.service.summary_jobs import Job, Source, load
+from app.service.summary_models import Models
+from app.service.summary_writing import Scribe, Written
+from app.store import events, leases, memory, sessions, summaries
+from app.store.connection import Database
+from app.store.memory import MemoryEntry
+from app.store.summaries import NewSummary
+from app.strategies.summary_prompts import Purpose
+
+_log = logging.getLogger(__name__)
+
+Result = Literal["model", "extractive", "unchanged", "done", "empty", "held", "stale", "failed"]
+"""How a job ended: written by a model, or without one; nothing shorter was found; done or tried before; nothing to
+summarise; another replica is at it; the messages or the lease changed meanwhile; given up.
+"""
+
+# A lease outlasts the longest call of a model by so much.
+LEASE_MARGIN = timedelta(seconds=30)
+# How long `run_now` waits for whoever is at work on the session, and how often it looks, in seconds.
+PATIENCE = 10.0
+LOOK_EVERY = 0.2
+# Seconds: what reading a long range may take, and what a job that is given up may take to say so.
+READ_LIMIT = 15.0
+LAST_WORDS = 1.0
+
+
+class LeaseLost(Exception):
+    """Another replica took the session over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compaction:
+    """How a job ended. Tokens of what the summary stands for, and of the summary.
+
+    ``error`` says why no model wrote it, if one should have; a fixed text, without content.
+    """
+
+    result: Result
+    summary: Summary | None = None
+    tokens_before: int = 0
+    tokens_after: int = 0
+    error: str = ""
+
+
+class Summarizer:
+    """Runs jobs: ``workers`` at a time, with at most ``room`` waiting or under way."""
+
+    def __init__(
+        self,
+        database: Database,
+        models: Models,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], datetime],
+        monotonic: Callable[[], float],
+        name: str,
+        workers: int = 2,
+        room: int = 256,
+    ) -> None:
+        """``name`` tells this process from all others."""
+        self._database = database
+        self._scribe = Scribe(database, models, clock=clock)
+        self._metrics = metrics
+        self._clock = clock
+        self._monotonic = monotonic
+        self._name = name
+        self._workers = workers
+        self._room = room
+        self._lease = timedelta(seconds=models.config.timeout) + LEASE_MARGIN
+        self._leases = 0
+        self._jobs = 0
+        self._waiting: dict[tuple[str, str], dict[tuple[Purpose, int, int], Job]] = {}
+        self._places: deque[tuple[str, str]] = deque()
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> None:
+        """Start to work in the background."""
+        self._tasks = [asyncio.get_running_loop().create_task(self._work()) for _ in range(self._workers)]
+
+    async def close(self) -> None:
+        """Stop: what is under way is given up, its leases are given back."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        self._waiting.clear()
+        self._places.clear()
+        self._jobs = 0
+
+    def ensure(self, job: Job) -> bool:
+        """Have ``job`` done soon; never waits. False when it is under way already, or when there is no room."""
+        waiting = self._waiting.get(job.place)
+        if self._jobs >= self._room or (waiting is not None and job.key in waiting):
+            return False
+        if waiting is None:
+            waiting = self._waiting[job.place] = {}
+            self._places.append(job.place)
+            self._wake.set()
+        waiting[job.key] = job
+        self._jobs += 1
+        return True
+
+    async def run_now(self, job: Job) -> Compaction:
+        """Do ``job`` while the caller waits; `held` when another goes on for too long.
+
+        Raises `StoreUnavailable`, and `NotFound` when there is no such session.
+        """
+        end = self._monotonic() + PATIENCE
+        while True:
+            done = await self._run(job)
+            if done.result != "held" or self._monotonic() >= end:
+                return done
+            await asyncio.sleep(LOOK_EVERY)
+
+    @property
+    def pending(self) -> int:
+        """How many jobs are waiting or under way in the background."""
+        return self._jobs
+
+    # In the background
+
+    async def _work(self) -> None:
+        while True:
+            while not self._places:
+                self._wake.clear()
+                await self._wake.wait()
+            place = self._places.popleft()
+            waiting = self._waiting[place]
+            # One worker does all that there is for a session: others would only wait for its lease.
+            while waiting:
+                key, job = next(iter(waiting.items()))
+                await self._run_quietly(job)
+                del waiting[key]
+                self._jobs -= 1
+            del self._waiting[place]
+
+    async def _run_quietly(self, job: Job) -> None:
+        try:
+            await self._run(job)
+        except (StoreUnavailable, NotFound, LeaseLost) as error:
+            _log.info("a summary was not made: %s", type(error).__name__)
+        except Exception as error:  # noqa: BLE001 a worker goes on; a message may quote content, so only its class is told
+            _log.error("a summary was not made: %s", type(error).__name__)
+
+    # One job
+
+    async def _run(self, job: Job) -> Compaction:
+        started = self._monotonic()
+        self._leases += 1
+        holder = f"{self._name}-{self._leases}"
+        done = Compaction(result="failed")
+        try:
+            if await self._hold(job, holder):
+                try:
+                    done = await self._under_lease(job, holder)
+                finally:
+                    await self._in_the_end(leases.give_back, job, holder)
+            else:
+                done = Compaction(result="held")
+            return done
+        finally:
+            if done.result not in ("done", "held"):
+                self._metrics.compactions.labels(job.strategy, done.result).inc()
+                self._metrics.compaction_seconds.observe(self._monotonic() - started)
+
+    async def _hold(self, job: Job, holder: str) -> bool:
+        """Take or prolong the session's lease."""
+        now = self._clock()
+        async with self._database.transaction(job.tenant) as connection:
+            if await leases.take(connection, *job.place, holder, until=now + self._lease, now=now):
+                return True
+            if await sessions.get(connection, *job.place) is None:
+                raise NotFound("there is no such session")
+        return False
+
+    async def _under_lease(self, job: Job, holder: str) -> Compaction:
+        source = await self._read(job)
+        if isinstance(source, Compaction):
+            return source
+
+        async def prolong() -> None:
+            if not await self._hold(job, holder):
+                raise LeaseLost
+
+        try:
+            written = await self._scribe.write(job, source, prolong=prolong)
+            return await self._store(job, source, written, holder)
+        except BaseException as error:
+            end = self._end(job, source, 0, "failed", type(error).__name__)
+            await self._in_the_end(events.add, job, "compaction_end", end, self._clock())
+            raise
+
+    async def _read(self, job: Job) -> Source | Compaction:
+        """What the summary is made of, or why there will be none."""
+        async with self._database.transaction(job.tenant, limit=READ_LIMIT) as connection:
+            session = await sessions.get(connection, *job.place)
+            if session is None:
+                raise NotFound("there is no such session")
+            source = await load(connection, job, session.edits)
+            if source is None:
+                found = await summaries.newest(connection, *job.place, [job.purpose], up_to=job.last_seq)
+                same = [each for each in found if (each.first_seq, each.last_seq) == (job.first_seq, job.last_seq)]
+                return Compaction(result="done", summary=same[0] if same else None)
+            if source.count == 0:
+                return Compaction(result="empty")
+            start = {"purpose": job.purpose, "strategy": job.strategy, "first_seq": job.first_seq,
+                     "last_seq": job.last_seq, "tokens_before": source.tokens, "messages": source.count}  # fmt: skip
+            await events.add(connection, *job.place, "compaction_start", start, self._clock())
+        return source
+
+    async def _store(self, job: Job, source: Source, written: Written, holder: str) -> Compaction:
+        now = self._clock()
+        new = NewSummary(
+            purpose=job.purpose,
+            first_seq=job.first_seq,
+            last_seq=job.last_seq,
+            basis=source.basis,
+            text=written.text,
+            tokens=written.tokens,
+            source=written.source,
+            model=written.model,
+        )
+        async with self._database.transaction(job.tenant) as connection:
+            is_added = await summaries.add(connection, *job.place, new, holder=holder, now=now)
+            result: Result = "stale"
+            if is_added:
+                result = "unchanged" if written.text is None else written.source
+            if is_added and job.purpose == "trim" and written.text is not None:
+                await memory.add(connection, job.tenant, _remembered(job, written.text, now))
+            end = self._end(job, source, written.tokens, result, written.error)
+            await events.add(connection, *job.place, "compaction_end", end, now)
+        summary = None
+        if is_added and written.text is not None:
+            summary = Summary(
+                first_seq=job.first_seq,
+                last_seq=job.last_seq,
+                purpose=job.purpose,
+                text=written.text,
+                tokens=written.tokens,
+                source=written.source,
+                created_at=now,
+            )
+        return Compaction(
+            result=result,
+            summary=summary,
+            tokens_before=source.tokens,
+            tokens_after=written.tokens,
+            error=written.error,
+        )
+
+    def _end(self, job: Job, source: Source, after: int, result: Result, error: str) -> Mapping[str, object]:
+        """What is told about a compaction that is over."""
+        told: dict[str, object] = {
+            "purpose": job.purpose,
+            "strategy": job.strategy,
+            "first_seq": job.first_seq,
+            "last_seq": job.last_seq,
+            "result": result,
+            "tokens_before": source.tokens,
+            "tokens_after": after or source.tokens,
+            "messages": source.count,
+        }
+        return {**told, "error": error} if error else told
+
+    async def _in_the_end(self, say: Callable[..., Awaitable[object]], job: Job, *what: object) -> None:
+        """Tell the store a last thing, also while being stopped; a store that is away is not waited for."""
+
+        async def tell() -> None:
+            try:
+                async with self._database.transaction(job.tenant, limit=LAST_WORDS) as connection:
+                    await say(connection, *job.place, *what)
+            except StoreUnavailable:
+                pass
+
+        await asyncio.shield(asyncio.get_running_loop().create_task(tell()))
+
+
+def _remembered(job: Job, text: str, now: datetime) -> MemoryEntry:
+    return MemoryEntry(
+        session_id=job.session_id, first_seq=job.first_seq, last_seq=job.last_seq, created_at=now, text=text
+    )

@@ -1,0 +1,19 @@
+"""What the summarizer tells a model, one text file for each purpose; ``record`` goes in front of every record."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Literal
+
+Purpose = Literal["checkpoint", "tool_result", "trim", "task", "state"]
+"""What a summary is for: compact's checkpoints and archived results, trim's memory, tiered's tasks, window's state."""
+
+PURPOSES: tuple[Purpose, ...] = ("checkpoint", "tool_result", "trim", "task", "state")
+
+
+def _read(name: str) -> str:
+    return files(__name__).joinpath(f"{name}.txt").read_text(encoding="utf-8").strip()
+
+
+INSTRUCTIONS: dict[Purpose, str] = {purpose: _read(purpose) for purpose in PURPOSES}
+RECORD = _read("record")
