@@ -11,7 +11,8 @@ from typing import Literal
 from app.domain.tool_output import ToolOutputLimits
 
 # `output`: tool results as `limits` say. `results`: tool results to `chars`. `user_text`: a user's words to `chars`.
-Subject = Literal["output", "results", "user_text"]
+# `archive`: tool results make way for a line that names their summary (`app.strategies.archiving`).
+Subject = Literal["output", "results", "user_text", "archive"]
 # `head`: the beginning, with a notice after it. `ends`: beginning and end, with a notice between them.
 Style = Literal["head", "ends"]
 # The tool by which the model gets a whole text back; empty: it has none, and is told of none.

@@ -146,6 +146,11 @@ def _shorten_results(entry: Entry, tiers: Sequence[Tier]) -> tuple[Part, ...]:
 
 
 def _shorten_result(text: str, entry: Entry, tiers: Sequence[Tier]) -> str:
+    archive = _holding(tiers, "archive", entry.seq)
+    if archive is not None:
+        line = _archived_line(archive, entry)
+        if len(line) < len(text):
+            return line
     output = _holding(tiers, "output", entry.seq)
     if output is not None:
         limits = output.limits or DEFAULT_LIMITS
@@ -201,6 +206,11 @@ def _notice(text: str, tier: Tier, entry: Entry) -> str:
     sentence = _way_sentence(tier.way, entry)
     said = f"TRUNCATED {len(text)} characters to {tier.chars}" if tier.style == "ends" else "TRUNCATED"
     return f"[{said}. {sentence}]" if sentence else f"[{said}]"
+
+
+def _archived_line(tier: Tier, entry: Entry) -> str:
+    sentence = _way_sentence(tier.way, entry)
+    return f"[Tool result archived; its summary is #{entry.seq}.{f' {sentence}' if sentence else ''}]"
 
 
 def _way_sentence(way: Way, entry: Entry) -> str:

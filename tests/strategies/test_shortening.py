@@ -151,7 +151,7 @@ def test_ai_a_spilled_output_is_a_notice_where_there_is_a_way_to_the_whole() -> 
 TIERS = st.lists(
     st.builds(
         Tier,
-        subject=st.sampled_from(["output", "results", "user_text"]),
+        subject=st.sampled_from(["output", "results", "user_text", "archive"]),
         until=st.none() | st.integers(0, 30),
         chars=st.integers(1, 2_000),
         style=st.sampled_from(["head", "ends"]),

@@ -1,0 +1,81 @@
+"""Old tool results that make way for their summaries (tiancaiamao/ai, "Tool Result Summarization During Loops").
+
+The document hides an archived result and appends a user message with its summary. A hidden result would leave a call
+without one, which providers refuse; taking the call away too would hide what the model did, and what it said with it.
+So the call and the place of its result stay, and the text becomes a line that names its summary: pairing, roles
+and order are what they were. A result is archived only once its summary is there to be named.
+
+Which results are archived is a `Tier`, chosen when an epoch starts: an archived result stays so for the whole epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from app.domain.history import Entry, HeadMessage, Summary
+from app.domain.tiers import Tier, Way
+from app.domain.tokens import Encode, count_text_message
+
+TOOL_CALL_CUTOFF = 10
+DIGEST_TITLE = "[Compaction tool digest]"
+LAYER = "tool_summary"
+
+
+def results_to_archive(entries: Sequence[Entry], *, cutoff: int = TOOL_CALL_CUTOFF) -> tuple[Entry, ...]:
+    """The messages of the oldest results, until no more than ``cutoff`` visible results are left, in order."""
+    carriers = [entry for entry in entries if entry.message.results]
+    visible = sum(len(entry.message.results) for entry in carriers)
+    count = 0
+    while visible > max(0, cutoff):
+        visible -= len(carriers[count].message.results)
+        count += 1
+    return tuple(carriers[:count])
+
+
+def archive_tiers(
+    entries: Sequence[Entry], summaries: Iterable[Summary], *, cutoff: int = TOOL_CALL_CUTOFF, way: Way = ""
+) -> tuple[Tier, ...]:
+    """A tier for what is to be archived, up to the first result that has no summary yet; none where that is nothing."""
+    known = {summary.first_seq for summary in summaries if summary.first_seq == summary.last_seq}
+    until = 0
+    for entry in results_to_archive(entries, cutoff=cutoff):
+        if entry.seq not in known:
+            break
+        until = entry.seq
+    return (Tier(subject="archive", until=until, way=way),) if until else ()
+
+
+def archived_summaries(summaries: Iterable[Summary], tiers: Sequence[Tier]) -> tuple[Summary, ...]:
+    """Those of ``summaries`` that stand for results archived by ``tiers``, the latest for each, in order."""
+    until = max((tier.until or 0 for tier in tiers if tier.subject == "archive"), default=0)
+    latest = {s.first_seq: s for s in summaries if s.first_seq == s.last_seq <= until}
+    return tuple(latest[seq] for seq in sorted(latest))
+
+
+def tool_summary_message(summary: Summary, encode: Encode) -> HeadMessage:
+    """The user message that stands for one archived result."""
+    return _message(f"[Tool result #{summary.first_seq}, archived]\n{summary.text}", encode)
+
+
+def tool_digest_message(summaries: Sequence[Summary], *, limit: int, encode: Encode) -> HeadMessage | None:
+    """The one user message that a compaction makes of all ``summaries``; None without any.
+
+    At most ``limit`` tokens, the newest results first; how many older ones found no room is said.
+    """
+    shown: list[str] = []
+    room = limit - encode(DIGEST_TITLE)
+    for summary in reversed(summaries):
+        text = f"#{summary.first_seq}: {summary.text}"
+        room -= encode(text) + 1
+        if room < 0:
+            break
+        shown.append(text)
+    if not shown:
+        return None
+    left_out = len(summaries) - len(shown)
+    notes = [f"({left_out} older results are not shown here.)"] if left_out else []
+    return _message("\n".join([DIGEST_TITLE, *notes, *reversed(shown)]), encode)
+
+
+def _message(text: str, encode: Encode) -> HeadMessage:
+    return HeadMessage(layer=LAYER, role="user", text=text, tokens=count_text_message(text, encode))
