@@ -1,34 +1,69 @@
 """Relevance: which documents a text is about. One ranking for search, memos and retrieval; no model, no chance.
 
-BM25 with exact document frequencies over the collection, and two corrections that conversations need (measured on
-annotated ones, `bench/recall.md`): beyond some length a message is less likely to be what was asked for, however
-often it says the words; and what stands beside a message says what it is about, as an answer rarely repeats
-the words of its question.
+BM25 with exact document frequencies over the collection, and three corrections that conversations need, measured on
+annotated ones (`bench/recall.md`): beyond some length a message is less likely to be what was asked for, however often
+it says the words; what stands beside a message says what it is about, as an answer rarely repeats the words of its
+question; and the words of the best documents find others that put the same thing differently.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from math import log
 
-from app.domain.messages import searchable_text
+import msgspec
+
+from app.domain.messages import Message, searchable_text
+from app.domain.term_index import SHIFT, TermIndex, make_page
 from app.domain.terms import tokenize
 from app.domain.turns import Turn
 
-__all__ = ["Corpus", "Ranked", "RankedTurn", "collect", "rank", "rank_documents", "rank_turns", "tokenize", "weigh"]
+__all__ = [
+    "Corpus",
+    "Ranked",
+    "RankedTurn",
+    "collect",
+    "document_text",
+    "expand",
+    "rank",
+    "rank_documents",
+    "rank_turns",
+    "search",
+    "tokenize",
+    "weigh",
+]
 
-K1 = 0.9
+K1 = 1.2
 B = 0.4
 # Terms of a message up to which its length counts for nothing but in BM25, and how fast longer ones fall behind.
 SHORT = 60
 FALL = 0.5
-# What a neighbour adds of its own score.
-NEIGHBOUR = 0.3
+LONGEST = 4096
+# What the documents one and two places away add of their own scores.
+NEAR = (0.3, 0.15)
+# Of the best documents so many terms are added to a query, the strongest with this share of a term's weight.
+FEEDBACK_DOCUMENTS = 5
+FEEDBACK_TERMS = 10
+FEEDBACK_WEIGHT = 0.4
+FEEDBACK_TIMES = 3
+FEEDBACK_LENGTH = 10
 
 MEMOS = 5
 FLOOR = 0.25
+
+_TIMES = (1 << SHIFT) - 1
+_DAMPING = tuple(1 / max(1.0, length / SHORT) ** FALL for length in range(LONGEST + 1))
+
+
+class _Named(msgspec.Struct):
+    name: str | None = None
+
+
+_named_decoder = msgspec.json.Decoder(_Named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +71,11 @@ class Corpus:
     """What a ranking has to know about documents, which are numbered from 0 on.
 
     ``lengths`` are their terms each, 0 for what is no part of the collection; ``postings`` say for a term which
-    documents have it, and how often. Only the terms of the query are needed.
+    documents have it, and how often (`app.domain.term_index`). Only the terms of the query are needed.
     """
 
     lengths: Sequence[int]
-    postings: Mapping[str, Mapping[int, int]]
+    postings: Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,22 +94,28 @@ class RankedTurn:
     relevance: float
 
 
-def collect(documents: Iterable[Sequence[str]], terms: Iterable[str] | None = None) -> Corpus:
-    """The corpus of documents given as terms; with ``terms``, only the postings of these."""
-    wanted = None if terms is None else frozenset(terms)
-    lengths: list[int] = []
-    postings: dict[str, dict[int, int]] = {}
-    for number, document in enumerate(documents):
-        lengths.append(len(document))
-        for term, times in Counter(document).items():
-            if wanted is None or term in wanted:
-                postings.setdefault(term, {})[number] = times
-    return Corpus(lengths=lengths, postings=postings)
+def document_text(message: Message) -> str:
+    """What a message is found by: its speaker's name, where it has one, and its text."""
+    text = searchable_text(message)
+    if b'"name"' not in message.raw or message.role not in {"user", "assistant"}:
+        return text
+    try:
+        name = _named_decoder.decode(message.raw).name
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return text
+    return f"{name}: {text}" if name else text
+
+
+def collect(documents: Iterable[Sequence[str]]) -> Corpus:
+    """The corpus of documents given as terms."""
+    index = TermIndex()
+    index.add(make_page(0, documents))
+    return Corpus(lengths=index.lengths, postings=index.postings)
 
 
 def weigh(terms: Iterable[str], corpus: Corpus) -> dict[str, float]:
     """What each different term counts for: much if few documents have it. Never negative."""
-    total = sum(1 for length in corpus.lengths if length)
+    total = len(corpus.lengths) - corpus.lengths.count(0)
     weights: dict[str, float] = {}
     for term in terms:
         having = len(corpus.postings.get(term, ()))
@@ -82,25 +123,55 @@ def weigh(terms: Iterable[str], corpus: Corpus) -> dict[str, float]:
     return weights
 
 
-def rank(terms: Iterable[str], corpus: Corpus, *, neighbour: float = NEIGHBOUR) -> list[Ranked]:
-    """The documents that have any of ``terms`` or stand beside one that has, the best first; ties: the later first.
+def rank(query: Mapping[str, float], corpus: Corpus, *, most: int | None = None) -> list[Ranked]:
+    """The documents that have a term of ``query`` or stand near one that has, the best first; ties: the later first.
 
-    Empty for a query of stop words.
+    ``query`` gives for each term how much it counts, beside its rareness. An empty one finds nothing.
     """
-    scores = _bm25(weigh(terms, corpus), corpus)
-    lengths = corpus.lengths
-    near = {at for number in scores for at in (number - 1, number, number + 1) if 0 <= at < len(lengths)}
-    found = [
-        Ranked(
-            number=at,
-            score=(scores.get(at, 0.0) + neighbour * (scores.get(at - 1, 0.0) + scores.get(at + 1, 0.0)))
-            / max(1.0, lengths[at] / SHORT) ** FALL,
-        )
-        for at in (near if neighbour else scores)
-        if lengths[at]
-    ]
-    found.sort(key=lambda each: (-each.score, -each.number))
-    return found
+    own = _bm25(query, corpus)
+    found = []
+    if any(own):
+        near, far = NEAR
+        padded = [0.0, 0.0, *own, 0.0, 0.0]
+        places = zip(corpus.lengths, padded, padded[1:], own, padded[3:], padded[4:], strict=False)
+        found = [
+            (-(score + near * (before + after) + far * (first + last)) * _DAMPING[min(length, LONGEST)], -number)
+            for number, (length, first, before, score, after, last) in enumerate(places)
+            if length and (score or before or after or first or last)
+        ]
+    best = sorted(found) if most is None else nsmallest(most, found)
+    return [Ranked(number=-number, score=-score) for score, number in best]
+
+
+def expand(query: Mapping[str, float], best: Iterable[tuple[float, Sequence[str]]], corpus: Corpus) -> dict[str, float]:
+    """``query`` with the terms that mark the ``best`` documents, given as (score, terms)."""
+    shares: Counter[str] = Counter()
+    for score, document in best:
+        for term, times in Counter(document).items():
+            shares[term] += score * min(times, FEEDBACK_TIMES) / max(FEEDBACK_LENGTH, len(document))  # type: ignore[assignment]
+    weights = weigh(shares, corpus)
+    marks = sorted((-share * weights[term], term) for term, share in shares.items() if term not in query)
+    marks = marks[:FEEDBACK_TERMS]
+    return dict(query) | {term: FEEDBACK_WEIGHT * mark / marks[0][0] for mark, term in marks if mark < 0}
+
+
+def search(
+    text: str,
+    corpus: Corpus,
+    read: Callable[[int], Sequence[str]],
+    *,
+    hidden: frozenset[int] = frozenset(),
+    most: int | None = None,
+) -> list[Ranked]:
+    """The documents that ``text`` is about, the best first; empty for a text of stop words.
+
+    ``read`` gives a document's terms by its number. The ``hidden`` documents are neither found nor counted.
+    """
+    query = dict.fromkeys(tokenize(text), 1.0)
+    found = rank(query, _without(corpus, hidden, query), most=FEEDBACK_DOCUMENTS)
+    best = [(each.score, read(each.number)) for each in found]
+    query = expand(query, best, _without(corpus, hidden, {term for _, document in best for term in document}))
+    return rank(query, _without(corpus, hidden, query), most=most)
 
 
 def rank_turns(turns: Sequence[Turn], text: str, *, budget: int | None = None) -> tuple[RankedTurn, ...]:
@@ -110,19 +181,25 @@ def rank_turns(turns: Sequence[Turn], text: str, *, budget: int | None = None) -
     Turns that share nothing with ``text`` are left out, so a text of stop words ("continue", "go on") brings nothing:
     what the caller does with the room is its own affair.
     """
-    terms = tokenize(text)
-    documents = [tokenize(_words(turn)) for turn in turns]
-    corpus = collect(documents, terms)
-    best = sum(weigh(terms, corpus).values()) * (K1 + 1)
+    documents = [tokenize("\n".join(document_text(entry.message) for entry in turn.entries)) for turn in turns]
+    corpus = collect(documents)
+    query = dict.fromkeys(tokenize(text), 1.0)
+    scores = _bm25(query, corpus)
+    best = sum(weigh(query, corpus).values()) * (K1 + 1)
+    order = sorted(
+        (-score * _DAMPING[min(length, LONGEST)], -number)
+        for number, (score, length) in enumerate(zip(scores, corpus.lengths, strict=True))
+        if score
+    )
     chosen: list[RankedTurn] = []
     room = budget
-    for each in rank(terms, corpus, neighbour=0):
-        turn = turns[each.number]
+    for score, number in order:
+        turn = turns[-number]
         if room is not None:
             if turn.tokens > room:
                 continue
             room -= turn.tokens
-        chosen.append(RankedTurn(turn=turn, relevance=min(1.0, each.score / best)))
+        chosen.append(RankedTurn(turn=turn, relevance=min(1.0, -score / best)))
     return tuple(chosen)
 
 
@@ -136,7 +213,7 @@ def rank_documents(
     """
     terms = set(tokenize(text))
     contents = [set(tokenize(document)) for document in documents]
-    corpus = collect([tuple(content) for content in contents])
+    corpus = collect([sorted(content) for content in contents])
     weights = weigh(terms.union(*contents), corpus)
     asked = sum(weights[term] for term in terms)
     found: list[Ranked] = []
@@ -150,17 +227,28 @@ def rank_documents(
     return tuple(found[:most])
 
 
-def _bm25(weights: Mapping[str, float], corpus: Corpus) -> dict[int, float]:
+def _bm25(query: Mapping[str, float], corpus: Corpus) -> list[float]:
+    """The score of every document."""
     lengths = corpus.lengths
-    count = sum(1 for length in lengths if length)
-    mean = sum(lengths) / count if count else 1.0
-    scores: dict[int, float] = {}
-    for term, weight in weights.items():
-        for number, times in corpus.postings.get(term, {}).items():
-            norm = K1 * (1 - B + B * lengths[number] / mean)
-            scores[number] = scores.get(number, 0.0) + weight * times * (K1 + 1) / (times + norm)
+    mean = sum(lengths) / max(1, len(lengths) - lengths.count(0)) or 1.0
+    scores = [0.0] * len(lengths)
+    fixed, slope = K1 * (1 - B), K1 * B / mean
+    for term, weight in weigh(query, corpus).items():
+        full = weight * query[term] * (K1 + 1)
+        for posting in corpus.postings.get(term, ()):
+            number, times = posting >> SHIFT, posting & _TIMES
+            scores[number] += full * times / (times + fixed + slope * lengths[number])
     return scores
 
 
-def _words(turn: Turn) -> str:
-    return "\n".join(searchable_text(entry.message) for entry in turn.entries)
+def _without(corpus: Corpus, hidden: frozenset[int], terms: Iterable[str]) -> Corpus:
+    """The corpus of ``terms`` as if the ``hidden`` documents were not there."""
+    if not hidden:
+        return corpus
+    lengths = array("I", corpus.lengths)
+    for number in hidden:
+        lengths[number] = 0
+    postings = {
+        term: [posting for posting in corpus.postings.get(term, ()) if posting >> SHIFT not in hidden] for term in terms
+    }
+    return Corpus(lengths=lengths, postings=postings)
