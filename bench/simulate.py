@@ -142,7 +142,7 @@ def simulate(conversation: Conversation, strategy: Strategy, policy: Policy, *, 
                 snapshot, material, strategy=strategy, policy=policy, advance=decision, now=now, encode=estimate_text
             )
             tally.epochs[decision.reason] = tally.epochs.get(decision.reason, 0) + 1
-        context = build(snapshot, epoch, strategy=strategy)
+        context = build(snapshot, epoch, strategy=strategy, encode=estimate_text)
         tally.slowest = max(tally.slowest, perf_counter() - started)
         rendered = [_render(message) for message in context.messages]
         full = conversation.fixed + sum(e.tokens for e in history)

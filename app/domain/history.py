@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Literal
 
 from app.domain.messages import Message
+from app.domain.tiers import Tier, Way
 
 # `superseded`: the client went another way. `dropped`, `undone`, `removed`: hidden from every context, though a
 # client that does not know may go on sending it; of a removed message only its digest is left.
@@ -95,6 +96,25 @@ class HeadMessage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """A text of Tersely's own in front of the words of message ``seq``."""
+
+    layer: str
+    seq: int
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """An older turn that may be brought back whole: what was said in it, and how relevant (0 to 1) it is now."""
+
+    turn: int
+    entries: tuple[Entry, ...]
+    relevance: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
     """A stretch of calls that share one frozen beginning.
 
@@ -103,6 +123,8 @@ class Epoch:
     ``fingerprint`` names strategy, parameters and policy: another one means a new epoch. ``references`` are the
     ranked candidates over everything cut so far, carried from epoch to epoch so that planning never reads
     what was cut before. ``older_tokens`` counts what was live before the cut when the epoch started.
+    ``tiers`` say how the texts of messages are shortened, ``prefixes`` what stands in front of which; ``retrieved`` are
+    the turns among ``kept`` that were brought back for their relevance.
     """
 
     number: int
@@ -114,11 +136,14 @@ class Epoch:
     references: tuple[Reference, ...]
     created_at: datetime
     older_tokens: int = 0
+    tiers: tuple[Tier, ...] = ()
+    prefixes: tuple[Prefix, ...] = ()
+    retrieved: tuple[int, ...] = ()
 
     @property
     def head_tokens(self) -> int:
-        """Tokens of the head's own messages."""
-        return sum(message.tokens for message in self.head)
+        """Tokens of the head's own messages and of the prefixes."""
+        return sum(message.tokens for message in self.head) + sum(prefix.tokens for prefix in self.prefixes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +153,8 @@ class Snapshot:
     ``entries`` are the live, model-visible messages in order, from the current epoch's cut on (all of them when
     ``epoch`` is None), without instructions; ``kept`` are the current epoch's kept messages. ``fixed_tokens``
     counts instructions and tools as sent, Tersely's own instructions included. ``window`` is the model's context
-    window less its reserve, where known. ``edited`` says that history before this request's last message was
+    window less its reserve, where known; ``model_window`` is the whole of it. ``way`` is the tool by which the model
+    can get a shortened text back. ``edited`` says that history before this request's last message was
     rewritten since the last call (undo, drop, client rewrite). ``last_call_at`` is when the upstream was last
     called for this session, ``calls`` how often. ``older_tokens`` counts the session's live messages before
     ``entries`` (kept ones included), so that a report can say what sending everything would have cost.
@@ -143,6 +169,8 @@ class Snapshot:
     calls: int = 0
     last_call_at: datetime | None = None
     older_tokens: int = 0
+    model_window: int | None = None
+    way: Way = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,9 +178,14 @@ class Material:
     """What only the start of an epoch needs, loaded then.
 
     ``terse`` are the session's entries in order, at most the newest few hundred; ``older_turns`` counts the
-    turns before those that have entries which were not loaded.
+    turns before those that have entries which were not loaded. ``state`` and ``scratchpad`` are the session's, empty
+    where it has none; ``summaries`` the newest that count; ``past`` older turns that bear on the current task.
     """
 
     terse: tuple[TerseEntry, ...] = ()
     older_turns: int = 0
     oldest_at: datetime | None = None
+    state: str = ""
+    scratchpad: str = ""
+    summaries: tuple[Summary, ...] = ()
+    past: tuple[Past, ...] = ()

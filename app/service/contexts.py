@@ -23,7 +23,7 @@ from app.store.connection import Connection, Database
 from app.store.messages import StoredMessage, TailRow
 from app.strategies.activity_log import derive_missing
 from app.strategies.epochs import Advance, Policy
-from app.strategies.planning import build, decide, load_from, plan_epoch
+from app.strategies.planning import build, decide, load_from, plan_epoch, with_retrieved
 from app.strategies.presets import Slim, Strategy, strategy_name
 
 # (the client's echo of a reply, the reply as the model said it) -> the echo with the model's own words.
@@ -291,10 +291,11 @@ def _stored_entry(stored: StoredMessage, dialect: Dialect) -> Entry:
 def make(history: History, recipe: Recipe, around: Circumstances, model: str) -> Built:
     """The context: of the current epoch, or of the one that starts now. Raises `ContextTooLarge`."""
     snapshot = history.snapshot
-    if history.advance is None and snapshot.epoch is not None:
-        return Built(context=build(snapshot, snapshot.epoch, strategy=recipe.strategy), starts_epoch=False)
-    advance = history.advance or Advance(reason="first")
     name = tokens.encoding_for(model)
+    if history.advance is None and snapshot.epoch is not None:
+        context = build(snapshot, snapshot.epoch, strategy=recipe.strategy, encode=partial(tokens.recount, name=name))
+        return Built(context=context, starts_epoch=False)
+    advance = history.advance or Advance(reason="first")
     epoch = plan_epoch(
         snapshot,
         history.material,
@@ -312,7 +313,8 @@ def make(history: History, recipe: Recipe, around: Circumstances, model: str) ->
     if isinstance(recipe.strategy, Slim) and recipe.strategy.derive_terse:
         running = {entry.turn for entry in loaded if entry.seq >= epoch.cut}
         derived = derive_missing([entry for entry in gone if entry.turn not in running], history.material.terse)
-    context = build(snapshot, epoch, strategy=recipe.strategy)
+    whole = with_retrieved(snapshot, history.material, epoch)
+    context = build(whole, epoch, strategy=recipe.strategy, encode=partial(tokens.recount, name=name))
     return Built(context=context, starts_epoch=True, derived=derived)
 
 

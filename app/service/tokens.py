@@ -24,6 +24,9 @@ _LONG_RUN = re.compile(r"\S{2000}|\s{2000}")
 _PIECE = 1000
 # Longer texts are counted in a thread: the encoder releases the interpreter lock.
 INLINE_CHARS = 16_000
+# Shortened texts whose counts are remembered.
+RECOUNTED = 8_192
+_recounted: dict[tuple[EncodingName, bytes], int] = {}
 
 
 def encoding_for(model: str) -> EncodingName:
@@ -37,6 +40,17 @@ def count_text(text: str, name: EncodingName) -> int:
     if len(text) > _PIECE and _LONG_RUN.search(text):
         return sum(len(encoding.encode_ordinary(text[start : start + _PIECE])) for start in range(0, len(text), _PIECE))
     return len(encoding.encode_ordinary(text))
+
+
+def recount(text: str, name: EncodingName) -> int:
+    """As `count_text`, for a shortened text that every context of an epoch shows again."""
+    digest = content_digest(text.encode("utf-8", "surrogatepass"))
+    known = _recounted.get((name, digest))
+    if known is None:
+        if len(_recounted) >= RECOUNTED:
+            _recounted.clear()
+        known = _recounted[name, digest] = count_text(text, name)
+    return known
 
 
 def count_message(message: Message, model: str) -> int:

@@ -29,6 +29,10 @@ Reason = Literal[
     "cold_cache",
     "break_even",
     "every_request",
+    "turns",
+    "messages",
+    "resume",
+    "compact",
 ]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
@@ -83,12 +87,18 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 class Needs:
     """What a strategy asks of the decision: whether it cuts at all, and how many last turns it promises in full.
 
-    ``high`` is the strategy's own limit in place of the policy's watermark.
+    ``high`` is the strategy's own limit in place of the policy's watermark, in tokens of content; ``max_turns`` and
+    ``max_messages`` are further limits. ``resume_idle`` seconds without a call end an epoch. ``saves``: it gives up a
+    prefix also where it need not, because that pays.
     """
 
     cuts: bool
     recent_turns: int = 1
     high: int | None = None
+    max_turns: int | None = None
+    max_messages: int | None = None
+    resume_idle: int | None = None
+    saves: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +219,19 @@ def decide_epoch(
         return Advance(reason="config")
     if not needs.cuts:
         return Keep()
-    return _decide_cut(snapshot, policy, needs, now)
+    return _decide_by_limits(snapshot, needs, now) or _decide_cut(snapshot, policy, needs, now)
+
+
+def _decide_by_limits(snapshot: Snapshot, needs: Needs, now: datetime) -> Decision | None:
+    """An epoch that a strategy's own limits ask for, whatever the tokens."""
+    if needs.resume_idle is not None and _idle(snapshot, now) > needs.resume_idle:
+        return Advance(reason="resume")
+    entries = (*snapshot.kept, *snapshot.entries)
+    if needs.max_turns is not None and len({entry.turn for entry in entries}) > needs.max_turns:
+        return Advance(reason="turns")
+    if needs.max_messages is not None and len(entries) > needs.max_messages:
+        return Advance(reason="messages")
+    return None
 
 
 def _decide_cut(snapshot: Snapshot, policy: Stride | Auto, needs: Needs, now: datetime) -> Decision:
@@ -245,6 +267,8 @@ def _decide_auto(snapshot: Snapshot, policy: Auto, needs: Needs, marks: Marks, n
         return Keep()
     if content > marks.high:
         return Advance(reason="high_watermark")
+    if not needs.saves:
+        return Keep()
     if _is_cold(snapshot, policy, now):
         return Advance(reason="cold_cache")
     if _pays(snapshot, policy, marks, content, left):
@@ -266,8 +290,12 @@ def _planned_tokens(snapshot: Snapshot, marks: Marks, needs: Needs) -> int:
 
 
 def _is_cold(snapshot: Snapshot, policy: Auto, now: datetime) -> bool:
-    last = snapshot.last_call_at
-    return last is not None and (now - last).total_seconds() > policy.cache_ttl
+    return _idle(snapshot, now) > policy.cache_ttl
+
+
+def _idle(snapshot: Snapshot, now: datetime) -> float:
+    """Seconds since the upstream was last called; 0 when it never was."""
+    return 0.0 if snapshot.last_call_at is None else (now - snapshot.last_call_at).total_seconds()
 
 
 def break_even_calls(q: float, *, write: float, read: float) -> float:

@@ -13,9 +13,10 @@ from functools import reduce
 
 from app.domain.context import Context, ContextMessage, Kept, LayerReport, Repair, Report, TurnReport
 from app.domain.errors import ContextTooLarge
-from app.domain.history import Entry, Epoch, HeadMessage, Reference, Snapshot
+from app.domain.history import Entry, Epoch, HeadMessage, Prefix, Reference, Snapshot
 from app.domain.messages import INSTRUCTION_ROLES, Message, Text
 from app.domain.pairing import UnpairedMessages, prove_pairing, repair
+from app.domain.tiers import Tier
 
 
 class IllegalRoles(Exception):
@@ -49,6 +50,9 @@ class Draft:
     gone: tuple[Entry, ...] = ()
     references: tuple[Reference, ...] = ()
     edits: tuple[Edit, ...] = ()
+    tiers: tuple[Tier, ...] = ()
+    prefixes: tuple[Prefix, ...] = ()
+    retrieved: tuple[int, ...] = ()
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -62,8 +66,19 @@ class Draft:
 
     @property
     def head_tokens(self) -> int:
-        """Tokens of the head's own messages."""
-        return sum(message.tokens for message in self.head)
+        """Tokens of the head's own messages and of the prefixes."""
+        return sum(message.tokens for message in self.head) + sum(prefix.tokens for prefix in self.prefixes)
+
+    def with_prefix(self, prefix: Prefix) -> Draft:
+        """The same draft with ``prefix`` in front of its message."""
+        return replace(self, prefixes=(*self.prefixes, prefix))
+
+    def marking(self, entries: Iterable[Entry], *, kept: Kept, reason: str) -> Draft:
+        """The same draft with a note on the turns of ``entries`` of which nothing is left and nothing is noted yet."""
+        known = {edit.turn for edit in self.edits} | {entry.turn for entry in self.entries}
+        turns = dict.fromkeys(entry.turn for entry in entries if entry.turn not in known)
+        notes = (Edit(stage=reason, turn=turn, kept=kept, reason=reason) for turn in turns)
+        return replace(self, edits=(*self.edits, *notes))
 
     def with_head(self, *messages: HeadMessage) -> Draft:
         """The same draft with ``messages`` at the end of its head."""
@@ -97,7 +112,7 @@ def seal(draft: Draft, *, snapshot: Snapshot, epoch: Epoch, budget: int | None) 
     Raises `ContextTooLarge` with both numbers when the budget cannot hold it. Raises `UnpairedMessages` or
     `IllegalRoles` when Tersely itself is at fault, rather than let an invalid request out.
     """
-    entries, repairs = _mend(draft.entries)
+    entries, repairs = _mend(_with_prefixes(draft))
     messages: tuple[ContextMessage, ...] = (*draft.head, *entries)
     _prove_roles(messages)
     report = _write_report(draft, entries, snapshot=snapshot, epoch=epoch)
@@ -111,6 +126,19 @@ def seal(draft: Draft, *, snapshot: Snapshot, epoch: Epoch, budget: int | None) 
         repairs=repairs,
         is_whole=untouched and not draft.edits and not any(e.is_shortened or e.prefix for e in entries),
     )
+
+
+def _with_prefixes(draft: Draft) -> tuple[Entry, ...]:
+    if not draft.prefixes:
+        return draft.entries
+    prefixes = {prefix.seq: prefix for prefix in draft.prefixes}
+    return tuple(_with_prefix(entry, prefixes.get(entry.seq)) for entry in draft.entries)
+
+
+def _with_prefix(entry: Entry, prefix: Prefix | None) -> Entry:
+    if prefix is None:
+        return entry
+    return replace(entry, prefix=prefix.text, tokens=entry.tokens + prefix.tokens)
 
 
 def _mend(entries: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], tuple[Repair, ...]]:
@@ -166,12 +194,22 @@ def _count_layers(draft: Draft, sent: Sequence[Entry], snapshot: Snapshot) -> tu
     tokens = {"instructions": snapshot.fixed_tokens}
     for message in draft.head:
         tokens[message.layer] = tokens.get(message.layer, 0) + message.tokens
-    before = {entry.seq for entry in draft.kept}
-    kept = sum(entry.tokens for entry in sent if entry.seq in before)
+    sent_before, sent_after = _around_cut(draft, sent)
+    for prefix in draft.prefixes:
+        tokens[prefix.layer] = tokens.get(prefix.layer, 0) + prefix.tokens
     if draft.kept:
-        tokens["kept"] = kept
-    tokens["tail"] = count_entries(sent) - kept
+        tokens["kept"] = sent_before
+    tokens["tail"] = sent_after
     return tuple(LayerReport(name=name, tokens=count) for name, count in tokens.items())
+
+
+def _around_cut(draft: Draft, sent: Sequence[Entry]) -> tuple[int, int]:
+    """Tokens of what is kept and of the tail, without the prefixes."""
+    before = {entry.seq for entry in draft.kept}
+    kept = count_entries(entry for entry in sent if entry.seq in before)
+    prefixed = sum(prefix.tokens for prefix in draft.prefixes if prefix.seq in before)
+    added = sum(prefix.tokens for prefix in draft.prefixes)
+    return kept - prefixed, count_entries(sent) - kept - (added - prefixed)
 
 
 def _report_turns(draft: Draft, sent: Sequence[Entry]) -> tuple[TurnReport, ...]:

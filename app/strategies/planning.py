@@ -11,12 +11,12 @@ from typing import assert_never
 from app.domain.context import Context, TurnReport
 from app.domain.history import Entry, Epoch, Material, Snapshot
 from app.domain.tokens import Encode
+from app.strategies.compositions import Composition, Start, compose, needs_of
 from app.strategies.epochs import (
     Advance,
     Auto,
     Decision,
     EveryRequest,
-    Marks,
     Policy,
     Stride,
     decide_epoch,
@@ -24,18 +24,10 @@ from app.strategies.epochs import (
     watermarks,
 )
 from app.strategies.pipeline import Draft, Stage, run, seal
-from app.strategies.presets import DEFAULT_REFERENCES, Full, Slim, Strategy, strategy_needs, strategy_text
-from app.strategies.stages import (
-    insert_activity_log,
-    insert_references,
-    keep_all,
-    keep_recent_turns,
-    keep_within,
-)
+from app.strategies.presets import Full, Slim, Strategy, Window, strategy_text
+from app.strategies.shortening import shorten_results
+from app.strategies.stages import keep_within
 
-# Log and index each get at most this share of the low watermark, whatever their own limits allow.
-HEAD_SHARE = 0.25
-LOG_LIMIT = 2_000
 # The size of a head follows from the cut and the cut from the size of the head: so many rounds at most.
 ROUNDS = 3
 
@@ -51,7 +43,7 @@ def decide(
 ) -> Decision:
     """`decide_epoch` for a strategy."""
     current = fingerprint_of(strategy, policy)
-    needs = strategy_needs(strategy)
+    needs = needs_of(strategy, snapshot)
     return decide_epoch(snapshot, policy, needs, now=now, current=current, overflow=overflow)
 
 
@@ -68,7 +60,9 @@ def load_from(epoch: Epoch | None, *, strategy: Strategy, policy: Policy) -> int
 
 def _may_widen(strategy: Strategy, policy: Policy) -> bool:
     """Whether a change to this configuration can bring back what the last epoch had cut."""
-    return isinstance(strategy, Full) or isinstance(policy, EveryRequest)
+    if isinstance(strategy, Slim | Window):
+        return isinstance(policy, EveryRequest)
+    return isinstance(strategy, Full)
 
 
 def plan_epoch(
@@ -80,14 +74,27 @@ def plan_epoch(
     advance: Advance,
     now: datetime,
     encode: Encode,
+    overflows: int = 1,
 ) -> Epoch:
     """The epoch that starts now: where it cuts, what stays before the cut, and its rendered head.
 
-    The cost depends on ``snapshot.entries`` and on the bounds of ``material``, never on the session's length.
+    ``overflows`` counts how often the upstream has refused this very call, if that is the reason. The cost depends on
+    ``snapshot.entries`` and on the bounds of ``material``, never on the session's length.
     """
     # The rounds of a plan count the same lines again and again; the memory of that ends with the plan.
-    counted = cache(encode)
-    draft = _plan_draft(snapshot, material, strategy=strategy, policy=policy, advance=advance, encode=counted)
+    needs = needs_of(strategy, snapshot)
+    start = Start(
+        draft=_starting_draft(snapshot, widen=_may_widen(strategy, policy)),
+        snapshot=snapshot,
+        material=material,
+        policy=policy,
+        advance=advance,
+        marks=watermarks(snapshot, policy, needs, overflow=advance.reason == "overflow"),
+        now=now,
+        encode=cache(encode),
+        overflows=overflows,
+    )
+    draft = _plan_draft(start, strategy)
     return Epoch(
         number=snapshot.epoch.number + 1 if snapshot.epoch else 1,
         cut=draft.cut,
@@ -97,16 +104,31 @@ def plan_epoch(
         fingerprint=fingerprint_of(strategy, policy),
         references=draft.references,
         created_at=now,
+        tiers=draft.tiers,
+        prefixes=draft.prefixes,
+        retrieved=draft.retrieved,
     )
 
 
-def build(snapshot: Snapshot, epoch: Epoch, *, strategy: Strategy) -> Context:
-    """Head, kept and tail of ``epoch``, sealed. Raises `ContextTooLarge` when the window cannot hold them.
+def with_retrieved(snapshot: Snapshot, material: Material, epoch: Epoch) -> Snapshot:
+    """``snapshot`` with what ``epoch`` brought back from before it, as the next snapshot will have it loaded."""
+    loaded = {entry.seq for entry in (*snapshot.kept, *snapshot.entries)}
+    wanted = set(epoch.kept) - loaded
+    found = {entry.seq: entry for past in material.past for entry in past.entries if entry.seq in wanted}
+    if not found:
+        return snapshot
+    return replace(snapshot, kept=tuple(sorted((*snapshot.kept, *found.values()), key=lambda entry: entry.seq)))
 
-    ``full`` makes no promise about the window: whether a request fits is then for the upstream to say.
+
+def build(snapshot: Snapshot, epoch: Epoch, *, strategy: Strategy, encode: Encode) -> Context:
+    """Head, kept and tail of ``epoch``, sealed; ``encode`` recounts what the epoch shortens.
+
+    Raises `ContextTooLarge` when the window cannot hold them. ``full`` makes no promise about the window: whether a
+    request fits is then for the upstream to say.
     """
-    budget = snapshot.window if strategy_needs(strategy).cuts else None
-    return seal(_restore(snapshot, epoch), snapshot=snapshot, epoch=epoch, budget=budget)
+    budget = None if isinstance(strategy, Full) else snapshot.window
+    draft = shorten_results(epoch.tiers, encode=encode)(_restore(snapshot, epoch))
+    return seal(draft, snapshot=snapshot, epoch=epoch, budget=budget)
 
 
 def report_cut_turns(epoch: Epoch, turns: Iterable[int]) -> tuple[TurnReport, ...]:
@@ -133,6 +155,8 @@ def _restore(snapshot: Snapshot, epoch: Epoch) -> Draft:
         tail=tuple(entry for entry in snapshot.entries if entry.seq >= epoch.cut),
         gone=tuple(entry for entry in before if entry.seq not in staying),
         references=epoch.references,
+        prefixes=epoch.prefixes,
+        retrieved=epoch.retrieved,
     )
 
 
@@ -142,19 +166,34 @@ def _loaded(snapshot: Snapshot) -> Sequence[Entry]:
     return list(known.values())
 
 
-def _plan_draft(
-    snapshot: Snapshot, material: Material, *, strategy: Strategy, policy: Policy, advance: Advance, encode: Encode
-) -> Draft:
-    start = _starting_draft(snapshot, widen=_may_widen(strategy, policy))
-    match strategy:
-        case Full():
-            if advance.reason != "overflow":
-                return run(start, (keep_all(),))
-            return _plan_slim(start, snapshot, material, Slim(recent_turns=1), policy, advance, encode)
-        case Slim():
-            return _plan_slim(start, snapshot, material, strategy, policy, advance, encode)
-        case _:
-            assert_never(strategy)
+def _plan_draft(start: Start, strategy: Strategy) -> Draft:
+    composition = compose(strategy, start)
+    draft = run(start.draft, (*composition.shape, *composition.head))
+    limit, target = _limits(start, cuts_itself=composition.cuts_itself)
+    if composition.is_everything or limit is None or target is None or draft.tokens <= limit:
+        return draft
+    return _fit(start, composition, target)
+
+
+def _fit(start: Start, composition: Composition, target: int) -> Draft:
+    """Cut further until head and all fit ``target`` tokens: the head depends on the cut, and the cut on the head."""
+
+    def keep(tokens: int) -> Stage:
+        hard = start.marks.room
+        return keep_within(max(0, tokens), recent_turns=composition.recent_turns, hard=hard)
+
+    reserve = max(start.snapshot.epoch.head_tokens if start.snapshot.epoch else 0, composition.head_reserve)
+    draft = start.draft
+    for _ in range(ROUNDS):
+        draft = run(start.draft, (*composition.shape, keep(target - reserve), *composition.head))
+        if draft.tokens <= target or draft.head_tokens <= reserve:
+            break
+        reserve = draft.head_tokens
+    room = start.marks.room
+    if room is not None and draft.tokens > room:
+        # Nothing that Tersely adds may be what keeps the task itself out of the window.
+        return run(start.draft, (*composition.shape, keep(room)))
+    return draft
 
 
 def _starting_draft(snapshot: Snapshot, *, widen: bool) -> Draft:
@@ -168,77 +207,23 @@ def _starting_draft(snapshot: Snapshot, *, widen: bool) -> Draft:
     restored = _restore(snapshot, snapshot.epoch)
     if restored.tail or not snapshot.entries:
         # What an earlier cut took has been counted and indexed then.
-        return replace(restored, head=(), gone=())
+        return replace(restored, head=(), gone=(), prefixes=(), retrieved=())
     # History was rewritten from before the cut: there is nothing left to keep of the old epoch.
     return Draft(tail=snapshot.entries)
 
 
-def _plan_slim(
-    start: Draft,
-    snapshot: Snapshot,
-    material: Material,
-    strategy: Slim,
-    policy: Policy,
-    advance: Advance,
-    encode: Encode,
-) -> Draft:
-    marks = watermarks(snapshot, policy, strategy_needs(strategy), overflow=advance.reason == "overflow")
-    turns: tuple[Stage, ...] = () if isinstance(policy, Auto) else (keep_recent_turns(strategy.recent_turns),)
-    log_limit, index_limit = _head_limits(strategy, policy, marks)
-    head: tuple[Stage, ...] = (
-        insert_activity_log(
-            material,
-            limit=log_limit,
-            encode=encode,
-            derive=strategy.derive_terse,
-            earlier=_last_log(snapshot.epoch),
-        ),
-        insert_references(limit=index_limit, encode=encode),
-    )
-    limit, target = _limits(policy, marks, advance)
-    draft = run(start, (*turns, *head))
-    if limit is None or target is None or draft.tokens <= limit:
-        return draft
-    reserve = max(snapshot.epoch.head_tokens if snapshot.epoch else 0, index_limit + log_limit // 4)
-    for _ in range(ROUNDS):
-        draft = run(start, (*turns, _keep_within(target - reserve, strategy, marks), *head))
-        if draft.tokens <= target or draft.head_tokens <= reserve:
-            break
-        reserve = draft.head_tokens
-    if marks.room is not None and draft.tokens > marks.room:
-        # Nothing that Tersely adds may be what keeps the task itself out of the window.
-        return run(start, (*turns, _keep_within(marks.room, strategy, marks)))
-    return draft
-
-
-def _last_log(epoch: Epoch | None) -> str:
-    head = epoch.head if epoch else ()
-    return next((message.text for message in head if message.layer == "activity_log"), "")
-
-
-def _keep_within(target: int, strategy: Slim, marks: Marks) -> Stage:
-    return keep_within(max(0, target), recent_turns=strategy.recent_turns, hard=marks.room)
-
-
-def _head_limits(strategy: Slim, policy: Policy, marks: Marks) -> tuple[int, int]:
-    """Tokens for the activity log and for the reference index."""
-    share = int(marks.low * HEAD_SHARE)
-    default = 0 if isinstance(policy, EveryRequest) else DEFAULT_REFERENCES
-    index = default if strategy.references is None else strategy.references
-    return min(LOG_LIMIT, share), min(index, share)
-
-
-def _limits(policy: Policy, marks: Marks, advance: Advance) -> tuple[int | None, int | None]:
+def _limits(start: Start, *, cuts_itself: bool) -> tuple[int | None, int | None]:
     """Above how many tokens of content this plan has to cut, and down to how many; None: it need not."""
-    if advance.reason == "overflow":
+    marks = start.marks
+    if start.is_overflow:
         return marks.low, marks.low
-    match policy:
+    match start.policy:
         case EveryRequest():
             return marks.room, marks.room
         case Stride():
             return marks.room, None if marks.room is None else marks.room * 3 // 4
         case Auto():
-            lazy = advance.reason in {"first", "edit", "config"}
-            return (marks.high if lazy else marks.low), marks.low
+            is_enough = cuts_itself or start.advance.reason in {"first", "edit", "config"}
+            return (marks.high if is_enough else marks.low), marks.low
         case _:
-            assert_never(policy)
+            assert_never(start.policy)

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
-from app.domain.history import Entry
+from app.domain.history import Entry, Past
 from app.domain.messages import Message, Text, ToolResult
 from app.domain.turns import Turn
 from app.strategies.references import extract_identifiers, message_text
@@ -35,30 +34,22 @@ _MAX_LINES = 20
 _LINE_LENGTH = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
-    """An older turn that may be brought back: how relevant to the current task (0 to 1), and what was said in it."""
-
-    turn: Turn
-    relevance: float
-
-
 def over_capacity(tokens: int, total: int, *, trigger_percent: int) -> bool:
     """Whether ``tokens`` fill more than the trigger's share of ``total``."""
     return tokens * 100 > total * trigger_percent
 
 
-def past_topics(past: Sequence[Past]) -> tuple[Turn, ...]:
+def past_topics(past: Sequence[Past]) -> tuple[int, ...]:
     """Turns to expand whole: what the user speaks of again."""
     return tuple(each.turn for each in past if each.relevance >= PAST_TOPIC)
 
 
-def old_tasks(past: Sequence[Past]) -> tuple[Turn, ...]:
+def old_tasks(past: Sequence[Past]) -> tuple[int, ...]:
     """Turns whose summary is enough: related, but not what is spoken of."""
     return tuple(each.turn for each in past if OLD_TASK <= each.relevance < PAST_TOPIC)
 
 
-def repeated_errors(running: Sequence[Entry], past: Sequence[Past]) -> tuple[Turn, ...]:
+def repeated_errors(running: Sequence[Entry], past: Sequence[Past]) -> tuple[int, ...]:
     """Past turns that met an error which the running turn's results show as well."""
     current = {signature for entry in running for signature in error_signatures(entry.message)}
     if not current:
@@ -66,7 +57,7 @@ def repeated_errors(running: Sequence[Entry], past: Sequence[Past]) -> tuple[Tur
     return tuple(
         each.turn
         for each in past
-        if any(current.intersection(error_signatures(entry.message)) for entry in each.turn.entries)
+        if any(current.intersection(error_signatures(entry.message)) for entry in each.entries)
     )
 
 

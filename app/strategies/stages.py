@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.domain.history import Entry, HeadMessage, Material, TerseEntry
-from app.domain.tokens import Encode, count_text_message
+from app.domain.history import Entry, Material, TerseEntry
+from app.domain.tokens import Encode
 from app.strategies.activity_log import derive_missing, derive_steps, read_activity_log, render_activity_log
 from app.strategies.cutting import Cut, cut_to_tokens, cut_to_turns
+from app.strategies.layers import exchange
 from app.strategies.pipeline import Draft, Stage
-from app.strategies.prompts import ACTIVITY_LOG_ACK, REFERENCES_ACK, REFERENCES_TITLE
-from app.strategies.references import gather, render_references, visible_names
+from app.strategies.prompts import ACTIVITY_LOG_ACK
 
 
 def keep_all() -> Stage:
@@ -82,34 +82,3 @@ def _by_seq(entries: list[Entry]) -> list[Entry]:
 
 def _in_order(terse: list[TerseEntry]) -> list[TerseEntry]:
     return sorted(terse, key=lambda entry: (entry.turn, entry.seq))
-
-
-def insert_references(*, limit: int, encode: Encode) -> Stage:
-    """The index of names in what was cut; the candidates are carried on even where none is shown."""
-
-    def stage(draft: Draft) -> Draft:
-        if limit <= 0 or draft.cut == 1:
-            return draft
-        references = gather(draft.references, draft.gone)
-        text = render_references(
-            references, title=REFERENCES_TITLE, limit=limit, encode=encode, shown=visible_names(draft.entries)
-        )
-        found = replace(draft, references=references)
-        return found.with_head(*exchange("references", text, REFERENCES_ACK, encode))
-
-    return stage
-
-
-def exchange(layer: str, text: str, acknowledgement: str, encode: Encode) -> tuple[HeadMessage, ...]:
-    """A user message and its acknowledgement, so that roles go on alternating; nothing for an empty text."""
-    if not text:
-        return ()
-    return (
-        HeadMessage(layer=layer, role="user", text=text, tokens=count_text_message(text, encode)),
-        HeadMessage(
-            layer=layer,
-            role="assistant",
-            text=acknowledgement,
-            tokens=count_text_message(acknowledgement, encode),
-        ),
-    )

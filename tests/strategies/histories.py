@@ -15,7 +15,7 @@ from app.domain.messages import Message
 from app.domain.tokens import estimate, estimate_text
 from app.domain.turns import number_turns
 from app.strategies.epochs import Advance, Policy
-from app.strategies.planning import build, decide, plan_epoch
+from app.strategies.planning import build, decide, plan_epoch, with_retrieved
 from app.strategies.presets import Strategy
 from tests.builders import assistant, call, result, user
 
@@ -106,7 +106,8 @@ def call_model(
             encode=estimate_text,
         )
     assert epoch is not None
-    return build(snapshot, epoch, strategy=strategy)
+    whole = with_retrieved(snapshot, material or Material(), epoch)
+    return build(whole, epoch, strategy=strategy, encode=estimate_text)
 
 
 def shape(context: Context) -> list[str]:

@@ -7,11 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from app.domain.history import IMPORTANT
+from app.domain.history import IMPORTANT, Past
 from app.domain.turns import Turn, group_turns
 from app.strategies.levels import Score, is_older, recency, score_turns
 from app.strategies.situations import (
-    Past,
     error_signatures,
     old_tasks,
     over_capacity,
@@ -25,6 +24,10 @@ from tests.strategies.histories import START, chat, place
 
 def turns(*said: str) -> tuple[Turn, ...]:
     return group_turns(place(*[user(text) for text in said]))
+
+
+def bring_back(turn: Turn, relevance: float = 0.0) -> Past:
+    return Past(turn=turn.number, entries=turn.entries, relevance=relevance)
 
 
 def test_priority_scoring_weights() -> None:
@@ -71,9 +74,9 @@ def test_context_over_80_percent_full() -> None:
 
 def test_a_past_topic_is_expanded_an_old_task_is_summarised_the_rest_stays_away() -> None:
     first, second, third = turns("a", "b", "c")
-    past = [Past(turn=first, relevance=0.9), Past(turn=second, relevance=0.4), Past(turn=third, relevance=0.1)]
-    assert past_topics(past) == (first,)
-    assert old_tasks(past) == (second,)
+    past = [bring_back(first, 0.9), bring_back(second, 0.4), bring_back(third, 0.1)]
+    assert past_topics(past) == (1,)
+    assert old_tasks(past) == (2,)
 
 
 def test_a_repeating_error_brings_back_the_turn_that_met_it() -> None:
@@ -88,8 +91,8 @@ def test_a_repeating_error_brings_back_the_turn_that_met_it() -> None:
         result("c2", failing % ("yy", 14)),
     )
     before, running = group_turns(history)
-    assert repeated_errors(running.entries, [Past(turn=before, relevance=0)]) == (before,)
-    assert repeated_errors(running.entries[:1], [Past(turn=before, relevance=0)]) == ()
+    assert repeated_errors(running.entries, [bring_back(before)]) == (1,)
+    assert repeated_errors(running.entries[:1], [bring_back(before)]) == ()
 
 
 def test_error_signatures_are_bounded_in_time_and_number() -> None:

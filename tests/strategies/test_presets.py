@@ -6,7 +6,8 @@ import pytest
 
 from app.domain.errors import InvalidRequest
 from app.domain.tokens import estimate_text
-from app.strategies.presets import Full, Slim, Strategy, parse_strategy, strategy_name, strategy_needs, strategy_text
+from app.strategies.compositions import needs_of
+from app.strategies.presets import Full, Slim, Strategy, parse_strategy, strategy_name, strategy_text
 from app.strategies.prompts import TERSE_INSTRUCTIONS
 
 
@@ -58,8 +59,8 @@ def test_what_is_wrong_is_refused_with_name_value_and_range(value: object, told:
 def test_a_strategy_says_what_it_is() -> None:
     assert strategy_name(Full()) == "full"
     assert strategy_text(Slim()) == "slim(derive_terse=True, recent_turns=3, references=None)"
-    assert strategy_needs(Slim(recent_turns=5)).recent_turns == 5
-    assert not strategy_needs(Full()).cuts
+    assert needs_of(Slim(recent_turns=5)).recent_turns == 5
+    assert not needs_of(Full()).cuts
 
 
 def test_the_instructions_are_short() -> None:

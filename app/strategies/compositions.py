@@ -1,0 +1,323 @@
+"""Every strategy as a composition of stages, and what it asks of the decision about epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import assert_never
+
+from app.domain.history import Entry, Epoch, Material, Snapshot
+from app.domain.tiers import Tier
+from app.domain.tokens import Encode
+from app.domain.tool_output import ToolOutputLimits
+from app.strategies import prompts
+from app.strategies.compacting import effective_limit, split_by_count, split_by_tokens, tokens_to_keep
+from app.strategies.epochs import Advance, Auto, EveryRequest, Marks, Needs, Policy
+from app.strategies.layers import (
+    inject_summary,
+    insert_checkpoint,
+    insert_references,
+    insert_session_memory,
+    insert_text,
+)
+from app.strategies.pipeline import Draft, Stage
+from app.strategies.presets import DEFAULT_REFERENCES, Compact, Full, Slim, Strategy, Tiered, Trim, Window
+from app.strategies.shortening import (
+    TruncationSettings,
+    output_tiers,
+    overflow_tiers,
+    past_result_tiers,
+    shorten_results,
+    window_tiers,
+)
+from app.strategies.stages import insert_activity_log, keep_all, keep_recent_turns
+from app.strategies.tiering import Ages, keep_levels, score_everything
+from app.strategies.trimming import clear, drop_half_over_turns, fit_budget, keep_newest_turns, keep_texts
+
+# Log, index and summary each get at most this share of the low watermark, whatever their own limits allow.
+HEAD_SHARE = 0.25
+LOG_LIMIT = 2_000
+SUMMARY_LIMIT = 2_000
+# CowAgent: "Overflow Emergency Handling", step 2; "Session Persistence".
+OVERFLOW_TURNS = 5
+RESTORE_SHARE, RESTORE_LEAST = 6, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What the beginning of an epoch is made of. ``overflows``: how often the upstream refused this very call."""
+
+    draft: Draft
+    snapshot: Snapshot
+    material: Material
+    policy: Policy
+    advance: Advance
+    marks: Marks
+    now: datetime
+    encode: Encode
+    overflows: int = 0
+
+    @property
+    def is_overflow(self) -> bool:
+        """Whether the upstream has just refused the context as too long."""
+        return self.advance.reason == "overflow"
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether nothing asks for a cut: under ``auto`` what fits is sent whole."""
+        lazy = self.advance.reason in {"first", "edit", "config"}
+        return isinstance(self.policy, Auto) and lazy and self.draft.tokens <= self.marks.high
+
+    @property
+    def originals(self) -> dict[int, Entry]:
+        """The entries by sequence number, before any stage."""
+        return {entry.seq: entry for entry in self.draft.entries}
+
+    def share(self, limit: int) -> int:
+        """``limit`` tokens, but no more than a layer's share of the low watermark."""
+        return min(limit, int(self.marks.low * HEAD_SHARE))
+
+    def index_limit(self, asked: int | None) -> int:
+        """Tokens of the reference index: by default none under ``every_request``, whose contexts are literal."""
+        default = 0 if isinstance(self.policy, EveryRequest) else DEFAULT_REFERENCES
+        return self.share(default if asked is None else asked)
+
+    def references(self, asked: int | None) -> Stage:
+        """The reference index over what this epoch cuts or shortens."""
+        return insert_references(limit=self.index_limit(asked), encode=self.encode, originals=self.originals)
+
+    def shorten(self, choose: Callable[[Sequence[Entry]], tuple[Tier, ...]]) -> Stage:
+        """Texts shortened by tiers that are chosen now and hold for the whole epoch."""
+
+        def stage(draft: Draft) -> Draft:
+            tiers = choose(draft.entries)
+            return replace(shorten_results(tiers, encode=self.encode)(draft), tiers=(*draft.tiers, *tiers))
+
+        return stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composition:
+    """``shape`` says what stays and in what length, ``head`` what stands before it.
+
+    ``cuts_itself``: the shape has limits of its own; the watermarks only mend what it leaves too large.
+    ``is_everything``: not even they cut it. ``head_reserve`` is a first guess at the tokens of the head.
+    """
+
+    shape: tuple[Stage, ...]
+    head: tuple[Stage, ...]
+    cuts_itself: bool = False
+    is_everything: bool = False
+    recent_turns: int = 1
+    head_reserve: int = 0
+
+
+def needs_of(strategy: Strategy, snapshot: Snapshot | None = None) -> Needs:
+    """What the decision about epochs has to know of a strategy; limits of its own in tokens of content."""
+    fixed = snapshot.fixed_tokens if snapshot else 0
+    match strategy:
+        case Full():
+            return Needs(cuts=False)
+        case Slim():
+            return Needs(cuts=True, recent_turns=strategy.recent_turns)
+        case Window():
+            return Needs(cuts=True, recent_turns=max(1, strategy.context_size))
+        case Trim():
+            return Needs(
+                cuts=True,
+                high=max(1, strategy.max_context_tokens - fixed),
+                max_turns=strategy.max_context_turns,
+                resume_idle=strategy.resume_idle,
+                saves=False,
+            )
+        case Compact():
+            limit = compact_limit(strategy, snapshot)
+            return Needs(
+                cuts=strategy.auto_compact,
+                high=None if limit is None else max(1, limit - fixed),
+                max_messages=strategy.max_messages if limit is None else None,
+                saves=False,
+            )
+        case Tiered():
+            return Needs(cuts=True, high=strategy.total_budget * strategy.capacity_trigger // 100, saves=False)
+        case _:
+            assert_never(strategy)
+
+
+def compact_limit(strategy: Compact, snapshot: Snapshot | None) -> int | None:
+    """tiancaiamao/ai's effective token limit for a snapshot's model."""
+    window = snapshot.model_window if snapshot else None
+    return effective_limit(window, reserve_tokens=strategy.reserve_tokens, max_tokens=strategy.max_tokens)
+
+
+def compose(strategy: Strategy, start: Start) -> Composition:
+    """The stages with which ``strategy`` begins an epoch."""
+    match strategy:
+        case Full():
+            return (
+                _slim(Slim(), start)
+                if start.is_overflow
+                else Composition(shape=(keep_all(),), head=(), is_everything=True)
+            )
+        case Slim():
+            return _slim(strategy, start)
+        case Window():
+            return _window(strategy, start)
+        case Trim():
+            return _trim(strategy, start)
+        case Compact():
+            return _compact(strategy, start)
+        case Tiered():
+            return _tiered(strategy, start)
+        case _:
+            assert_never(strategy)
+
+
+def _slim(strategy: Slim, start: Start) -> Composition:
+    log_limit = start.share(LOG_LIMIT)
+    log = insert_activity_log(
+        start.material,
+        limit=log_limit,
+        encode=start.encode,
+        derive=strategy.derive_terse,
+        earlier=layer_text(start.snapshot.epoch, "activity_log"),
+    )
+    turns = () if isinstance(start.policy, Auto) else (keep_recent_turns(strategy.recent_turns),)
+    return Composition(
+        shape=turns,
+        head=(log, start.references(strategy.references)),
+        recent_turns=strategy.recent_turns,
+        head_reserve=start.index_limit(strategy.references) + log_limit // 4,
+    )
+
+
+def _window(strategy: Window, start: Start) -> Composition:
+    settings = TruncationSettings(
+        recent=strategy.recent_results,
+        recent_chars=strategy.recent_chars,
+        older_chars=strategy.older_chars,
+        inactive_chars=strategy.inactive_chars,
+    )
+    way = start.snapshot.way
+    turns: tuple[Stage, ...] = ()
+    if strategy.context_size and not isinstance(start.policy, Auto):
+        turns = (keep_recent_turns(strategy.context_size),)
+    truncation = start.shorten(lambda entries: window_tiers(entries, way=way, settings=settings))
+    state = insert_text("state", prompts.STATE_TITLE, start.material.state, prompts.STATE_ACK, encode=start.encode)
+    scratchpad = insert_text(
+        "scratchpad",
+        prompts.SCRATCHPAD_TITLE,
+        start.material.scratchpad,
+        prompts.SCRATCHPAD_ACK,
+        encode=start.encode,
+    )
+    return Composition(
+        shape=() if start.is_lazy else (*turns, truncation),
+        head=(state, scratchpad, start.references(strategy.references)),
+        recent_turns=max(1, strategy.context_size),
+    )
+
+
+def _trim(strategy: Trim, start: Start) -> Composition:
+    budget = max(1, strategy.max_context_tokens - start.snapshot.fixed_tokens)
+    way = start.snapshot.way
+    shape: tuple[Stage, ...]
+    if start.is_overflow and start.overflows > 1:
+        return Composition(shape=(clear(),), head=(), cuts_itself=True)
+    if start.is_overflow:
+        shape = (keep_newest_turns(OVERFLOW_TURNS), start.shorten(lambda _: overflow_tiers(way=way)))
+    elif start.advance.reason == "resume":
+        shape = (keep_texts(max(RESTORE_LEAST, strategy.max_context_turns // RESTORE_SHARE)),)
+    else:
+        shape = (
+            start.shorten(lambda entries: past_result_tiers(entries, chars=strategy.max_result_chars, way=way)),
+            drop_half_over_turns(strategy.max_context_turns),
+            fit_budget(budget),
+        )
+    summary = inject_summary(
+        start.material,
+        earlier=summary_text(start.snapshot.epoch),
+        limit=start.share(SUMMARY_LIMIT),
+        encode=start.encode,
+    )
+    return Composition(shape=shape, head=(start.references(strategy.references), summary), cuts_itself=True)
+
+
+def _compact(strategy: Compact, start: Start) -> Composition:
+    limits = ToolOutputLimits(
+        max_lines=strategy.max_lines,
+        max_bytes=strategy.max_bytes,
+        max_chars=strategy.max_chars,
+        large_output_threshold=strategy.large_output_threshold,
+        truncate_mode="head" if strategy.truncate_mode == "head" else "head_tail",
+    )
+    output = start.shorten(lambda _: output_tiers(limits, way=start.snapshot.way))
+    checkpoint = insert_checkpoint(
+        start.material,
+        earlier=summary_text(start.snapshot.epoch),
+        limit=start.share(SUMMARY_LIMIT),
+        encode=start.encode,
+    )
+    split = (_split(strategy, start),) if _is_due(strategy, start) else ()
+    return Composition(
+        shape=(output, *split), head=(checkpoint, start.references(strategy.references)), cuts_itself=True
+    )
+
+
+def _is_due(strategy: Compact, start: Start) -> bool:
+    """tiancaiamao/ai, "Triggering Rules"; an overflow or a caller's wish needs no threshold."""
+    if start.is_overflow or start.advance.reason == "compact":
+        return True
+    if not strategy.auto_compact:
+        return False
+    limit = compact_limit(strategy, start.snapshot)
+    if limit is not None:
+        return start.draft.tokens + start.snapshot.fixed_tokens >= limit
+    return len(start.draft.entries) > strategy.max_messages
+
+
+def _split(strategy: Compact, start: Start) -> Stage:
+    if strategy.keep_recent_tokens > 0:
+        limit = compact_limit(strategy, start.snapshot)
+        return split_by_tokens(tokens_to_keep(strategy.keep_recent_tokens, limit))
+    return split_by_count(strategy.keep_recent)
+
+
+def _tiered(strategy: Tiered, start: Start) -> Composition:
+    scores = score_everything(start.draft.entries, start.material.past, start.now)
+    ages = Ages(working=strategy.working_age, session=strategy.session_age, now=start.now)
+    levels = keep_levels(
+        past=start.material.past,
+        scores=scores,
+        ages=ages,
+        working_budget=strategy.working_budget,
+        room=max(0, strategy.total_budget - strategy.session_budget),
+    )
+    memory = insert_session_memory(
+        start.material,
+        {turn: score.total for turn, score in scores.items()},
+        budget=min(strategy.session_budget, start.marks.high // 2),
+        old_after=strategy.session_age,
+        now=start.now,
+        encode=start.encode,
+    )
+    shape = () if start.is_lazy else (levels,)
+    return Composition(shape=shape, head=(memory, start.references(strategy.references)), cuts_itself=True)
+
+
+def layer_text(epoch: Epoch | None, layer: str) -> str:
+    """What ``epoch`` says under ``layer``, in its head or in front of a message; empty where it says nothing."""
+    if epoch is None:
+        return ""
+    said = [message.text for message in epoch.head if message.layer == layer and message.role == "user"]
+    said += [prefix.text for prefix in epoch.prefixes if prefix.layer == layer]
+    return said[0] if said else ""
+
+
+def summary_text(epoch: Epoch | None) -> str:
+    """The summary that ``epoch`` carries, without the words around it."""
+    text = layer_text(epoch, "summary")
+    for title in (prompts.CHECKPOINT_TITLE, prompts.SUMMARY_TITLE):
+        text = text.removeprefix(title)
+    return text.strip().removesuffix(prompts.SUMMARY_END).strip()

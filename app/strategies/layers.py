@@ -1,0 +1,182 @@
+"""Layers of a head: state block, scratchpad, summaries, session memory, and the index of names. Each is a `Stage`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from app.domain.history import Entry, HeadMessage, Material, Prefix, Summary, TerseEntry
+from app.domain.tokens import Encode, count_text_message
+from app.domain.turns import write_turn_id
+from app.strategies import prompts
+from app.strategies.activity_log import clip_line, derive_missing
+from app.strategies.extractive import summarize
+from app.strategies.pipeline import Draft, Stage
+from app.strategies.references import gather, render_references, visible_names
+
+# Characters of a session memory entry: of a turn that has just left working memory, and of an old one.
+FRESH_ENTRY, OLD_ENTRY = 480, 160
+
+
+def exchange(layer: str, text: str, acknowledgement: str, encode: Encode) -> tuple[HeadMessage, ...]:
+    """A user message and its acknowledgement, so that roles go on alternating; nothing for an empty text."""
+    if not text:
+        return ()
+    return (
+        HeadMessage(layer=layer, role="user", text=text, tokens=count_text_message(text, encode)),
+        HeadMessage(
+            layer=layer,
+            role="assistant",
+            text=acknowledgement,
+            tokens=count_text_message(acknowledgement, encode),
+        ),
+    )
+
+
+def insert_text(layer: str, title: str, text: str, acknowledgement: str, *, encode: Encode) -> Stage:
+    """A text under its title, with its acknowledgement; nothing where there is no text."""
+
+    def stage(draft: Draft) -> Draft:
+        body = f"{title}\n{text}" if text.strip() else ""
+        return draft.with_head(*exchange(layer, body, acknowledgement, encode))
+
+    return stage
+
+
+def insert_references(*, limit: int, encode: Encode, originals: Mapping[int, Entry] | None = None) -> Stage:
+    """The index of names that the context no longer shows; candidates of what was cut are carried on.
+
+    ``originals``: entries as they were before anything shortened them, by sequence number.
+    """
+    whole = originals or {}
+
+    def stage(draft: Draft) -> Draft:
+        shortened = [whole[e.seq] for e in draft.entries if e.is_shortened and e.seq in whole]
+        if limit <= 0 or (draft.cut == 1 and not shortened):
+            return draft
+        references = gather(draft.references, (whole.get(entry.seq, entry) for entry in draft.gone))
+        text = render_references(
+            gather(references, shortened) if shortened else references,
+            title=prompts.REFERENCES_TITLE,
+            limit=limit,
+            encode=encode,
+            shown=visible_names(draft.entries),
+        )
+        found = replace(draft, references=references)
+        return found.with_head(*exchange("references", text, prompts.REFERENCES_ACK, encode))
+
+    return stage
+
+
+def insert_checkpoint(material: Material, *, earlier: str, limit: int, encode: Encode) -> Stage:
+    """The checkpoint as one user message (tiancaiamao/ai, "Rebuild context"); ``earlier``: that of the last epoch."""
+
+    def stage(draft: Draft) -> Draft:
+        text = summary_of_cut(draft, material.summaries, earlier=earlier, limit=limit, encode=encode)
+        if not text:
+            return draft
+        body = f"{prompts.CHECKPOINT_TITLE}\n\n{text}"
+        message = HeadMessage(layer="summary", role="user", text=body, tokens=count_text_message(body, encode))
+        return draft.with_head(message).marking(draft.gone, kept="summary", reason="in the summary")
+
+    return stage
+
+
+def inject_summary(material: Material, *, earlier: str, limit: int, encode: Encode) -> Stage:
+    """The summary in front of the first retained user message (CowAgent, "Turn Trimming")."""
+
+    def stage(draft: Draft) -> Draft:
+        text = summary_of_cut(draft, material.summaries, earlier=earlier, limit=limit, encode=encode)
+        first = next((entry for entry in draft.entries if entry.message.starts_turn), None)
+        if not text or first is None:
+            return draft
+        body = f"{prompts.SUMMARY_TITLE}\n{text}\n{prompts.SUMMARY_END}\n\n"
+        marked = draft.marking(draft.gone, kept="summary", reason="in the summary")
+        return marked.with_prefix(Prefix(layer="summary", seq=first.seq, text=body, tokens=encode(body)))
+
+    return stage
+
+
+def summary_of_cut(draft: Draft, summaries: Sequence[Summary], *, earlier: str, limit: int, encode: Encode) -> str:
+    """What stands for everything before the cut, as far as it is not kept: empty where nothing was cut.
+
+    The newest summary that ends before the cut, and after it, without a model, what it does not cover. ``earlier`` is
+    the text that stood for what was cut before this epoch.
+    """
+    if draft.cut == 1:
+        return ""
+    made = max((s for s in summaries if s.last_seq < draft.cut), key=lambda s: s.last_seq, default=None)
+    first_gone = min((entry.seq for entry in draft.gone), default=draft.cut)
+    if made is None or made.last_seq < first_gone - 1:
+        return summarize(draft.gone, limit=limit, encode=encode, earlier=earlier)
+    rest = [entry for entry in draft.gone if entry.seq > made.last_seq]
+    if not rest:
+        return made.text
+    left = max(limit // 4, limit - made.tokens)
+    return f"{made.text}\n\n{summarize(rest, limit=left, encode=encode)}"
+
+
+def insert_session_memory(
+    material: Material,
+    scores: Mapping[int, float],
+    *,
+    budget: int,
+    old_after: float,
+    now: datetime,
+    encode: Encode,
+) -> Stage:
+    """What turns that left working memory came to, the best first as far as ``budget`` goes, told in order (Fifth).
+
+    ``old_after`` seconds: entries of older turns are shorter. ``scores``: turn -> priority; a turn without one is
+    ranked by its age alone, after those that have one.
+    """
+
+    def stage(draft: Draft) -> Draft:
+        shown = {entry.turn for entry in draft.entries}
+        terse = [entry for entry in material.terse if entry.seq < draft.cut]
+        past = sorted((e for e in draft.gone if e.turn not in shown), key=lambda entry: entry.seq)
+        lines = _session_lines([*terse, *derive_missing(past, terse)], material.summaries, now, old_after)
+        told = {turn: line for turn, line in lines.items() if turn not in shown}
+        text = _fill(told, scores, budget=budget, encode=encode)
+        inserted = draft.with_head(*exchange("session", text, prompts.SESSION_MEMORY_ACK, encode))
+        return inserted.marking(past, kept="summary", reason="in session memory") if text else draft
+
+    return stage
+
+
+def _session_lines(
+    terse: Sequence[TerseEntry], summaries: Sequence[Summary], now: datetime, old_after: float
+) -> dict[int, str]:
+    """Turn -> its line, in order of turns: the summary of exactly this turn where there is one, else its entries."""
+    texts: dict[int, list[str]] = {}
+    ages: dict[int, float] = {}
+    lasts: dict[int, int] = {}
+    for entry in sorted(terse, key=lambda each: (each.turn, each.seq)):
+        texts.setdefault(entry.turn, []).append(entry.text)
+        ages[entry.turn] = (now - entry.created_at).total_seconds()
+        lasts[entry.turn] = entry.seq
+    made = {summary.last_seq: summary.text for summary in summaries if summary.purpose == "task"}
+    lines = {}
+    for turn, said in texts.items():
+        text = made.get(lasts[turn]) or "; ".join(said)
+        length = OLD_ENTRY if ages[turn] > old_after else FRESH_ENTRY
+        lines[turn] = f"[{write_turn_id(turn)}] {clip_line(text, length)}"
+    return lines
+
+
+def _fill(lines: Mapping[int, str], scores: Mapping[int, float], *, budget: int, encode: Encode) -> str:
+    best = sorted(lines, key=lambda turn: (turn in scores, scores.get(turn, 0.0), turn), reverse=True)
+    left = budget - encode(prompts.SESSION_MEMORY_TITLE) - 1
+    chosen = []
+    for turn in best:
+        cost = encode(lines[turn]) + 1
+        if cost > left:
+            break
+        left -= cost
+        chosen.append(turn)
+    if not chosen:
+        return ""
+    omitted = len(lines) - len(chosen)
+    note = [f"({omitted} more turns are not listed)"] if omitted else []
+    return "\n".join([prompts.SESSION_MEMORY_TITLE, *(lines[turn] for turn in sorted(chosen)), *note])

@@ -1,0 +1,115 @@
+"""Which turns are in working memory, which are kept or brought back whole, which only come as memory (Fifth)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from app.domain.history import Entry, Past
+from app.domain.turns import Turn, group_turns
+from app.strategies.cutting import must_stay
+from app.strategies.levels import Score, is_older, score_turns
+from app.strategies.pipeline import Draft, Stage
+from app.strategies.situations import past_topics, repeated_errors, starts_new_task
+
+# A turn below this priority is not worth being kept whole ("Low priority score").
+LOW_SCORE = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ages:
+    """Seconds after which working and session memory are compressed."""
+
+    working: float
+    session: float
+    now: datetime
+
+
+def score_everything(entries: Sequence[Entry], past: Sequence[Past], now: datetime) -> dict[int, Score]:
+    """The priorities of the turns at hand and of those that may be brought back."""
+    relevance = {each.turn: each.relevance for each in past}
+    turns = _by_number(past) | {turn.number: turn for turn in group_turns(entries)}
+    return score_turns([turns[number] for number in sorted(turns)], relevance, now)
+
+
+def _by_number(past: Iterable[Past]) -> dict[int, Turn]:
+    return {each.turn: Turn(number=each.turn, entries=each.entries) for each in past}
+
+
+def keep_levels(
+    *,
+    past: Sequence[Past],
+    scores: Mapping[int, Score],
+    ages: Ages,
+    working_budget: int,
+    room: int,
+) -> Stage:
+    """Working memory as the tail, and before it, whole and in order, what is retrieved while there is ``room``.
+
+    ``room``: tokens for all whole turns, the running one included. The running turn is always there; what it needs
+    beyond ``working_budget`` is for the watermarks to cut, by steps.
+    """
+
+    def stage(draft: Draft) -> Draft:
+        turns = group_turns(draft.entries)
+        if not turns:
+            return draft
+        working = _working(turns, ages, working_budget)
+        left = room - sum(turn.tokens for turn in working)
+        chosen = _retrieve(turns, working, past, scores, left)
+        first = next((e.seq for e in draft.tail if e.turn == working[0].number), draft.cut)
+        return _bring_back(draft, max(first, draft.cut), chosen)
+
+    return stage
+
+
+def _working(turns: Sequence[Turn], ages: Ages, budget: int) -> list[Turn]:
+    """The running turn, and before it as many as are young enough and fit; a new task clears them."""
+    *before, running = turns
+    working = [running]
+    if starts_new_task(running, before[-1] if before else None):
+        return working
+    left = budget - running.tokens
+    for turn in reversed(before):
+        left -= turn.tokens
+        if left < 0 or is_older(turn, ages.working, ages.now):
+            break
+        working.insert(0, turn)
+    return working
+
+
+def _retrieve(
+    turns: Sequence[Turn], working: Sequence[Turn], past: Sequence[Past], scores: Mapping[int, Score], room: int
+) -> list[Turn]:
+    """Whole turns in the order of their claim: repeated errors, past topics, then by priority (volatile memory)."""
+    running = working[-1]
+    is_new = starts_new_task(running, turns[-2] if len(turns) > 1 else None)
+    known = {turn.number for turn in working}
+    aged = [turn for turn in turns if turn.number not in known]
+    volatile = sorted(aged, key=lambda turn: -scores[turn.number].total)
+    older = _by_number(past)
+    claims = [
+        *(older[number] for number in (*repeated_errors(running.entries, past), *past_topics(past))),
+        *(turn for turn in volatile if not is_new and scores[turn.number].total >= LOW_SCORE),
+    ]
+    chosen: dict[int, Turn] = {}
+    for turn in claims:
+        if turn.number in known or turn.number in chosen or turn.tokens > room:
+            continue
+        room -= turn.tokens
+        chosen[turn.number] = turn
+    return list(chosen.values())
+
+
+def _bring_back(draft: Draft, first: int, turns: Iterable[Turn]) -> Draft:
+    """The tail from ``first`` on, and before it what must stay and ``turns``, also such as were cut long ago."""
+    wanted = {entry.seq: entry for turn in turns for entry in turn.entries if entry.seq < first}
+    standing = {entry.seq: entry for entry in must_stay(draft.kept, draft.tail)}
+    cut = draft.with_cut(first, [*wanted.values(), *standing.values()])
+    loaded = {entry.seq for entry in draft.entries}
+    foreign = [entry for seq, entry in wanted.items() if seq not in loaded]
+    if not foreign:
+        return replace(cut, retrieved=tuple(sorted({entry.turn for entry in wanted.values()})))
+    kept = sorted([*cut.kept, *foreign], key=lambda entry: entry.seq)
+    return replace(cut, kept=tuple(kept), retrieved=tuple(sorted({entry.turn for entry in wanted.values()})))
