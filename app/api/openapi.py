@@ -28,6 +28,8 @@ TAGS = [
     {"name": "turns", "description": "A user message and everything up to the next one."},
     {"name": "context", "description": "What a model would get, and what it can look up."},
     {"name": "transfer", "description": "The terse log, export and import."},
+    {"name": "notes", "description": "What a session keeps in mind: state block and scratchpad."},
+    {"name": "memos", "description": "Tagged knowledge across sessions."},
     {"name": "figures", "description": "What it was good for."},
     {"name": "operations", "description": "Health and metrics."},
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +12,7 @@ from app.dialects import raw_json
 from app.domain.errors import Conflict, InvalidRequest, NotFound
 from app.domain.sessions import Session
 from app.service.calls import check_session_id
+from app.service.cursors import read_cursor, write_cursor
 from app.service.recipes import Recipes
 from app.store import memory, sessions, turns
 from app.store.connection import Connection, Database
@@ -74,13 +74,13 @@ class Sessions:
         self, tenant: str, *, after: str | None, parent: str | None, client_id: str | None, limit: int
     ) -> tuple[list[Session], str | None]:
         """The newest sessions after a cursor, and the next cursor."""
-        before = None if after is None else _read_cursor(after)
+        before = None if after is None else read_cursor(after)
         async with self._database.transaction(tenant) as connection:
             found = await sessions.newest(
                 connection, tenant, before=before, parent=parent, client_id=client_id, limit=limit + 1
             )
         more = found[limit - 1] if len(found) > limit else None
-        return found[:limit], None if more is None else _write_cursor(more)
+        return found[:limit], None if more is None else write_cursor(more.created_at, more.id)
 
     async def change(self, tenant: str, session_id: str, given: Change) -> Session:
         """Change the configuration; the next context follows it."""
@@ -196,20 +196,3 @@ async def _require_turn(connection: Connection, tenant: str, session_id: str, tu
     if not found:
         raise NotFound(f"there is no turn t{turn}")
     return found[0]
-
-
-def _write_cursor(session: Session) -> str:
-    text = f"{session.created_at.isoformat()} {session.id}"
-    return urlsafe_b64encode(text.encode()).decode().rstrip("=")
-
-
-def _read_cursor(cursor: str) -> tuple[datetime, str]:
-    try:
-        text = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
-        at, _, session_id = text.partition(" ")
-        moment = datetime.fromisoformat(at)
-        if moment.tzinfo is None or "\x00" in session_id:
-            raise ValueError
-    except ValueError:
-        raise InvalidRequest("after must be the `next` of a page before", field="after") from None
-    return moment, session_id

@@ -226,6 +226,10 @@ CHANGE = f"""
 UPDATE sessions SET strategy = $3, epoch_policy = $4, metadata = $5, version = version + 1, updated_at = $6
 WHERE tenant_id = $1 AND id = $2 RETURNING {COLUMNS}
 """
+MARK_EDITED = """
+UPDATE sessions SET edited = true, edits = edits + 1, version = version + 1, updated_at = $3
+WHERE tenant_id = $1 AND id = $2 RETURNING id
+"""
 DELETE = "DELETE FROM sessions WHERE tenant_id = $1 AND id = $2 RETURNING id"
 
 
@@ -269,6 +273,11 @@ async def change(
     """The session with another configuration; None when it is not there."""
     row = await connection.fetchrow(CHANGE, tenant, session_id, given.strategy, given.epoch_policy, given.metadata, now)
     return None if row is None else session_from(row)
+
+
+async def mark_edited(connection: Connection, tenant: str, session_id: str, now: datetime) -> bool:
+    """Lock the session and have its next context start a new epoch; False when it is not there."""
+    return await connection.fetchval(MARK_EDITED, tenant, session_id, now) is not None
 
 
 async def delete(connection: Connection, tenant: str, session_id: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from app.domain.history import Epoch, Status
 from app.domain.sessions import Session
-from app.store import memory, search, summaries
+from app.store import artifacts, memory, search, states, summaries
 from app.store.connection import Connection
 from app.store.sessions import COLUMNS, read_epoch, session_from, write_epoch
 from app.store.writer import LAST_TURN
@@ -170,6 +170,8 @@ async def remove(connection: Connection, tenant: str, session: Session, turn: in
     seqs = [row["seq"] for row in rows]
     await connection.execute(REMOVE, tenant, session.id, turn)
     await connection.execute(FORGET_TERSE, tenant, session.id, turn)
+    await states.forget(connection, tenant, session.id, seqs)
+    await artifacts.forget(connection, tenant, session.id, seqs)
     await search.forget_pages(connection, tenant, session.id, seqs)
     await summaries.forget(connection, tenant, session.id, min(seqs), max(seqs))
     await memory.forget_range(connection, tenant, session.id, min(seqs), max(seqs))

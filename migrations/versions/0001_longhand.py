@@ -220,6 +220,19 @@ TABLES = {
             PRIMARY KEY (tenant_id, session_id, anchor),
             FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
         )""",
+    # Oversized tool outputs by the SHA-256 of their text, which is in the message and only there.
+    "artifacts": """
+        CREATE TABLE artifacts (
+            tenant_id text NOT NULL,
+            session_id text NOT NULL,
+            sha256 bytea NOT NULL,
+            seq bigint NOT NULL,
+            call_id bytea NOT NULL,
+            chars integer NOT NULL,
+            created_at timestamptz NOT NULL,
+            PRIMARY KEY (tenant_id, session_id, sha256, seq),
+            FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+        )""",
     # Casefolded text of full blocks of messages, made when a session is first searched. Blocks are fixed ranges of
     # sequence numbers, so they stay good whatever becomes of the messages' status.
     "search_pages": """
@@ -352,6 +365,7 @@ INDEXES = (
     "CREATE INDEX sessions_recent ON sessions (tenant_id, created_at DESC, id DESC)",
     "CREATE INDEX summaries_purpose ON summaries (tenant_id, session_id, purpose, last_seq DESC, number DESC)",
     "CREATE INDEX memory_day ON memory (tenant_id, day, created_at DESC)",
+    "CREATE INDEX artifacts_content ON artifacts (tenant_id, sha256)",
     "CREATE INDEX side_replies_anchor ON side_replies (tenant_id, anchor)",
     "CREATE INDEX memos_recent ON memos (tenant_id, created_at DESC, id DESC)",
     "CREATE INDEX keys_id ON keys (id)",

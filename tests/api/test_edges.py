@@ -37,12 +37,23 @@ ROUTES: list[tuple[str, str, object]] = [
     ("GET", "/api/sessions/{id}/stats", None),
     ("GET", "/api/sessions/{id}/events", None),
     ("GET", "/api/sessions/{id}/export", None),
+    ("GET", "/api/sessions/{id}/state", None),
+    ("PUT", "/api/sessions/{id}/state", {"text": "Goal: x"}),
+    ("GET", "/api/sessions/{id}/state/history", None),
+    ("GET", "/api/sessions/{id}/scratchpad", None),
+    ("PUT", "/api/sessions/{id}/scratchpad", {"text": "x"}),
+    ("POST", "/api/sessions/{id}/scratchpad/append", {"text": "x"}),
 ]
 OTHERS: list[tuple[str, str, object]] = [
     ("POST", "/api/sessions", {}),
     ("GET", "/api/sessions", None),
     ("POST", "/api/sessions/import", {"context": []}),
     ("POST", "/api/sessions/{id}/messages", MESSAGE),
+    ("POST", "/api/memos", {"content": "x"}),
+    ("GET", "/api/memos", None),
+    ("POST", "/api/memos/search", {"query": "x"}),
+    ("GET", "/api/memos/m1", None),
+    ("DELETE", "/api/memos/m1", None),
 ]
 
 
@@ -57,7 +68,7 @@ def test_the_lists_above_name_every_route() -> None:
 
     app = build(Settings(), database_url="postgresql://").rest
     known = {
-        (method.upper(), path.replace("{session_id}", "{id}").replace("{turn}", "t1"))
+        (method.upper(), path.replace("{session_id}", "{id}").replace("{turn}", "t1").replace("{memo_id}", "m1"))
         for path, operations in app.openapi()["paths"].items()
         for method in operations
         if path.startswith("/api/")

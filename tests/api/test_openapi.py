@@ -83,6 +83,9 @@ async def test_answers_have_the_described_shape(api: Api) -> None:
         "/export": schemas.ExportOut,
         "/stats": schemas.StatsOut,
         "/events": schemas.EventPage,
+        "/state": schemas.StateOut,
+        "/state/history": schemas.StatePage,
+        "/scratchpad": schemas.ScratchpadOut,
     }
     for path, model in shapes.items():
         answer = (await api.http.get(f"/api/sessions/s{path}")).json()

@@ -12,13 +12,17 @@ from app.api.openapi import install_openapi
 from app.api.rest.contexts import contexts_router
 from app.api.rest.figures import figures_router
 from app.api.rest.guard import Guard, RestEdge, guarded
+from app.api.rest.memos import memos_router
 from app.api.rest.messages import exports_router, messages_router
+from app.api.rest.notes import notes_router
 from app.api.rest.problems import install_problems
 from app.api.rest.schemas import Problem
 from app.api.rest.sessions import sessions_router, turns_router
 from app.service.exports import Exports
+from app.service.memos import Memos
 from app.service.messages import Messages
 from app.service.metrics import Metrics
+from app.service.notes import Notes
 from app.service.previews import Previews
 from app.service.search import Searcher
 from app.service.sessions import Sessions
@@ -48,6 +52,8 @@ class Services:
     previews: Previews
     searcher: Searcher
     figures: Figures
+    notes: Notes
+    memos: Memos
     strategy: str
     epoch: str
 
@@ -61,6 +67,8 @@ def install_rest(app: FastAPI, services: Services, *, guard: Guard, metrics: Met
         "turns": partial(turns_router, services.sessions),
         "context": partial(contexts_router, services.previews, services.searcher),
         "transfer": partial(exports_router, services.exports, strategy=strategy, epoch=epoch),
+        "notes": partial(notes_router, services.notes),
+        "memos": partial(memos_router, services.memos),
         "figures": partial(figures_router, services.figures),
     }
     for tag, add in routes.items():

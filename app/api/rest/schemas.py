@@ -154,6 +154,50 @@ class ImportSession(Body):
     metadata: dict[str, Any] | None = None
 
 
+class PutText(Body):
+    """The new text, whole."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"text": "Goal: a palette\nContext: palette.css"}]})
+
+    text: str
+
+
+class AppendText(Body):
+    """What is to be added, on a new line."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"text": "- [ ] the footer"}]})
+
+    text: str
+
+
+class NewMemo(Body):
+    """Something worth knowing in later sessions."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"content": "Migrations run before the first worker starts.", "tags": ["arch-decision", "deploy"]}
+            ]
+        }
+    )
+
+    content: str = Field(description="At most 8,000 characters.")
+    tags: list[str] = Field(default_factory=list, description="At most 20, of 1 to 64 characters; case does not count.")
+    session: str | None = Field(None, max_length=256, description="The session of yours that it comes from.")
+
+
+class SearchMemos(Body):
+    """By tags, by words, or by words among those with the tags."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"query": "when do migrations run?"}, {"tags": ["gotcha"]}]}
+    )
+
+    tags: list[str] = Field(default_factory=list, description="Memos with any of these.")
+    query: str | None = Field(None, max_length=8000, description="Memos that share a word with this, stop words aside.")
+    limit: int = Field(5, ge=1, le=100)
+
+
 # Answers
 
 
@@ -355,6 +399,52 @@ class TersePage(BaseModel):
     """The terse log in order."""
 
     items: list[TerseOut]
+    next: str | None
+
+
+class StateOut(BaseModel):
+    """The state block, without its heading; empty where there is none."""
+
+    text: str
+    seq: int = Field(description="The message that it came with; 0: none.")
+    source: Literal["model", "client", "rebuilt"] | None
+    created_at: str | None
+
+
+class PastStateOut(StateOut):
+    """A state of the history."""
+
+    live: bool = Field(description="Whether its message counts: not superseded, dropped or undone.")
+
+
+class StatePage(BaseModel):
+    """States in order, the newest last."""
+
+    items: list[PastStateOut]
+    next: str | None
+
+
+class ScratchpadOut(BaseModel):
+    """The scratchpad; empty where nothing was written."""
+
+    text: str
+    updated_at: str | None
+
+
+class MemoOut(BaseModel):
+    """A memo."""
+
+    id: str
+    content: str
+    tags: list[str]
+    session: str | None = Field(description="The session that it came from, which may be gone.")
+    created_at: str
+
+
+class MemoPage(BaseModel):
+    """Memos: listed, the newest first; found by words, the best first."""
+
+    items: list[MemoOut]
     next: str | None
 
 

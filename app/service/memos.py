@@ -1,0 +1,125 @@
+"""Memos as their tenant and its models handle them: saved, listed, found by tags and by words, deleted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from app.domain.errors import InvalidRequest, NotFound, TooLarge
+from app.domain.relevance import rank_documents
+from app.domain.terms import tokenize
+from app.store import memos, sessions
+from app.store.connection import Connection, Database
+from app.store.memos import Memo, Place
+
+MAX_CONTENT = 8_000
+"""Characters of a memo."""
+MAX_TAGS = 20
+MAX_TAG = 64
+# Of more memos that share a word with a text, only the newest are ranked.
+CANDIDATES = 500
+# What a model is given unasked.
+RELEVANT = 5
+
+_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
+
+
+class Memos:
+    """The verbs on memos, within a tenant; `NotFound` for what is not there, or not the tenant's."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], datetime], new_id: Callable[[], str]) -> None:
+        self._database = database
+        self._clock = clock
+        self._new_id = new_id
+
+    async def save(self, tenant: str, *, content: str, tags: Sequence[str], session_id: str | None) -> Memo:
+        """Save a memo, perhaps from a session of the tenant's. Raises `InvalidRequest`, `TooLarge`."""
+        if not content.strip():
+            raise InvalidRequest("content must not be empty", field="content")
+        if len(content) > MAX_CONTENT:
+            raise TooLarge(f"a memo has at most {MAX_CONTENT} characters, not {len(content)}", field="content")
+        memo = Memo(
+            id=self._new_id(), content=content, tags=read_tags(tags), session_id=session_id, created_at=self._clock()
+        )
+        terms = sorted(set(tokenize(_searchable(memo))))
+        async with self._database.transaction(tenant) as connection:
+            if session_id is not None and await sessions.get(connection, tenant, session_id) is None:
+                raise InvalidRequest("session: there is no such session", field="session")
+            await memos.add(connection, tenant, memo, terms)
+        return memo
+
+    async def get(self, tenant: str, memo_id: str) -> Memo:
+        """The memo."""
+        memo = None
+        if _ID.fullmatch(memo_id):
+            async with self._database.reading(tenant) as connection:
+                memo = await memos.get(connection, tenant, memo_id)
+        if memo is None:
+            raise NotFound("there is no such memo")
+        return memo
+
+    async def delete(self, tenant: str, memo_id: str) -> None:
+        """Delete the memo."""
+        async with self._database.transaction(tenant) as connection:
+            if not (_ID.fullmatch(memo_id) and await memos.delete(connection, tenant, memo_id)):
+                raise NotFound("there is no such memo")
+
+    async def page(
+        self, tenant: str, *, after: Place | None, tags: Sequence[str] | None, limit: int
+    ) -> tuple[list[Memo], Place | None]:
+        """The newest memos after a place, with any of ``tags`` if some are given; and the place to go on after."""
+        wanted = None if tags is None else read_tags(tags)
+        async with self._database.reading(tenant) as connection:
+            found = await memos.newest(connection, tenant, before=after, tags=wanted, limit=limit + 1)
+        last = found[limit - 1] if len(found) > limit else None
+        return found[:limit], None if last is None else (last.created_at, last.id)
+
+    async def search(self, tenant: str, *, tags: Sequence[str], query: str | None, limit: int) -> list[Memo]:
+        """Memos with any of ``tags``, the newest first; with a ``query`` those that share words with it, best first.
+
+        Raises `InvalidRequest` where neither is given.
+        """
+        if query is None and not tags:
+            raise InvalidRequest("query or tags must be given", field="query")
+        wanted = read_tags(tags) or None
+        async with self._database.reading(tenant) as connection:
+            if query is None:
+                return await memos.newest(connection, tenant, tags=wanted, limit=limit)
+            return await ranked(connection, tenant, query, tags=wanted, most=limit, floor=0.0)
+
+
+async def relevant(connection: Connection, tenant: str, text: str) -> list[Memo]:
+    """At most `RELEVANT` memos that ``text`` (a user's message) is clearly about, the best first."""
+    return await ranked(connection, tenant, text, tags=None, most=RELEVANT)
+
+
+async def ranked(
+    connection: Connection, tenant: str, text: str, *, tags: Sequence[str] | None, most: int, floor: float | None = None
+) -> list[Memo]:
+    """At most ``most`` memos by what ``text`` is about; ``floor`` as in `rank_documents`. Stop words find nothing."""
+    terms = sorted(set(tokenize(text)))
+    if not terms:
+        return []
+    found = await memos.newest(connection, tenant, tags=tags, terms=terms, limit=CANDIDATES)
+    found.reverse()
+    bounds = {} if floor is None else {"floor": floor}
+    best = rank_documents([_searchable(memo) for memo in found], text, most=most, **bounds)
+    return [found[each.number] for each in best]
+
+
+def read_tags(tags: Sequence[str]) -> tuple[str, ...]:
+    """Tags as they are kept: folded, each once, in the order given. Raises `InvalidRequest`."""
+    if len(tags) > MAX_TAGS:
+        raise InvalidRequest(f"a memo has at most {MAX_TAGS} tags, not {len(tags)}", field="tags")
+    found: dict[str, None] = {}
+    for tag in tags:
+        folded = tag.strip().casefold()
+        if not folded or len(folded) > MAX_TAG or not folded.isprintable():
+            raise InvalidRequest(f"a tag must be 1 to {MAX_TAG} printable characters", field="tags")
+        found[folded] = None
+    return tuple(found)
+
+
+def _searchable(memo: Memo) -> str:
+    return " ".join((memo.content, *memo.tags))

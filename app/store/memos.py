@@ -1,0 +1,81 @@
+"""Memos: tagged knowledge of a tenant, across sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from asyncpg import Record
+
+from app.store.connection import Connection
+
+COLUMNS = "id, session_id, tags, created_at, content"
+ADD = """
+INSERT INTO memos (tenant_id, id, session_id, tags, terms, created_at, content) VALUES ($1, $2, $3, $4, $5, $6, $7)
+"""
+GET = f"SELECT {COLUMNS} FROM memos WHERE tenant_id = $1 AND id = $2"
+DELETE = "DELETE FROM memos WHERE tenant_id = $1 AND id = $2 RETURNING id"
+NEWEST = f"""
+SELECT {COLUMNS} FROM memos
+WHERE tenant_id = $1 AND ($2::timestamptz IS NULL OR (created_at, id) < ($2, $3))
+  AND ($4::text[] IS NULL OR tags && $4) AND ($5::text[] IS NULL OR terms && $5)
+ORDER BY created_at DESC, id DESC LIMIT $6
+"""
+
+# Time and id: where a memo stands in the list.
+Place = tuple[datetime, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memo:
+    """A memo; ``session_id`` is the session that it came from, which may be gone."""
+
+    id: str
+    content: str
+    tags: tuple[str, ...]
+    session_id: str | None
+    created_at: datetime
+
+
+async def add(connection: Connection, tenant: str, memo: Memo, terms: Sequence[str]) -> None:
+    """Store a memo with the terms that it can be found by."""
+    content = memo.content.encode("utf-8", "replace")
+    await connection.execute(
+        ADD, tenant, memo.id, memo.session_id, list(memo.tags), list(terms), memo.created_at, content
+    )
+
+
+async def get(connection: Connection, tenant: str, memo_id: str) -> Memo | None:
+    """The memo with that id, if the tenant has one."""
+    record = await connection.fetchrow(GET, tenant, memo_id)
+    return None if record is None else _memo(record)
+
+
+async def delete(connection: Connection, tenant: str, memo_id: str) -> bool:
+    """Delete a memo; False when it was not there."""
+    return await connection.fetchval(DELETE, tenant, memo_id) is not None
+
+
+async def newest(
+    connection: Connection,
+    tenant: str,
+    *,
+    before: Place | None = None,
+    tags: Sequence[str] | None = None,
+    terms: Sequence[str] | None = None,
+    limit: int,
+) -> list[Memo]:
+    """Memos, the newest first, made before ``before``: those with any of ``tags`` and with any of ``terms``."""
+    records = await connection.fetch(NEWEST, tenant, *(before or (None, None)), tags, terms, limit)
+    return [_memo(record) for record in records]
+
+
+def _memo(record: Record) -> Memo:
+    return Memo(
+        id=record["id"],
+        content=record["content"].decode("utf-8", "replace"),
+        tags=tuple(record["tags"]),
+        session_id=record["session_id"],
+        created_at=record["created_at"],
+    )
