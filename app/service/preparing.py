@@ -60,6 +60,7 @@ class Preparer:
         *,
         dialect: Dialect,
         database: Database,
+        lookups: Lookups,
         recipes: Recipes,
         calibrations: Calibrations,
         memo: MessageMemo,
@@ -68,7 +69,7 @@ class Preparer:
     ) -> None:
         self._dialect = dialect
         self._database = database
-        self._lookups = Lookups(database)
+        self._lookups = lookups
         self._recipes = recipes
         self._calibrations = calibrations
         self._memo = memo

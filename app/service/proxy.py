@@ -30,6 +30,7 @@ from app.service.recording import Recorder
 from app.service.stream_end import StreamEnd, until_end, whole_events
 from app.service.summaries import Summaries
 from app.store.connection import Database
+from app.store.lookups import Lookups
 from app.store.writer import Writer
 from app.upstream.client import Reply, Upstream
 
@@ -87,6 +88,7 @@ class Proxy:
         self._preparer = Preparer(
             dialect=dialect,
             database=database,
+            lookups=Lookups(database, writer.tails),
             recipes=recipes,
             calibrations=calibrations,
             memo=self._memo,

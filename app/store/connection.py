@@ -166,7 +166,7 @@ class Database:
                 except asyncpg.ProtocolViolationError:  # a pooler, although nobody has said so
                     self._may_own = False
                 else:
-                    return _Slot(connection, is_own=bool(await connection.fetchval(_IS_OWN)))
+                    return await _owned(connection)
             return _Slot(await self._dial({}), is_own=False)
         except asyncpg.PostgresError as error:  # a server that does not let us in is no better than none
             raise ConnectionError(type(error).__name__) from error
@@ -299,6 +299,14 @@ class Database:
             raise StoreUnavailable(f"the database is away: {type(error).__name__}") from error
 
 
+async def _owned(connection: Connection) -> _Slot:
+    try:
+        return _Slot(connection, is_own=bool(await connection.fetchval(_IS_OWN)))
+    except BaseException:
+        connection.terminate()
+        raise
+
+
 @lru_cache(maxsize=4096)
 def _begin_statement(tenant: str, key_id: str, *, is_own: bool) -> str:
     """What begins a transaction. The names stand in the statement itself, so they are checked."""
@@ -334,7 +342,10 @@ async def _prepare(connection: Connection, statement: str) -> None:
 
 
 async def _roll_back(connection: Connection) -> None:
-    """End the transaction, and wait for what was cancelled; a connection that cannot is thrown away, never returned to the pool inside one."""
+    """End the transaction, and wait for what was cancelled.
+
+    A connection that cannot is thrown away, never returned to the pool inside one.
+    """
     try:
         async with asyncio.timeout(1):
             await connection.execute("ROLLBACK")

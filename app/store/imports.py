@@ -9,7 +9,7 @@ from datetime import datetime
 from app.store import sessions
 from app.store.connection import Connection
 from app.store.sessions import Configuration
-from app.store.writer import INSERTS
+from app.store.statements import INSERTS, as_arrays
 
 COUNTERS = """
 UPDATE sessions SET last_seq = $3, turns = $4, tokens = $5, version = 1 WHERE tenant_id = $1 AND id = $2
@@ -70,11 +70,11 @@ async def write(connection: Connection, tenant: str, session: ImportedSession, n
 
 async def _insert(connection: Connection, table: str, tenant: str, rows: Sequence[tuple[object, ...]]) -> None:
     if rows:
-        await connection.fetch(INSERTS[table], tenant, *map(list, zip(*rows, strict=True)))
+        await connection.fetch(INSERTS[table], tenant, *as_arrays(rows))
 
 
 def _message(session_id: str, seq: int, message: ImportedMessage) -> tuple[object, ...]:
-    """In the order of the columns of the writer's statement."""
+    """In the order of the columns of the statement."""
     return (
         session_id,
         seq,

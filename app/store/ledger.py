@@ -10,9 +10,8 @@ from app.domain.history import Status
 from app.domain.lineage import Decision
 from app.domain.tokens import estimate
 from app.store.sessions import in_flight
+from app.store.statements import Record
 from app.store.writes import NewEpoch, Outcome, ReplyWrite, RequestWrite, Said, State
-
-Record = tuple[object, ...]
 
 # Where derived entries are numbered from, beside the model's own entries of the same message.
 DERIVED_FROM = 1000
@@ -20,7 +19,7 @@ DERIVED_FROM = 1000
 
 @dataclass(slots=True)
 class Rows:
-    """The rows of a batch, by table; the columns are those of `app.store.writer`."""
+    """The rows of a batch, by table; the session's id, then the columns of `app.store.statements`."""
 
     messages: list[Record] = field(default_factory=list)
     terse: list[Record] = field(default_factory=list)
@@ -139,7 +138,7 @@ def enter_reply(write: ReplyWrite, asked: Outcome, state: State, placement: Plac
 
 def _enter_epoch(new: NewEpoch, state: State, now: datetime, rows: Rows) -> None:
     epoch = new.epoch
-    state.epoch, state.cut, state.plan, state.edited = epoch.number, epoch.cut, new.plan, False
+    state.epoch, state.cut, state.plan, state.edited = epoch.number, epoch.cut, new, False
     rows.epochs.append(
         (
             state.id, epoch.number, epoch.cut, epoch.reason, epoch.head_tokens, new.tokens_before, new.tokens_after,

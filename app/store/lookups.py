@@ -17,6 +17,7 @@ from app.domain.lineage import Row
 from app.store.connection import Connection, Database
 from app.store.messages import TailRow
 from app.store.sessions import COLUMNS, Hit, session_from
+from app.store.tails import Tail, Tails, tail_of
 
 MAX_BATCH = 64
 
@@ -39,31 +40,41 @@ _LISTS = {
     "model_raws": "model_raw",
 }
 
-# The same order of preference, and the same rows, as in `sessions.BY_CHAIN` and `messages.TAIL_ROWS`.
+# The same order of preference, and the same rows, as in `sessions.BY_CHAIN` and `messages.TAIL_ROWS`. OFFSET 0 keeps
+# the order of the joins: of a table that was never analysed the planner would rather read everything of the tenant.
+_CANDIDATES = """
+FROM (SELECT session_id, seq, chain, status FROM messages WHERE tenant_id = $1 AND chain = {chains} OFFSET 0) AS m
+CROSS JOIN LATERAL (
+    SELECT {columns} FROM sessions
+    WHERE tenant_id = $1 AND id = m.session_id AND ($3::text IS NULL OR client_id IS NULL OR client_id = $3) OFFSET 0
+) AS s
+"""
+_PREFERENCE = "(s.client_id = $3) IS TRUE DESC, m.seq = s.last_seq DESC, s.updated_at DESC, s.id"
+
+# Which session a history goes on in that ends with a reply of ours, and whether that is as it was.
+CHECK = f"""
+SELECT $4::integer AS request, s.id, s.version, s.created_at, m.seq AS hit_seq,
+    m.status <> 'superseded' AS hit_is_current
+{_CANDIDATES.format(chains="$2::bytea", columns="id, version, created_at, client_id, last_seq, updated_at")}
+ORDER BY {_PREFERENCE} LIMIT 1
+"""
 FIND = f"""
-WITH asked AS (
-    SELECT * FROM unnest($2::integer[], $3::bytea[], $4::integer[], $5::text[]) AS u (request, chain, rank, client_id)
-), hits AS (
-    SELECT DISTINCT ON (a.request) a.request, {_S}, m.seq AS hit_seq, m.chain AS hit_chain,
-        m.status <> 'superseded' AS hit_is_current
-    FROM asked a
-    JOIN messages m ON m.tenant_id = $1 AND m.chain = a.chain
-    JOIN sessions s ON s.tenant_id = $1 AND s.id = m.session_id
-    WHERE a.client_id IS NULL OR s.client_id IS NULL OR s.client_id = a.client_id
-    ORDER BY a.request, a.rank, (s.client_id = a.client_id) IS TRUE DESC, m.seq = s.last_seq DESC, s.updated_at DESC,
-        s.id
-)
-SELECT h.*, t.* FROM hits h LEFT JOIN LATERAL (
+SELECT $4::integer AS request, h.*, t.* FROM (
+    SELECT {_S}, m.seq AS hit_seq, m.chain AS hit_chain, m.status <> 'superseded' AS hit_is_current
+    {_CANDIDATES.format(chains="ANY($2::bytea[])", columns=COLUMNS)}
+    ORDER BY array_position($2::bytea[], m.chain), {_PREFERENCE} LIMIT 1
+) AS h LEFT JOIN LATERAL (
     SELECT {", ".join(f"array_agg({column}) AS {name}" for name, column in _LISTS.items())} FROM (
         SELECT {_ROW} FROM messages r
-        WHERE r.tenant_id = $1 AND r.session_id = h.id AND r.seq >= h.cut AND r.status <> 'superseded' AND r.turn > 0
-            AND r.client_visible
+        WHERE h.hit_is_current AND h.hit_seq >= h.cut AND r.tenant_id = $1 AND r.session_id = h.id AND r.seq >= h.cut
+            AND r.status <> 'superseded' AND r.turn > 0 AND r.client_visible
         UNION ALL
         SELECT {_ROW} FROM messages r
-        WHERE r.tenant_id = $1 AND r.session_id = h.id AND r.turn = 0 AND r.status = 'live'
+        WHERE h.hit_is_current AND h.hit_seq >= h.cut AND r.tenant_id = $1 AND r.session_id = h.id AND r.turn = 0
+            AND r.status = 'live'
         ORDER BY place, seq
     ) AS tail
-) AS t ON h.hit_is_current AND h.hit_seq >= h.cut
+) AS t ON true
 """
 
 
@@ -77,8 +88,9 @@ class _Question:
 class Lookups:
     """Finds sessions by what was said in them, for whoever asks at the same time."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, tails: Tails) -> None:
         self._database = database
+        self._tails = tails
         self._queues: defaultdict[str, deque[_Question]] = defaultdict(deque)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -108,7 +120,7 @@ class Lookups:
         questions = [question for question in questions if not question.answer.done()]
         try:
             async with self._database.reading(tenant) as connection:
-                found = await _find(connection, tenant, questions)
+                found = await self._find(connection, tenant, dict(enumerate(questions)))
         except StoreUnavailable as error:
             _fail(questions, error)
         except BaseException as error:
@@ -119,23 +131,54 @@ class Lookups:
                 if not question.answer.done():
                     question.answer.set_result(found.get(number))
 
+    async def _find(self, connection: Connection, tenant: str, asked: dict[int, _Question]) -> dict[int, Hit]:
+        found = await self._check(connection, tenant, asked)
+        left = [
+            (tenant, question.chains, question.client_id, number)
+            for number, question in asked.items()
+            if number not in found
+        ]
+        if left:
+            for record in await connection.fetchmany(FIND, left):
+                hit = found[record["request"]] = _hit(record)
+                if hit.tail is not None:
+                    self._tails.put(tenant, tail_of(hit.session, hit.tail, None))
+        return found
+
+    async def _check(self, connection: Connection, tenant: str, asked: dict[int, _Question]) -> dict[int, Hit]:
+        """The answers for which it takes no more than to know that a session is as it is remembered."""
+        known: dict[int, Tail] = {}
+        for number, question in asked.items():
+            tail = self._tails.ending_with(tenant, question.chains[0])
+            if tail is not None:
+                known[number] = tail
+        if not known:
+            return {}
+        found: dict[int, Hit] = {}
+        checks = [(tenant, tail.chain, asked[number].client_id, number) for number, tail in known.items()]
+        for record in await connection.fetchmany(CHECK, checks):
+            number, tail = record["request"], known[record["request"]]
+            session = tail.session
+            is_same = (record["id"], record["version"], record["created_at"]) == (
+                session.id,
+                session.version,
+                session.created_at,
+            )
+            if is_same and record["hit_is_current"] and record["hit_seq"] >= session.cut:
+                found[number] = Hit(
+                    session=session,
+                    seq=record["hit_seq"],
+                    chain=asked[number].chains[0],
+                    is_current=True,
+                    tail=tail.rows,
+                )
+        return found
+
 
 def _fail(questions: list[_Question], error: StoreUnavailable) -> None:
     for question in questions:
         if not question.answer.done():
             question.answer.set_exception(error)
-
-
-async def _find(connection: Connection, tenant: str, questions: list[_Question]) -> dict[int, Hit]:
-    rows = [
-        (number, chain, rank, question.client_id)
-        for number, question in enumerate(questions)
-        for rank, chain in enumerate(question.chains)
-    ]
-    if not rows:
-        return {}
-    found = await connection.fetch(FIND, tenant, *map(list, zip(*rows, strict=True)))
-    return {record["request"]: _hit(record) for record in found}
 
 
 def _hit(record: Record) -> Hit:

@@ -30,6 +30,7 @@ from app.store.statements import (
     shape_of,
     write_at_once,
 )
+from app.store.tails import Tails, grown
 from app.store.writes import (
     NewSession,
     Outcome,
@@ -38,6 +39,8 @@ from app.store.writes import (
     State,
     Write,
     counters_of,
+    made,
+    moved,
     state_of,
 )
 
@@ -56,9 +59,12 @@ class _Job:
 class Writer:
     """Takes writes, commits them in groups. One transaction at a time per tenant, a few tenants at once."""
 
-    def __init__(self, database: Database, *, lanes: int = 4, linger: float = LINGER) -> None:
-        """``linger`` in seconds."""
+    def __init__(
+        self, database: Database, *, tails: Tails | None = None, lanes: int = 4, linger: float = LINGER
+    ) -> None:
+        """``linger`` in seconds. ``tails`` are told what has been written."""
         self._database = database
+        self.tails = tails if tails is not None else Tails()
         self._linger = linger
         self._queues: defaultdict[str, deque[_Job]] = defaultdict(deque)
         self._busy: set[str] = set()
@@ -115,7 +121,7 @@ class Writer:
 
     async def _commit(self, tenant: str, jobs: list[_Job]) -> None:
         try:
-            await write_all(self._database, tenant, [job.write for job in jobs])
+            await write_all(self._database, self.tails, tenant, [job.write for job in jobs])
         except StoreUnavailable as error:
             _fail(jobs, error)
         except (TerselyError, asyncpg.PostgresError, ValueError) as error:
@@ -224,7 +230,7 @@ WHERE tenant_id = $1 AND session_id = $2 AND role = 'assistant' AND status = 'li
 """
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Attempt:
     """One session's part of a batch, worked out on the state that its writes expect."""
 
@@ -253,16 +259,36 @@ class _Attempt:
                 found += flat(rows)
         return found
 
+    def tell(self, tails: Tails, tenant: str) -> None:
+        """Have what was written remembered, where what was there before is."""
+        before = tails.get(tenant, self.state.id) if self.create is None else None
+        if self.create is not None:
+            session = made(self.create, self.state)
+        elif before is not None and before.session.version == self.expected:
+            session = moved(before.session, self.state)
+        else:
+            return
+        replies = [reply for write in self.writes if isinstance(write, ReplyWrite) for reply in write.replies]
+        chain = replies[0].chain if replies else None
+        tails.put(tenant, grown(before.rows if before else (), session, self.rows.messages, chain))
 
-async def write_all(database: Database, tenant: str, writes: list[Write]) -> None:
+
+async def write_all(database: Database, tails: Tails, tenant: str, writes: list[Write]) -> None:
     """Write everything: at once where sessions are as the writes expect them.
 
     What finds its session changed is decided anew under the session's lock.
     """
     attempts, left = _work_out(writes)
     if attempts:
-        left = await _write_what_is_as_expected(database, tenant, attempts) + left
+        refused = await _write_what_is_as_expected(database, tenant, attempts)
+        for attempt in attempts:
+            if attempt in refused:
+                left += attempt.writes
+            else:
+                attempt.tell(tails, tenant)
     if left:
+        for write in left:
+            tails.forget(tenant, _session_id(write))
         async with database.transaction(tenant) as connection:
             await _write_locked(connection, tenant, left)
 
@@ -283,7 +309,7 @@ def _work_out(writes: list[Write]) -> tuple[list[_Attempt], list[Write]]:
     return [attempts[session_id] for session_id in sorted(attempts)], left
 
 
-async def _write_what_is_as_expected(database: Database, tenant: str, attempts: list[_Attempt]) -> list[Write]:
+async def _write_what_is_as_expected(database: Database, tenant: str, attempts: list[_Attempt]) -> list[_Attempt]:
     """Write what is as expected, all of it or nothing; return what is not."""
     shapes: defaultdict[tuple[bool, Shape], list[_Attempt]] = defaultdict(list)
     for attempt in attempts:
@@ -295,10 +321,10 @@ async def _write_what_is_as_expected(database: Database, tenant: str, attempts: 
             statement = write_at_once(shape, makes=makes)
             rows = await connection.fetchmany(statement, [attempt.arguments(tenant) for attempt in alike])
             held.update(row["id"] for row in rows)
-    refused: list[Write] = []
+    refused: list[_Attempt] = []
     for attempt in attempts:
         if attempt.state.id not in held:
-            refused += attempt.writes
+            refused.append(attempt)
             continue
         requests = [write for write in attempt.writes if isinstance(write, RequestWrite)]
         for write, outcome in zip(requests, attempt.outcomes, strict=True):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from app.domain.history import Epoch, TerseEntry
 from app.domain.lineage import Decision, Incoming
@@ -64,7 +64,7 @@ class State:
     calls: int = 0
     epoch: int = 0
     cut: int = 1
-    plan: bytes | None = None
+    plan: NewEpoch | None = None
     open_chain: bytes | None = None
     last_call_at: datetime | None = None
     touched: datetime | None = None
@@ -85,6 +85,53 @@ def state_of(session: Session) -> State:
         cut=session.cut,
         last_call_at=session.last_call_at,
     )
+
+
+def counters_of(state: State) -> tuple[object, ...]:
+    """In the order of `app.store.statements.COUNTERS`."""
+    return (
+        state.last_seq, state.turns, state.tokens, state.version, state.edits, state.edited, state.calls, state.epoch,
+        state.cut, None if state.plan is None else state.plan.plan, state.open_chain, state.last_call_at, state.touched,
+    )  # fmt: skip
+
+
+def made(new: NewSession, state: State) -> Session:
+    """The session that was made so."""
+    assert state.touched is not None
+    return Session(
+        id=state.id,
+        parent=new.parent,
+        client_id=new.client_id,
+        strategy=new.strategy,
+        epoch_policy=new.epoch_policy,
+        metadata=new.metadata,
+        created_at=state.touched,
+        updated_at=state.touched,
+        **_moving(state),
+        plan=None if state.plan is None else state.plan.epoch,
+    )
+
+
+def moved(session: Session, state: State) -> Session:
+    """The session as a write left it."""
+    assert state.touched is not None
+    plan = session.plan if state.plan is None else state.plan.epoch
+    return replace(session, **_moving(state), updated_at=state.touched, plan=plan)
+
+
+def _moving(state: State) -> dict[str, Any]:
+    return {
+        "last_seq": state.last_seq,
+        "turns": state.turns,
+        "tokens": state.tokens,
+        "version": state.version,
+        "edits": state.edits,
+        "edited": state.edited,
+        "calls": state.calls,
+        "epoch": state.epoch,
+        "cut": state.cut,
+        "last_call_at": state.last_call_at,
+    }
 
 
 @dataclass(slots=True, kw_only=True)

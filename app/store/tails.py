@@ -1,0 +1,120 @@
+"""What this process remembers of the sessions it has seen last: their counters, and the rows of their tails.
+
+It saves reading and decoding them again, nothing else: every use first asks the database whether the session is still
+at the version that is remembered (see `app.store.lookups`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from app.domain.history import Epoch
+from app.domain.lineage import Row
+from app.domain.sessions import Session
+from app.store.messages import TailRow
+from app.store.statements import Record
+
+# What a row and a session take beside their contents, in bytes; measured, rounded up.
+ROW_SIZE = 600
+SESSION_SIZE = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """A session as it was at one version, with its current rows from the cut on, in order. ``size`` in bytes.
+
+    ``chain`` is the identity of the whole history up to the newest reply that was relayed, where that is known.
+    """
+
+    session: Session
+    rows: list[TailRow]
+    chain: bytes | None
+    size: int
+
+
+def tail_of(session: Session, rows: Sequence[TailRow], chain: bytes | None) -> Tail:
+    """As it was read."""
+    kept = [row for row in rows if row.row.seq >= session.cut or row.row.turn == 0]
+    size = SESSION_SIZE + _size_of_plan(session.plan) + sum(map(_size_of, kept))
+    return Tail(session=session, rows=kept, chain=chain, size=size)
+
+
+def grown(before: Sequence[TailRow], session: Session, records: Iterable[Record], chain: bytes | None) -> Tail:
+    """``before`` and the messages that were written since (as `app.store.ledger` lists them)."""
+    rows = [*before, *(_row(record) for record in records if record[6] != "superseded")]
+    rows.sort(key=_place)
+    return tail_of(session, rows, chain)
+
+
+def _row(record: Record) -> TailRow:
+    (
+        _, seq, turn, tokens, place, role, status, _, _, _, pinned, _, call, digest, chain, created_at, _, model_raw,
+    ) = record  # fmt: skip
+    row = Row(
+        seq=seq, place=place, turn=turn, tokens=tokens, role=role, status=status, digest=digest,
+        relayed=chain is not None, call=call,
+    )  # fmt: skip
+    return TailRow(row=row, pinned=pinned, created_at=created_at, model_raw=model_raw)
+
+
+def _place(row: TailRow) -> tuple[float, int]:
+    return row.row.place, row.row.seq
+
+
+def _size_of(row: TailRow) -> int:
+    return ROW_SIZE + len(row.model_raw or b"")
+
+
+def _size_of_plan(plan: Epoch | None) -> int:
+    if plan is None:
+        return 0
+    return sum(4 * len(message.text) for message in plan.head) + 300 * len(plan.references) + 40 * len(plan.kept)
+
+
+class Tails:
+    """The tails that were used last, of at most ``budget`` bytes in all."""
+
+    def __init__(self, budget: int = 32 * 1024 * 1024) -> None:
+        self._budget = budget
+        self._size = 0
+        self._tails: OrderedDict[tuple[str, str], Tail] = OrderedDict()
+        self._by_chain: dict[tuple[str, bytes], str] = {}
+
+    def __len__(self) -> int:
+        return len(self._tails)
+
+    def get(self, tenant: str, session_id: str) -> Tail | None:
+        """What is remembered of a session, at whatever version."""
+        tail = self._tails.get((tenant, session_id))
+        if tail is not None:
+            self._tails.move_to_end((tenant, session_id))
+        return tail
+
+    def ending_with(self, tenant: str, chain: bytes) -> Tail | None:
+        """What is remembered of the session whose newest relayed reply has that chain."""
+        session_id = self._by_chain.get((tenant, chain))
+        return None if session_id is None else self.get(tenant, session_id)
+
+    def put(self, tenant: str, tail: Tail) -> None:
+        """Remember a session; what was remembered of it before is forgotten."""
+        key = (tenant, tail.session.id)
+        self.forget(*key)
+        if tail.size > self._budget:
+            return
+        self._tails[key] = tail
+        self._size += tail.size
+        if tail.chain is not None:
+            self._by_chain[tenant, tail.chain] = tail.session.id
+        while self._size > self._budget:
+            self.forget(*next(iter(self._tails)))
+
+    def forget(self, tenant: str, session_id: str) -> None:
+        """Remember nothing of a session."""
+        tail = self._tails.pop((tenant, session_id), None)
+        if tail is None:
+            return
+        self._size -= tail.size
+        if tail.chain is not None and self._by_chain.get((tenant, tail.chain)) == session_id:
+            del self._by_chain[tenant, tail.chain]
