@@ -201,7 +201,7 @@ def _take_out(read: Sequence[Message], dialect: Dialect, recipe: Recipe, now: da
                 if reply.client_message != message.raw:
                     shown[index] = dialect.read_message(reply.client_message)
                     terse = tuple((text, "model") for text in reply.terse)
-                    said[index] = Said(model_raw=message.raw, terse=terse)
+                    said[index] = Said(model_raw=message.raw, terse=terse, state=reply.state)
     if isinstance(recipe.strategy, Slim) and recipe.strategy.derive_terse:
         for index, text in _derived(read, said, now):
             said[index] = Said(model_raw=said[index].model_raw if index in said else None, terse=((text, "derived"),))

@@ -136,6 +136,8 @@ class Recorder:
                     tokens=tokens.count_message(model, prepared.request.model),
                     finish=finish,
                     terse=tuple(terse),
+                    # A block that broke off would take away what the one before it still says.
+                    state=choice.state if is_whole else None,
                     is_alternative=bool(found),
                 )
             )

@@ -23,6 +23,7 @@ class Rows:
 
     messages: list[Record] = field(default_factory=list)
     terse: list[Record] = field(default_factory=list)
+    states: list[Record] = field(default_factory=list)
     calls: list[Record] = field(default_factory=list)
     epochs: list[Record] = field(default_factory=list)
     attributes: list[Record] = field(default_factory=list)
@@ -32,6 +33,7 @@ class Rows:
         """Add another batch's rows."""
         self.messages += other.messages
         self.terse += other.terse
+        self.states += other.states
         self.calls += other.calls
         self.epochs += other.epochs
         self.attributes += other.attributes
@@ -68,6 +70,7 @@ def enter_request(write: RequestWrite, state: State, decision: Decision, rows: R
                 )
             )  # fmt: skip
             rows.terse += _terse(state.id, placed.turn, placed.seq, said.terse, write.now)
+            rows.states += _states(state.id, placed.seq, said.state, write.now)
     state.last_seq = decision.last_seq
     state.turns = decision.turns
     state.version += 1
@@ -102,7 +105,7 @@ def enter_reply(write: ReplyWrite, asked: Outcome, state: State, placement: Plac
     """Enter a reply and the report of its call; ``state`` moves on."""
     for reply in write.replies:
         if placement.status == "removed":
-            reply = replace(reply, raw=b"", model_raw=None, tokens=0, terse=())  # noqa: PLW2901
+            reply = replace(reply, raw=b"", model_raw=None, tokens=0, terse=(), state=None)  # noqa: PLW2901
         state.last_seq += 1
         place = float(state.last_seq)
         if placement.before is not None:
@@ -116,6 +119,7 @@ def enter_reply(write: ReplyWrite, asked: Outcome, state: State, placement: Plac
             )
         )  # fmt: skip
         rows.terse += _terse(state.id, asked.turn, state.last_seq, reply.terse, write.now)
+        rows.states += _states(state.id, state.last_seq, reply.state, write.now)
         state.tokens += reply.tokens
     # Of a call that failed, the request may be sent again; once there is a reply, its chain is what is looked for.
     is_unanswered = not write.replies and state.last_seq == asked.last_seq
@@ -157,6 +161,11 @@ def _terse(session_id: str, turn: int, seq: int, entries: Iterable[tuple[str, st
         (session_id, turn, seq, number, "assistant", source, now, _stored(text))
         for number, (text, source) in enumerate(entries)
     ]
+
+
+def _states(session_id: str, seq: int, text: str | None, now: datetime) -> list[Record]:
+    """Rows for a reply's state block."""
+    return [] if text is None else [(session_id, seq, 0, "model", now, _stored(text))]
 
 
 def _stored(text: str) -> bytes:

@@ -32,6 +32,7 @@ TABLES: dict[str, tuple[str, str]] = {
         "turn, seq, number, role, source, created_at, text",
         "integer, bigint, integer, text, text, timestamptz, bytea",
     ),
+    "states": ("seq, number, source, created_at, text", "bigint, integer, text, timestamptz, bytea"),
     "calls": (
         "number, turn, model, strategy, epoch, cut, last_seq, tools, tokens_before, tokens_after, "
         "input_tokens, cached_tokens, output_tokens, status, created_at, finished_at",
@@ -49,7 +50,7 @@ TABLES: dict[str, tuple[str, str]] = {
     ),
 }
 # What a retry writes again is the same.
-_SKIPPING = frozenset({"attributes", "terse", "calls"})
+_SKIPPING = frozenset({"attributes", "terse", "states", "calls"})
 
 Record = tuple[Any, ...]
 

@@ -157,6 +157,7 @@ class Said:
 
     model_raw: bytes | None = None
     terse: tuple[tuple[str, str], ...] = ()
+    state: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -200,7 +201,8 @@ class RequestWrite:
 class NewReply:
     """One reply. ``raw`` as the client saw it, ``model_raw`` as the model said it where that differs.
 
-    ``chain`` and ``digest`` identify the client's view. ``is_alternative``: a further choice, kept but not live.
+    ``chain`` and ``digest`` identify the client's view. ``terse`` are its log entries with their source, ``state`` is
+    its state block. ``is_alternative``: a further choice, kept but not live.
     """
 
     raw: bytes
@@ -210,6 +212,7 @@ class NewReply:
     tokens: int
     finish: str | None
     terse: tuple[tuple[str, str], ...] = ()
+    state: str | None = None
     is_alternative: bool = False
 
 
