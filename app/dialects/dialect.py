@@ -119,8 +119,13 @@ class RequestWriter(Protocol):
         messages: Sequence[bytes],
         instructions: str | None = None,
         include_usage: bool = False,
+        breakpoints: Sequence[int] = (),
     ) -> bytes:
-        """The body with other messages, everything else verbatim."""
+        """The body with other messages, everything else verbatim.
+
+        ``breakpoints`` are indices of ``messages`` behind which the prompt is worth caching (ends of head and tail),
+        for providers that want to be told.
+        """
 
 
 class StreamOpener(Protocol):
@@ -157,10 +162,12 @@ class Dialect:
     write_text: Callable[[Role, str], bytes]
     write_message: Callable[[Message], bytes]
     as_input: Callable[[bytes], bytes]
+    restore_reply: Callable[[bytes, bytes], bytes]
     with_text: Callable[[bytes, str | None], bytes]
     with_results: Callable[[bytes, Mapping[str, str]], bytes]
     with_prefix: Callable[[bytes, str], bytes]
     error_body: ErrorWriter
+    error_event: Callable[[bytes], bytes]
     open_stream: StreamOpener
     split_reply: Callable[[bytes, Extract], tuple[bytes, Reply]]
     classify_error: Callable[[int, bytes], Overflow | None]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from app.dialects.anthropic import read as anthropic_read
+from app.dialects.anthropic import stream as anthropic_stream
+from app.dialects.anthropic import write as anthropic_write
 from app.dialects.asking import Asking
 from app.dialects.dialect import Dialect
 from app.dialects.errors import classify_error
@@ -18,15 +21,38 @@ OPENAI_CHAT = Dialect(
     write_text=write.write_text,
     write_message=write.write_message,
     as_input=write.as_input,
+    restore_reply=write.restore_reply,
     with_text=write.with_text,
     with_results=write.with_results,
     with_prefix=write.with_prefix,
     error_body=write.error_body,
+    error_event=write.error_event,
     open_stream=stream.ReplyStream,
     split_reply=stream.split_reply,
     classify_error=classify_error,
 )
 
-DIALECTS: dict[DialectName, Dialect] = {OPENAI_CHAT.name: OPENAI_CHAT}
+ANTHROPIC = Dialect(
+    name="anthropic",
+    read_request=anthropic_read.read_request,
+    read_message=anthropic_read.read_message,
+    read_reply=anthropic_read.read_reply,
+    read_usage=anthropic_read.read_usage,
+    write_request=anthropic_write.write_request,
+    write_text=anthropic_write.write_text,
+    write_message=anthropic_write.write_message,
+    as_input=anthropic_write.as_input,
+    restore_reply=anthropic_write.restore_reply,
+    with_text=anthropic_write.with_text,
+    with_results=anthropic_write.with_results,
+    with_prefix=anthropic_write.with_prefix,
+    error_body=anthropic_write.error_body,
+    error_event=anthropic_write.error_event,
+    open_stream=anthropic_stream.ReplyStream,
+    split_reply=anthropic_stream.split_reply,
+    classify_error=classify_error,
+)
+
+DIALECTS: dict[DialectName, Dialect] = {each.name: each for each in (OPENAI_CHAT, ANTHROPIC)}
 
 ASKING: dict[DialectName, Asking] = {OPENAI_CHAT.name: asking.ASKING}

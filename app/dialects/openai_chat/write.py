@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
 from app.dialects import raw_json
-from app.dialects.openai_chat.read import LEGACY_CALL_PREFIX, TEXT_TYPES, read_message
+from app.dialects.openai_chat.read import LEGACY_CALL_PREFIX, TEXT_TYPES, read_message, read_reply
 from app.domain.errors import InvalidRequest
 from app.domain.messages import INSTRUCTION_ROLES, Media, Message, Reasoning, Role, Text, ToolCall, ToolResult
 
@@ -45,13 +45,16 @@ def write_request(
     messages: Sequence[bytes],
     instructions: str | None = None,
     include_usage: bool = False,
+    breakpoints: Sequence[int] = (),
 ) -> bytes:
     """The request ``body`` with other ``messages`` (wire form, instruction messages first).
 
     ``instructions`` is Tersely's own text for the model, see ``add_instructions``. ``include_usage`` asks
-    for the usage chunk of a stream. Every other member of the request keeps its bytes and its place. Raises
-    ``InvalidRequest`` for a body that ``read_request`` refuses.
+    for the usage chunk of a stream. ``breakpoints`` change nothing: these providers cache by themselves. Every
+    other member of the request keeps its bytes and its place. Raises ``InvalidRequest`` for a body that
+    ``read_request`` refuses.
     """
+    del breakpoints
     try:
         members = raw_json.split_object(body)
         if instructions:
@@ -129,6 +132,11 @@ def as_input(reply: bytes) -> bytes:
     return raw_json.join_object(kept)
 
 
+def restore_reply(echo: bytes, said: bytes) -> bytes:
+    """The client's ``echo`` of a reply with the model's own words, those of ``said``, put back."""
+    return with_text(echo, read_reply(said).text)
+
+
 def with_text(echo: bytes, text: str | None) -> bytes:
     """The client's ``echo`` of a reply with ``text`` (the model's own words) as its content, everything else verbatim.
 
@@ -200,6 +208,11 @@ def error_body(
 ) -> bytes:
     """An error in OpenAI's shape."""
     return raw_json.dump({"error": {"message": message, "type": type, "param": param, "code": code}})
+
+
+def error_event(body: bytes) -> bytes:
+    """An error in the middle of a stream."""
+    return b"data: " + body + b"\n\n"
 
 
 def _is_text(part: object) -> bool:

@@ -1,0 +1,150 @@
+"""Cache breakpoints: the client's own are respected, Tersely's fill the places that are left.
+
+The rules of the API: at most four in tools, system and messages together, of which the automatic one (``cache_control``
+as a member of the request) is one; a longer-lived one never stands behind a shorter-lived one; thinking and empty text
+cannot carry one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.dialects import raw_json
+from app.dialects.anthropic.content import block_type, is_blank, split_content
+
+MAX_BREAKPOINTS = 4
+
+SYSTEM = -1
+"""The place of the instructions; messages are at 0 and on."""
+
+_TOOLS = -2
+_MARK = b'"cache_control"'
+_CACHEABLE = frozenset({"text", "image", "document", "search_result", "tool_use", "tool_result"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Breakpoint:
+    place: int
+    ttl: str
+
+
+def limit_breakpoints(members: dict[str, bytes], messages: list[bytes]) -> list[bytes]:
+    """``messages`` with no more breakpoints than may be: the earliest go.
+
+    Messages that were stored at different times carry one each, although their client never sent them together.
+    """
+    fixed = len(_fixed_breakpoints(members)) + _is_set(members.get("cache_control"))
+    counts = [len(_lifetimes(raw)) for raw in messages]
+    excess = fixed + sum(counts) - MAX_BREAKPOINTS
+    kept = list(messages)
+    for place, count in enumerate(counts):
+        if excess <= 0:
+            break
+        if count:
+            kept[place] = _without_breakpoints(messages[place])
+            excess -= count
+    return kept
+
+
+def add_breakpoints(members: dict[str, bytes], messages: Sequence[bytes], places: Sequence[int]) -> list[bytes]:
+    """``messages`` with a breakpoint at the end of each of ``places`` (indices, or ``SYSTEM``) as far as there is room.
+
+    ``members`` are the request's others; ``system`` in it is patched. The later places come first, because what ends
+    there is longer. A place has one already where anything in that message carries one.
+    """
+    marked = list(messages)
+    taken = _fixed_breakpoints(members)
+    taken += [_Breakpoint(place=place, ttl=ttl) for place, raw in enumerate(messages) for ttl in _lifetimes(raw)]
+    if _is_set(members.get("cache_control")):
+        taken.append(_Breakpoint(place=len(messages) - 1, ttl=_lifetime(members["cache_control"])))
+    for place in sorted(set(places), reverse=True):
+        if len(taken) >= MAX_BREAKPOINTS:
+            break
+        if any(each.place == place for each in taken):
+            continue
+        following = min((each for each in taken if each.place >= place), key=lambda each: each.place, default=None)
+        ttl = following.ttl if following else ""
+        raw = members.get("system", b"null") if place == SYSTEM else raw_json.split_object(marked[place])["content"]
+        content = _with_breakpoint(raw, ttl)
+        if content is None:
+            continue
+        if place == SYSTEM:
+            members["system"] = content
+        else:
+            marked[place] = raw_json.join_object({**raw_json.split_object(marked[place]), "content": content})
+        taken.append(_Breakpoint(place=place, ttl=ttl))
+    return marked
+
+
+def _fixed_breakpoints(members: dict[str, bytes]) -> list[_Breakpoint]:
+    """Those of tools and instructions."""
+    found: list[_Breakpoint] = []
+    for name, place in (("tools", _TOOLS), ("system", SYSTEM)):
+        value = members.get(name, b"null")
+        if _MARK in value and value.startswith(b"["):
+            found += [_Breakpoint(place=place, ttl=ttl) for ttl in _block_lifetimes(value)]
+    return found
+
+
+def _lifetimes(raw: bytes) -> list[str]:
+    """How long the breakpoints of a message live, each; nothing: as long as the provider likes."""
+    if _MARK not in raw:
+        return []
+    content = raw_json.split_object(raw).get("content", b"null")
+    return _block_lifetimes(content) if content.startswith(b"[") else []
+
+
+def _block_lifetimes(blocks: bytes) -> list[str]:
+    found: list[str] = []
+    for block in raw_json.split_array(blocks):
+        if _MARK not in block:
+            continue
+        members = raw_json.split_object(block)
+        inner = members.get("content", b"")
+        if inner.startswith(b"["):
+            found += _block_lifetimes(inner)
+        if _is_set(members.get("cache_control")):
+            found.append(_lifetime(members["cache_control"]))
+    return found
+
+
+def _is_set(value: bytes | None) -> bool:
+    return value is not None and value != b"null"
+
+
+def _lifetime(control: bytes) -> str:
+    value = raw_json.load(control)
+    ttl = value.get("ttl") if isinstance(value, dict) else None
+    return ttl if isinstance(ttl, str) else ""
+
+
+def _without_breakpoints(raw: bytes) -> bytes:
+    members = raw_json.split_object(raw)
+    return raw_json.join_object({**members, "content": _without(members["content"])})
+
+
+def _without(blocks: bytes) -> bytes:
+    kept: list[bytes] = []
+    for block in raw_json.split_array(blocks):
+        if _MARK not in block:
+            kept.append(block)
+            continue
+        members = raw_json.split_object(block)
+        members.pop("cache_control", None)
+        if members.get("content", b"").startswith(b"["):
+            members["content"] = _without(members["content"])
+        kept.append(raw_json.join_object(members))
+    return raw_json.join_array(kept)
+
+
+def _with_breakpoint(content: bytes, ttl: str) -> bytes | None:
+    """``content`` with a breakpoint on the last block that can carry one; None where none can."""
+    blocks = split_content(content)
+    control = raw_json.dump({"type": "ephemeral", "ttl": ttl} if ttl else {"type": "ephemeral"})
+    for place in reversed(range(len(blocks))):
+        if block_type(blocks[place]) in _CACHEABLE and not is_blank(blocks[place]):
+            members = raw_json.split_object(blocks[place])
+            blocks[place] = raw_json.join_object({**members, "cache_control": control})
+            return raw_json.join_array(blocks)
+    return None

@@ -1,0 +1,305 @@
+"""Replies on their way to the client: what may go out now, and what was said in all. No I/O.
+
+Events go out in order, each as soon as it is certain what of its text is shown: as it came where that is all of it,
+with other text where that is a part, not at all where that is nothing. A block of text waits for its first word,
+because one that turns out to have none is left out, and the blocks behind it move up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from app.dialects import raw_json
+from app.dialects.anthropic.block import GrowingBlock
+from app.dialects.anthropic.content import string_member
+from app.dialects.dialect import Reply, ReplyChoice
+from app.dialects.sse import MAX_EVENT, EventTooLarge, SseDecoder, SseEvent, with_data
+from app.domain.extraction import Extract
+
+_ENDS = frozenset({"message_delta", "message_stop", "error"})
+"""Before these, everything that was held back goes out, also where a block was not ended."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Item:
+    """An event that may have to wait: ``waiting`` characters of its ``text`` may yet prove to be no text."""
+
+    event: SseEvent
+    kind: str
+    members: dict[str, bytes]
+    block: GrowingBlock | None = None
+    text: str = ""
+    shown: str = ""
+    waiting: int = 0
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.waiting and (self.block is None or self.block.is_visible)
+
+
+class ReplyStream:
+    """One streamed reply. With nothing to take out, ``feed`` returns what it is given.
+
+    ``strip_usage`` changes nothing: usage is always part of the stream.
+    """
+
+    def __init__(self, *, extract: Extract, strip_usage: bool = False, max_event: int = MAX_EVENT) -> None:
+        del strip_usage
+        self._extract = extract
+        self._decoder = SseDecoder(limit=max_event)
+        self._said = _Said(extract)
+        self._queue: deque[_Item] = deque()
+        self._dropped = 0
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What goes to the client now. An event over ``max_event`` bytes goes through unread."""
+        try:
+            events = self._decoder.feed(chunk)
+        except EventTooLarge:
+            out = self._release() + b"".join([event.raw for event in self._decoder.close()])
+        else:
+            out = b"".join([self._forward(event) for event in events])
+        return out if self._extract else chunk
+
+    def close(self) -> bytes:
+        """The stream is over: what was held back, and an unfinished last event."""
+        out = b"".join([self._forward(event) for event in self._decoder.close()]) + self._release()
+        return out if self._extract else b""
+
+    @property
+    def reply(self) -> Reply:
+        """What was said so far; whole after ``close``."""
+        return self._said.reply
+
+    def _forward(self, event: SseEvent) -> bytes:
+        members = _object(event.data)
+        kind = string_member(members, "type")
+        block, text = self._said.add(kind, members)
+        if not self._extract:
+            return b""
+        released = self._release() if kind in _ENDS or "error" in members or _is_broken(event, members) else b""
+        item = _Item(event=event, kind=kind, members=members, block=block, text=text)
+        self._queue.append(item)
+        if block is not None and text:
+            self._feed_text(block, item)
+        if block is not None and not block.is_open:
+            self._settle(block)
+        return released + self._drain()
+
+    def _feed_text(self, block: GrowingBlock, item: _Item) -> None:
+        if block.extraction is None:
+            item.shown = item.text
+            return
+        before = block.extraction.held
+        shown = block.extraction.feed(item.text)
+        block.show(shown)
+        if shown + block.extraction.held == before + item.text:
+            rest = self._show_waiting(block, shown)
+            item.shown, item.waiting = rest, len(item.text) - len(rest)
+        else:
+            self._hide_waiting(block)
+            item.shown, item.waiting = shown, len(block.extraction.held)
+
+    def _show_waiting(self, block: GrowingBlock, shown: str) -> str:
+        """Give ``shown`` to the events that wait for it, in order; what is left of it."""
+        for item in self._queue:
+            if item.block is block and item.waiting:
+                piece = shown[: item.waiting]
+                item.shown += piece
+                item.waiting -= len(piece)
+                shown = shown[len(piece) :]
+        return shown
+
+    def _hide_waiting(self, block: GrowingBlock) -> None:
+        for item in self._queue:
+            if item.block is block:
+                item.waiting = 0
+
+    def _settle(self, block: GrowingBlock) -> None:
+        """The block's text is over: nothing of it waits any more, and it is known whether it is shown at all."""
+        if block.extraction is None or block.is_settled:
+            return
+        held = block.extraction.held
+        shown = block.extraction.close()
+        block.show(shown)
+        if shown == held:
+            self._show_waiting(block, shown)
+        else:
+            last = next(item for item in reversed(self._queue) if item.block is block and item.waiting)
+            self._hide_waiting(block)
+            last.shown += shown
+        block.settle()
+
+    def _release(self) -> bytes:
+        for block in self._said.blocks.values():
+            self._settle(block)
+        return self._drain()
+
+    def _drain(self) -> bytes:
+        out: list[bytes] = []
+        while self._queue and self._queue[0].is_ready:
+            out.append(self._write(self._queue.popleft()))
+        return b"".join(out)
+
+    def _write(self, item: _Item) -> bytes:
+        """The event as the client gets it."""
+        if item.block is not None and item.block.is_left_out:
+            self._dropped += item.kind == "content_block_start"
+            return b""
+        if item.shown == item.text and not self._dropped:
+            return item.event.raw
+        members = dict(item.members)
+        if item.shown != item.text:
+            name = "content_block" if item.kind == "content_block_start" else "delta"
+            holder = raw_json.split_object(members[name])
+            if not item.shown and holder.keys() == {"type", "text"} and name == "delta":
+                return b""
+            members[name] = raw_json.join_object({**holder, "text": raw_json.dump(item.shown)})
+        if self._dropped and "index" in members:
+            members["index"] = raw_json.dump(raw_json.load(members["index"]) - self._dropped)
+        return item.event.raw if members == item.members else with_data(item.event, raw_json.join_object(members))
+
+
+class _Said:
+    """What a stream has said so far."""
+
+    def __init__(self, extract: Extract) -> None:
+        self._extract = extract
+        self.blocks: dict[int, GrowingBlock] = {}
+        self._message: dict[str, bytes] = {}
+        self._usage: dict[str, bytes] = {}
+        self._finish = ""
+        self._error = b""
+        self._is_done = False
+
+    def add(self, kind: str, members: dict[str, bytes]) -> tuple[GrowingBlock | None, str]:
+        """Add an event; the block that it belongs to, and the words that it adds to that."""
+        if members.get("error", b"null") != b"null":
+            self._error = members["error"]
+        match kind:
+            case "message_start":
+                self._message = _object(members.get("message"))
+                self._add_usage(self._message.get("usage"))
+            case "message_delta":
+                self._finish = string_member(_object(members.get("delta")), "stop_reason") or self._finish
+                self._add_usage(members.get("usage"))
+            case "message_stop":
+                self._is_done = True
+            case "content_block_start" | "content_block_delta" | "content_block_stop":
+                return self._add_to_block(kind, members)
+            case _:
+                pass
+        return None, ""
+
+    def _add_to_block(self, kind: str, members: dict[str, bytes]) -> tuple[GrowingBlock | None, str]:
+        index = raw_json.load(members.get("index", b"null"))
+        if not isinstance(index, int):
+            return None, ""
+        if kind == "content_block_start":
+            start = _object(members.get("content_block"))
+            block = self.blocks[index] = GrowingBlock(start, self._extract)
+            return block, string_member(start, "text")
+        found = self.blocks.get(index)
+        if found is None:
+            return None, ""
+        if kind == "content_block_stop":
+            found.is_open = False
+            return found, ""
+        delta = _object(members.get("delta"))
+        found.grow(delta)
+        return found, string_member(delta, "text")
+
+    def _add_usage(self, raw: bytes | None) -> None:
+        self._usage |= {key: value for key, value in _object(raw).items() if value != b"null"}
+
+    @property
+    def reply(self) -> Reply:
+        return Reply(
+            id=string_member(self._message, "id"),
+            model=string_member(self._message, "model"),
+            choices=(self._choice(),) if self._message or self.blocks else (),
+            usage=raw_json.join_object(self._usage) if self._usage else b"",
+            error=self._error,
+            is_done=self._is_done,
+        )
+
+    def _choice(self) -> ReplyChoice:
+        blocks = [self.blocks[index] for index in sorted(self.blocks)]
+        return _choice(self._message, blocks, [block.write() for block in blocks], self._finish)
+
+
+def split_reply(body: bytes, extract: Extract) -> tuple[bytes, Reply]:
+    """The body for the client of a reply that is not streamed, and the reply.
+
+    The very same bytes when nothing is taken out; else only the texts concerned are replaced. What is no message (an
+    error under status 200, no JSON at all) goes through, and its reply has no choices.
+    """
+    try:
+        members = raw_json.split_object(body)
+    except ValueError:
+        return body, Reply()
+    try:
+        raws = raw_json.split_array(members["content"])
+        blocks = [_whole_block(raw, extract) for raw in raws]
+    except (ValueError, KeyError):
+        error = members.get("error", b"null")
+        return body, Reply(error=b"" if error == b"null" else error)
+    choice = _choice(members, blocks, raws, string_member(members, "stop_reason"))
+    usage = members.get("usage", b"null")
+    reply = Reply(
+        id=string_member(members, "id"),
+        model=string_member(members, "model"),
+        choices=(choice,),
+        usage=b"" if usage == b"null" else usage,
+        is_done=True,
+    )
+    if choice.client_message is choice.model_message:
+        return body, reply
+    shown = raw_json.split_object(choice.client_message)["content"]
+    return raw_json.join_object({**members, "content": shown}), reply
+
+
+def _choice(message: dict[str, bytes], blocks: list[GrowingBlock], raws: list[bytes], finish: str) -> ReplyChoice:
+    """The reply of ``blocks``, which the model said as ``raws``."""
+    role = message.get("role", b'"assistant"')
+    said = raw_json.join_object({"role": role, "content": raw_json.join_array(raws)})
+    shown = said
+    if any(block.is_cut for block in blocks):
+        left = [
+            block.write(block.shown) if block.is_cut else raw
+            for block, raw in zip(blocks, raws, strict=True)
+            if not block.is_gone
+        ]
+        shown = raw_json.join_object({"role": role, "content": raw_json.join_array(left)})
+    extractions = [block.extraction for block in blocks if block.extraction is not None]
+    states = [extraction.state for extraction in extractions if extraction.state is not None]
+    return ReplyChoice(
+        index=0,
+        model_message=said,
+        client_message=shown,
+        terse=tuple(entry for extraction in extractions for entry in extraction.terse),
+        state=states[-1] if states else None,
+        finish_reason=finish,
+    )
+
+
+def _whole_block(raw: bytes, extract: Extract) -> GrowingBlock:
+    block = GrowingBlock(raw_json.split_object(raw), extract)
+    block.is_open = False
+    if block.extraction is not None:
+        block.show(block.extraction.feed(block.said) + block.extraction.close())
+    return block
+
+
+def _object(raw: bytes | None) -> dict[str, bytes]:
+    """The members of a JSON object; nothing where it is none."""
+    try:
+        return raw_json.split_object(raw or b"{}")
+    except ValueError:
+        return {}
+
+
+def _is_broken(event: SseEvent, members: dict[str, bytes]) -> bool:
+    """Whether it is the first part of an event that never ended."""
+    return not members and bool(event.data) and not event.raw.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))

@@ -1,0 +1,75 @@
+"""A request's body read into a struct, or refused in words that a caller understands."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from app.dialects import raw_json
+from app.dialects.members import check_utf8, split_body
+from app.domain.errors import InvalidRequest
+
+_Body = TypeVar("_Body", bound=msgspec.Struct)
+
+_MISSING = re.compile(r"missing required field `(\w+)`")
+
+
+class BodyDecoder(Generic[_Body]):
+    """Reads bodies into ``kind``, a struct that keeps as ``Raw`` what must stay verbatim."""
+
+    def __init__(self, kind: type[_Body]) -> None:
+        self._kind = kind
+        self._decoder = msgspec.json.Decoder(kind)
+
+    def decode(self, body: bytes) -> _Body:
+        """Raises ``InvalidRequest`` as ``split_body`` does, and for members that are missing or of a wrong type.
+
+        Its ``field`` is the member to blame, where there is one.
+        """
+        check_utf8(body)
+        try:
+            return self._decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise _explain(error) from error
+        except (msgspec.DecodeError, RecursionError):
+            return self._decode_slowly(body)
+
+    def _decode_slowly(self, body: bytes) -> _Body:
+        """The same for what msgspec refuses and the standard library reads: lone surrogates above all."""
+        members = split_body(body)
+        fields = {field.encode_name: field.type for field in msgspec.structs.fields(self._kind)}
+        values = {name: _value(name, members[name], kind) for name, kind in fields.items() if name in members}
+        try:
+            return msgspec.convert(values, self._kind)
+        except msgspec.ValidationError as error:
+            raise _explain(error) from error
+
+
+def verbatim(raw: msgspec.Raw) -> bytes:
+    """A member as it came; nothing where it is absent or null."""
+    value = bytes(raw)
+    return b"" if value == b"null" else value
+
+
+def _value(name: str, raw: bytes, kind: Any) -> Any:
+    if kind is msgspec.Raw:
+        return msgspec.Raw(raw)
+    if kind != list[msgspec.Raw]:
+        return raw_json.load(raw)
+    try:
+        return [msgspec.Raw(item) for item in raw_json.split_array(raw)]
+    except ValueError as error:
+        raise InvalidRequest(f"Invalid '{name}': expected `array`.", field=name) from error
+
+
+def _explain(error: msgspec.ValidationError) -> InvalidRequest:
+    """The library says ``Expected `array`, got `str` - at `$.messages` ``: the field is what follows the
+    ``$.``.
+    """
+    detail, _, path = str(error).partition(" - at `$")
+    missing = _MISSING.search(detail)
+    field = missing[1] if missing else path.rstrip("`").lstrip(".") or None
+    where = f"Invalid '{field}'" if field else "Invalid request body"
+    return InvalidRequest(f"{where}: {detail[:1].lower() + detail[1:]}.", field=field)

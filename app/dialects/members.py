@@ -1,0 +1,27 @@
+"""A request body taken apart into its members, or refused in words that a caller understands."""
+
+from __future__ import annotations
+
+from app.dialects import raw_json
+from app.domain.errors import InvalidRequest
+
+
+def split_body(body: bytes) -> dict[str, bytes]:
+    """The members of a body, values verbatim. Raises ``InvalidRequest`` for what is no object in UTF-8 JSON."""
+    check_utf8(body)
+    try:
+        return raw_json.split_object(body)
+    except raw_json.TooDeep as error:
+        raise InvalidRequest("The JSON of the request body is nested too deep.") from error
+    except ValueError as error:
+        raise InvalidRequest(f"The request body is not valid JSON: {error}.") from error
+
+
+def check_utf8(body: bytes) -> None:
+    """Raises ``InvalidRequest`` naming the first bad byte."""
+    if body.isascii():
+        return
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"The request body is not valid UTF-8 (byte {error.start}).") from error
