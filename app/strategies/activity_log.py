@@ -9,9 +9,10 @@ range of turns, oldest first, and never silently dropped.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from app.domain.history import Entry, Material, TerseEntry
 from app.domain.tokens import Encode
@@ -28,7 +29,7 @@ EARLIER_STEPS = "earlier steps"
 _LOG_LINE = re.compile(r"\[t(\d+) (\d{4}-\d\d-\d\dT\d\d:\d\d)\] (\w+): (.*)")
 # A first sentence is looked for in so many characters: a line of the log is far shorter.
 _LOOK_AT = 2_000
-_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+_BREAK = re.compile(r"[.!?\n]")
 _TERSE_TAG = re.compile(r"<terse>.*?</terse>", re.DOTALL)
 _MARKUP = re.compile(r"^[#>*\-\s`]+")
 
@@ -43,9 +44,10 @@ def render_activity_log(material: Material, *, limit: int, encode: Encode) -> st
     if not lines and not material.older_turns:
         return ""
     older = _Older(turns=material.older_turns, at=material.oldest_at)
-    text = _write(lines, 0, older, roll_chars=0)
-    if not older.turns and encode(text) <= limit:
-        return text
+    if not older.turns and _may_fit(lines, limit=limit, encode=encode):
+        text = _write(lines, 0, older, roll_chars=0)
+        if encode(text) <= limit:
+            return text
     full = _fitting(lines, budget=int(limit * (1 - ROLLED_SHARE)), encode=encode)
     roll_chars = int(limit * ROLLED_SHARE) * 4 // ROLLED_LINES
     # Texts in scripts that take more tokens than a quarter per character need further shrinking.
@@ -127,11 +129,28 @@ def derive_steps(entries: Iterable[Entry]) -> tuple[TerseEntry, ...]:
 
 
 def _first_sentence(text: str) -> str:
-    for piece in _SENTENCE.split(_TERSE_TAG.sub("", text[:_LOOK_AT])):
+    return _sentence_in(text[:_LOOK_AT])
+
+
+# The rounds of a plan ask for the same turns.
+@lru_cache(maxsize=1024)
+def _sentence_in(text: str) -> str:
+    for piece in _sentences(_TERSE_TAG.sub("", text)):
         sentence = _MARKUP.sub("", piece).strip()
-        if any(char.isalnum() for char in sentence):
+        if any(map(str.isalnum, sentence)):
             return clip_line(sentence)
     return ""
+
+
+def _sentences(text: str) -> Iterator[str]:
+    """One after the other: it is nearly always the first that is wanted."""
+    start = 0
+    for found in _BREAK.finditer(text):
+        end = found.end()
+        if found[0] == "\n" or text[end : end + 1].isspace():
+            yield text[start:end]
+            start = end
+    yield text[start:]
 
 
 def _asked_and_used(entries: Sequence[Entry]) -> str:
@@ -173,6 +192,16 @@ class _Older:
 
 def _minute(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M")
+
+
+def _may_fit(lines: Sequence[_Line], *, limit: int, encode: Encode) -> bool:
+    """Whether it is worth the while to count all lines together: they may come to a token less a line than apart."""
+    spent = 0
+    for line in reversed(lines):
+        spent += encode(line.write()) - 1
+        if spent > limit:
+            return False
+    return True
 
 
 def _fitting(lines: Sequence[_Line], *, budget: int, encode: Encode) -> int:

@@ -13,7 +13,7 @@ from app.strategies import prompts
 from app.strategies.activity_log import clip_line, derive_missing
 from app.strategies.extractive import summarize
 from app.strategies.pipeline import Draft, Stage
-from app.strategies.references import gather, render_references, visible_names
+from app.strategies.references import Names, gather, render_references, visible_names
 
 # Characters of a session memory entry: of a turn that has just left working memory, and of an old one.
 FRESH_ENTRY, OLD_ENTRY = 480, 160
@@ -50,18 +50,19 @@ def insert_references(*, limit: int, encode: Encode, originals: Mapping[int, Ent
     ``originals``: entries as they were before anything shortened them, by sequence number.
     """
     whole = originals or {}
+    names = Names()
 
     def stage(draft: Draft) -> Draft:
         shortened = [whole[e.seq] for e in draft.entries if e.is_shortened and e.seq in whole]
         if limit <= 0 or (draft.cut == 1 and not shortened):
             return draft
-        references = gather(draft.references, (whole.get(entry.seq, entry) for entry in draft.gone))
+        references = gather(draft.references, (whole.get(entry.seq, entry) for entry in draft.gone), names)
         text = render_references(
-            gather(references, shortened) if shortened else references,
+            gather(references, shortened, names) if shortened else references,
             title=prompts.REFERENCES_TITLE,
             limit=limit,
             encode=encode,
-            shown=visible_names(draft.entries),
+            shown=visible_names(draft.entries, names),
         )
         found = replace(draft, references=references)
         return found.with_head(*exchange("references", text, prompts.REFERENCES_ACK, encode))

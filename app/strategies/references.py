@@ -29,9 +29,10 @@ PLACE_WEIGHT = 1.5
 MENTION_WEIGHT, MENTION_CAP = 0.5, 6
 RECENCY_WEIGHT = 2.0
 
-# One run of characters that identifiers are made of; what it is, is decided once per distinct run.
-# No repetition follows another here: a megabyte of dashes is read once.
-_RUN = re.compile(r"[A-Za-z0-9_~@./:#$%+=&?\-]{3,}")
+# One run of characters that identifiers are made of; what it is, is decided once per distinct run. Plain words, which
+# are most of any text, are passed over without a look: they match outside the group.
+# Nothing here is tried twice: a megabyte of dashes is read once.
+_RUN = re.compile(r"[A-Z]?[a-z]++[.:?]*+(?![A-Za-z0-9_~@./:#$%+=&?\-])|([A-Za-z0-9_~@./:#$%+=&?\-]{3,})")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 _PATH = re.compile(r"(?:~|\.{1,2})?/?[\w.@+~-]+(?:/[\w.@+~-]+)+(?::\d+)*|/[\w.@+~-]{2,}|~/[\w./-]+")
 _NAME = re.compile(r"#?\$?\w+(?:[.:@-]\w+)*")
@@ -42,8 +43,8 @@ _TRAILING = "~@./:#$%+=&?-"
 
 def extract_identifiers(text: str) -> list[str]:
     """Paths, URLs, ids, dotted and underscored names, codes and long numbers, in order, repeated as mentioned."""
-    runs = (run for run in _RUN.findall(text) if len(run) <= MAX_RUN)
-    return [name for run in runs if (name := _as_identifier(run))]
+    runs = filter(None, _RUN.findall(text))
+    return [name for run in runs if len(run) <= MAX_RUN and (name := _as_identifier(run))]
 
 
 @lru_cache(maxsize=1 << 14)
@@ -110,17 +111,40 @@ def _argument_values(arguments: str) -> list[str]:
     return leaves
 
 
-def gather(known: Iterable[Reference], entries: Iterable[Entry]) -> tuple[Reference, ...]:
+Named = tuple[list[str], list[str]]
+
+
+class Names:
+    """The identifiers of messages: those that the model itself put into calls, and all others. Each message is read
+    once, however often the rounds of a plan ask for it.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Message, Named]] = {}
+
+    def of(self, message: Message) -> Named:
+        """Identifiers in order, repeated as mentioned."""
+        # The message is kept with its names, so that its identity is not given to another one meanwhile.
+        known = self._known.get(id(message))
+        if known is None:
+            used, said = message_text(message)
+            known = (message, (extract_identifiers(used), extract_identifiers(said)))
+            self._known[id(message)] = known
+        return known[1]
+
+
+def gather(known: Iterable[Reference], entries: Iterable[Entry], names: Names | None = None) -> tuple[Reference, ...]:
     """The candidates after ``entries`` were cut as well: merged, ranked best first, bounded.
 
     ``known`` are the candidates of the epoch before. The cost depends on ``entries`` and on the bound only.
     """
+    names = names or Names()
     found = {reference.text: reference for reference in known}
     last = max((reference.position for reference in found.values()), default=1)
     for entry in entries:
-        used, said = message_text(entry.message)
-        _mention(found, extract_identifiers(used), entry, used=True)
-        _mention(found, extract_identifiers(said), entry, used=False)
+        used, said = names.of(entry.message)
+        _mention(found, used, entry, used=True)
+        _mention(found, said, entry, used=False)
         last = max(last, entry.seq)
     return tuple(sorted(found.values(), key=ranking(last))[:MAX_CANDIDATES])
 
@@ -156,11 +180,10 @@ def ranking(last: int) -> Callable[[Reference], tuple[float, int, str]]:
     return key
 
 
-def visible_names(entries: Iterable[Entry]) -> frozenset[str]:
+def visible_names(entries: Iterable[Entry], names: Names | None = None) -> frozenset[str]:
     """The identifiers that ``entries`` show anyway, and which an index need not repeat."""
-    return frozenset(
-        name for entry in entries for text in message_text(entry.message) for name in extract_identifiers(text)
-    )
+    names = names or Names()
+    return frozenset(name for entry in entries for found in names.of(entry.message) for name in found)
 
 
 def render_references(
