@@ -215,10 +215,7 @@ class Summarizer:
     async def _read(self, job: Job) -> Source | Compaction:
         """What the summary is made of, or why there will be none."""
         async with self._database.transaction(job.tenant, limit=READ_LIMIT) as connection:
-            session = await sessions.get(connection, *job.place)
-            if session is None:
-                raise NotFound("there is no such session")
-            source = await load(connection, job, session.edits)
+            source = await load(connection, job)
             if source is None:
                 found = await summaries.newest(connection, *job.place, [job.purpose], up_to=job.last_seq)
                 same = [each for each in found if (each.first_seq, each.last_seq) == (job.first_seq, job.last_seq)]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from app.dialects.registry import DIALECTS
+from app.domain.errors import NotFound
 from app.domain.history import Entry, Summary
 from app.domain.messages import Dialect as DialectName
-from app.store import summaries
+from app.store import sessions, summaries
 from app.store.connection import Connection
 from app.store.messages import StoredMessage
 from app.strategies.summary_prompts import Purpose
@@ -88,16 +89,20 @@ def credentials_of(
     return tuple((name, value) for name, value in headers if name in CREDENTIALS and name not in drop)
 
 
-async def load(connection: Connection, job: Job, edits: int) -> Source | None:
-    """What ``job`` is made of, in a session that counts ``edits`` edits; None where it was done or tried before."""
+async def load(connection: Connection, job: Job) -> Source | None:
+    """What ``job`` is made of; None where it was done or tried before. Raises `NotFound` without a session."""
     first, last = job.first_seq, job.last_seq
+    # The basis first: whatever changes after it makes the summary stale when it is stored.
     basis = await summaries.basis(connection, *job.place, first, last)
+    session = await sessions.get(connection, *job.place)
+    if session is None:
+        raise NotFound("there is no such session")
     if not job.again and await summaries.is_done(connection, *job.place, job.purpose, first, last, basis):
         return None
     earlier = await _earlier(connection, job)
     if earlier is not None:
         first = earlier.last_seq + 1
-    if job.entries and job.edits in (None, edits):
+    if job.entries and job.edits in (None, session.edits):
         entries = tuple(entry for entry in job.entries if first <= entry.seq <= last)
         return Source(basis=basis, earlier=earlier, entries=entries)
     stored = await summaries.covered(connection, *job.place, first, last)

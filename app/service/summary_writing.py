@@ -23,12 +23,15 @@ _log = logging.getLogger(__name__)
 
 # Tokens of a summary without a model, at most; it never takes more than half of what it stands for.
 EXTRACT = 1_500
+# What says less than this says nothing, so what is not twice as long is left as it is.
+LEAST = 24
 # Of a longer history than this many calls take, the oldest part is condensed without a model.
 MAX_RECORDS = 16
 MIN_RECORD = 500
 # Marks, framing, and what an estimate may be off by.
 SPARE = 300
 MAX_GIVEN = 4_000
+NOTHING_SHORTER = "nothing shorter was found"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +59,7 @@ class Scribe:
         encode = _encoder(job.model)
         error = ""
         chosen = self._models.choose(job)
-        if chosen is not None:
+        if chosen is not None and source.tokens >= 2 * LEAST:
             try:
                 return await self._by_model(job, source, entries, chosen, encode, prolong)
             except (ModelFailed, UnusableSummary) as failure:
@@ -152,8 +155,10 @@ def _split(entries: Sequence[Entry], room: int) -> tuple[Sequence[Entry], Sequen
 def _without_model(job: Job, source: Source, entries: Sequence[Entry], encode: Encode, error: str) -> Written:
     limit = min(EXTRACT, source.tokens // 2)
     earlier = source.earlier.text if source.earlier else ""
+    if limit < LEAST:
+        return Written(text=None, tokens=0, source="extractive", error=error or NOTHING_SHORTER)
     text = without_model(job.purpose, entries, limit=limit, encode=encode, earlier=earlier, given=job.given)
     length = encode(text)
     if not text or length >= source.tokens or length > limit:
-        return Written(text=None, tokens=0, source="extractive", error=error or "nothing shorter was found")
+        return Written(text=None, tokens=0, source="extractive", error=error or NOTHING_SHORTER)
     return Written(text=text, tokens=length, source="extractive", error=error)

@@ -29,6 +29,17 @@ MAX_LINES = 400
 HEADING = "### STATE"
 # Lines that a section may have at all; what was carried over from an earlier summary counts.
 MOST = {"Goals": 12, "Decisions": 24, "Done": 40, "Files and names": 60, "Errors": 16, "Open": 12}
+# What other checkpoints call them.
+ALIASES = {
+    "constraints": "Goals",
+    "task": "Goals",
+    "key decisions": "Decisions",
+    "critical": "Files and names",
+    "next": "Open",
+    "in progress": "Open",
+    "blocked": "Open",
+    "to do": "Open",
+}
 # A round gives each section one line; names are short and many.
 PER_ROUND = {"Files and names": 3}
 
@@ -103,7 +114,8 @@ def read_sections(text: str) -> dict[str, list[str]]:
 
 def _known(heading: str) -> str:
     word = heading.strip(" :").lower()
-    return next((name for name in SECTIONS if word.startswith(name.split()[0].lower().rstrip("s"))), "Done")
+    known = {**{name.split()[0].lower().rstrip("s"): name for name in SECTIONS}, **ALIASES}
+    return next((section for start, section in known.items() if word.startswith(start)), "Done")
 
 
 def _sections(entries: Sequence[Entry]) -> dict[str, list[str]]:

@@ -1,0 +1,120 @@
+"""Summaries without a model: bounded, deterministic, never empty, and they say what matters."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.domain.tokens import estimate_text
+from app.strategies.extractive import SECTIONS, derive_state, digest_result, read_sections, summarize
+from tests.builders import assistant, call, result, user
+from tests.strategies.histories import conversations, place
+
+SESSION = place(
+    user("Fix the login bug in src/auth.py. Do not touch the schema."),
+    assistant("Reading.", call("c1", "read", {"path": "src/auth.py"})),
+    result("c1", "collected 3 items\nTypeError: 'NoneType' object is not subscriptable\n  at src/auth.py:45"),
+    assistant("I decided to use a guard instead of a try block. TODO: a test for expired tokens."),
+    user("Good, port 8484 please"),
+    assistant("Running.", call("c2", "bash", {"cmd": "pytest tests/test_auth.py"})),
+)
+
+
+def lines(text: str) -> dict[str, str]:
+    return {name: "\n".join(found) for name, found in read_sections(text).items()}
+
+
+def test_it_says_what_was_asked_decided_touched_and_what_failed_and_is_open():
+    said = lines(summarize(SESSION, limit=500, encode=estimate_text))
+    assert list(said) == list(SECTIONS)
+    assert said["Goals"].startswith("t1: Fix the login bug in src/auth.py. Do not touch the schema.")
+    assert "guard instead of a try block" in said["Decisions"]
+    assert "t1: I decided to use a guard" in said["Done"]
+    assert "src/auth.py t1" in said["Files and names"]
+    assert "8484 t2" in said["Files and names"]
+    assert "t1: TypeError: 'NoneType' object is not subscriptable" in said["Errors"]
+    assert "TODO: a test for expired tokens" in said["Open"]
+    assert "no result yet of bash" in said["Open"]
+
+
+def test_an_earlier_summary_is_taken_up():
+    earlier = summarize(SESSION[:4], limit=500, encode=estimate_text)
+    said = lines(summarize(SESSION[4:], limit=500, encode=estimate_text, earlier=earlier))
+    assert "Fix the login bug" in said["Goals"]
+    assert "port 8484" in said["Goals"]
+    assert "guard instead" in said["Decisions"]
+    assert "src/auth.py t1" in said["Files and names"]
+
+
+def test_a_models_checkpoint_is_taken_up_under_its_headings():
+    checkpoint = "## Goal\nShip it\n\n## Decisions\n- JWT, because stateless\n## Next steps\n- write docs\nfree text"
+    said = lines(summarize(SESSION[4:], limit=500, encode=estimate_text, earlier=checkpoint))
+    assert "Ship it" in said["Goals"]
+    assert "JWT, because stateless" in said["Decisions"]
+    assert "write docs" in said["Open"]
+
+
+def test_summaries_of_summaries_do_not_grow():
+    text = ""
+    for _ in range(30):
+        text = summarize(SESSION, limit=200, encode=estimate_text, earlier=text)
+        assert estimate_text(text) <= 200
+    assert "Fix the login bug" in text
+
+
+def test_question_and_unanswered_message_are_open_ends():
+    asked = place(user("go"), assistant("Done. Shall I push?"))
+    assert "the assistant asked: Shall I push?" in summarize(asked, limit=200, encode=estimate_text)
+    assert "not answered yet" in summarize(asked[:1], limit=200, encode=estimate_text)
+
+
+def test_messages_without_words_are_counted():
+    silent = place(user(""), assistant(""))
+    assert summarize(silent, limit=100, encode=estimate_text)
+
+
+def test_nothing_gives_nothing():
+    assert summarize((), limit=100, encode=estimate_text) == ""
+
+
+def test_a_tool_result_keeps_its_call_and_both_ends():
+    text = digest_result("read src/auth.py", "first\n" + "x" * 5_000 + "\nlast", runes=800)
+    assert len(text) <= 800
+    assert text.startswith("read src/auth.py\nfirst")
+    assert text.endswith("last")
+    assert digest_result("", "", runes=800) == "(no output)"
+
+
+def test_a_state_has_the_documents_lines():
+    text = derive_state(SESSION, limit=300, encode=estimate_text)
+    heads = [line.partition(":")[0] for line in text.splitlines()]
+    assert heads == ["### STATE", "Goal", "Context", "Resolved", "Technical Anchors"]
+    assert "Goal: Good, port 8484 please" in text
+    assert "8484" in text.splitlines()[-1]
+    assert "src/auth.py" in text.splitlines()[2]
+
+
+@given(conversations, st.integers(1, 600), st.text(max_size=400))
+def test_any_history_gives_a_bounded_text(said, limit, earlier):
+    entries = place(*chain.from_iterable(said))
+    for cut in (0, len(entries) // 2):
+        text = summarize(entries[cut:], limit=limit, encode=estimate_text, earlier=earlier)
+        assert text
+        assert estimate_text(text) <= limit
+        assert text == summarize(entries[cut:], limit=limit, encode=estimate_text, earlier=earlier)
+
+
+@given(conversations, st.integers(10, 600))
+def test_any_history_gives_a_bounded_state(said, limit):
+    text = derive_state(place(*chain.from_iterable(said)), limit=limit, encode=estimate_text)
+    assert text.startswith("### STATE")
+    assert estimate_text(text) <= limit
+
+
+@given(st.text(max_size=3_000), st.text(max_size=300), st.integers(40, 1_000))
+def test_any_result_gives_a_bounded_digest(text, said, runes):
+    digest = digest_result(said, text, runes=runes)
+    assert digest
+    assert len(digest) <= runes
