@@ -10,15 +10,74 @@ Which results are archived is a `Tier`, chosen when an epoch starts: an archived
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 
 from app.domain.history import Entry, HeadMessage, Summary
 from app.domain.tiers import Tier, Way
 from app.domain.tokens import Encode, count_text_message
+from app.strategies.extractive import digest_result
+from app.strategies.pipeline import Draft, Stage
+from app.strategies.shortening import shorten_results
 
 TOOL_CALL_CUTOFF = 10
 DIGEST_TITLE = "[Compaction tool digest]"
 LAYER = "tool_summary"
+TOOL_RESULT = "tool_result"
+HEURISTIC_RUNES = 800
+
+
+def archive_results(
+    summaries: Sequence[Summary],
+    *,
+    cutoff: int,
+    heuristic: bool,
+    limit: int,
+    way: Way,
+    encode: Encode,
+    originals: Mapping[int, Entry],
+    now: datetime,
+) -> Stage:
+    """Results beyond ``cutoff`` archived, and the digest of their summaries, at most ``limit`` tokens, in the head.
+
+    The document appends its digest to the recent messages. There it would stand behind the question that is to be
+    answered next, and move with each compaction; in the head it is as visible, and stays. ``heuristic``: summaries are
+    made here, of the ``originals``, instead of by a model beforehand.
+    """
+
+    def stage(draft: Draft) -> Draft:
+        known = list(summaries)
+        if heuristic:
+            known = [
+                _summarize(originals.get(entry.seq, entry), draft.entries, encode, now)
+                for entry in results_to_archive(draft.entries, cutoff=cutoff)
+            ]
+        tiers = archive_tiers(draft.entries, known, cutoff=cutoff, way=way)
+        if not tiers:
+            return draft
+        archived = replace(shorten_results(tiers, encode=encode)(draft), tiers=(*draft.tiers, *tiers))
+        digest = tool_digest_message(archived_summaries(known, tiers), limit=limit, encode=encode)
+        return archived.with_head(digest) if digest else archived
+
+    return stage
+
+
+def _summarize(entry: Entry, entries: Sequence[Entry], encode: Encode, now: datetime) -> Summary:
+    calls = {call.id: f"{call.name} {call.arguments}" for each in entries for call in each.message.calls}
+    results = entry.message.results
+    runes = HEURISTIC_RUNES // max(1, len(results))
+    texts = [digest_result(calls.get(result.call_id, ""), result.text, runes=runes) for result in results]
+    text = "\n".join(texts)
+    return Summary(
+        first_seq=entry.seq,
+        last_seq=entry.seq,
+        purpose=TOOL_RESULT,
+        text=text,
+        tokens=encode(text),
+        source="extractive",
+        created_at=now,
+    )
 
 
 def results_to_archive(entries: Sequence[Entry], *, cutoff: int = TOOL_CALL_CUTOFF) -> tuple[Entry, ...]:

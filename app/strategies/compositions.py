@@ -12,6 +12,7 @@ from app.domain.tiers import Tier
 from app.domain.tokens import Encode
 from app.domain.tool_output import ToolOutputLimits
 from app.strategies import prompts
+from app.strategies.archiving import TOOL_RESULT, archive_results
 from app.strategies.compacting import effective_limit, split_by_count, split_by_tokens, tokens_to_keep
 from app.strategies.epochs import Advance, Auto, EveryRequest, Marks, Needs, Policy
 from app.strategies.layers import (
@@ -260,8 +261,24 @@ def _compact(strategy: Compact, start: Start) -> Composition:
         encode=start.encode,
     )
     split = (_split(strategy, start),) if _is_due(strategy, start) else ()
+    archive = () if strategy.tool_summary_strategy == "off" else (_archive(strategy, start),)
     return Composition(
-        shape=(output, *split), head=(checkpoint, start.references(strategy.references)), cuts_itself=True
+        shape=(output, *split),
+        head=(checkpoint, *archive, start.references(strategy.references)),
+        cuts_itself=True,
+    )
+
+
+def _archive(strategy: Compact, start: Start) -> Stage:
+    return archive_results(
+        [summary for summary in start.material.summaries if summary.purpose == TOOL_RESULT],
+        cutoff=strategy.tool_call_cutoff,
+        heuristic=strategy.tool_summary_strategy == "heuristic",
+        limit=start.share(SUMMARY_LIMIT),
+        way=start.snapshot.way,
+        encode=start.encode,
+        originals=start.originals,
+        now=start.now,
     )
 
 

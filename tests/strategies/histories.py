@@ -91,6 +91,7 @@ def call_model(
     material: Material | None = None,
     now: datetime = START,
     overflow: bool = False,
+    overflows: int = 1,
 ) -> Context:
     """Decide, plan if need be, and build: what the service does for one request."""
     decision = decide(snapshot, strategy=strategy, policy=policy, now=now, overflow=overflow)
@@ -104,6 +105,7 @@ def call_model(
             advance=decision,
             now=now,
             encode=estimate_text,
+            overflows=overflows,
         )
     assert epoch is not None
     whole = with_retrieved(snapshot, material or Material(), epoch)
