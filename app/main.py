@@ -24,6 +24,7 @@ from app.api.rest.router import Services, install_rest
 from app.dialects.registry import OPENAI_CHAT
 from app.domain.errors import StoreUnavailable
 from app.service import tokens
+from app.service.artifacts import Artifacts
 from app.service.auth import Auth
 from app.service.calibrations import Calibrations
 from app.service.epoch_keeping import EpochKeeper
@@ -222,6 +223,7 @@ def build(
         previews=Previews(database, recipes, calibrations, clock=clock),
         searcher=Searcher(database, metrics),
         figures=Figures(database),
+        artifacts=Artifacts(database),
         notes=Notes(database, clock=clock),
         memos=Memos(database, clock=clock, new_id=partial(new_id, "m")),
         strategy=settings.strategy,

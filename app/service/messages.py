@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from hashlib import blake2b
 from typing import Literal
 
@@ -26,6 +27,7 @@ from app.service.recipes import Recipes
 from app.service.sessions import check_id
 from app.store import messages as store
 from app.store import positions, sessions, turns
+from app.store.artifacts import spilled
 from app.store.connection import Connection, Database
 from app.store.messages import StoredMessage
 from app.store.positions import ExceptionRow
@@ -128,6 +130,7 @@ class Messages:
             key=key,
             key_digest=_digest(raws, how),
             said=batch.said,
+            spill=partial(spilled, arrival.messages),
             replaces_instructions=any(message.is_instruction for message in read),
         )
         await self._writer.write(write)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 
 from app.dialects.dialect import Dialect, Overflow, Request
 from app.domain import clients
@@ -20,6 +21,7 @@ from app.service.contexts import Built, Circumstances, History, Recipe
 from app.service.identity import Asked, Found
 from app.service.memo import MessageMemo
 from app.service.recipes import Recipes
+from app.store.artifacts import spilled
 from app.store.connection import Database
 from app.store.lookups import Lookups
 from app.store.writes import Attribute, NewSession, RequestWrite
@@ -208,6 +210,7 @@ class Preparer:
             session=session,
             now=now,
             attributes=attributes,
+            spill=partial(spilled, arrival.messages),
             open_chain=arrival.head_chain if is_open and not found.is_delta else None,
             replaces_instructions=found.is_delta and any(not incoming.is_link for incoming in arrival.incoming),
         )

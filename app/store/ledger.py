@@ -9,6 +9,7 @@ from datetime import datetime
 from app.domain.history import Status
 from app.domain.lineage import Decision
 from app.domain.tokens import estimate
+from app.store.artifacts import LARGE_OUTPUT, Artifact
 from app.store.sessions import in_flight
 from app.store.statements import Record
 from app.store.writes import NewEpoch, Outcome, ReplyWrite, RequestWrite, Said, State
@@ -27,6 +28,7 @@ class Rows:
     calls: list[Record] = field(default_factory=list)
     epochs: list[Record] = field(default_factory=list)
     attributes: list[Record] = field(default_factory=list)
+    artifacts: list[Record] = field(default_factory=list)
     appends: list[Record] = field(default_factory=list)
 
     def extend(self, other: Rows) -> None:
@@ -37,6 +39,7 @@ class Rows:
         self.calls += other.calls
         self.epochs += other.epochs
         self.attributes += other.attributes
+        self.artifacts += other.artifacts
         self.appends += other.appends
 
 
@@ -71,6 +74,8 @@ def enter_request(write: RequestWrite, state: State, decision: Decision, rows: R
             )  # fmt: skip
             rows.terse += _terse(state.id, placed.turn, placed.seq, said.terse, write.now)
             rows.states += _states(state.id, placed.seq, said.state, write.now)
+            if len(raw) > LARGE_OUTPUT and write.spill is not None:
+                rows.artifacts += _artifacts(state.id, placed.seq, write.spill(index), write.now)
     state.last_seq = decision.last_seq
     state.turns = decision.turns
     state.version += 1
@@ -153,6 +158,10 @@ def _enter_epoch(new: NewEpoch, state: State, now: datetime, rows: Rows) -> None
         (state.id, e.turn, e.seq, number, e.role, e.source, e.created_at, _stored(e.text))
         for number, e in enumerate(new.derived, start=DERIVED_FROM)
     )
+
+
+def _artifacts(session_id: str, seq: int, spilled: Iterable[Artifact], now: datetime) -> list[Record]:
+    return [(session_id, a.sha256, seq, a.call_id.encode("utf-8", "surrogatepass"), a.chars, now) for a in spilled]
 
 
 def _terse(session_id: str, turn: int, seq: int, entries: Iterable[tuple[str, str]], now: datetime) -> list[Record]:

@@ -44,13 +44,14 @@ TABLES: dict[str, tuple[str, str]] = {
         "integer, bigint, text, integer, integer, integer, timestamptz, bytea",
     ),
     "attributes": ("digest, kind, created_at, raw", "bytea, text, timestamptz, bytea"),
+    "artifacts": ("sha256, seq, call_id, chars, created_at", "bytea, bigint, bytea, integer, timestamptz"),
     "appends": (
         "key, digest, first_seq, last_seq, turn, created_at",
         "text, bytea, bigint, bigint, integer, timestamptz",
     ),
 }
 # What a retry writes again is the same.
-_SKIPPING = frozenset({"attributes", "terse", "states", "calls"})
+_SKIPPING = frozenset({"artifacts", "attributes", "terse", "states", "calls"})
 
 Record = tuple[Any, ...]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from typing import Any, Literal
 from app.domain.history import Epoch, TerseEntry
 from app.domain.lineage import Decision, Incoming
 from app.domain.sessions import Session
+from app.store.artifacts import Artifact
 
 Mode = Literal["full", "append"]
 
@@ -168,6 +169,7 @@ class RequestWrite:
 
     ``decision`` was made on ``session`` as it was (None: it did not exist); if that has changed, it is
     made anew under the session's lock.
+    ``spill`` gives the oversized tool outputs of the message at an index; it is only asked about large ones.
     ``is_call``: an upstream call is made for it. ``open_chain`` names the history while it has no reply.
     """
 
@@ -183,6 +185,7 @@ class RequestWrite:
     session: Session | None
     now: datetime
     attributes: Sequence[Attribute] = ()
+    spill: Callable[[int], Sequence[Artifact]] | None = None
     open_chain: bytes | None = None
     is_call: bool = True
     key: str | None = None

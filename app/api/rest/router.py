@@ -9,6 +9,7 @@ from functools import partial
 from fastapi import APIRouter, FastAPI
 
 from app.api.openapi import install_openapi
+from app.api.rest.artifacts import artifacts_router
 from app.api.rest.contexts import contexts_router
 from app.api.rest.figures import figures_router
 from app.api.rest.guard import Guard, RestEdge, guarded
@@ -18,6 +19,7 @@ from app.api.rest.notes import notes_router
 from app.api.rest.problems import install_problems
 from app.api.rest.schemas import Problem
 from app.api.rest.sessions import sessions_router, turns_router
+from app.service.artifacts import Artifacts
 from app.service.exports import Exports
 from app.service.memos import Memos
 from app.service.messages import Messages
@@ -52,6 +54,7 @@ class Services:
     previews: Previews
     searcher: Searcher
     figures: Figures
+    artifacts: Artifacts
     notes: Notes
     memos: Memos
     strategy: str
@@ -69,6 +72,7 @@ def install_rest(app: FastAPI, services: Services, *, guard: Guard, metrics: Met
         "transfer": partial(exports_router, services.exports, strategy=strategy, epoch=epoch),
         "notes": partial(notes_router, services.notes),
         "memos": partial(memos_router, services.memos),
+        "artifacts": partial(artifacts_router, services.artifacts),
         "figures": partial(figures_router, services.figures),
     }
     for tag, add in routes.items():

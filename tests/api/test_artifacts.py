@@ -1,0 +1,106 @@
+"""Spilled tool outputs, fetched whole (tiancaiamao/ai, "Tool Output Processing", order 1)."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from app.domain.tool_output import normalize
+from tests.api.conftest import Api, NewKey
+from tests.conftest import Database
+
+LARGE = "".join(f"line {number} é\n" for number in range(20_000))
+SHA = sha256(LARGE.encode()).hexdigest()
+
+
+def exchange(text: str, call_id: str = "c") -> list[dict[str, Any]]:
+    call = {"id": call_id, "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    return [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call_id, "content": text},
+    ]
+
+
+async def rows(database: Database) -> list[asyncpg.Record]:
+    admin = await asyncpg.connect(database.admin_dsn)
+    try:
+        return await admin.fetch("SELECT * FROM artifacts ORDER BY session_id, seq")
+    finally:
+        await admin.close()
+
+
+async def fetch(api: Api, sha: str = SHA, **headers: str) -> httpx.Response:
+    return await api.http.get(f"/api/artifacts/{sha}", headers=headers)
+
+
+async def test_an_output_over_the_threshold_is_fetched_whole_by_the_sha_of_its_notice(api: Api) -> None:
+    assert (await api.append("s", *exchange(LARGE))).status_code == 201
+    sha = normalize(LARGE).spilled_sha256
+    assert sha == SHA
+    answer = await fetch(api)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert answer.headers["content-length"] == str(len(LARGE.encode()))
+    assert answer.content == LARGE.encode()
+
+
+async def test_only_a_pointer_is_stored_and_only_for_what_is_large(api: Api, database: Database) -> None:
+    at_most = "x" * 204_800
+    await api.append("s", *exchange(at_most), *exchange(LARGE), {"role": "user", "content": "y" * 300_000})
+    (row,) = await rows(database)
+    assert (row["session_id"], row["seq"], row["call_id"], row["chars"]) == ("s", 6, b"c", len(LARGE))
+    assert row["sha256"].hex() == SHA
+    assert sum(len(str(value)) for value in row.values()) < 400
+    assert (await fetch(api, sha256(at_most.encode()).hexdigest())).status_code == 404
+
+
+async def test_lone_surrogates_come_as_their_three_bytes(api: Api) -> None:
+    text = "a\ud800" * 110_000
+    body = json.dumps({"messages": exchange(text)}).encode()
+    assert (await api.post_raw("/api/sessions/s/messages", body)).status_code == 201
+    said = text.encode("utf-8", "surrogatepass")
+    answer = await fetch(api, sha256(said).hexdigest())
+    assert answer.content == said
+
+
+async def test_it_goes_with_its_session_and_with_its_turn(api: Api, database: Database) -> None:
+    await api.append("one", *exchange(LARGE))
+    await api.append("two", *exchange(LARGE))
+    assert (await api.http.delete("/api/sessions/two")).status_code == 204
+    assert (await fetch(api)).status_code == 200
+    assert (await api.http.delete("/api/sessions/one/turns/t1")).status_code == 204
+    assert await rows(database) == []
+    assert (await fetch(api)).status_code == 404
+
+
+async def test_a_dropped_turn_keeps_its_output(api: Api) -> None:
+    await api.append("s", *exchange(LARGE))
+    await api.http.post("/api/sessions/s/turns/t1/drop")
+    assert (await fetch(api)).status_code == 200
+
+
+async def test_the_same_output_twice(api: Api, database: Database) -> None:
+    await api.append("s", *exchange(LARGE), *exchange(LARGE, "d"))
+    assert [row["seq"] for row in await rows(database)] == [3, 6]
+    assert (await fetch(api)).content == LARGE.encode()
+
+
+@pytest.mark.parametrize("sha", ["abc", SHA.upper(), SHA + "0", "g" * 64])
+async def test_a_sha256_has_its_form(api: Api, sha: str) -> None:
+    refused = await fetch(api, sha)
+    assert (refused.status_code, refused.json()["field"]) == (422, "sha256")
+
+
+async def test_what_is_not_there_or_another_tenant_s_is_not_found(guarded: Api, new_tenant: NewKey) -> None:
+    ours, theirs = await new_tenant("ours"), await new_tenant("theirs")
+    assert (await fetch(guarded)).status_code == 401
+    assert (await guarded.append("s", *exchange(LARGE), **ours)).status_code == 201
+    assert (await fetch(guarded, **theirs)).status_code == 404
+    assert (await fetch(guarded, "0" * 64, **ours)).status_code == 404
+    assert (await fetch(guarded, **ours)).status_code == 200
