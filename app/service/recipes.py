@@ -8,8 +8,8 @@ from functools import lru_cache
 from app.domain.sessions import Session
 from app.service.contexts import Recipe
 from app.strategies.epochs import Auto, Policy, parse_policy
-from app.strategies.presets import Slim, Strategy, parse_strategy
-from app.strategies.prompts import TERSE_INSTRUCTIONS
+from app.strategies.presets import Slim, Strategy, Window, parse_strategy
+from app.strategies.prompts import HISTORY_GUIDELINES, TERSE_INSTRUCTIONS
 
 
 class Recipes:
@@ -51,7 +51,7 @@ class Recipes:
         return Recipe(
             strategy=chosen,
             policy=self._read_policy(policy),
-            instructions=TERSE_INSTRUCTIONS if self._instructions and isinstance(chosen, Slim) else None,
+            instructions=_instructions_for(chosen) if self._instructions else None,
         )
 
     def check(self, *, strategy: str | None, epoch: str | None) -> None:
@@ -79,3 +79,14 @@ class Recipes:
                 }
             )
         return strategy
+
+
+def _instructions_for(strategy: Strategy) -> str | None:
+    """What a model has to be told for its replies to carry what the strategy reads from them."""
+    match strategy:
+        case Slim():
+            return TERSE_INSTRUCTIONS
+        case Window():
+            return HISTORY_GUIDELINES
+        case _:
+            return None

@@ -1,3 +1,4 @@
+from app.domain.state import strip_state
 from app.service.recipes import Recipes
 from app.strategies.epochs import Auto, EveryRequest
 from app.strategies.planning import fingerprint_of
@@ -43,3 +44,11 @@ def test_instructions_are_for_strategies_that_read_the_answer():
     assert make().choose(strategy="full").instructions is None
     assert make(instructions=False).choose().instructions is None
     assert "<terse>" in (make().choose().instructions or "")
+
+
+def test_the_guidelines_of_window_ask_for_a_block_that_is_found():
+    guidelines = make().choose(strategy="window").instructions or ""
+    shown, (state,) = strip_state(guidelines)
+
+    assert "End every reply" in shown
+    assert [line.split(":")[0] for line in state.splitlines()] == ["Goal", "Context", "Resolved", "Technical Anchors"]
