@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from app.dialects.anthropic import read as anthropic_read
 from app.dialects.anthropic import stream as anthropic_stream
 from app.dialects.anthropic import write as anthropic_write
 from app.dialects.asking import Asking
 from app.dialects.dialect import Dialect
 from app.dialects.errors import classify_error
+from app.dialects.gemini import read as gemini_read
+from app.dialects.gemini import stream as gemini_stream
+from app.dialects.gemini import write as gemini_write
+from app.dialects.gemini_gca import read as gca_read
+from app.dialects.gemini_gca import stream as gca_stream
+from app.dialects.gemini_gca import write as gca_write
 from app.dialects.openai_chat import asking, read, stream, write
 from app.domain.messages import Dialect as DialectName
 
@@ -53,6 +61,36 @@ ANTHROPIC = Dialect(
     classify_error=classify_error,
 )
 
-DIALECTS: dict[DialectName, Dialect] = {each.name: each for each in (OPENAI_CHAT, ANTHROPIC)}
+GEMINI = Dialect(
+    name="gemini",
+    read_request=gemini_read.read_request,
+    read_message=gemini_read.read_message,
+    read_reply=gemini_read.read_reply,
+    read_usage=gemini_read.read_usage,
+    write_request=gemini_write.write_request,
+    write_text=gemini_write.write_text,
+    write_message=gemini_write.write_message,
+    as_input=gemini_write.as_input,
+    restore_reply=gemini_write.restore_reply,
+    with_text=gemini_write.with_text,
+    with_results=gemini_write.with_results,
+    with_prefix=gemini_write.with_prefix,
+    error_body=gemini_write.error_body,
+    error_event=gemini_write.error_event,
+    open_stream=gemini_stream.ReplyStream,
+    split_reply=gemini_stream.split_reply,
+    classify_error=classify_error,
+)
+
+GEMINI_GCA = replace(
+    GEMINI,
+    name="gemini_gca",
+    read_request=gca_read.read_request,
+    write_request=gca_write.write_request,
+    open_stream=gca_stream.open_stream,
+    split_reply=gca_stream.split_reply,
+)
+
+DIALECTS: dict[DialectName, Dialect] = {each.name: each for each in (OPENAI_CHAT, ANTHROPIC, GEMINI, GEMINI_GCA)}
 
 ASKING: dict[DialectName, Asking] = {OPENAI_CHAT.name: asking.ASKING}

@@ -1,0 +1,1 @@
+"""Google's ``generateContent`` and ``streamGenerateContent`` (``/v1beta/models/{model}:...``)."""
