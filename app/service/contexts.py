@@ -18,7 +18,8 @@ from app.domain.messages import Message, ToolResult
 from app.service import tokens
 from app.service.arrival import Arrival
 from app.service.identity import Found
-from app.store import messages, terse
+from app.service.material import load_material
+from app.store import messages
 from app.store.connection import Connection, Database
 from app.store.messages import StoredMessage, TailRow
 from app.strategies.activity_log import derive_missing
@@ -117,7 +118,7 @@ async def load(
     advance = decide(snapshot, strategy=recipe.strategy, policy=recipe.policy, now=around.now)
     material = Material()
     if isinstance(advance, Advance) and session is not None:
-        material = await terse.material(connection, tenant, session.id)
+        material = await load_material(connection, tenant, found, with_notes=recipe.extract.state)
     return History(
         snapshot=snapshot,
         advance=advance if isinstance(advance, Advance) else None,
@@ -325,7 +326,7 @@ async def after_overflow(
     material = history.material
     if history.advance is None and found.session is not None:
         async with database.transaction(tenant) as connection:
-            material = await terse.material(connection, tenant, found.session.id)
+            material = await load_material(connection, tenant, found, with_notes=True)
     return replace(
         history,
         snapshot=replace(history.snapshot, window=around.window),
