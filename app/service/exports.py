@@ -33,6 +33,7 @@ from app.service.arrival import digest
 from app.service.messages import Messages, dialect_of, read_messages, split_reply
 from app.service.sessions import Change, Sessions, check_id
 from app.store import imports, sessions, terse
+from app.store.artifacts import spilled
 from app.store.connection import Database
 from app.store.imports import ImportedEntry, ImportedMessage, ImportedSession
 from app.store.messages import StoredMessage
@@ -262,6 +263,7 @@ def _place(
                 created_at=each.at or now,
                 raw=shown,
                 model_raw=None if shown == message.raw else message.raw,
+                artifacts=spilled([client], 0),
             )
         )
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from app.domain.messages import Message
 from app.domain.tool_output import DEFAULT_LIMITS, digest
@@ -37,6 +38,12 @@ def spilled(messages: Sequence[Message], index: int) -> list[Artifact]:
         for result in messages[index].results
         if len(result.text) > LARGE_OUTPUT
     ]
+
+
+def row(session_id: str, seq: int, artifact: Artifact, now: datetime) -> tuple[object, ...]:
+    """In the order of the columns of the statement."""
+    call_id = artifact.call_id.encode("utf-8", "surrogatepass")
+    return (session_id, artifact.sha256, seq, call_id, artifact.chars, now)
 
 
 async def find(connection: Connection, tenant: str, sha256: bytes) -> StoredMessage | None:

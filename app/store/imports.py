@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from app.store import sessions
+from app.store import artifacts, sessions
+from app.store.artifacts import Artifact
 from app.store.connection import Connection
 from app.store.sessions import Configuration
 from app.store.statements import INSERTS, as_arrays
@@ -28,6 +29,7 @@ class ImportedMessage:
     created_at: datetime
     raw: bytes
     model_raw: bytes | None
+    artifacts: Sequence[Artifact] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,9 @@ async def write(connection: Connection, tenant: str, session: ImportedSession, n
     await _insert(
         connection, "messages", tenant, [_message(session.id, n, m) for n, m in enumerate(session.messages, 1)]
     )
+    numbered = enumerate(session.messages, 1)
+    pointers = [artifacts.row(session.id, seq, a, m.created_at) for seq, m in numbered for a in m.artifacts]
+    await _insert(connection, "artifacts", tenant, pointers)
     await _insert(connection, "terse", tenant, [_entry(session.id, entry) for entry in session.terse])
     turns = max((message.turn for message in session.messages), default=0)
     tokens = sum(message.tokens for message in session.messages)

@@ -9,7 +9,8 @@ from datetime import datetime
 from app.domain.history import Status
 from app.domain.lineage import Decision
 from app.domain.tokens import estimate
-from app.store.artifacts import LARGE_OUTPUT, Artifact
+from app.store import artifacts
+from app.store.artifacts import LARGE_OUTPUT
 from app.store.sessions import in_flight
 from app.store.statements import Record
 from app.store.writes import NewEpoch, Outcome, ReplyWrite, RequestWrite, Said, State
@@ -75,7 +76,7 @@ def enter_request(write: RequestWrite, state: State, decision: Decision, rows: R
             rows.terse += _terse(state.id, placed.turn, placed.seq, said.terse, write.now)
             rows.states += _states(state.id, placed.seq, said.state, write.now)
             if len(raw) > LARGE_OUTPUT and write.spill is not None:
-                rows.artifacts += _artifacts(state.id, placed.seq, write.spill(index), write.now)
+                rows.artifacts += [artifacts.row(state.id, placed.seq, a, write.now) for a in write.spill(index)]
     state.last_seq = decision.last_seq
     state.turns = decision.turns
     state.version += 1
@@ -158,10 +159,6 @@ def _enter_epoch(new: NewEpoch, state: State, now: datetime, rows: Rows) -> None
         (state.id, e.turn, e.seq, number, e.role, e.source, e.created_at, _stored(e.text))
         for number, e in enumerate(new.derived, start=DERIVED_FROM)
     )
-
-
-def _artifacts(session_id: str, seq: int, spilled: Iterable[Artifact], now: datetime) -> list[Record]:
-    return [(session_id, a.sha256, seq, a.call_id.encode("utf-8", "surrogatepass"), a.chars, now) for a in spilled]
 
 
 def _terse(session_id: str, turn: int, seq: int, entries: Iterable[tuple[str, str]], now: datetime) -> list[Record]:

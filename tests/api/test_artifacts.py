@@ -11,8 +11,10 @@ import httpx
 import pytest
 
 from app.domain.tool_output import normalize
-from tests.api.conftest import Api, NewKey
+from app.upstream.scripted import ScriptedReply
+from tests.api.conftest import Api, NewKey, serve
 from tests.conftest import Database
+from tests.proxy.harness import MODEL, scripted
 
 LARGE = "".join(f"line {number} é\n" for number in range(20_000))
 SHA = sha256(LARGE.encode()).hexdigest()
@@ -89,6 +91,29 @@ async def test_the_same_output_twice(api: Api, database: Database) -> None:
     await api.append("s", *exchange(LARGE), *exchange(LARGE, "d"))
     assert [row["seq"] for row in await rows(database)] == [3, 6]
     assert (await fetch(api)).content == LARGE.encode()
+
+
+async def test_an_imported_session_has_its_outputs(api: Api, database: Database) -> None:
+    await api.append("s", *exchange(LARGE))
+    document = (await api.http.get("/api/sessions/s/export")).json()
+    await api.http.delete("/api/sessions/s")
+    assert (await fetch(api)).status_code == 404
+    assert (await api.http.post("/api/sessions/import", json={**document, "id": "again"})).status_code == 201
+    assert (await fetch(api)).content == LARGE.encode()
+
+
+async def test_a_proxied_request_leaves_its_outputs_to_be_fetched(database: Database) -> None:
+    with scripted() as model:
+        async with serve(database.dsn, upstream=model.url) as api:
+            for _ in range(2):
+                model.script("u", ScriptedReply(message={"content": "seen"}))
+                body = {"model": MODEL, "user": "u", "messages": exchange(LARGE)}
+                sent = await api.http.post(
+                    "/v1/chat/completions", json=body, headers={"x-tersely-session": "s"}, timeout=30
+                )
+                assert sent.status_code == 200
+            assert (await fetch(api)).content == LARGE.encode()
+    assert {row["seq"] for row in await rows(database)} >= {3}
 
 
 @pytest.mark.parametrize("sha", ["abc", SHA.upper(), SHA + "0", "g" * 64])
