@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -74,7 +74,8 @@ def insert_checkpoint(material: Material, *, earlier: str, limit: int, encode: E
     """The checkpoint as one user message (tiancaiamao/ai, "Rebuild context"); ``earlier``: that of the last epoch."""
 
     def stage(draft: Draft) -> Draft:
-        text = summary_of_cut(draft, material.summaries, earlier=earlier, limit=limit, encode=encode)
+        made = [summary for summary in material.summaries if summary.purpose == "checkpoint"]
+        text = summary_of_cut(draft, made, earlier=earlier, limit=limit, encode=encode)
         if not text:
             return draft
         body = f"{prompts.CHECKPOINT_TITLE}\n\n{text}"
@@ -88,7 +89,8 @@ def inject_summary(material: Material, *, earlier: str, limit: int, encode: Enco
     """The summary in front of the first retained user message (CowAgent, "Turn Trimming")."""
 
     def stage(draft: Draft) -> Draft:
-        text = summary_of_cut(draft, material.summaries, earlier=earlier, limit=limit, encode=encode)
+        made = [summary for summary in material.summaries if summary.purpose == "trim"]
+        text = summary_of_cut(draft, made, earlier=earlier, limit=limit, encode=encode)
         first = next((entry for entry in draft.entries if entry.message.starts_turn), None)
         if not text or first is None:
             return draft
@@ -102,20 +104,42 @@ def inject_summary(material: Material, *, earlier: str, limit: int, encode: Enco
 def summary_of_cut(draft: Draft, summaries: Sequence[Summary], *, earlier: str, limit: int, encode: Encode) -> str:
     """What stands for everything before the cut, as far as it is not kept: empty where nothing was cut.
 
-    The newest summary that ends before the cut, and after it, without a model, what it does not cover. ``earlier`` is
-    the text that stood for what was cut before this epoch.
+    The summaries that were made of it, in order, and where there are none yet, what can be said without a model.
+    ``earlier`` is the text that stood for what was cut before this epoch. Of too much, the newest stays.
     """
     if draft.cut == 1:
         return ""
-    made = max((s for s in summaries if s.last_seq < draft.cut), key=lambda s: s.last_seq, default=None)
-    first_gone = min((entry.seq for entry in draft.gone), default=draft.cut)
-    if made is None or made.last_seq < first_gone - 1:
-        return summarize(draft.gone, limit=limit, encode=encode, earlier=earlier)
-    rest = [entry for entry in draft.gone if entry.seq > made.last_seq]
-    if not rest:
-        return made.text
-    left = max(limit // 4, limit - made.tokens)
-    return f"{made.text}\n\n{summarize(rest, limit=left, encode=encode)}"
+    made = _chain([summary for summary in summaries if summary.last_seq < draft.cut])
+    rest = [e for e in draft.gone if not any(s.first_seq <= e.seq <= s.last_seq for s in made)]
+    if not made:
+        return summarize(rest, limit=limit, encode=encode, earlier=earlier) if rest else earlier
+    parts = [summary.text for summary in made]
+    if made[0].first_seq > 1 and earlier:
+        parts.insert(0, earlier)
+    if rest:
+        parts.append(summarize(rest, limit=max(limit // 4, limit - made[-1].tokens), encode=encode))
+    return _newest_within(parts, limit, encode)
+
+
+def _chain(summaries: Iterable[Summary]) -> list[Summary]:
+    """The newest summaries that do not overlap, in the order of the history."""
+    chain: list[Summary] = []
+    for summary in sorted(summaries, key=lambda s: (s.last_seq, -s.first_seq), reverse=True):
+        if not chain or summary.last_seq < chain[0].first_seq:
+            chain.insert(0, summary)
+    return chain
+
+
+def _newest_within(parts: Sequence[str], limit: int, encode: Encode) -> str:
+    """The parts in order; where ``limit`` tokens do not hold all of them, the newest, the last one in any case."""
+    shown: list[str] = []
+    left = limit
+    for part in reversed(parts):
+        left -= encode(part)
+        if left < 0 and shown:
+            break
+        shown.insert(0, part)
+    return "\n\n".join(shown)
 
 
 def insert_session_memory(

@@ -1,0 +1,115 @@
+"""Summaries that a strategy will want at its next epoch, so that they are made before they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from app.domain.history import Entry, Epoch, Snapshot
+from app.domain.turns import group_turns
+from app.strategies.archiving import results_to_archive
+from app.strategies.compacting import split_by_count, split_by_tokens, tokens_to_keep
+from app.strategies.compositions import compact_limit, needs_of
+from app.strategies.epochs import content_tokens
+from app.strategies.pipeline import Draft, Stage, run
+from app.strategies.presets import Compact, Full, Slim, Strategy, Tiered, Trim, Window
+from app.strategies.summary_prompts import Purpose
+from app.strategies.trimming import drop_half_over_turns
+
+# From this share of a limit on, what the cut will take is summarised. What is foreseen earlier is never more than what
+# is cut later, so a summary that was made ahead always fits.
+AHEAD = 0.75
+# Results are archived one by one in the course of a loop: this many are made ready beforehand.
+RESULTS_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreseen:
+    """A summary that will be wanted, of the messages from ``first_seq`` to ``last_seq``.
+
+    ``given``: for a tool result the call that it answers.
+    """
+
+    purpose: Purpose
+    first_seq: int
+    last_seq: int
+    given: str = ""
+
+
+def foresee(strategy: Strategy, snapshot: Snapshot) -> tuple[Foreseen, ...]:
+    """What the strategy will want of the messages of ``snapshot``."""
+    match strategy:
+        case Full() | Slim() | Window():
+            return ()
+        case Trim():
+            return _halves(strategy, snapshot)
+        case Compact():
+            return (*_checkpoint(strategy, snapshot), *_results(strategy, snapshot))
+        case Tiered():
+            return _tasks(snapshot)
+        case _:
+            assert_never(strategy)
+
+
+def after_cut(strategy: Strategy, snapshot: Snapshot, epoch: Epoch) -> tuple[Foreseen, ...]:
+    """What an epoch that has just started wants of what it cut (CowAgent: trimmed messages go to the day's memory)."""
+    if not isinstance(strategy, Trim):
+        return ()
+    staying = set(epoch.kept)
+    gone = [e.seq for e in (*snapshot.kept, *snapshot.entries) if e.seq < epoch.cut and e.seq not in staying]
+    return (Foreseen(purpose="trim", first_seq=min(gone), last_seq=max(gone)),) if gone else ()
+
+
+def _halves(strategy: Trim, snapshot: Snapshot) -> tuple[Foreseen, ...]:
+    draft = Draft(kept=snapshot.kept, tail=snapshot.entries)
+    turns = group_turns(draft.entries)
+    high = needs_of(strategy, snapshot).high or 0
+    if len(turns) < 2 or (len(turns) < AHEAD * strategy.max_context_turns and content_tokens(snapshot) < AHEAD * high):
+        return ()
+    return _range("trim", run(draft, (drop_half_over_turns(1),)).gone)
+
+
+def _checkpoint(strategy: Compact, snapshot: Snapshot) -> tuple[Foreseen, ...]:
+    limit = compact_limit(strategy, snapshot)
+    if limit is None:
+        is_near = len(snapshot.kept) + len(snapshot.entries) >= AHEAD * strategy.max_messages
+    else:
+        is_near = content_tokens(snapshot) + snapshot.fixed_tokens >= AHEAD * limit
+    if not (strategy.auto_compact and is_near):
+        return ()
+    split: Stage = split_by_count(strategy.keep_recent)
+    if strategy.keep_recent_tokens > 0:
+        split = split_by_tokens(tokens_to_keep(strategy.keep_recent_tokens, limit))
+    gone = run(Draft(kept=snapshot.kept, tail=snapshot.entries), (split,)).gone
+    # A checkpoint takes up the one before it: it stands for everything from the beginning on.
+    return tuple(
+        Foreseen(purpose="checkpoint", first_seq=1, last_seq=found.last_seq) for found in _range("checkpoint", gone)
+    )
+
+
+def _results(strategy: Compact, snapshot: Snapshot) -> tuple[Foreseen, ...]:
+    if strategy.tool_summary_strategy != "llm":
+        return ()
+    entries = (*snapshot.kept, *snapshot.entries)
+    calls = {call.id: f"{call.name} {call.arguments}" for entry in entries for call in entry.message.calls}
+    return tuple(
+        Foreseen(
+            purpose="tool_result",
+            first_seq=entry.seq,
+            last_seq=entry.seq,
+            given="\n".join(calls.get(result.call_id, "") for result in entry.message.results),
+        )
+        for entry in results_to_archive(entries, cutoff=max(1, strategy.tool_call_cutoff - RESULTS_AHEAD))
+    )
+
+
+def _tasks(snapshot: Snapshot) -> tuple[Foreseen, ...]:
+    """A task is summarised once it is complete (Fifth, "Agent Loop", step 6)."""
+    complete = group_turns((*snapshot.kept, *snapshot.entries))[:-1]
+    return tuple(found for turn in complete for found in _range("task", turn.entries))
+
+
+def _range(purpose: Purpose, entries: Sequence[Entry]) -> tuple[Foreseen, ...]:
+    seqs = [entry.seq for entry in entries]
+    return (Foreseen(purpose=purpose, first_seq=min(seqs), last_seq=max(seqs)),) if seqs else ()
