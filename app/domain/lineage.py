@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Literal
 
+import msgspec
+
 from app.domain.history import Status
 from app.domain.messages import Role
 
@@ -25,8 +27,7 @@ MAX_CANDIDATES = 16
 MIN_GAP = 1e-6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A stored message without its content. Instruction rows (system text, injected context) have turn 0."""
 
     seq: int
@@ -45,8 +46,7 @@ class Row:
         return self.turn > 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incoming:
+class Incoming(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A message of a request: its identity, and what placing it needs."""
 
     digest: bytes
@@ -55,8 +55,7 @@ class Incoming:
     role: Role
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An incoming message at its place. ``is_new`` ones are to be stored under ``seq``."""
 
     seq: int
@@ -64,6 +63,10 @@ class Placed:
     place: float
     is_new: bool
     status: Status = "live"
+
+
+# A link that comes before the rows at hand: it is stored, and nobody asks for its place.
+_BEFORE = Placed(seq=0, turn=1, place=0.0, is_new=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,67 @@ def reconcile(
     links of the history come before them (those are known to match). With ``revivable``, ``rows`` hold
     superseded messages too, which the client may have returned to.
     """
+    return _follow(rows, incoming, last_seq, turns, first_link) or align(
+        rows, incoming, last_seq=last_seq, turns=turns, first_link=first_link, revivable=revivable
+    )
+
+
+def _follow(
+    rows: Sequence[Row], incoming: Sequence[Incoming], last_seq: int, turns: int, first_link: int
+) -> Decision | None:
+    """The decision where what is stored comes first, as it is, and then what is new: nearly every request is so."""
+    placed: list[Placed] = []
+    links = at = 0
+    last: Row | None = None
+    for message in incoming:
+        if message.is_link and links < first_link:
+            links += 1
+            placed.append(_BEFORE)
+            continue
+        if at == len(rows):
+            break
+        row = rows[at]
+        if row.digest != message.digest or row.is_link != message.is_link or row.status == "superseded":
+            return None
+        at += 1
+        if message.is_link:
+            last = row
+        placed.append(Placed(seq=row.seq, turn=row.turn, place=row.place, is_new=False, status=row.status))
+    if at < len(rows) or (last is None and (rows or first_link)):
+        return None
+    if last is None:
+        numbering = _Numbering(turns=turns)
+    else:
+        numbering = _Numbering(turns=turns, turn=last.turn, has_user=_has_user(rows, last.turn, first_link))
+    kind: Kind = "retry" if rows else "new"
+    for message in incoming[len(placed) :]:
+        last_seq += 1
+        placed.append(Placed(seq=last_seq, turn=numbering.next(message), place=float(last_seq), is_new=True))
+        if message.is_link and rows:
+            kind = "continue"
+    return Decision(
+        kind=kind, placed=tuple(placed), superseded=(), revived=(), last_seq=last_seq, turns=numbering.turns
+    )
+
+
+def _has_user(rows: Sequence[Row], turn: int, first_link: int) -> bool:
+    """Whether the user spoke in a stored turn: only the first may be an assistant's greeting so far."""
+    if first_link:
+        return True
+    first = next(row.turn for row in rows if row.turn > 0)
+    return turn != first or any(row.turn == first and row.role == "user" for row in rows)
+
+
+def align(
+    rows: Sequence[Row],
+    incoming: Sequence[Incoming],
+    *,
+    last_seq: int,
+    turns: int,
+    first_link: int = 0,
+    revivable: bool = False,
+) -> Decision:
+    """`reconcile`, whatever became of the history."""
     known = _match(rows, incoming, first_link)
     if not _goes_on(known, first_link):
         known = _with_room(incoming, known)
@@ -379,7 +443,7 @@ def _place(
             placed.append(Placed(seq=row.seq, turn=row.turn, place=row.place, is_new=False, status=status))
         elif message.is_link and links <= first_link:
             numbering.follow(1, starts_turn=True)
-            placed.append(Placed(seq=0, turn=1, place=0.0, is_new=False))
+            placed.append(_BEFORE)
         else:
             last_seq += 1
             place = places.get(index, float(last_seq))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+import msgspec
 from asyncpg import Record
 
 from app.domain.history import Status
@@ -69,8 +70,7 @@ CHAIN_OF = f"SELECT chain FROM messages WHERE {HERE} AND seq = $3"
 INSTRUCTIONS = f"SELECT {FULL} FROM messages WHERE {HERE} AND turn = 0 AND status = 'live' ORDER BY place, seq"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TailRow:
+class TailRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A row of the tail, with the model's view where it differs from the client's."""
 
     row: Row
