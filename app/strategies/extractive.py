@@ -27,8 +27,12 @@ TASK = 600
 LOOK_AT = 20_000
 MAX_LINES = 400
 HEADING = "### STATE"
+# A turn of so many steps is told step by step; a sentence of fewer blanks says little.
+LONG_TURN = 6
+FEW_WORDS = 3
+LOOK_AHEAD = 2_000
 # Lines that a section may have at all; what was carried over from an earlier summary counts.
-MOST = {"Goals": 12, "Decisions": 24, "Done": 40, "Files and names": 60, "Errors": 16, "Open": 12}
+MOST = {"Goals": 12, "Decisions": 24, "Done": 40, "Files and names": 40, "Errors": 16, "Open": 12}
 # What other checkpoints call them.
 ALIASES = {
     "constraints": "Goals",
@@ -44,14 +48,19 @@ ALIASES = {
 PER_ROUND = {"Files and names": 3}
 
 _SENTENCES = re.compile(r"(?<=[.!?。！？])\s+|\n+")
+# What an assistant settles, and what a user demands.
 _DECISION = re.compile(
     r"\b(?:decid\w+|decision|chose\w*|agreed|instead of|rather than|we(?:'ll| will) (?:use|keep|go)|going with|"
-    r"must(?: not|n't)?|should not|shouldn't|do not|don't|never|always|prefer\w*|because|"
-    r"the (?:cause|reason) (?:is|was))\b",
+    r"because|the (?:root )?(?:cause|reason) (?:is|was))\b",
+    re.IGNORECASE,
+)
+_DEMAND = re.compile(
+    r"\b(?:must(?: not|n't)?|should(?: not|n't)|do not|don't|never|always|prefer\w*|instead|rather than|only|"
+    r"make sure|be sure|keep)\b",
     re.IGNORECASE,
 )
 _ERROR = re.compile(
-    r"\b[A-Za-z_.]*(?:Error|Exception)\b|\b(?:error|fatal|panic|failed|failure|denied|not found|timed out)\b[: ]|"
+    r"\b[A-Za-z_.]*(?:Error|Exception)\b|\b(?:error|fatal|panic)\b ?[:\[(]|\b(?:failed|denied|not found|timed out)\b|"
     r"\bFAILED\b|\bsegfault\b|exit (?:code|status) [1-9]"
 )
 _OPEN = re.compile(
@@ -133,7 +142,8 @@ def _sections(entries: Sequence[Entry]) -> dict[str, list[str]]:
 
 def _decisions(entries: Sequence[Entry]) -> Iterator[str]:
     for entry in _of(entries, "assistant", "user"):
-        for line in _matching(_words(entry), _DECISION):
+        pattern = _DEMAND if entry.message.role == "user" else _DECISION
+        for line in _matching(_words(entry), pattern):
             yield _at(entry, line)
 
 
@@ -160,9 +170,22 @@ def _goals(turns: Sequence[Turn]) -> Iterator[str]:
 
 
 def _done(turns: Sequence[Turn]) -> Iterator[str]:
+    """What a turn came to; of a long one also what was said on the way."""
     for turn in turns:
-        if any(entry.message.role == "assistant" for entry in turn.entries):
-            yield f"{write_turn_id(turn.number)}: {derive_terse(turn.entries).text}"
+        steps = turn.steps
+        if not steps:
+            continue
+        said = [line for step in steps[:-1] if (line := _telling(step.entries[0]))] if len(steps) >= LONG_TURN else []
+        final = steps[-1].entries[0]
+        last = "" if final.message.calls else _telling(final)
+        for line in [*said[-MOST["Done"] // 2 :], last or derive_terse(turn.entries).text]:
+            yield _at(final, line)
+
+
+def _telling(entry: Entry) -> str:
+    """The first sentence of a message that says anything: "Great!" does not."""
+    pieces = (clip_line(_MARKUP.sub("", piece), LINE) for piece in _SENTENCES.split(_words(entry)[:LOOK_AHEAD]))
+    return next((line for line in pieces if line.count(" ") >= FEW_WORDS), "")
 
 
 def _open_ends(turns: Sequence[Turn]) -> Iterator[str]:
