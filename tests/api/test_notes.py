@@ -104,3 +104,28 @@ async def test_what_a_client_writes_starts_a_new_epoch(api: Api) -> None:
     before = (await api.http.get("/api/sessions/s")).json()["updated_at"]
     await put(api, "scratchpad", "plan")
     assert (await api.http.get("/api/sessions/s")).json()["updated_at"] > before
+
+
+async def test_the_state_of_an_appended_reply(api: Api) -> None:
+    await api.http.post("/api/sessions", json={"id": "s", "strategy": "window"})
+    reply = {"role": "assistant", "content": "a\n\n### STATE\nGoal: x"}
+    await api.append("s", USER, reply)
+    state = await get(api, "state")
+    assert (state["text"], state["seq"], state["source"]) == ("Goal: x", 2, "model")
+    (_, shown) = (await get(api, "messages"))["items"]
+    assert shown["raw"] == REPLY
+    (_, both) = (await get(api, "messages?view=all"))["items"]
+    assert both["model_raw"] == reply
+
+
+async def test_notes_are_in_the_context(api: Api) -> None:
+    await api.http.post("/api/sessions", json={"id": "s", "strategy": "window", "epoch": "every_request"})
+    await api.append("s", USER, {"role": "assistant", "content": "a\n\n### STATE\nGoal: from the model"})
+    await put(api, "scratchpad", "- the plan")
+    wish = {"messages": [USER]}
+    sent = (await api.http.post("/api/sessions/s/context", json=wish)).text
+    assert "Goal: from the model" in sent
+    assert "- the plan" in sent
+    await put(api, "state", "Goal: from the client")
+    sent = (await api.http.post("/api/sessions/s/context", json=wish)).text
+    assert "Goal: from the client" in sent
