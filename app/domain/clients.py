@@ -55,7 +55,8 @@ SIDE_INSTRUCTIONS: tuple[tuple[str, SideCall], ...] = (
     ("one-line Git commit messages", "commit"),  # aider
     ("*Briefly* summarize this partial conversation", "summary"),  # aider
     ("managed memory extraction subagent", "memory"),  # Qwen Code
-    ("component that summarizes internal chat history", "summary"),  # Qwen Code, Gemini CLI
+    ("component that summarizes internal chat history", "summary"),  # Qwen Code, Gemini CLI (older)
+    ("responsible for distilling chat history", "summary"),  # Gemini CLI
     ("Summarize the provided coding session into a concise continuation note", "summary"),  # Cline
     ("Write a concise summary about the contents", "summary"),  # LlamaIndex
     ("Task Routing AI", "routing"),  # Gemini CLI

@@ -14,7 +14,7 @@ What cannot be read is the provider's to judge: the request is then ``unreadable
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -165,6 +165,24 @@ def name_of_own_id(call_id: str) -> str:
     return call_id.removeprefix(CALL_PREFIX).rpartition(":")[0] if call_id.startswith(CALL_PREFIX) else ""
 
 
+def join_runs(contents: Iterable[bytes]) -> list[tuple[bytes, list[bytes]]]:
+    """Messages, each with the contents that it came in: neighbouring contents of the model are one message."""
+    messages: list[tuple[bytes, list[bytes]]] = []
+    parts: list[bytes] = []
+    for raw in contents:
+        members = raw_json.split_object(raw) if b'"model"' in raw else {}
+        is_model = members.keys() == {"role", "parts"} and members["role"] == b'"model"'
+        more = items(members["parts"]) if is_model else []
+        if more and parts:
+            parts += more
+            joined = raw_json.join_object({**members, "parts": raw_json.join_array(parts)})
+            messages[-1] = (joined, [*messages[-1][1], raw])
+        else:
+            parts = more
+            messages.append((raw, [raw]))
+    return messages
+
+
 class Numbering:
     """Our own ids for the calls, or for the results, of one message, by name and order."""
 
@@ -209,29 +227,12 @@ def _read_messages(
 ) -> tuple[tuple[Message, ...], str | None]:
     try:
         raws = [raw_json.join_object({key: members[key]}) for key in INSTRUCTION_KEYS if _verbatim(members, key)]
-        raws += _join_runs(items(members.get("contents", b"null")))
+        raws += [raw for raw, _ in join_runs(items(members.get("contents", b"null")))]
         return tuple(_pair([read(raw) for raw in raws])), None
     except InvalidRequest as error:
         return (), error.detail
     except ValueError as error:
         return (), str(error)
-
-
-def _join_runs(contents: Sequence[bytes]) -> list[bytes]:
-    """Neighbouring contents of the model as one."""
-    joined: list[bytes] = []
-    run: list[bytes] = []
-    for raw in contents:
-        members = raw_json.split_object(raw) if b'"model"' in raw else {}
-        is_model = members.keys() == {"role", "parts"} and members["role"] == b'"model"'
-        parts = items(members["parts"]) if is_model else []
-        if parts and run:
-            run += parts
-            joined[-1] = raw_json.join_object({**members, "parts": raw_json.join_array(run)})
-        else:
-            run = parts
-            joined.append(raw)
-    return joined
 
 
 def _pair(messages: Iterable[Message]) -> Iterable[Message]:

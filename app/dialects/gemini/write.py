@@ -5,7 +5,7 @@ Everything here is deterministic: the same input gives the same bytes, so that p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, assert_never
 
 from app.dialects import raw_json
@@ -17,6 +17,7 @@ from app.dialects.gemini.read import (
     function_response,
     is_instruction,
     items,
+    join_runs,
     name_of_own_id,
     parts_of,
     read_message,
@@ -61,7 +62,7 @@ def write_request(
     del include_usage, breakpoints
     members = split_body(body)
     try:
-        own = frozenset(items(members.get("contents", b"null")))
+        own = dict(join_runs(items(members.get("contents", b"null"))))
         system = [raw for raw in messages if is_instruction(raw)]
         contents = [raw for raw in messages if not is_instruction(raw)]
         if instructions:
@@ -248,21 +249,21 @@ def _join_instructions(system: Sequence[bytes]) -> dict[str, bytes]:
     return {key: raw_json.join_object({**members, "parts": raw_json.join_array(parts)})}
 
 
-def _arrange(contents: Sequence[bytes], own: Collection[bytes]) -> list[bytes]:
-    """What is not the client's ``own`` made fit to stand beside it.
+def _arrange(messages: Sequence[bytes], own: Mapping[bytes, Sequence[bytes]]) -> list[bytes]:
+    """The client's ``own`` messages in the contents that they came in, others made fit to stand beside them.
 
     The provider wants the results of one content's calls in one content, and each with the name of its function.
     """
     arranged: list[bytes] = []
     was_own = True
-    for raw in contents:
+    for raw in messages:
+        contents = own.get(raw) or [_with_names(raw, arranged)]
         is_own = raw in own
-        fit = raw if is_own else _with_names(raw, arranged)
-        if arranged and not (is_own and was_own) and _is_results(fit) and _is_results(arranged[-1]):
-            arranged[-1] = _join_parts(arranged[-1], fit)
+        if arranged and not (is_own and was_own) and _is_results(contents[0]) and _is_results(arranged[-1]):
+            arranged[-1] = _join_parts(arranged[-1], contents[0])
             was_own = False
         else:
-            arranged.append(fit)
+            arranged += contents
             was_own = is_own
     return arranged
 
