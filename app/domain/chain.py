@@ -117,7 +117,7 @@ def canonical(message: Message) -> bytes:
     for part in message.parts:
         if isinstance(part, Text):
             text = part.text
-            if role == "user":
+            if role != "assistant":  # a reminder may stand beside results as well
                 own = without_injected(text)
                 is_injected = is_injected or own is not text
                 text = own
