@@ -59,7 +59,7 @@ class Scribe:
         encode = _encoder(job.model)
         error = ""
         chosen = self._models.choose(job)
-        if chosen is not None and source.tokens >= 2 * LEAST:
+        if chosen is not None and (source.tokens >= 2 * LEAST or not _replaces(job)):
             try:
                 return await self._by_model(job, source, entries, chosen, encode, prolong)
             except (ModelFailed, UnusableSummary) as failure:
@@ -107,7 +107,9 @@ class Scribe:
             question = ask(job.purpose, record, earlier=text, given=clip(job.given, MAX_GIVEN))
             await prolong()
             answer = await self._models.ask(chosen, question)
-            replaced = source.tokens if number == len(records) else encode(record) + encode(text)
+            replaced = encode(record) + encode(text)
+            if number == len(records):
+                replaced = source.tokens if _replaces(job) else limit + 1
             text = check(job.purpose, answer, replaced=replaced, limit=limit, encode=encode)
         return text
 
@@ -125,6 +127,11 @@ class Scribe:
     async def _forget_failures(self, job: Job, chosen: Chosen) -> None:
         async with self._database.transaction(job.tenant) as connection:
             await breakers.reset(connection, job.tenant, chosen.name)
+
+
+def _replaces(job: Job) -> bool:
+    """Whether the summary stands in for what it is made of, so that it must be shorter. A state stands beside it."""
+    return job.purpose != "state"
 
 
 def _encoder(model: str) -> Encode:
@@ -153,12 +160,12 @@ def _split(entries: Sequence[Entry], room: int) -> tuple[Sequence[Entry], Sequen
 
 
 def _without_model(job: Job, source: Source, entries: Sequence[Entry], encode: Encode, error: str) -> Written:
-    limit = min(EXTRACT, source.tokens // 2)
+    limit = min(EXTRACT, source.tokens // 2) if _replaces(job) else EXTRACT
     earlier = source.earlier.text if source.earlier else ""
     if limit < LEAST:
         return Written(text=None, tokens=0, source="extractive", error=error or NOTHING_SHORTER)
     text = without_model(job.purpose, entries, limit=limit, encode=encode, earlier=earlier, given=job.given)
     length = encode(text)
-    if not text or length >= source.tokens or length > limit:
+    if not text or length > limit:
         return Written(text=None, tokens=0, source="extractive", error=error or NOTHING_SHORTER)
     return Written(text=text, tokens=length, source="extractive", error=error)

@@ -60,6 +60,13 @@ SELECT {FULL} FROM messages
 WHERE {HERE} AND seq BETWEEN $3 AND $4 AND status = 'live' AND model_visible AND turn > 0
 ORDER BY place, seq
 """
+# The conditions on `turn` are those of the index of turns (see `messages_turn`).
+LAST_TURN_BEGINS = f"""
+SELECT min(seq) FROM messages
+WHERE {HERE} AND turn + 0 IS NOT NULL AND status = 'live' AND turn = (
+    SELECT turn FROM messages WHERE {HERE} AND status = 'live' AND turn > 0 ORDER BY seq DESC LIMIT 1)
+"""
+LAST_MODEL = f"SELECT model FROM calls WHERE {HERE} ORDER BY number DESC LIMIT 1"
 FORGET = f"DELETE FROM summaries WHERE {HERE} AND first_seq <= $4 AND last_seq >= $3"
 
 NO_LIMIT = 2**62
@@ -134,11 +141,19 @@ async def newest(
     return [_summary(record) for record in reversed(records)]
 
 
-async def covered(
-    connection: Connection, tenant: str, session_id: str, first: int, last: int
-) -> list[StoredMessage]:
+async def covered(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[StoredMessage]:
     """What the model may see of ``first`` to ``last``, in order, without instructions."""
     return [message_from(record) for record in await connection.fetch(COVERED, tenant, session_id, first, last)]
+
+
+async def last_turn_begins(connection: Connection, tenant: str, session_id: str) -> int:
+    """The first sequence number of the last turn that is live; 1 where there is none."""
+    return await connection.fetchval(LAST_TURN_BEGINS, tenant, session_id) or 1
+
+
+async def last_model(connection: Connection, tenant: str, session_id: str) -> str:
+    """The model that the session's last call went to; empty where there was none."""
+    return await connection.fetchval(LAST_MODEL, tenant, session_id) or ""
 
 
 async def forget(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> None:
