@@ -59,7 +59,7 @@ class Context:
 
     A ``HeadMessage`` is rendered by the dialect; an ``Entry`` goes out as its raw bytes, patched where it was shortened
     or has a prefix. ``is_whole`` says that the entries are exactly the session's own, with nothing added, left out,
-    shortened or mended: the caller may pass the client's bytes through.
+    shortened or mended: the caller may pass the client's bytes through. ``must_answer``: the model is to call no tools.
     """
 
     messages: tuple[ContextMessage, ...]
@@ -67,3 +67,4 @@ class Context:
     report: Report
     repairs: tuple[Repair, ...]
     is_whole: bool
+    must_answer: bool = False

@@ -25,7 +25,7 @@ from app.store.messages import StoredMessage, TailRow
 from app.strategies.activity_log import derive_missing
 from app.strategies.epochs import Advance, Policy
 from app.strategies.planning import build, decide, load_from, plan_epoch, with_retrieved
-from app.strategies.presets import Slim, Strategy, strategy_name
+from app.strategies.presets import Slim, Strategy, Window
 
 # (the client's echo of a reply, the reply as the model said it) -> the echo with the model's own words.
 Restore = Callable[[Message, bytes], Message]
@@ -42,7 +42,7 @@ class Recipe:
     @property
     def extract(self) -> Extract:
         """What replies may carry that the client must not see."""
-        return Extract(terse=isinstance(self.strategy, Slim), state=strategy_name(self.strategy) == "window")
+        return Extract(terse=isinstance(self.strategy, Slim), state=isinstance(self.strategy, Window))
 
     def reach(self, epoch: Epoch | None) -> int:
         """The first sequence number that has to be loaded."""
@@ -54,7 +54,7 @@ class History:
     """What was read for one context: the snapshot and, where an epoch starts, what its head is made of.
 
     ``is_verbatim``: the entries are the request's own messages, all of them and unaltered. ``instructions`` are the
-    stored ones, for requests that bring none.
+    stored ones, for requests that bring none. ``overflows``: how often the upstream has refused what was built of it.
     """
 
     snapshot: Snapshot
@@ -62,6 +62,7 @@ class History:
     material: Material
     is_verbatim: bool
     instructions: tuple[bytes, ...] = ()
+    overflows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +76,14 @@ class Built:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What besides the history a decision looks at. Tokens of instructions and tools; the model's window."""
+    """What besides the history a decision looks at. Tokens of instructions and tools; the model's window less what is
+    kept free in it, and the whole of it.
+    """
 
     fixed_tokens: int
     window: int | None
     now: datetime
+    model_window: int | None = None
 
 
 async def load(
@@ -118,7 +122,7 @@ async def load(
     advance = decide(snapshot, strategy=recipe.strategy, policy=recipe.policy, now=around.now)
     material = Material()
     if isinstance(advance, Advance) and session is not None:
-        material = await load_material(connection, tenant, found, with_notes=recipe.extract.state)
+        material = await load_material(connection, tenant, found, recipe.strategy)
     return History(
         snapshot=snapshot,
         advance=advance if isinstance(advance, Advance) else None,
@@ -161,6 +165,7 @@ def _snapshot(
         epoch=epoch,
         fixed_tokens=around.fixed_tokens,
         window=around.window,
+        model_window=around.model_window,
         edited=found.decision.kind == "edited" or (session is not None and session.edited),
         calls=session.calls if session else 0,
         last_call_at=session.last_call_at if session else None,
@@ -305,6 +310,7 @@ def make(history: History, recipe: Recipe, around: Circumstances, model: str) ->
         advance=advance,
         now=around.now,
         encode=lambda text: tokens.count_text(text, name),
+        overflows=history.overflows,
     )
     loaded = (*snapshot.kept, *snapshot.entries)
     gone = [entry for entry in loaded if entry.seq < epoch.cut]
@@ -320,18 +326,19 @@ def make(history: History, recipe: Recipe, around: Circumstances, model: str) ->
 
 
 async def after_overflow(
-    database: Database, tenant: str, found: Found, history: History, around: Circumstances
+    database: Database, tenant: str, found: Found, history: History, recipe: Recipe, around: Circumstances
 ) -> History:
     """The same history after the upstream has refused the context as too long."""
     material = history.material
     if history.advance is None and found.session is not None:
         async with database.transaction(tenant) as connection:
-            material = await load_material(connection, tenant, found, with_notes=True)
+            material = await load_material(connection, tenant, found, recipe.strategy)
     return replace(
         history,
         snapshot=replace(history.snapshot, window=around.window),
         advance=Advance(reason="overflow"),
         material=material,
+        overflows=history.overflows + 1,
     )
 
 

@@ -12,7 +12,7 @@ from app.dialects.dialect import Dialect, Overflow, Request
 from app.domain import clients
 from app.domain.errors import ContextTooLarge, StoreUnavailable
 from app.domain.extraction import Extract
-from app.domain.models import usable_window
+from app.domain.models import known_window, usable_window
 from app.service import contexts, identity, tokens
 from app.service.arrival import NEWEST, Arrival, arrive
 from app.service.calibrations import Calibrations
@@ -25,6 +25,7 @@ from app.store.artifacts import spilled
 from app.store.connection import Database
 from app.store.lookups import Lookups
 from app.store.writes import Attribute, NewSession, RequestWrite
+from app.strategies.compositions import overflow_tries
 from app.strategies.presets import strategy_name
 
 
@@ -149,6 +150,7 @@ class Preparer:
             fixed_tokens=fixed,
             window=None if window is None else int(window / ratio),
             now=now,
+            model_window=known_window(request.model),
         )
 
     def _build(self, history: History, recipe: Recipe, around: Circumstances, model: str) -> Built | None:
@@ -231,6 +233,8 @@ class Preparer:
 
     async def reduce(self, call: Call, prepared: Prepared, overflowed: Overflow) -> Prepared | None:
         """The same call with a smaller context; None when none can be made."""
+        if prepared.history.overflows >= overflow_tries(prepared.recipe.strategy):
+            return None
         around = prepared.around
         if overflowed.limit:
             reserve = prepared.request.max_tokens
@@ -239,7 +243,7 @@ class Preparer:
             around = replace(around, window=int(window / ratio))
         try:
             history = await contexts.after_overflow(
-                self._database, call.tenant, prepared.found, prepared.history, around
+                self._database, call.tenant, prepared.found, prepared.history, prepared.recipe, around
             )
         except StoreUnavailable:
             return None

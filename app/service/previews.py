@@ -11,7 +11,7 @@ from app.dialects.dialect import Dialect
 from app.domain.context import Report, TurnReport
 from app.domain.errors import NotFound
 from app.domain.lineage import append
-from app.domain.models import usable_window
+from app.domain.models import known_window, usable_window
 from app.domain.sessions import Session
 from app.service import contexts, tokens
 from app.service.arrival import Arrival, arrive
@@ -124,7 +124,12 @@ class Previews:
         if window is None and wish.model:
             known = usable_window(wish.model, None)
             window = None if known is None else int(known / self._calibrations.ratio(wish.model))
-        return Circumstances(fixed_tokens=fixed, window=window, now=self._clock())
+        return Circumstances(
+            fixed_tokens=fixed,
+            window=window,
+            now=self._clock(),
+            model_window=wish.max_tokens or known_window(wish.model),
+        )
 
 
 async def _fixed_tokens(connection: Connection, tenant: str, session_id: str, arrival: Arrival, model: str) -> int:

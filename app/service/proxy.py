@@ -233,12 +233,12 @@ class Proxy:
         return await self._answer(call, prepared, reply, first, error_body, sent)
 
     async def _second_try(self, call: Call, prepared: Prepared, sent: float) -> Answer:
-        """One retry with a reduced context; what comes back then is the answer, whatever it is."""
+        """A retry with a reduced context, and another one with less where the strategy has one to offer."""
         reply = None
         try:
             reply = await self._send(call, prepared.body)
             reply.unpack()
-            error_body = b"" if reply.status < 400 else await reply.read(MAX_ERROR_BODY)
+            overflowed, error_body = (None, b"") if reply.status < 400 else await self._overflow_of(reply, b"")
         except BaseException as error:
             if reply is not None:
                 reply.close()
@@ -247,6 +247,9 @@ class Proxy:
             else:
                 self._recorder.record_failure(prepared, None)
             raise
+        if overflowed is not None and (less := await self._preparer.reduce(call, prepared, overflowed)) is not None:
+            reply.close()
+            return await self._second_try(call, less, sent)
         return await self._answer(call, prepared, reply, b"", error_body, sent)
 
     async def _answer(

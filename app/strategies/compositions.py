@@ -34,7 +34,14 @@ from app.strategies.shortening import (
 )
 from app.strategies.stages import insert_activity_log, keep_all, keep_recent_turns
 from app.strategies.tiering import Ages, keep_levels, score_everything
-from app.strategies.trimming import clear, drop_half_over_turns, fit_budget, keep_newest_turns, keep_texts
+from app.strategies.trimming import (
+    ask_for_answer,
+    clear,
+    drop_half_over_turns,
+    fit_budget,
+    keep_newest_turns,
+    keep_texts,
+)
 
 # Log, index and summary each get at most this share of the low watermark, whatever their own limits allow.
 HEAD_SHARE = 0.25
@@ -173,6 +180,16 @@ def compose(strategy: Strategy, start: Start) -> Composition:
             return _tiered(strategy, start)
         case _:
             assert_never(strategy)
+
+
+def overflow_tries(strategy: Strategy) -> int:
+    """How often a call that the upstream refuses as too long is tried again, each time with less."""
+    return 2 if isinstance(strategy, Trim) else 1
+
+
+def closing_of(strategy: Strategy, encode: Encode) -> tuple[Stage, ...]:
+    """The stages that look at the end of a context, at each call."""
+    return (ask_for_answer(strategy.max_steps, encode=encode),) if isinstance(strategy, Trim) else ()
 
 
 def _slim(strategy: Slim, start: Start) -> Composition:

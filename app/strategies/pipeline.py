@@ -53,6 +53,7 @@ class Draft:
     tiers: tuple[Tier, ...] = ()
     prefixes: tuple[Prefix, ...] = ()
     retrieved: tuple[int, ...] = ()
+    closing: tuple[HeadMessage, ...] = ()
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -113,17 +114,18 @@ def seal(draft: Draft, *, snapshot: Snapshot, epoch: Epoch, budget: int | None) 
     `IllegalRoles` when Tersely itself is at fault, rather than let an invalid request out.
     """
     entries, repairs = _mend(_with_prefixes(draft))
-    messages: tuple[ContextMessage, ...] = (*draft.head, *entries)
+    messages: tuple[ContextMessage, ...] = (*draft.head, *entries, *draft.closing)
     _prove_roles(messages)
     report = _write_report(draft, entries, snapshot=snapshot, epoch=epoch)
     if budget is not None and report.tokens_after > budget:
         raise ContextTooLarge(needed=report.tokens_after, budget=budget)
-    untouched = not (draft.head or draft.kept or draft.gone or repairs) and draft.cut == epoch.cut == 1
+    untouched = not (draft.head or draft.closing or draft.kept or draft.gone or repairs) and draft.cut == epoch.cut == 1
     return Context(
         messages=messages,
         epoch=epoch,
         report=report,
         repairs=repairs,
+        must_answer=bool(draft.closing),
         is_whole=untouched and not draft.edits and not any(e.is_shortened or e.prefix for e in entries),
     )
 
@@ -192,7 +194,7 @@ def _write_report(draft: Draft, sent: Sequence[Entry], *, snapshot: Snapshot, ep
 
 def _count_layers(draft: Draft, sent: Sequence[Entry], snapshot: Snapshot) -> tuple[LayerReport, ...]:
     tokens = {"instructions": snapshot.fixed_tokens}
-    for message in draft.head:
+    for message in (*draft.head, *draft.closing):
         tokens[message.layer] = tokens.get(message.layer, 0) + message.tokens
     sent_before, sent_after = _around_cut(draft, sent)
     for prefix in draft.prefixes:

@@ -11,7 +11,7 @@ from typing import assert_never
 from app.domain.context import Context, TurnReport
 from app.domain.history import Entry, Epoch, Material, Snapshot
 from app.domain.tokens import Encode
-from app.strategies.compositions import Composition, Start, compose, needs_of
+from app.strategies.compositions import Composition, Start, closing_of, compose, needs_of
 from app.strategies.epochs import (
     Advance,
     Auto,
@@ -74,7 +74,7 @@ def plan_epoch(
     advance: Advance,
     now: datetime,
     encode: Encode,
-    overflows: int = 1,
+    overflows: int = 0,
 ) -> Epoch:
     """The epoch that starts now: where it cuts, what stays before the cut, and its rendered head.
 
@@ -127,8 +127,8 @@ def build(snapshot: Snapshot, epoch: Epoch, *, strategy: Strategy, encode: Encod
     request fits is then for the upstream to say.
     """
     budget = None if isinstance(strategy, Full) else snapshot.window
-    draft = shorten_results(epoch.tiers, encode=encode)(_restore(snapshot, epoch))
-    return seal(draft, snapshot=snapshot, epoch=epoch, budget=budget)
+    stages = (shorten_results(epoch.tiers, encode=encode), *closing_of(strategy, encode))
+    return seal(run(_restore(snapshot, epoch), stages), snapshot=snapshot, epoch=epoch, budget=budget)
 
 
 def report_cut_turns(epoch: Epoch, turns: Iterable[int]) -> tuple[TurnReport, ...]:

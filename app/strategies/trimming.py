@@ -6,12 +6,15 @@ All stages count the running turn as a turn and never take it: it is the task.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from app.domain.history import Entry
+from app.domain.history import Entry, HeadMessage
 from app.domain.messages import Text
+from app.domain.tokens import Encode, count_text_message
 from app.domain.turns import Turn, group_turns
 from app.strategies.cutting import must_stay
 from app.strategies.pipeline import Draft, Edit, Stage
+from app.strategies.prompts import ANSWER_NOW
 
 # "Token Budget Trimming": with fewer turns than this a half of them would be next to everything.
 FEW_TURNS = 5
@@ -72,6 +75,21 @@ def clear() -> Stage:
         if question is not None and question is draft.tail[-1]:
             return _cut(draft, question.seq, ())
         return draft.with_cut(draft.tail[-1].seq + 1, must_stay(draft.kept, draft.tail))
+
+    return stage
+
+
+def ask_for_answer(max_steps: int, *, encode: Encode) -> Stage:
+    """A running turn of ``max_steps`` tool steps is asked to answer without further tools ("Key Configuration")."""
+
+    def stage(draft: Draft) -> Draft:
+        turns = _turns(draft)
+        steps = [step for step in turns[-1].steps if step.entries[0].message.calls] if turns else []
+        if len(steps) < max_steps:
+            return draft
+        text = ANSWER_NOW.format(steps=max_steps)
+        message = HeadMessage(layer="max_steps", role="user", text=text, tokens=count_text_message(text, encode))
+        return replace(draft, closing=(*draft.closing, message))
 
     return stage
 
