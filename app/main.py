@@ -105,17 +105,18 @@ def _spare_the_collector() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
-def _summarizer_host(settings: Settings) -> Host | None:
-    """The summarizer's own model host, if it has one."""
-    if settings.summarizer_base_url is None:
-        return None
+def _summarizer_host(settings: Settings, openai_base_url: str) -> Host | None:
+    """The summarizer's own model host, or its own key for the sessions' one, if it has either."""
     key = settings.summarizer_api_key
+    if settings.summarizer_base_url is None and key is None:
+        return None
     # It is spoken to when nobody waits, so it needs no more patience than a whole call gets.
     timeouts = Timeouts(
         connect=settings.connect_timeout, first_byte=settings.summarizer_timeout, idle=settings.summarizer_timeout
     )
     return Host(
-        upstream=Upstream(settings.summarizer_base_url, timeouts), api_key=key.get_secret_value() if key else None
+        upstream=Upstream(settings.summarizer_base_url or openai_base_url, timeouts),
+        api_key=key.get_secret_value() if key else None,
     )
 
 
@@ -153,7 +154,7 @@ def build(
     )
     calibrations = Calibrations()
     api_key = settings.openai_api_key.get_secret_value() if settings.openai_api_key else None
-    own_host = _summarizer_host(settings)
+    own_host = _summarizer_host(settings, openai_base_url or settings.openai_base_url)
     summarizer = Summarizer(
         database,
         Models(

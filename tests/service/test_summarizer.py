@@ -15,9 +15,11 @@ import pytest
 
 from app.cli.serving import log_as_json
 from app.domain.errors import NotFound
+from app.main import _summarizer_host
 from app.service import summarizer as module
 from app.service.summary_jobs import Job, credentials_of
 from app.service.summary_models import SESSION
+from app.settings import Settings
 from app.store import breakers, events, leases, memory, summaries
 from app.upstream.scripted import ScriptedReply
 from tests.builders import assistant, user
@@ -206,6 +208,26 @@ async def test_the_sessions_model_is_asked_with_the_callers_key_or_not_at_all(fi
     assert asked.headers["Authorization"] == "Bearer mine"
     assert asked.request["model"] == "session-model"
     assert "mine" not in repr(job(credentials=mine))
+
+
+@pytest.mark.parametrize(
+    ("settings", "address", "key"),
+    [
+        ({}, None, None),
+        ({"summarizer_model": "m"}, None, None),
+        ({"summarizer_api_key": "k"}, "https://host/v1", "k"),
+        ({"summarizer_base_url": "http://own/v1/"}, "http://own/v1", None),
+        (
+            {"summarizer_base_url": "http://own/v1", "summarizer_api_key": "k", "openai_api_key": "o"},
+            "http://own/v1",
+            "k",
+        ),
+    ],
+)
+def test_a_host_of_its_own_comes_from_the_settings(settings, address, key):
+    made = _summarizer_host(Settings(_env_file=None, **settings), "https://host/v1")
+    assert (made and made.upstream._base, made and made.api_key) == (address, key)
+    assert "'k'" not in repr(made)
 
 
 # Ranges, pieces, purposes
