@@ -165,7 +165,8 @@ def test_the_providers_own_tools_are_no_calls_of_ours():
     search = {"type": "server_tool_use", "id": "srv", "name": "web_search", "input": {"query": "x"}}
     found = {"type": "web_search_tool_result", "tool_use_id": "srv", "content": [{"encrypted_content": "E"}]}
     said = read("assistant", search, found, text("a"))
-    assert said.calls == said.results == ()
+    assert not said.calls
+    assert not said.results
     assert [type(part) for part in said.parts] == [Media, Media, Text]
     assert canonical(said) == canonical(read("assistant", {**search, "caller": {"type": "direct"}}, found, text("a")))
     prove_pairing([said])

@@ -66,6 +66,8 @@ def _grow(block: dict[str, Any], delta: dict[str, Any]) -> None:
             block["partial"] = block.get("partial", "") + delta["partial_json"]
         case "citations_delta":
             block["citations"] = [*(block.get("citations") or []), delta["citation"]]
+        case other:
+            raise AssertionError(other)
 
 
 def event(payload: dict[str, Any]) -> bytes:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
 from app.dialects import raw_json
+from app.dialects.bodies import BodyDecoder, verbatim
 from app.dialects.dialect import Request, Usage
-from app.dialects.media import image_size
+from app.dialects.media import image_size, media_digest
 from app.domain.errors import InvalidRequest
 from app.domain.messages import Media, MediaKind, Message, Part, Reasoning, Role, Text, ToolCall, ToolResult
 
@@ -113,7 +113,7 @@ class _Message(msgspec.Struct):
 _usage_decoder = msgspec.json.Decoder(_Usage)
 _UNKNOWN = Media(kind="other", digest="")
 
-_request_decoder = msgspec.json.Decoder(_Request)
+_bodies = BodyDecoder(_Request)
 _message_decoder = msgspec.json.Decoder(_Message)
 
 
@@ -125,16 +125,7 @@ def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) ->
     malformed JSON, nesting too deep, no object, ``messages`` missing or no array, and wrong types of
     ``model``, ``stream``, ``stream_options`` and ``n``.
     """
-    _check_utf8(body)
-    try:
-        request = _request_decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise _explain(error) from error
-    except RecursionError as error:
-        raise InvalidRequest("The JSON of the request body is nested too deep.") from error
-    except msgspec.DecodeError:
-        request = _read_slowly(body)
-    return _to_request(request, read or read_message)
+    return _to_request(_bodies.decode(body), read or read_message)
 
 
 def read_message(raw: bytes, *, default_role: str = "") -> Message:
@@ -166,57 +157,6 @@ def read_reply(raw: bytes) -> Message:
     return read_message(raw, default_role="assistant")
 
 
-def _check_utf8(body: bytes) -> None:
-    if body.isascii():
-        return
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"The request body is not valid UTF-8 (byte {error.start}).") from error
-
-
-def _explain(error: msgspec.ValidationError) -> InvalidRequest:
-    """The library says ``Expected `array`, got `str` - at `$.messages` ``: the field is what follows the
-    ``$.``.
-    """
-    detail, _, path = str(error).partition(" - at `$")
-    field = path.rstrip("`").lstrip(".") or None
-    if "required field `messages`" in detail:
-        field = "messages"
-    where = f"Invalid '{field}'" if field else "Invalid request body"
-    return InvalidRequest(f"{where}: {detail[:1].lower() + detail[1:]}.", field=field)
-
-
-def _read_slowly(body: bytes) -> _Request:
-    """The same for what msgspec refuses and the standard library reads: lone surrogates above all."""
-    try:
-        members = raw_json.split_object(body)
-    except raw_json.TooDeep as error:
-        raise InvalidRequest("The JSON of the request body is nested too deep.") from error
-    except ValueError as error:
-        raise InvalidRequest(f"The request body is not valid JSON: {error}.") from error
-    plain: dict[str, Any] = {
-        key: raw_json.load(members[key]) for key in ("model", "stream", "stream_options", "n") if key in members
-    }
-    try:
-        plain["messages"] = [msgspec.Raw(item) for item in raw_json.split_array(members["messages"])]
-    except KeyError as error:
-        raise InvalidRequest(
-            "Invalid 'messages': object missing required field `messages`.", field="messages"
-        ) from error
-    except ValueError as error:
-        raise InvalidRequest("Invalid 'messages': expected `array`.", field="messages") from error
-    verbatim: dict[str, Any] = {
-        key: msgspec.Raw(members[key])
-        for key in ("tools", "functions", "tool_choice", "response_format", "stop")
-        if key in members
-    }
-    try:
-        return msgspec.convert({**plain, **verbatim}, _Request)
-    except msgspec.ValidationError as error:
-        raise _explain(error) from error
-
-
 def _to_request(request: _Request, read: Callable[[bytes], Message]) -> Request:
     messages: tuple[Message, ...] = ()
     unreadable = None
@@ -231,10 +171,10 @@ def _to_request(request: _Request, read: Callable[[bytes], Message]) -> Request:
         stream=bool(request.stream),
         include_usage=options is not None and bool(options.include_usage),
         n=1 if request.n is None else request.n,
-        tools=_verbatim(request.tools) or _verbatim(request.functions),
-        tool_choice=_verbatim(request.tool_choice),
-        response_format=_verbatim(request.response_format),
-        stop=_verbatim(request.stop),
+        tools=verbatim(request.tools) or verbatim(request.functions),
+        tool_choice=verbatim(request.tool_choice),
+        response_format=verbatim(request.response_format),
+        stop=verbatim(request.stop),
         max_tokens=_whole(request.max_completion_tokens) or _whole(request.max_tokens),
         ids=_read_ids(request),
         unreadable=unreadable,
@@ -268,11 +208,6 @@ def read_usage(raw: bytes) -> Usage:
     details = usage.prompt_tokens_details
     cached = details.cached_tokens if details is not None else usage.prompt_cache_hit_tokens
     return Usage(input=usage.prompt_tokens, cached=cached, output=usage.completion_tokens)
-
-
-def _verbatim(raw: msgspec.Raw) -> bytes:
-    value = bytes(raw)
-    return b"" if value == b"null" else value
 
 
 def _decode_message(raw: bytes) -> _Message:
@@ -358,7 +293,7 @@ def _describe_unknown(parts: list[Part | None], raw: bytes) -> None:
     for place, part in enumerate(parts):
         if part == _UNKNOWN:
             said = {key: value for key, value in items[place].items() if key != "cache_control"}
-            parts[place] = Media(kind="other", digest=_digest(json.dumps(said, sort_keys=True).encode()))
+            parts[place] = Media(kind="other", digest=media_digest(json.dumps(said, sort_keys=True)))
 
 
 def _read_image(value: object) -> Media:
@@ -367,7 +302,7 @@ def _read_image(value: object) -> Media:
     width, height = image_size(url) if isinstance(url, str) else (0, 0)
     return Media(
         kind="image",
-        digest=_digest(_to_bytes(url if isinstance(url, str) else image)),
+        digest=media_digest(url if isinstance(url, str) else image),
         detail=detail if isinstance(detail, str) else "",
         width=width,
         height=height,
@@ -378,17 +313,7 @@ def _media(kind: MediaKind, value: object, *keys: str) -> Media:
     """``keys``: where the thing itself lies, in order of preference; everything when none of them is there."""
     members = value if isinstance(value, dict) else {}
     content = next((v for key in keys if isinstance(v := members.get(key), str)), None)
-    return Media(kind=kind, digest=_digest(_to_bytes(content if content is not None else value)))
-
-
-def _to_bytes(value: object) -> bytes:
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogatepass")
-    return raw_json.dump(value)
-
-
-def _digest(content: bytes) -> str:
-    return blake2b(content, digest_size=16).hexdigest()
+    return Media(kind=kind, digest=media_digest(content if content is not None else value))
 
 
 def _read_calls(message: _Message) -> list[Part]:
