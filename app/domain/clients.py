@@ -76,6 +76,9 @@ SIDE_QUESTIONS: tuple[tuple[str, SideCall], ...] = (
     ("### Task:\nSuggest 3-5 relevant follow-up questions", "suggestion"),  # Open WebUI
 )
 
+_INSTRUCTION_MARKS = re.compile("|".join(re.escape(mark) for mark, _ in SIDE_INSTRUCTIONS))
+_QUESTION_MARKS = tuple(mark for mark, _ in SIDE_QUESTIONS)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientIds:
@@ -116,17 +119,15 @@ def side_call(
         if headers.get(header) == value:
             return kind
     openings = "\n".join(message.text[:MARK_WITHIN] for message in messages[:3] if message.is_instruction)
-    for mark, kind in SIDE_INSTRUCTIONS:
-        if mark in openings:
-            return kind
+    if _INSTRUCTION_MARKS.search(openings):
+        return next(kind for mark, kind in SIDE_INSTRUCTIONS if mark in openings)
     if b"<end_plan>" in stops and not has_tools:
         return "planning"  # smolagents
     last = next((message for message in reversed(messages) if message.role == "user"), None)
     if last is not None:
         text = last.text.lstrip()
-        for mark, kind in SIDE_QUESTIONS:
-            if text.startswith(mark):
-                return kind
+        if text.startswith(_QUESTION_MARKS):
+            return next(kind for mark, kind in SIDE_QUESTIONS if text.startswith(mark))
     return None
 
 

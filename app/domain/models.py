@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 # The first match counts; names may carry a host's prefix ("openai/gpt-4o") or a date.
 WINDOWS: tuple[tuple[str, int], ...] = (
@@ -22,6 +23,7 @@ _WINDOWS = tuple((re.compile(rf"(?:^|/){pattern}", re.IGNORECASE), window) for p
 DEFAULT_RESERVE = 4_096
 
 
+@lru_cache(maxsize=256)
 def known_window(model: str) -> int | None:
     """The model's context window, where it is known."""
     return next((window for pattern, window in _WINDOWS if pattern.search(model)), None)

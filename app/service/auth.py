@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from hashlib import sha256
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -96,6 +97,7 @@ def _check_local(headers: Iterable[tuple[str, str]]) -> None:
             raise Forbidden("without keys Tersely is not for web pages of other hosts (Origin)")
 
 
+@lru_cache(maxsize=256)
 def is_loopback(url: str) -> bool:
     """Whether the host of that address is this machine's own."""
     try:

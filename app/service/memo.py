@@ -2,47 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Generic, TypeVar
-
 from app.dialects.dialect import Dialect
 from app.domain.lineage import Incoming
 from app.domain.messages import Message
 from app.service.arrival import identify
+from app.service.bounded import Memo
 from app.service.contexts import restore_reply
-
-V = TypeVar("V")
-
-
-class Memo(Generic[V]):
-    """Values of pure functions by their arguments, of at most ``budget`` bytes in all (as the caller says).
-
-    Two generations: what was asked for since the last change of generations survives the next one. Keys are contents,
-    so nothing ever has to be invalidated.
-    """
-
-    def __init__(self, budget: int) -> None:
-        self._half = budget // 2
-        self._young: dict[Hashable, V] = {}
-        self._old: dict[Hashable, V] = {}
-        self._size = 0
-
-    def get(self, key: Hashable, size: int) -> V | None:
-        """The value of ``key``, if it is remembered. ``size`` is what it counts for."""
-        value = self._young.get(key)
-        if value is None:
-            value = self._old.get(key)
-            if value is not None:
-                self.put(key, value, size)
-        return value
-
-    def put(self, key: Hashable, value: V, size: int) -> None:
-        """Remember a value."""
-        if self._size + size > self._half:
-            self._old, self._young, self._size = self._young, {}, 0
-        if size <= self._half:
-            self._young[key] = value
-            self._size += size
 
 
 class MessageMemo:

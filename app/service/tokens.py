@@ -6,11 +6,13 @@ import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Literal
 
 from app.domain import tokens
 from app.domain.messages import Message
+from app.service.bounded import Memo
 from app.service.vocabulary import load_encoding
 
 EncodingName = Literal["o200k_base", "cl100k_base"]
@@ -29,6 +31,7 @@ RECOUNTED = 8_192
 _recounted: dict[tuple[EncodingName, bytes], int] = {}
 
 
+@lru_cache(maxsize=256)
 def encoding_for(model: str) -> EncodingName:
     """The vocabulary that counts for ``model``."""
     return "cl100k_base" if _CL100K.search(model) else "o200k_base"
@@ -88,16 +91,16 @@ class FixedTokens:
     is counted in small portions too, since the result is kept.
     """
 
-    def __init__(self, size: int = 512) -> None:
-        """``size``: how many contents are remembered."""
-        self._size = size
-        self._counts: OrderedDict[tuple[EncodingName, bytes], int] = OrderedDict()
+    def __init__(self, budget: int = 8 * 1024 * 1024, seen: int = 4096) -> None:
+        """``budget``: bytes of the contents whose counts are remembered; ``seen``: attributes known to be stored."""
+        self._counts: Memo[int] = Memo(budget)
         self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._most_seen = seen
 
     def count(self, model: str, raws: Sequence[bytes], tools: bytes) -> int:
         """Tokens of instruction messages and tool definitions, in wire form."""
         name = encoding_for(model)
-        return sum(self._count(name, raw) for raw in (*raws, tools) if raw)
+        return sum([self._count(name, raw) for raw in (*raws, tools) if raw])
 
     def is_new(self, tenant: str, session_id: str, raw: bytes) -> bool:
         """Whether a session's attribute may not be stored yet; says so again for what was forgotten."""
@@ -106,18 +109,13 @@ class FixedTokens:
             self._seen.move_to_end(key)
             return False
         self._seen[key] = None
-        if len(self._seen) > self._size * 8:
+        if len(self._seen) > self._most_seen:
             self._seen.popitem(last=False)
         return True
 
     def _count(self, name: EncodingName, raw: bytes) -> int:
-        key = (name, content_digest(raw))
-        count = self._counts.get(key)
+        count = self._counts.get((name, raw), len(raw))
         if count is None:
             count = count_text(raw.decode("utf-8", "replace"), name)
-            self._counts[key] = count
-            if len(self._counts) > self._size:
-                self._counts.popitem(last=False)
-        else:
-            self._counts.move_to_end(key)
+            self._counts.put((name, raw), count, len(raw))
         return count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -102,7 +103,7 @@ def enter_request(write: RequestWrite, state: State, decision: Decision, rows: R
         answered_seq=answered.seq if answered else 0,
         answered_place=answered.place if answered else 0.0,
         decision=decision,
-        state=replace(state),
+        state=copy(state),
         is_as_decided=is_as_decided,
     )
 

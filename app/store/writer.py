@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 import asyncpg
@@ -339,7 +340,7 @@ def _attempt(write: Write) -> _Attempt | None:
         return _Attempt(state=State(id=write.session_id), expected=None, create=write.create) if write.create else None
     if write.request.outcome is None:
         return None
-    state = replace(write.request.outcome.state)
+    state = copy(write.request.outcome.state)
     return _Attempt(state=state, expected=state.version, create=None)
 
 
@@ -435,7 +436,7 @@ async def _written_before(connection: Connection, tenant: str, write: RequestWri
         answered_seq=row["last_seq"],
         answered_place=float(row["last_seq"]),
         decision=replace(write.decision, placed=()),
-        state=replace(state),
+        state=copy(state),
         was_stored_before=True,
     )
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
+import msgspec
+
 from app.domain.history import Epoch, TerseEntry
 from app.domain.lineage import Decision, Incoming
 from app.domain.sessions import Session
@@ -51,8 +53,7 @@ class Attribute:
     raw: bytes
 
 
-@dataclass(slots=True, kw_only=True)
-class State:
+class State(msgspec.Struct, kw_only=True):
     """A session's counters, as a write finds and leaves them. ``plan`` None: as it was."""
 
     id: str

@@ -73,8 +73,19 @@ class Reply:
             if piece := inflate.decompress(packed, MAX_INFLATED):
                 return piece
 
+    def _at_hand(self) -> bytes | None:
+        """What has arrived already, ``b""`` at the end; None where one has to wait, or to unpack."""
+        content = self._response.content
+        if self._inflate is not None or content.exception() is not None:
+            return None
+        if content.at_eof():
+            return b""
+        return content.read_nowait() or None
+
     async def peek(self, wait: float) -> bytes:
         """The first bytes of the body, or ``b""`` when there are none within ``wait`` seconds."""
+        if (found := self._at_hand()) is not None:
+            return found
         try:
             async with asyncio.timeout(wait):
                 return await self._read_some()
@@ -104,8 +115,10 @@ class Reply:
         try:
             while True:
                 try:
-                    async with asyncio.timeout(pause):
-                        chunk = await self._read_some()
+                    # A timer costs more than what is at hand already.
+                    if (chunk := self._at_hand()) is None:
+                        async with asyncio.timeout(pause):
+                            chunk = await self._read_some()
                 except TimeoutError:
                     silence += pause
                     if silence >= self._idle:
