@@ -181,6 +181,7 @@ def build(
         recipes=recipes,
         calibrations=calibrations,
         metrics=metrics,
+        summarizer=summarizer,
         config=ProxyConfig(
             api_key=api_key,
             fail_open=settings.fail_open == "on",

@@ -22,6 +22,7 @@ from app.domain.extraction import NOTHING
 from app.domain.headers import Headers, downstream_headers, upstream_headers
 from app.service.calibrations import Calibrations
 from app.service.calls import Answer, Call, ContextKind, Labels
+from app.service.forethought import Forethought
 from app.service.memo import MessageMemo
 from app.service.metrics import Metrics
 from app.service.preparing import Prepared, Preparer
@@ -29,6 +30,7 @@ from app.service.recipes import Recipes
 from app.service.recording import Recorder
 from app.service.stream_end import StreamEnd, until_end, whole_events
 from app.service.summaries import Summaries
+from app.service.summarizer import Summarizer
 from app.store.connection import Database
 from app.store.lookups import Lookups
 from app.store.writer import Writer
@@ -74,6 +76,7 @@ class Proxy:
         calibrations: Calibrations,
         metrics: Metrics,
         config: ProxyConfig,
+        summarizer: Summarizer,
         clock: Callable[[], datetime],
         monotonic: Callable[[], float],
         new_id: Callable[[], str],
@@ -85,6 +88,7 @@ class Proxy:
         self._config = config
         self._monotonic = monotonic
         self._memo = MessageMemo(dialect, config.memo)
+        self._forethought = Forethought(summarizer, dialect)
         self._preparer = Preparer(
             dialect=dialect,
             database=database,
@@ -274,6 +278,7 @@ class Proxy:
         ended = self._monotonic()
         client_body, said = self._dialect.split_reply(body, prepared.extract)
         await self._recorder.commit(prepared, said, reply.status, is_whole=True)
+        self._forethought.consider(call, prepared)
         self._observe(call, sent, ended)
         return Answer(status=reply.status, headers=headers, body=client_body)
 
@@ -342,6 +347,7 @@ class Proxy:
             said = reader.reply
             is_whole = not said.error and (said.is_done or all(choice.finish_reason for choice in said.choices))
             await self._recorder.commit(prepared, said, reply.status, is_whole=is_whole)
+            self._forethought.consider(call, prepared)
             if last := end.held + rest:
                 yield last
         finally:

@@ -53,12 +53,19 @@ def foresee(strategy: Strategy, snapshot: Snapshot) -> tuple[Foreseen, ...]:
 
 
 def after_cut(strategy: Strategy, snapshot: Snapshot, epoch: Epoch) -> tuple[Foreseen, ...]:
-    """What an epoch that has just started wants of what it cut (CowAgent: trimmed messages go to the day's memory)."""
-    if not isinstance(strategy, Trim):
+    """What an epoch that has just started wants of what it cut, for the next one.
+
+    Messages that are trimmed go to the day's memory (CowAgent); a checkpoint may not have been ready in time.
+    """
+    if not isinstance(strategy, Trim | Compact):
         return ()
     staying = set(epoch.kept)
     gone = [e.seq for e in (*snapshot.kept, *snapshot.entries) if e.seq < epoch.cut and e.seq not in staying]
-    return (Foreseen(purpose="trim", first_seq=min(gone), last_seq=max(gone)),) if gone else ()
+    if not gone:
+        return ()
+    if isinstance(strategy, Compact):
+        return (Foreseen(purpose="checkpoint", first_seq=1, last_seq=max(gone)),)
+    return (Foreseen(purpose="trim", first_seq=min(gone), last_seq=max(gone)),)
 
 
 def _halves(strategy: Trim, snapshot: Snapshot) -> tuple[Foreseen, ...]:
