@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from app.domain.errors import InvalidRequest, NotFound, TooLarge
+from app.domain.memos import Memo
 from app.domain.relevance import rank_documents
 from app.domain.terms import tokenize
 from app.store import memos, sessions
 from app.store.connection import Connection, Database
-from app.store.memos import Memo, Place
+from app.store.memos import Place
 
 MAX_CONTENT = 8_000
 """Characters of a memo."""
@@ -89,9 +90,9 @@ class Memos:
             return await ranked(connection, tenant, query, tags=wanted, most=limit, floor=0.0)
 
 
-async def relevant(connection: Connection, tenant: str, text: str) -> list[Memo]:
-    """At most `RELEVANT` memos that ``text`` (a user's message) is clearly about, the best first."""
-    return await ranked(connection, tenant, text, tags=None, most=RELEVANT)
+async def relevant(connection: Connection, tenant: str, text: str, *, most: int = RELEVANT) -> list[Memo]:
+    """At most ``most`` memos that ``text`` (a user's message) is clearly about, the best first."""
+    return await ranked(connection, tenant, text, tags=None, most=most)
 
 
 async def ranked(

@@ -1,13 +1,13 @@
-"""Memos: tagged knowledge of a tenant, across sessions."""
+"""Memos as rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from asyncpg import Record
 
+from app.domain.memos import Memo
 from app.store.connection import Connection
 
 COLUMNS = "id, session_id, tags, created_at, content"
@@ -25,17 +25,6 @@ ORDER BY created_at DESC, id DESC LIMIT $6
 
 # Time and id: where a memo stands in the list.
 Place = tuple[datetime, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memo:
-    """A memo; ``session_id`` is the session that it came from, which may be gone."""
-
-    id: str
-    content: str
-    tags: tuple[str, ...]
-    session_id: str | None
-    created_at: datetime
 
 
 async def add(connection: Connection, tenant: str, memo: Memo, terms: Sequence[str]) -> None:

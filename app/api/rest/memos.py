@@ -10,9 +10,9 @@ from app.api.rest import schemas
 from app.api.rest.answers import answer, moment, page, printable
 from app.api.rest.guard import Tenant
 from app.api.rest.schemas import Limit, NewMemo, SearchMemos
+from app.domain.memos import Memo
 from app.service.cursors import read_cursor, write_cursor
 from app.service.memos import Memos
-from app.store.memos import Memo
 
 After = Annotated[str | None, Query(max_length=2000, description="The `next` of the page before.")]
 Tags = Annotated[list[str] | None, Query(alias="tag", description="Memos with any of these tags.")]

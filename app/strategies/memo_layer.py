@@ -1,0 +1,23 @@
+"""The memos that bear on a user's message, as a text that goes in front of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from app.domain.memos import Memo
+from app.strategies.prompts import MEMOS_END, MEMOS_TITLE
+
+
+def render_memos(memos: Sequence[Memo]) -> str:
+    """One item each, its tags behind it; empty where there are none. The same memos give the same bytes.
+
+    What a memo says stays inside its item: every line after the first is indented.
+    """
+    if not memos:
+        return ""
+    return "\n".join((MEMOS_TITLE, *map(_item, memos), MEMOS_END))
+
+
+def _item(memo: Memo) -> str:
+    tags = f" [{', '.join(memo.tags)}]" if memo.tags else ""
+    return "- " + "\n  ".join(memo.content.strip().splitlines()) + tags
