@@ -401,7 +401,7 @@ def _shortened(message: Message, dialect: Dialect) -> bytes:
     results = {result.call_id: result.text for result in message.results}
     if results:
         raw = dialect.with_results(raw, results)
-    if message.starts_turn and message.text:
+    if message.starts_turn and message.text != dialect.read_message(raw).text:
         raw = dialect.with_text(raw, message.text)
     return raw
 

@@ -19,6 +19,8 @@ from tests.conftest import Database
 
 MESSAGE = {"messages": [{"role": "user", "content": "secret"}]}
 
+SHA = "0" * 64
+
 # Every route on one session, with a body that would do.
 ROUTES: list[tuple[str, str, object]] = [
     ("GET", "/api/sessions/{id}", None),
@@ -54,6 +56,7 @@ OTHERS: list[tuple[str, str, object]] = [
     ("POST", "/api/memos/search", {"query": "x"}),
     ("GET", "/api/memos/m1", None),
     ("DELETE", "/api/memos/m1", None),
+    ("GET", f"/api/artifacts/{SHA}", None),
 ]
 
 
@@ -68,7 +71,7 @@ def test_the_lists_above_name_every_route() -> None:
 
     app = build(Settings(), database_url="postgresql://").rest
     known = {
-        (method.upper(), path.replace("{session_id}", "{id}").replace("{turn}", "t1").replace("{memo_id}", "m1"))
+        (method.upper(), path.replace("{session_id}", "{id}").format(id="{id}", turn="t1", memo_id="m1", sha256=SHA))
         for path, operations in app.openapi()["paths"].items()
         for method in operations
         if path.startswith("/api/")
