@@ -1,4 +1,4 @@
-"""A request's body read into a struct, or refused in words that a caller understands."""
+"""A request's body and its messages read into structs, or refused in words that a caller understands."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from app.dialects import raw_json
 from app.dialects.members import check_utf8, split_body
 from app.domain.errors import InvalidRequest
 
-_Body = TypeVar("_Body", bound=msgspec.Struct)
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 _MISSING = re.compile(r"missing required field `(\w+)`")
 
 
-class BodyDecoder(Generic[_Body]):
+class BodyDecoder(Generic[_Struct]):
     """Reads bodies into ``kind``, a struct that keeps as ``Raw`` what must stay verbatim."""
 
-    def __init__(self, kind: type[_Body]) -> None:
+    def __init__(self, kind: type[_Struct]) -> None:
         self._kind = kind
         self._decoder = msgspec.json.Decoder(kind)
 
-    def decode(self, body: bytes) -> _Body:
+    def decode(self, body: bytes) -> _Struct:
         """Raises ``InvalidRequest`` as ``split_body`` does, and for members that are missing or of a wrong type.
 
         Its ``field`` is the member to blame, where there is one.
@@ -36,7 +36,7 @@ class BodyDecoder(Generic[_Body]):
         except (msgspec.DecodeError, RecursionError):
             return self._decode_slowly(body)
 
-    def _decode_slowly(self, body: bytes) -> _Body:
+    def _decode_slowly(self, body: bytes) -> _Struct:
         """The same for what msgspec refuses and the standard library reads: lone surrogates above all."""
         members = split_body(body)
         fields = {field.encode_name: field.type for field in msgspec.structs.fields(self._kind)}
@@ -45,6 +45,29 @@ class BodyDecoder(Generic[_Body]):
             return msgspec.convert(values, self._kind)
         except msgspec.ValidationError as error:
             raise _explain(error) from error
+
+
+class MessageDecoder(Generic[_Struct]):
+    """Reads messages into ``kind``, a struct without ``Raw`` members."""
+
+    def __init__(self, kind: type[_Struct]) -> None:
+        self._kind = kind
+        self._decoder = msgspec.json.Decoder(kind)
+
+    def decode(self, raw: bytes) -> _Struct:
+        """Raises ``InvalidRequest`` for what cannot be understood."""
+        try:
+            return self._decoder.decode(raw)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"a message that cannot be understood: {error}") from error
+        except msgspec.DecodeError:
+            pass
+        except RecursionError as error:
+            raise InvalidRequest("a message nested too deep") from error
+        try:
+            return msgspec.convert(raw_json.load(raw), self._kind)
+        except ValueError as error:  # msgspec's errors are ValueErrors too
+            raise InvalidRequest(f"a message that cannot be understood: {error}") from error
 
 
 def verbatim(raw: msgspec.Raw) -> bytes:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from app.dialects import raw_json
-from app.dialects.bodies import BodyDecoder, verbatim
+from app.dialects.bodies import BodyDecoder, MessageDecoder, verbatim
 from app.dialects.dialect import Request, Usage
 from app.dialects.media import image_size, media_digest
 from app.domain.chain import without_injected
@@ -72,7 +72,7 @@ class _Usage(msgspec.Struct):
 
 
 _bodies = BodyDecoder(_Request)
-_message_decoder = msgspec.json.Decoder(_Message)
+_messages = MessageDecoder(_Message)
 _usage_decoder = msgspec.json.Decoder(_Usage)
 
 
@@ -113,7 +113,7 @@ def read_message(raw: bytes) -> Message:
 
     Blocks that belong to the provider's own tools, and those of an unknown type, become ``Media(kind="other")``.
     """
-    message = _decode_message(raw)
+    message = _messages.decode(raw)
     role = _ROLES.get(message.role or ("system" if message.system is not None else ""))
     if role is None:
         raise InvalidRequest(f"unknown role {message.role!r}", field="role")
@@ -142,21 +142,6 @@ def read_usage(raw: bytes) -> Usage:
     fresh, cached = usage.input_tokens, usage.cache_read_input_tokens
     total = None if fresh is None else fresh + (cached or 0) + (usage.cache_creation_input_tokens or 0)
     return Usage(input=total, cached=cached, output=usage.output_tokens)
-
-
-def _decode_message(raw: bytes) -> _Message:
-    try:
-        return _message_decoder.decode(raw)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"a message that cannot be understood: {error}") from error
-    except msgspec.DecodeError:
-        pass
-    except RecursionError as error:
-        raise InvalidRequest("a message nested too deep") from error
-    try:
-        return msgspec.convert(raw_json.load(raw), _Message)
-    except ValueError as error:  # msgspec's errors are ValueErrors too
-        raise InvalidRequest(f"a message that cannot be understood: {error}") from error
 
 
 def _only_results(parts: tuple[Part, ...]) -> bool:

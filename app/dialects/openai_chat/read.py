@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from app.dialects import raw_json
-from app.dialects.bodies import BodyDecoder, verbatim
+from app.dialects.bodies import BodyDecoder, MessageDecoder, verbatim
 from app.dialects.dialect import Request, Usage
 from app.dialects.media import image_size, media_digest
 from app.domain.errors import InvalidRequest
@@ -114,7 +114,7 @@ _usage_decoder = msgspec.json.Decoder(_Usage)
 _UNKNOWN = Media(kind="other", digest="")
 
 _bodies = BodyDecoder(_Request)
-_message_decoder = msgspec.json.Decoder(_Message)
+_messages = MessageDecoder(_Message)
 
 
 def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) -> Request:
@@ -135,7 +135,7 @@ def read_message(raw: bytes, *, default_role: str = "") -> Message:
     ``function``; refusals and the reasoning fields of several providers become ``Reasoning``; parts of an
     unknown type become ``Media(kind="other")``.
     """
-    message = _decode_message(raw)
+    message = _messages.decode(raw)
     role = _ROLES.get(message.role or default_role)
     if role is None:
         raise InvalidRequest(f"unknown role {message.role!r}", field="role")
@@ -208,21 +208,6 @@ def read_usage(raw: bytes) -> Usage:
     details = usage.prompt_tokens_details
     cached = details.cached_tokens if details is not None else usage.prompt_cache_hit_tokens
     return Usage(input=usage.prompt_tokens, cached=cached, output=usage.completion_tokens)
-
-
-def _decode_message(raw: bytes) -> _Message:
-    try:
-        return _message_decoder.decode(raw)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"a message that cannot be understood: {error}") from error
-    except msgspec.DecodeError:
-        pass
-    except RecursionError as error:
-        raise InvalidRequest("a message nested too deep") from error
-    try:
-        return msgspec.convert(raw_json.load(raw), _Message)
-    except ValueError as error:  # msgspec's errors are ValueErrors too
-        raise InvalidRequest(f"a message that cannot be understood: {error}") from error
 
 
 def _read_result(message: _Message, raw: bytes) -> ToolResult:
