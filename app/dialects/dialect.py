@@ -162,6 +162,7 @@ class Dialect:
     write_text: Callable[[Role, str], bytes]
     write_message: Callable[[Message], bytes]
     as_input: Callable[[bytes], bytes]
+    as_reply: Callable[[bytes], bytes]
     restore_reply: Callable[[bytes, bytes], bytes]
     with_text: Callable[[bytes, str | None], bytes]
     with_results: Callable[[bytes, Mapping[str, str]], bytes]

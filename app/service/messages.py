@@ -213,8 +213,7 @@ def _take_out(read: Sequence[Message], dialect: Dialect, recipe: Recipe, now: da
 
 def split_reply(raw: bytes, dialect: Dialect, extract: Extract) -> ReplyChoice:
     """A reply as the client sees it, with what was taken out of it."""
-    body = b'{"choices":[{"index":0,"message":' + raw + b"}]}"
-    choices = dialect.split_reply(body, extract)[1].choices
+    choices = dialect.split_reply(dialect.as_reply(raw), extract)[1].choices
     return choices[0] if choices else ReplyChoice(index=0, model_message=raw, client_message=raw)
 
 

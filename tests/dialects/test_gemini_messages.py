@@ -31,6 +31,7 @@ from app.dialects.registry import GEMINI, GEMINI_GCA
 from app.domain.chain import canonical, chain
 from app.domain.clients import side_call
 from app.domain.errors import InvalidRequest
+from app.domain.extraction import Extract
 from app.domain.history import Entry
 from app.domain.messages import Media, Message, Reasoning, Text, ToolCall, ToolResult
 from app.domain.pairing import prove_pairing, repair
@@ -524,3 +525,11 @@ def test_usage(usage: Any, expected: tuple[int | None, ...]):
     read = GEMINI.read_usage(raw(usage))
     assert (read.input, read.cached, read.output) == expected
     assert GEMINI.read_usage(b"") == GEMINI.read_usage(b"{}")
+
+
+@both
+def test_a_message_on_its_own_is_split_like_a_reply(dialect: Dialect):
+    said = raw(content({"text": "Hi<terse>x</terse>"}, role="model"))
+    (choice,) = dialect.split_reply(dialect.as_reply(said), Extract(terse=True))[1].choices
+    assert (choice.model_message, choice.terse) == (said, ("x",))
+    assert json.loads(choice.client_message) == content({"text": "Hi"}, role="model")

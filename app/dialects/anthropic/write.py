@@ -155,6 +155,11 @@ def with_text(raw: bytes, text: str | None) -> bytes:
     return raw_json.join_object(members)
 
 
+def as_reply(message: bytes) -> bytes:
+    """The body of a reply that says ``message`` and nothing else: a reply is a message."""
+    return message
+
+
 def restore_reply(echo: bytes, said: bytes) -> bytes:
     """The client's ``echo`` of a reply with the model's own words, those of ``said``, put back.
 

@@ -114,6 +114,11 @@ def as_input(reply: bytes) -> bytes:
     return raw_json.join_object(members)
 
 
+def as_reply(content: bytes) -> bytes:
+    """The body of a reply that says ``content`` and nothing else."""
+    return b'{"candidates":[{"content":' + content + b"}]}"
+
+
 def restore_reply(echo: bytes, said: bytes) -> bytes:
     """The client's ``echo`` of a reply with the model's own words, those of ``said``, put back.
 

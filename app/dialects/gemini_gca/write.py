@@ -9,6 +9,11 @@ from app.dialects.gemini import write as gemini
 from app.dialects.members import split_body
 
 
+def as_reply(content: bytes) -> bytes:
+    """As Gemini's, inside of ``response``."""
+    return b'{"response":' + gemini.as_reply(content) + b"}"
+
+
 def write_request(
     body: bytes,
     *,

@@ -132,6 +132,11 @@ def as_input(reply: bytes) -> bytes:
     return raw_json.join_object(kept)
 
 
+def as_reply(message: bytes) -> bytes:
+    """The body of a reply that says ``message`` and nothing else."""
+    return b'{"choices":[{"index":0,"message":' + message + b"}]}"
+
+
 def restore_reply(echo: bytes, said: bytes) -> bytes:
     """The client's ``echo`` of a reply with the model's own words, those of ``said``, put back."""
     return with_text(echo, read_reply(said).text)
