@@ -25,6 +25,11 @@ class Arrival:
     chains: tuple[bytes, ...]
 
     @property
+    def size(self) -> int:
+        """Bytes of the messages."""
+        return sum(len(message.raw) for message in self.messages)
+
+    @property
     def links(self) -> list[int]:
         """The indexes of the messages that are part of the history proper."""
         return [index for index, incoming in enumerate(self.incoming) if incoming.is_link]

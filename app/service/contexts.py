@@ -15,16 +15,18 @@ from app.domain.context import Context, ContextMessage
 from app.domain.extraction import Extract
 from app.domain.history import Entry, Epoch, HeadMessage, Material, Snapshot, TerseEntry
 from app.domain.messages import Message, ToolResult
+from app.domain.sessions import Session
 from app.service import tokens
 from app.service.arrival import Arrival
+from app.service.aside import aside
 from app.service.identity import Found
 from app.service.material import load_material
-from app.store import messages
+from app.store import messages, turns
 from app.store.connection import Connection, Database
 from app.store.messages import StoredMessage, TailRow
 from app.strategies.activity_log import derive_missing
 from app.strategies.epochs import Advance, Policy
-from app.strategies.planning import build, decide, load_from, plan_epoch, with_retrieved
+from app.strategies.planning import build, decide, load_from, plan_epoch, turns_to_load, with_retrieved
 from app.strategies.presets import Slim, Strategy, Window
 
 # (the client's echo of a reply, the reply as the model said it) -> the echo with the model's own words.
@@ -63,6 +65,11 @@ class History:
     is_verbatim: bool
     instructions: tuple[bytes, ...] = ()
     overflows: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the messages that were loaded."""
+        return sum(len(entry.message.raw) for entry in self.snapshot.entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,18 +113,21 @@ async def load(
     cut = recipe.reach(epoch)
     stored_instructions: tuple[bytes, ...] = ()
     if found.is_delta and session is not None:
+        cut = await _enough(connection, tenant, session, recipe, cut)
         stored = await messages.live_from(connection, tenant, session.id, cut)
         kept = await _kept_content(connection, tenant, session.id, epoch, cut)
-        entries = [_stored_entry(message, dialect) for message in stored]
+        entries = await aside(_bytes_of(stored), _stored_entries, stored, dialect)
         entries += _new_entries(found, arrival, around.now)
-        kept_entries = [_stored_entry(message, dialect) for message in kept]
+        kept_entries = _stored_entries(kept, dialect)
         if not any(not incoming.is_link for incoming in arrival.incoming):
             rows = await messages.instructions(connection, tenant, session.id)
             stored_instructions = tuple(row.raw for row in rows)
     else:
         kept_rows = await _kept_rows(connection, tenant, found, epoch, cut)
         restore = restore or partial(restore_reply, dialect)
-        entries, kept_entries = _resent_entries(found, arrival, restore, kept_rows, cut, around.now)
+        entries, kept_entries = await aside(
+            arrival.size, _resent_entries, found, arrival, restore, kept_rows, cut, around.now
+        )
     snapshot = _snapshot(found, entries, kept_entries, cut, around)
     advance = decide(snapshot, strategy=recipe.strategy, policy=recipe.policy, now=around.now)
     material = Material()
@@ -130,6 +140,14 @@ async def load(
         is_verbatim=not found.is_delta and _are_resent([*kept_entries, *entries], arrival),
         instructions=stored_instructions,
     )
+
+
+async def _enough(connection: Connection, tenant: str, session: Session, recipe: Recipe, cut: int) -> int:
+    """From where on to load, where the strategy could look back further than the epoch and may not have to."""
+    wanted = turns_to_load(recipe.strategy)
+    if wanted is None or session.plan is None or cut >= session.plan.cut:
+        return cut
+    return min(session.plan.cut, await turns.first_of_last(connection, tenant, session, wanted))
 
 
 def of_resent(
@@ -169,8 +187,15 @@ def _snapshot(
         edited=found.decision.kind == "edited" or (session is not None and session.edited),
         calls=session.calls if session else 0,
         last_call_at=session.last_call_at if session else None,
-        older_tokens=epoch.older_tokens if epoch is not None and cut == epoch.cut else 0,
+        older_tokens=0 if epoch is None or cut == 1 else _older_tokens(epoch, entries),
     )
+
+
+def _older_tokens(epoch: Epoch, entries: Sequence[Entry]) -> int:
+    """What is live before ``entries``, of which some may be from before the epoch's cut."""
+    again = sum(entry.tokens for entry in entries if entry.seq < epoch.cut)
+    # Counts that were estimates then may be exact by now: where something is left, it is not nothing.
+    return max(1, epoch.older_tokens - again) if again else epoch.older_tokens
 
 
 def _missing_kept(found: Found, epoch: Epoch, cut: int) -> list[int]:
@@ -277,6 +302,14 @@ def _new_entries(found: Found, arrival: Arrival, now: datetime) -> list[Entry]:
         for message, placed in zip(arrival.messages, found.decision.placed, strict=True)
         if placed.turn > 0
     ]
+
+
+def _bytes_of(stored: Sequence[StoredMessage]) -> int:
+    return sum(len(message.raw) for message in stored)
+
+
+def _stored_entries(stored: Sequence[StoredMessage], dialect: Dialect) -> list[Entry]:
+    return [_stored_entry(message, dialect) for message in stored]
 
 
 def _stored_entry(stored: StoredMessage, dialect: Dialect) -> Entry:

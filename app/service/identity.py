@@ -11,6 +11,7 @@ from app.domain.clients import ClientIds
 from app.domain.lineage import Decision, Row, append, reconcile
 from app.domain.sessions import Session
 from app.service.arrival import NEWEST, Arrival, extend
+from app.service.aside import aside
 from app.store import messages, sessions
 from app.store.connection import Connection
 from app.store.messages import TailRow
@@ -76,7 +77,7 @@ async def find(
     return found or await _new(connection, tenant, arrival, asked.client, new_id)
 
 
-def _fresh(
+async def _fresh(
     session_id: str,
     arrival: Arrival,
     *,
@@ -88,7 +89,7 @@ def _fresh(
         session_id=session_id,
         session=None,
         source=source,
-        decision=reconcile((), arrival.incoming, last_seq=0, turns=0),
+        decision=await aside(arrival.size, reconcile, (), arrival.incoming, last_seq=0, turns=0),
         rows=(),
         parent=parent,
         spare_id=spare_id,
@@ -98,7 +99,7 @@ def _fresh(
 async def _by_own_id(connection: Connection, tenant: str, arrival: Arrival, asked: Asked, session_id: str) -> Found:
     session = await sessions.get(connection, tenant, session_id)
     if session is None:
-        return _fresh(session_id, arrival, source="header")
+        return await _fresh(session_id, arrival, source="header")
     tail = await messages.tail_rows(connection, tenant, session_id, session.cut)
     if _is_delta(arrival, tail, session, is_retry=asked.is_retry):
         return await _delta(connection, tenant, arrival, tail, session)
@@ -246,7 +247,7 @@ async def _lay_beside(
         tail = None
     if tail is None or first_link < 0:
         tail, first_link = await messages.all_rows(connection, tenant, session.id), 0
-    return _laid(arrival, session, source, tail, first_link)
+    return await aside(arrival.size, _laid, arrival, session, source, tail, first_link)
 
 
 def _laid(arrival: Arrival, session: Session, source: Source, tail: list[TailRow], first_link: int) -> Found:
@@ -283,12 +284,12 @@ async def _new(
 ) -> Found:
     """A new session. The first one under a client's own id takes that id; later ones are its children."""
     if client.id is None:
-        return _fresh(new_id(), arrival, parent=client.parent)
+        return await _fresh(new_id(), arrival, parent=client.parent)
     taken = await sessions.get(connection, tenant, client.id)
     if taken is None:
-        return _fresh(client.id, arrival, parent=client.parent, spare_id=new_id())
+        return await _fresh(client.id, arrival, parent=client.parent, spare_id=new_id())
     # Under an id that means everything a client does, sessions are many: the one that bears it is asked for by name.
     first = taken if taken.client_id == client.id else None
     if first is None:
         first = await sessions.find_by_client_id(connection, tenant, client.id)
-    return _fresh(new_id(), arrival, parent=first.id if first else client.parent)
+    return await _fresh(new_id(), arrival, parent=first.id if first else client.parent)

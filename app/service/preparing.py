@@ -15,6 +15,7 @@ from app.domain.extraction import Extract
 from app.domain.models import known_window, usable_window
 from app.service import contexts, identity, tokens
 from app.service.arrival import NEWEST, Arrival, arrive
+from app.service.aside import aside
 from app.service.calibrations import Calibrations
 from app.service.calls import Call, Labels
 from app.service.contexts import Built, Circumstances, History, Recipe
@@ -83,15 +84,16 @@ class Preparer:
     async def prepare(self, call: Call, request: Request, headers: dict[str, str]) -> Prepared:
         """Find the session, build the context, write the upstream's body. Raises `StoreUnavailable`."""
         now = self._clock()
-        arrival = arrive(request.messages, self._memo.identify)
+        size = len(call.body)
+        arrival = await aside(size, arrive, request.messages, self._memo.identify)
         asked = Asked(
             session_id=call.options.session_id,
             client=clients.client_ids(headers, request.ids),
             is_retry=clients.is_retry(headers),
         )
         found, recipe, around, history = await self._look_up(call, request, arrival, asked, now)
-        built = self._build(history, recipe, around, request.model)
-        body, strip_usage = self._compose(call, request, arrival, found, recipe, history, built)
+        built = await aside(size, self._build, history, recipe, around, request.model)
+        body, strip_usage = await aside(size, self._compose, call, request, arrival, found, recipe, history, built)
         return Prepared(
             request=request,
             arrival=arrival,
@@ -101,7 +103,7 @@ class Preparer:
             history=history,
             built=built,
             body=body,
-            write=self._request_write(call, request, arrival, found, now),
+            write=await aside(size, self._request_write, call, request, arrival, found, now),
             started=now,
             strip_usage=strip_usage,
             labels=self._label(call, found, recipe, built, is_own_body=body is call.body),
@@ -112,16 +114,17 @@ class Preparer:
     ) -> tuple[Found, Recipe, Circumstances, History]:
         """The session and what its context needs. A history that goes on where it ended takes one shared lookup."""
         found = None
+        size = len(call.body)
         chains = arrival.reply_chains()[:NEWEST] if asked.session_id is None else []
         if chains:
             hit = await self._lookups.find(call.tenant, chains, asked.client.id)
-            found = identity.continued(arrival, asked, hit) if hit is not None else None
+            found = await aside(size, identity.continued, arrival, asked, hit) if hit is not None else None
         if found is not None:
             recipe = self._recipe(call, found)
             around = self._circumstances(request, arrival, recipe, now)
             history = None
             if not found.needs_all(recipe.reach(found.session.plan if found.session else None)):
-                history = contexts.of_resent(found, arrival, recipe, around, self._memo.restore)
+                history = await aside(size, contexts.of_resent, found, arrival, recipe, around, self._memo.restore)
             if history is not None:
                 return found, recipe, around, history
         async with self._database.reading(call.tenant) as connection:
@@ -248,7 +251,7 @@ class Preparer:
         except StoreUnavailable:
             return None
         before = prepared.built.context.report.tokens_after if prepared.built else None
-        built = self._build(history, prepared.recipe, around, prepared.request.model)
+        built = await aside(len(call.body), self._build, history, prepared.recipe, around, prepared.request.model)
         if built is None or (before is not None and built.context.report.tokens_after >= before):
             return None
         body, strip_usage = self._compose(

@@ -15,6 +15,7 @@ from app.domain.models import known_window, usable_window
 from app.domain.sessions import Session
 from app.service import contexts, tokens
 from app.service.arrival import Arrival, arrive
+from app.service.aside import aside
 from app.service.calibrations import Calibrations
 from app.service.contexts import Built, Circumstances, History, Recipe
 from app.service.identity import Found
@@ -93,7 +94,7 @@ class Previews:
             around = await self._circumstances(connection, tenant, session, arrival, recipe, wish)
             found = await _find(connection, tenant, session, arrival)
             history = await contexts.load(connection, tenant, found, arrival, dialect, recipe, around)
-        built = contexts.make(history, recipe, around, wish.model)
+        built = await aside(history.size, contexts.make, history, recipe, around, wish.model)
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             told, omitted = await _turns(connection, tenant, session, built)
         instructions, laid_out = _lay_out(built, dialect, history, arrival, found, recipe)

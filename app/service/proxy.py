@@ -20,6 +20,7 @@ from app.domain import clients
 from app.domain.errors import StoreUnavailable, UpstreamUnavailable
 from app.domain.extraction import NOTHING
 from app.domain.headers import Headers, downstream_headers, upstream_headers
+from app.service.aside import aside
 from app.service.calibrations import Calibrations
 from app.service.calls import Answer, Call, ContextKind, Labels
 from app.service.forethought import Forethought
@@ -122,7 +123,7 @@ class Proxy:
         if call.header_map.get("content-encoding", "identity") != "identity":
             return await self.forward(call, "passthrough")
         self._recipes.check(strategy=call.options.strategy, epoch=call.options.epoch)
-        request = self._dialect.read_request(call.body, self._memo.read)
+        request = await aside(len(call.body), self._dialect.read_request, call.body, self._memo.read)
         if request.unreadable is not None or not request.messages:
             return await self.forward(call, "passthrough")
         headers = call.header_map

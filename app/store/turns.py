@@ -103,6 +103,19 @@ async def live_turns(connection: Connection, tenant: str, session_id: str, first
     return [record["turn"] for record in await connection.fetch(LIVE_TURNS, tenant, session_id, first, _int4(last))]
 
 
+async def first_of_last(connection: Connection, tenant: str, session: Session, count: int) -> int:
+    """The first sequence number of the last ``count`` live turns; 1 where there are no more. Costs what these cost."""
+    span = 2 * count
+    while True:
+        first = max(1, session.turns - span + 1)
+        live = sorted(await live_turns(connection, tenant, session.id, first, session.turns))
+        if len(live) > count:
+            return min(await live_seqs(connection, tenant, session.id, live[-count], session.turns), default=1)
+        if first == 1:
+            return 1
+        span *= 4
+
+
 async def last_turn(connection: Connection, tenant: str, session_id: str) -> int:
     """The turn of the last live message; 0 when there is none. Costs the same in every session."""
     return await connection.fetchval(LAST_TURN, tenant, session_id) or 0

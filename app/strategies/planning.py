@@ -12,6 +12,7 @@ from app.domain.context import Context, TurnReport
 from app.domain.history import Entry, Epoch, Material, Snapshot
 from app.domain.tokens import Encode
 from app.strategies.compositions import Composition, Start, closing_of, compose, needs_of
+from app.strategies.cutting import must_stay
 from app.strategies.epochs import (
     Advance,
     Auto,
@@ -56,6 +57,11 @@ def load_from(epoch: Epoch | None, *, strategy: Strategy, policy: Policy) -> int
         return 1
     unchanged = epoch.fingerprint == fingerprint_of(strategy, policy)
     return epoch.cut if unchanged or not _may_widen(strategy, policy) else 1
+
+
+def turns_to_load(strategy: Strategy) -> int | None:
+    """Where more is loaded than the epoch showed: so many of the last turns are enough; None: all of them."""
+    return needs_of(strategy).recent_turns if isinstance(strategy, Slim) else None
 
 
 def _may_widen(strategy: Strategy, policy: Policy) -> bool:
@@ -199,11 +205,17 @@ def _fit(start: Start, composition: Composition, target: int) -> Draft:
 def _starting_draft(snapshot: Snapshot, *, widen: bool) -> Draft:
     """The current epoch without its head: a new one renders its own.
 
-    ``widen``: where more was loaded than the epoch showed, start from all of it.
+    ``widen``: where more was loaded than the epoch showed, start from that.
     """
     entries = snapshot.entries
-    if snapshot.epoch is None or (widen and entries and entries[0].seq < snapshot.epoch.cut):
+    if snapshot.epoch is None:
         return Draft(tail=entries)
+    if widen and entries and entries[0].seq < snapshot.epoch.cut:
+        if not snapshot.older_tokens:
+            return Draft(tail=entries)
+        first = entries[0].seq
+        standing = tuple(entry for entry in must_stay(snapshot.kept, entries) if entry.seq < first)
+        return Draft(cut=first, kept=standing, tail=entries, references=snapshot.epoch.references)
     restored = _restore(snapshot, snapshot.epoch)
     if restored.tail or not snapshot.entries:
         # What an earlier cut took has been counted and indexed then.
