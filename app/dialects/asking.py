@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
+
+from app.dialects.dialect import Dialect
+from app.domain.errors import InvalidRequest
+from app.domain.extraction import NOTHING
+
+Finish = Literal["stop", "length", "other", ""]
+"""Said to its end; cut off at the limit; ended for another reason; the provider does not say."""
+
+_FINISHES: dict[str, Finish] = {
+    "": "",
+    "stop": "stop",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "length": "length",
+    "max_tokens": "length",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,10 +33,10 @@ class PlainRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainReply:
-    """What was said. ``finish`` as the provider names it; tokens as it reports them, None where it does not say."""
+    """What was said. Tokens as the provider reports them, None where it does not say."""
 
     text: str
-    finish: str
+    finish: Finish
     has_calls: bool
     input_tokens: int | None = None
     output_tokens: int | None = None
@@ -35,11 +51,27 @@ class QuestionWriter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """How plain questions are asked in a dialect. ``read`` raises `ValueError` for what is no reply.
-
-    ``authorize`` gives the headers for a key of the operator's.
-    """
+    """How plain questions are asked in a dialect. ``authorize`` gives the headers for a key of the operator's."""
 
     write: QuestionWriter
-    read: Callable[[bytes], PlainReply]
     authorize: Callable[[str], list[tuple[str, str]]]
+
+
+def read_answer(dialect: Dialect, body: bytes) -> PlainReply:
+    """The first choice of a reply. Raises `ValueError` for what is none."""
+    _, reply = dialect.split_reply(body, NOTHING)
+    if not reply.choices:
+        raise ValueError("not a reply")
+    choice = reply.choices[0]
+    try:
+        said = dialect.read_reply(choice.model_message)
+    except InvalidRequest as error:
+        raise ValueError("not a reply") from error
+    usage = dialect.read_usage(reply.usage)
+    return PlainReply(
+        text=said.text,
+        finish=_FINISHES.get(choice.finish_reason.lower(), "other"),
+        has_calls=bool(said.calls),
+        input_tokens=usage.input,
+        output_tokens=usage.output,
+    )

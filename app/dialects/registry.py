@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from app.dialects.anthropic import asking as anthropic_asking
 from app.dialects.anthropic import read as anthropic_read
 from app.dialects.anthropic import stream as anthropic_stream
 from app.dialects.anthropic import write as anthropic_write
 from app.dialects.asking import Asking
 from app.dialects.dialect import Dialect
 from app.dialects.errors import classify_error
+from app.dialects.gemini import asking as gemini_asking
 from app.dialects.gemini import read as gemini_read
 from app.dialects.gemini import stream as gemini_stream
 from app.dialects.gemini import write as gemini_write
@@ -97,4 +99,9 @@ GEMINI_GCA = replace(
 
 DIALECTS: dict[DialectName, Dialect] = {each.name: each for each in (OPENAI_CHAT, ANTHROPIC, GEMINI, GEMINI_GCA)}
 
-ASKING: dict[DialectName, Asking] = {OPENAI_CHAT.name: asking.ASKING}
+# A plain question in Code Assist's envelope would need the caller's project.
+ASKING: dict[DialectName, Asking] = {
+    OPENAI_CHAT.name: asking.ASKING,
+    ANTHROPIC.name: anthropic_asking.ASKING,
+    GEMINI.name: gemini_asking.ASKING,
+}

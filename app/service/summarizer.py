@@ -77,8 +77,9 @@ class Summarizer:
         name: str,
         workers: int = 2,
         room: int = 256,
+        room_each: int = 64,
     ) -> None:
-        """``name`` tells this process from all others."""
+        """``name`` tells this process from all others. ``room_each``: at most so many jobs of one session."""
         self._database = database
         self._scribe = Scribe(database, models, clock=clock)
         self._metrics = metrics
@@ -87,6 +88,7 @@ class Summarizer:
         self._name = name
         self._workers = workers
         self._room = room
+        self._room_each = room_each
         self._lease = timedelta(seconds=models.config.timeout) + LEASE_MARGIN
         self._leases = 0
         self._jobs = 0
@@ -112,7 +114,7 @@ class Summarizer:
     def ensure(self, job: Job) -> bool:
         """Have ``job`` done soon; never waits. False when it is under way already, or when there is no room."""
         waiting = self._waiting.get(job.place)
-        if self._jobs >= self._room or (waiting is not None and job.key in waiting):
+        if self._jobs >= self._room or (waiting and (job.key in waiting or len(waiting) >= self._room_each)):
             return False
         if waiting is None:
             waiting = self._waiting[job.place] = {}

@@ -15,17 +15,25 @@ from app.strategies.summary_prompts import Purpose
 
 # Headers by which callers name themselves to a model host, whatever its dialect.
 CREDENTIALS = frozenset(
-    {"authorization", "x-api-key", "api-key", "x-goog-api-key", "openai-organization", "openai-project",
-     "anthropic-version"}
-)  # fmt: skip
+    {
+        "authorization",
+        "x-api-key",
+        "api-key",
+        "x-goog-api-key",
+        "openai-organization",
+        "openai-project",
+        "anthropic-beta",
+        "anthropic-version",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What is to be summarised, and with what.
 
-    ``entries`` are the range's messages where they are at hand, as they were when the session counted ``edits`` edits;
-    else they are loaded. ``model`` is the session's, ``credentials`` are the caller's headers for it, kept for as long
+    ``entries`` are the range's messages, as they were when the session counted ``edits`` edits; without them, which
+    costs less memory while the job waits, they are loaded. ``model`` is the session's, ``credentials`` are the caller's headers for it, kept for as long
     as the job is. ``given``: for a tool result its call, for a state the state so far. ``again``: also where that was
     done, or tried in vain, before. ``strategy`` is a strategy's name, for the metrics.
     """

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from app.dialects.asking import Asking
-from app.dialects.registry import ASKING
+from app.dialects.asking import Asking, read_answer
+from app.dialects.registry import ASKING, DIALECTS
 from app.domain.errors import UpstreamUnavailable
 from app.domain.messages import Dialect as DialectName
 from app.domain.models import usable_window
@@ -120,7 +120,7 @@ class Models:
         if status != 200:
             raise ModelFailed(f"status {status}")
         try:
-            said = chosen.asking.read(body)
+            said = read_answer(DIALECTS[chosen.host.dialect], body)
         except ValueError:
             raise ModelFailed("no reply") from None
         for kind, count in (("input", said.input_tokens), ("output", said.output_tokens)):

@@ -113,8 +113,9 @@ async def test_it_is_done_in_the_background_and_once(fill, pool, host, start):
 async def test_a_full_queue_says_so(fill, start):
     summarizer = await start()
     await summarizer.close()
-    summarizer._room = 2
+    summarizer._room, summarizer._room_each = 3, 2
     assert [summarizer.ensure(job(last_seq=seq)) for seq in (2, 4, 6)] == [True, True, False]
+    assert [summarizer.ensure(job(session_id=name)) for name in ("s2", "s3")] == [True, False]
 
 
 @pytest.mark.parametrize(

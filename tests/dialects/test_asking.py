@@ -1,0 +1,86 @@
+"""Plain questions: what each dialect sends, and what is read from its answers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from app.dialects.asking import PlainReply, read_answer
+from app.dialects.registry import ASKING, DIALECTS
+from app.domain.messages import Dialect
+from app.upstream.strict import check
+
+NAMES: tuple[Dialect, ...] = ("openai_chat", "anthropic", "gemini")
+
+ANSWERS: dict[Dialect, bytes] = {
+    "openai_chat": b'{"id":"1","choices":[{"index":0,"message":{"role":"assistant","content":"words"},'
+    b'"finish_reason":"%s"}],"usage":{"prompt_tokens":7,"completion_tokens":3}}',
+    "anthropic": b'{"type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"words"}],'
+    b'"stop_reason":"%s","usage":{"input_tokens":7,"output_tokens":3}}',
+    "gemini": b'{"candidates":[{"content":{"role":"model","parts":[{"text":"words"}]},"finishReason":"%s","index":0}],'
+    b'"usageMetadata":{"promptTokenCount":7,"candidatesTokenCount":3}}',
+}
+FINISHES: dict[Dialect, dict[str, str]] = {
+    "openai_chat": {"stop": "stop", "length": "length", "tool_calls": "other", "content_filter": "other"},
+    "anthropic": {"end_turn": "stop", "max_tokens": "length", "tool_use": "other", "refusal": "other"},
+    "gemini": {"STOP": "stop", "MAX_TOKENS": "length", "SAFETY": "other"},
+}
+CALLS: dict[Dialect, bytes] = {
+    "openai_chat": b'{"choices":[{"index":0,"message":{"role":"assistant","content":null,"tool_calls":[{"id":"c",'
+    b'"type":"function","function":{"name":"read","arguments":"{}"}}]},"finish_reason":"tool_calls"}]}',
+    "anthropic": b'{"role":"assistant","content":[{"type":"tool_use","id":"c","name":"read","input":{}}],'
+    b'"stop_reason":"tool_use","usage":{}}',
+    "gemini": b'{"candidates":[{"content":{"role":"model","parts":[{"functionCall":{"name":"read","args":{}}}]},'
+    b'"finishReason":"STOP"}]}',
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_question_can_be_read_and_offers_no_tools(name: Dialect) -> None:
+    asked = ASKING[name].write(model="m", instructions="be brief", message="what?", max_tokens=9)
+    body = json.loads(asked.body)
+    assert not body.keys() & {"tools", "functions", "tool_choice", "stream"}
+    assert "9" in asked.body.decode()
+    if name != "gemini":  # there the model stands in the path
+        assert DIALECTS[name].read_request(asked.body).model == "m"
+    else:
+        assert asked.path == "/v1beta/models/m:generateContent"
+
+
+def test_openais_own_rules_are_kept() -> None:
+    for model, member in (("gpt-4o", "max_tokens"), ("openai/gpt-5-mini", "max_completion_tokens"), ("o3", None)):
+        asked = json.loads(ASKING["openai_chat"].write(model=model, instructions="i", message="m", max_tokens=9).body)
+        assert check(asked) is None
+        assert (member or "max_completion_tokens") in asked
+
+
+def test_keys_go_where_each_host_looks() -> None:
+    assert ASKING["openai_chat"].authorize("k") == [("authorization", "Bearer k")]
+    assert ASKING["anthropic"].authorize("k")[0] == ("x-api-key", "k")
+    assert ASKING["gemini"].authorize("k") == [("x-goog-api-key", "k")]
+
+
+@pytest.mark.parametrize(("name", "said"), [(name, said) for name in NAMES for said in FINISHES[name]])
+def test_an_answer_is_read(name: Dialect, said: str) -> None:
+    answer = read_answer(DIALECTS[name], ANSWERS[name] % said.encode())
+    assert answer == PlainReply(
+        text="words",
+        finish=FINISHES[name][said],  # type: ignore[arg-type]
+        has_calls=False,
+        input_tokens=7,
+        output_tokens=3,
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_is_noticed(name: Dialect) -> None:
+    answer = read_answer(DIALECTS[name], CALLS[name])
+    assert (answer.text, answer.has_calls) == ("", True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b"[]", b'{"choices":[]}', b'{"error":{"message":"no"}}'])
+def test_what_is_no_answer_is_refused(name: Dialect, body: bytes) -> None:
+    with pytest.raises(ValueError, match="not a reply"):
+        read_answer(DIALECTS[name], body)
