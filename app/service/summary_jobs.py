@@ -33,9 +33,9 @@ class Job:
     """What is to be summarised, and with what.
 
     ``entries`` are the range's messages, as they were when the session counted ``edits`` edits; without them, which
-    costs less memory while the job waits, they are loaded. ``model`` is the session's, ``credentials`` are the caller's headers for it, kept for as long
-    as the job is. ``given``: for a tool result its call, for a state the state so far. ``again``: also where that was
-    done, or tried in vain, before. ``strategy`` is a strategy's name, for the metrics.
+    costs less memory while the job waits, they are loaded. ``model`` is the session's, ``credentials`` are the caller's
+    headers for it, kept for as long as the job is. ``given``: for a tool result its call, for a state the state so far.
+    ``again``: also where that was done, or tried in vain, before. ``strategy`` is a strategy's name, for the metrics.
     """
 
     tenant: str
