@@ -102,7 +102,19 @@ def apply_tiers(entries: Sequence[Entry], tiers: Sequence[Tier], *, encode: Enco
     """``entries`` shortened; those that need it not are the same objects. ``encode`` recounts the others."""
     if not tiers:
         return tuple(entries)
-    return tuple([_shorten(entry, tiers, encode) for entry in entries])
+    harmless = min(map(_harmless, tiers))
+    return tuple([e if 0 < len(e.message.raw) <= harmless else _shorten(e, tiers, encode) for e in entries])
+
+
+def _harmless(tier: Tier) -> int:
+    """No text of a message with so many bytes in wire form is shortened by ``tier``: a character takes at least one."""
+    match tier.subject:
+        case "output":
+            return (tier.limits or DEFAULT_LIMITS).harmless
+        case "results" | "user_text":
+            return tier.chars
+        case "archive":
+            return 0
 
 
 def _active(entries: Sequence[Entry]) -> list[Entry]:
@@ -178,10 +190,7 @@ def _shorten_words(entry: Entry, parts: tuple[Part, ...], tiers: Sequence[Tier])
 
 
 def _holding(tiers: Sequence[Tier], subject: Subject, seq: int) -> Tier | None:
-    for tier in tiers:
-        if tier.subject == subject and (tier.until is None or seq <= tier.until):
-            return tier
-    return None
+    return next((tier for tier in tiers if tier.subject == subject and tier.covers(seq)), None)
 
 
 def shorten_text(text: str, tier: Tier, entry: Entry) -> str:
