@@ -10,7 +10,7 @@ from typing import assert_never
 
 from app.domain.context import Context, TurnReport
 from app.domain.history import Entry, Epoch, Material, Snapshot
-from app.domain.tokens import Encode
+from app.domain.tokens import Encode, estimate_text
 from app.strategies.compositions import Composition, Start, closing_of, compose, needs_of
 from app.strategies.cutting import must_stay
 from app.strategies.epochs import (
@@ -26,7 +26,7 @@ from app.strategies.epochs import (
 )
 from app.strategies.pipeline import Draft, Stage, run, seal
 from app.strategies.presets import Full, Slim, Strategy, Window, strategy_text
-from app.strategies.shortening import shorten_results
+from app.strategies.shortening import apply_tiers, shorten_results
 from app.strategies.stages import keep_within
 
 # The size of a head follows from the cut and the cut from the size of the head: so many rounds at most.
@@ -45,7 +45,19 @@ def decide(
     """`decide_epoch` for a strategy."""
     current = fingerprint_of(strategy, policy)
     needs = needs_of(strategy, snapshot)
-    return decide_epoch(snapshot, policy, needs, now=now, current=current, overflow=overflow)
+    return decide_epoch(_as_shown(snapshot), policy, needs, now=now, current=current, overflow=overflow)
+
+
+def _as_shown(snapshot: Snapshot) -> Snapshot:
+    """The snapshot as its epoch shows it: what is shortened counts for what is left of it."""
+    tiers = snapshot.epoch.tiers if snapshot.epoch else ()
+    if not tiers:
+        return snapshot
+    return replace(
+        snapshot,
+        kept=apply_tiers(snapshot.kept, tiers, encode=estimate_text),
+        entries=apply_tiers(snapshot.entries, tiers, encode=estimate_text),
+    )
 
 
 def load_from(epoch: Epoch | None, *, strategy: Strategy, policy: Policy) -> int:

@@ -23,8 +23,8 @@ from app.strategies.references import extract_identifiers, message_text
 Situation = Literal["over_capacity", "old_task", "error_repeats", "new_task", "past_topic"]
 
 # Relevance from which a past turn is what the user speaks of, and from which it is worth a look.
-PAST_TOPIC = 0.6
-OLD_TASK = 0.3
+PAST_TOPIC = 0.4
+OLD_TASK = 0.15
 
 _ERROR = re.compile(r"(?:Error|Exception)\b|error:|fatal:|panic:|\bfailed\b|not found|denied", re.IGNORECASE)
 _VARIABLE = re.compile(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"", re.IGNORECASE)

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from app.domain.history import Entry, Past
+from app.domain.relevance import rank_turns
 from app.domain.turns import Turn, group_turns
 from app.strategies.cutting import must_stay
 from app.strategies.levels import Score, is_older, score_turns
 from app.strategies.pipeline import Draft, Stage
 from app.strategies.situations import past_topics, repeated_errors, starts_new_task
 
-# A turn below this priority is not worth being kept whole ("Low priority score").
-LOW_SCORE = 0.2
+# A turn below this priority is not worth being kept whole ("Low priority score"): it is neither recent nor related.
+LOW_SCORE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +28,19 @@ class Ages:
 
 
 def score_everything(entries: Sequence[Entry], past: Sequence[Past], now: datetime) -> dict[int, Score]:
-    """The priorities of the turns at hand and of those that may be brought back."""
-    relevance = {each.turn: each.relevance for each in past}
+    """The priorities of the turns at hand and of those that may be brought back.
+
+    Relevance is to the running turn's question; that of past turns may be known better, over the whole session.
+    """
     turns = _by_number(past) | {turn.number: turn for turn in group_turns(entries)}
-    return score_turns([turns[number] for number in sorted(turns)], relevance, now)
+    ordered = [turns[number] for number in sorted(turns)]
+    if not ordered:
+        return {}
+    task = "\n".join(entry.message.text for entry in ordered[-1].opening)
+    relevance = {ranked.turn.number: ranked.relevance for ranked in rank_turns(ordered[:-1], task)}
+    for each in past:
+        relevance[each.turn] = max(each.relevance, relevance.get(each.turn, 0.0))
+    return score_turns(ordered, relevance, now)
 
 
 def _by_number(past: Iterable[Past]) -> dict[int, Turn]:

@@ -74,7 +74,7 @@ def test_context_over_80_percent_full() -> None:
 
 def test_a_past_topic_is_expanded_an_old_task_is_summarised_the_rest_stays_away() -> None:
     first, second, third = turns("a", "b", "c")
-    past = [bring_back(first, 0.9), bring_back(second, 0.4), bring_back(third, 0.1)]
+    past = [bring_back(first, 0.9), bring_back(second, 0.3), bring_back(third, 0.1)]
     assert past_topics(past) == (1,)
     assert old_tasks(past) == (2,)
 

@@ -1,0 +1,169 @@
+"""Golden contexts of `tiered` under ``every_request``: Fifth's "Context Manager", and its form under ``auto``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from app.domain.context import Context
+from app.domain.history import Entry, HeadMessage, Material, Past, Summary
+from app.strategies.epochs import Auto, EveryRequest
+from app.strategies.planning import decide
+from app.strategies.presets import Tiered
+from app.strategies.prompts import SESSION_MEMORY_TITLE
+from tests.builders import assistant, user
+from tests.strategies.histories import START, call_model, chat, load, place, shape
+
+LITERAL = EveryRequest()
+
+
+def talk(turns: int, *, size: int = 0) -> tuple[Entry, ...]:
+    """Turns about one thing, so that none of them is a new task."""
+    said = []
+    for turn in range(1, turns + 1):
+        said += [user(f"parser question {turn}"), assistant(f"parser answer {turn}. " + "x" * size)]
+    return place(*said[:-1])
+
+
+def at(history: tuple[Entry, ...], minutes: float = 0) -> datetime:
+    return history[-1].created_at + timedelta(minutes=minutes)
+
+
+def session_memory(context: Context) -> list[str]:
+    text = next((m.text for m in context.messages if isinstance(m, HeadMessage) and m.layer == "session"), "")
+    return text.splitlines()[1:]
+
+
+def seqs(context: Context) -> list[int]:
+    return [m.seq for m in context.messages if isinstance(m, Entry)]
+
+
+# A room in which nothing but working memory has a place.
+NARROW = Tiered(total_budget=4_000, session_budget=4_000)
+
+
+def test_level_3_working_memory_is_what_was_said_in_the_last_five_minutes() -> None:
+    history = talk(6)
+    context = call_model(load(history, None), strategy=NARROW, policy=LITERAL, now=at(history))
+    assert seqs(context) == [5, 6, 7, 8, 9, 10, 11]
+    assert shape(context)[:2] == ["session/user", "session/assistant"]
+
+
+def test_level_3_has_a_budget_of_8000_tokens() -> None:
+    history = tuple(replace(entry, created_at=START) for entry in talk(6, size=12_000))
+    context = call_model(load(history, None), strategy=Tiered(total_budget=4_000), policy=LITERAL, now=START)
+    body = [entry for entry in context.messages if isinstance(entry, Entry)]
+    assert body[0].seq == 7
+    assert sum(entry.tokens for entry in body) <= 8_000
+
+
+def test_level_2_session_memory_says_what_aged_turns_came_to() -> None:
+    history = talk(6)
+    context = call_model(load(history, None), strategy=NARROW, policy=LITERAL, now=at(history))
+    assert session_memory(context) == ["[t1] parser answer 1.", "[t2] parser answer 2."]
+
+
+def test_level_2_prefers_the_summary_of_a_finished_task() -> None:
+    history = talk(6)
+    made = Summary(
+        first_seq=1, last_seq=2, purpose="task", text="Fixed the parser.", tokens=4, source="model", created_at=START
+    )
+    context = call_model(
+        load(history, None), strategy=NARROW, policy=LITERAL, now=at(history), material=Material(summaries=(made,))
+    )
+    assert session_memory(context)[0] == "[t1] Fixed the parser."
+
+
+def test_level_2_is_compressed_after_thirty_minutes_and_bounded() -> None:
+    history = place(user("parser: go"), assistant("word " * 100), user("parser: on"))
+    made = Summary(
+        first_seq=1, last_seq=2, purpose="task", text="word " * 100, tokens=99, source="model", created_at=START
+    )
+    lengths = []
+    for minutes in (20, 40):
+        context = call_model(
+            load(history, None),
+            strategy=NARROW,
+            policy=LITERAL,
+            now=at(history, minutes),
+            material=Material(summaries=(made,)),
+        )
+        lengths.append(len(session_memory(context)[0]))
+    assert lengths[0] > 2 * lengths[1]
+    many = talk(400)
+    tight = replace(NARROW, session_budget=200)
+    lines = session_memory(call_model(load(many, None), strategy=tight, policy=LITERAL, now=at(many)))
+    assert lines[-1].endswith("more turns are not listed)")
+    assert lines[0].startswith("[t3")  # the newest come first when room is short
+
+
+def test_level_4_old_turns_stay_whole_while_there_is_room() -> None:
+    said = [entry.message for entry in talk(6)[:-1]]
+    history = place(
+        user("why does lexer.py drop tokens"),
+        assistant("an off by one"),
+        *said,
+        user("does lexer.py drop parser tokens"),
+    )
+    context = call_model(load(history, None), strategy=Tiered(), policy=LITERAL, now=at(history))
+    assert seqs(context)[:3] == [1, 2, 9]  # related; what is neither that nor recent does not fill the room
+    assert [line[:4] for line in session_memory(context)] == ["[t2]", "[t3]", "[t4]"]
+    full = call_model(load(history, None), strategy=NARROW, policy=LITERAL, now=at(history))
+    assert seqs(full)[0] == 9
+
+
+def test_level_1_pinned_messages_are_permanent() -> None:
+    history = talk(9)
+    pinned = (history[0], replace(history[1], pinned=True), *history[2:])
+    context = call_model(load(pinned, None), strategy=NARROW, policy=LITERAL, now=at(history))
+    assert seqs(context)[0] == 2
+
+
+def test_a_new_task_clears_volatile_memory_and_compresses_the_previous_task() -> None:
+    history = (*talk(3)[:-1], *place(*[e.message for e in talk(3)[:-1]], user("write a sonnet about autumn"))[-1:])
+    context = call_model(load(history, None), strategy=Tiered(), policy=LITERAL, now=at(history))
+    assert seqs(context) == [5]
+    assert [line[:4] for line in session_memory(context)] == ["[t1]", "[t2]"]
+
+
+def test_a_past_topic_is_retrieved_whole_and_in_order() -> None:
+    history = talk(9)
+    epoch = call_model(load(history[:13], None), strategy=NARROW, policy=LITERAL, now=at(history[:13])).epoch
+    assert epoch.cut > 3
+    past = Past(turn=1, entries=history[:2], relevance=0.9)
+    context = call_model(
+        load(history, epoch), strategy=Tiered(), policy=LITERAL, now=at(history), material=Material(past=(past,))
+    )
+    assert seqs(context)[:2] == [1, 2]
+    assert context.epoch.retrieved[0] == 1
+    # The next request of the same epoch has the turn loaded as what the epoch keeps.
+    again = call_model(load(history, context.epoch), strategy=Tiered(), policy=Auto(), now=at(history))
+    assert seqs(again) == seqs(context) or again.epoch.number != context.epoch.number
+
+
+def test_an_unrelated_past_stays_away() -> None:
+    history = talk(9)
+    epoch = call_model(load(history[:13], None), strategy=NARROW, policy=LITERAL, now=at(history[:13])).epoch
+    past = Past(turn=1, entries=history[:2], relevance=0.2)
+    context = call_model(
+        load(history, epoch), strategy=NARROW, policy=LITERAL, now=at(history), material=Material(past=(past,))
+    )
+    assert 1 not in seqs(context)
+
+
+def test_under_auto_80_percent_of_the_total_is_the_limit() -> None:
+    small = load(chat(13, size=4_000), None)
+    context = call_model(small, strategy=Tiered(), policy=Auto())
+    assert context.is_whole
+    assert context.report.tokens_after <= 12_800
+    grown = load(chat(14, size=4_000), context.epoch)
+    decision = decide(grown, strategy=Tiered(), policy=Auto(), now=START)
+    assert getattr(decision, "reason", "") == "high_watermark"
+
+
+def test_the_title_stands_over_the_memory() -> None:
+    history = talk(6)
+    context = call_model(load(history, None), strategy=NARROW, policy=LITERAL, now=at(history))
+    head = context.messages[0]
+    assert isinstance(head, HeadMessage)
+    assert head.text.splitlines()[0] == SESSION_MEMORY_TITLE
