@@ -161,7 +161,7 @@ class Summarizer:
     async def _run_quietly(self, job: Job) -> None:
         try:
             await self._run(job)
-        except (StoreUnavailable, NotFound, LeaseLost) as error:
+        except (StoreUnavailable, NotFound) as error:
             _log.info("a summary was not made: %s", type(error).__name__)
         except Exception as error:  # noqa: BLE001 a worker goes on; a message may quote content, so only its class is told
             _log.error("a summary was not made: %s", type(error).__name__)
@@ -210,8 +210,11 @@ class Summarizer:
             written = await self._scribe.write(job, source, prolong=prolong)
             return await self._store(job, source, written, holder)
         except BaseException as error:
-            end = self._end(job, source, 0, "failed", type(error).__name__)
+            result: Result = "stale" if isinstance(error, LeaseLost) else "failed"
+            end = self._end(job, source, 0, result, type(error).__name__)
             await self._in_the_end(events.add, job, "compaction_end", end, self._clock())
+            if isinstance(error, LeaseLost):
+                return Compaction(result=result, tokens_before=source.tokens, error="another replica took over")
             raise
 
     async def _read(self, job: Job) -> Source | Compaction:

@@ -49,11 +49,15 @@ WHERE {_basis("$3", "$4")} = $6
   AND EXISTS (SELECT FROM leases WHERE {HERE} AND holder = $12)
 ON CONFLICT DO NOTHING RETURNING number
 """
+# By purpose, so that each walks its index backwards and stops at the first few that count.
 COUNTING = f"""
-SELECT first_seq, last_seq, purpose, tokens, source, created_at, text FROM summaries s
-WHERE {HERE} AND purpose = ANY($3::text[]) AND last_seq <= $4 AND text IS NOT NULL
-  AND basis = {_basis("s.first_seq", "s.last_seq")}
-ORDER BY last_seq DESC, number DESC LIMIT $5
+SELECT c.* FROM unnest($3::text[]) AS p (purpose) CROSS JOIN LATERAL (
+    SELECT number, first_seq, last_seq, purpose, tokens, source, created_at, text FROM summaries s
+    WHERE {HERE} AND s.purpose = p.purpose AND last_seq <= $4 AND text IS NOT NULL
+      AND basis = {_basis("s.first_seq", "s.last_seq")}
+    ORDER BY last_seq DESC, number DESC LIMIT $5
+) AS c
+ORDER BY c.last_seq DESC, c.number DESC LIMIT $5
 """
 COVERED = f"""
 SELECT {FULL} FROM messages

@@ -396,6 +396,19 @@ async def test_who_lost_the_lease_stores_nothing(fill, pool, host, start, admin)
     assert await admin.fetchval("SELECT holder FROM leases") == "elsewhere"
 
 
+async def test_who_lost_the_lease_asks_no_further(fill, pool, host, start, admin):
+    await fill(turns=40)
+
+    async def script(_received):
+        await admin.execute("UPDATE leases SET holder = 'elsewhere'")
+        return ScriptedReply(message={"content": GOOD})
+
+    host.model.script = script
+    assert (await (await start(window=4_000)).run_now(job(last_seq=80))).result == "stale"
+    assert len(host.model.received) == 1
+    assert (await told(pool))[-1].body["result"] == "stale"
+
+
 async def test_stopping_gives_up_and_gives_back(fill, pool, host, start, admin):
     await fill()
     say(host, GOOD, first_delay=30)
