@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from app.upstream.client import Reply
 
-_MARK = re.compile(rb"(?:\A|(?<=[\r\n]))data: ?\[DONE\]")
+_MARK = re.compile(rb"data: ?\[DONE\]")
 DONE = (b"data: [DONE]", b"data:[DONE]")
 # How long after its end mark a stream may go on (seconds). A host that does not hang up must not hold the client.
 TRAILER_WAIT = 0.25
@@ -54,11 +54,14 @@ class StreamEnd:
     def _find(self, block: bytes) -> int:
         """Where the mark begins, or what may become one; the length of ``block`` where nothing does."""
         is_line_start = self._tail.endswith((b"\n", b"\r"))
-        if b"[DONE]" in block:
-            for match in _MARK.finditer(block):
-                if match.start() or is_line_start:
-                    self.is_seen = True
-                    return match.start()
+        at = block.find(b"[DONE]")
+        while at >= 0:
+            # The pattern is only tried where it can match: everywhere else it costs a hundred times the search.
+            match = _MARK.match(block, max(0, at - 6)) or _MARK.match(block, max(0, at - 5))
+            if match is not None and (block[match.start() - 1] in b"\r\n" if match.start() else is_line_start):
+                self.is_seen = True
+                return match.start()
+            at = block.find(b"[DONE]", at + 1)
         last = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
         if last < len(block) and (last or is_line_start) and any(mark.startswith(block[last:]) for mark in DONE):
             return last
