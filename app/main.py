@@ -29,6 +29,7 @@ from app.service.auth import Auth
 from app.service.calibrations import Calibrations
 from app.service.epoch_keeping import EpochKeeper
 from app.service.exports import Exports
+from app.service.following import Followers
 from app.service.memos import Memos
 from app.service.messages import Messages
 from app.service.metrics import Metrics
@@ -225,6 +226,7 @@ def build(
         previews=Previews(database, recipes, calibrations, clock=clock),
         searcher=Searcher(database, metrics),
         figures=Figures(database),
+        followers=Followers(database),
         artifacts=Artifacts(database),
         notes=Notes(database, clock=clock),
         memos=Memos(database, clock=clock, new_id=partial(new_id, "m")),

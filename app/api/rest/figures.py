@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+import msgspec
+from fastapi import APIRouter, Header, Query, Response
+from fastapi.responses import StreamingResponse
 
 from app.api.rest import schemas
 from app.api.rest.answers import answer, moment, page
 from app.api.rest.guard import SessionId, Tenant
 from app.api.rest.schemas import MAX_TURN, Limit
+from app.service.following import Cursor, Followers, Happened
 from app.service.stats import Figures, Stats
+from app.store.events import Event
 from app.store.stats import EpochRow
 
 After = Annotated[int, Query(ge=0, le=MAX_TURN, description="An epoch's number; the page starts behind it.")]
+LastEventId = Annotated[str | None, Header(description="With server-sent events: go on after the event of that id.")]
+EVENT_STREAM = "text/event-stream"
+# A comment goes out after so many looks without news, so that nothing in between takes the stream for dead.
+QUIET_LOOKS = 15
 
 
-def figures_router(service: Figures, router: APIRouter) -> None:
+def figures_router(service: Figures, followers: Followers, router: APIRouter) -> None:
     """Add the routes."""
 
     @router.get("/sessions/{session_id}/stats", summary="Figures of a session", response_model=schemas.StatsOut)
@@ -24,11 +33,51 @@ def figures_router(service: Figures, router: APIRouter) -> None:
         """What is stored, what was sent, what the provider reported, what was saved."""
         return answer(_write(await service.stats(tenant, session_id)))
 
-    @router.get("/sessions/{session_id}/events", summary="Events of a session", response_model=schemas.EventPage)
-    async def events(tenant: Tenant, session_id: SessionId, after: After = 0, limit: Limit = 100) -> Response:
-        """The epochs that started, in order, with the reason and what each spared."""
-        found, following = await service.epochs(tenant, session_id, after=after, limit=limit)
-        return page([_write_epoch(row) for row in found], following)
+    @router.get(
+        "/sessions/{session_id}/events",
+        summary="Events of a session",
+        response_model=schemas.EventPage,
+        responses={200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}}},
+    )
+    async def events(
+        tenant: Tenant,
+        session_id: SessionId,
+        after: After = 0,
+        limit: Limit = 100,
+        accept: Annotated[str, Header(include_in_schema=False)] = "",
+        last_event_id: LastEventId = None,
+    ) -> Response:
+        """The epochs that started, in order, with the reason and what each spared.
+
+        With `Accept: text/event-stream` as server-sent events, which go on as epochs start and summaries are made: an
+        event's name is its `type`, its data the same JSON as in the list. `after` or `Last-Event-ID` says where to
+        go on.
+        """
+        if EVENT_STREAM not in accept.lower():
+            found, following = await service.epochs(tenant, session_id, after=after, limit=limit)
+            return page([_write_epoch(row) for row in found], following)
+        cursor = Cursor(epoch=after) if last_event_id is None else Cursor.read(last_event_id, field="Last-Event-ID")
+        await followers.news(tenant, session_id, cursor)
+        stream = write_stream(followers.follow(tenant, session_id, cursor))
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        return StreamingResponse(stream, media_type=EVENT_STREAM, headers=headers)
+
+
+async def write_stream(news: AsyncIterator[list[Happened]]) -> AsyncIterator[bytes]:
+    """Server-sent events, and a comment now and then where nothing happens."""
+    quiet = 0
+    async for found in news:
+        for each, cursor in found:
+            told = _write_epoch(each) if isinstance(each, EpochRow) else _write_event(each)
+            yield b"id: %b\nevent: %b\ndata: %b\n\n" % (
+                cursor.write().encode(),
+                told["type"].encode(),
+                msgspec.json.encode(told),
+            )
+        # The first look is answered at once, so that the client knows that it is heard.
+        if not found and quiet % QUIET_LOOKS == 0:
+            yield b": quiet\n\n"
+        quiet = 0 if found else quiet + 1
 
 
 def _write(stats: Stats) -> dict[str, Any]:
@@ -63,3 +112,7 @@ def _write_epoch(row: EpochRow) -> dict[str, Any]:
         "tokens_after": row.tokens_after,
         "created_at": moment(row.created_at),
     }
+
+
+def _write_event(event: Event) -> dict[str, Any]:
+    return {**event.body, "type": event.kind, "number": event.number, "created_at": moment(event.created_at)}

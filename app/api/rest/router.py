@@ -21,6 +21,7 @@ from app.api.rest.schemas import Problem
 from app.api.rest.sessions import sessions_router, turns_router
 from app.service.artifacts import Artifacts
 from app.service.exports import Exports
+from app.service.following import Followers
 from app.service.memos import Memos
 from app.service.messages import Messages
 from app.service.metrics import Metrics
@@ -54,6 +55,7 @@ class Services:
     previews: Previews
     searcher: Searcher
     figures: Figures
+    followers: Followers
     artifacts: Artifacts
     notes: Notes
     memos: Memos
@@ -73,7 +75,7 @@ def install_rest(app: FastAPI, services: Services, *, guard: Guard, metrics: Met
         "notes": partial(notes_router, services.notes),
         "memos": partial(memos_router, services.memos),
         "artifacts": partial(artifacts_router, services.artifacts),
-        "figures": partial(figures_router, services.figures),
+        "figures": partial(figures_router, services.figures, services.followers),
     }
     for tag, add in routes.items():
         router = APIRouter(prefix="/api", tags=[tag], route_class=guarded(guard), responses=PROBLEMS)

@@ -1,0 +1,81 @@
+"""What happens to a session, as it happens: epochs that start, summaries that are made."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+from app.domain.errors import InvalidRequest, NotFound
+from app.store import events, sessions, stats
+from app.store.connection import Database
+from app.store.events import Event
+from app.store.stats import EpochRow
+
+# Seconds between two looks: other replicas write too, and the database announces nothing.
+PAUSE = 1.0
+PAGE = 100
+
+_CURSOR = re.compile(r"(\d{1,9})-(\d{1,9})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """The last epoch and the last event that were told; both are numbered from 1."""
+
+    epoch: int = 0
+    event: int = 0
+
+    @classmethod
+    def read(cls, text: str, *, field: str) -> Cursor:
+        """The inverse of `write`. Raises `InvalidRequest`."""
+        found = _CURSOR.fullmatch(text)
+        if found is None:
+            raise InvalidRequest(f"{field} must be the id of an event, such as '3-0', not {text[:40]!r}", field=field)
+        return cls(epoch=int(found[1]), event=int(found[2]))
+
+    def write(self) -> str:
+        """As the id of an event: ``3-0``."""
+        return f"{self.epoch}-{self.event}"
+
+
+# What happened, and where to go on after it.
+Happened = tuple[EpochRow | Event, Cursor]
+
+
+class Followers:
+    """Tells what is new in a session, within a tenant."""
+
+    def __init__(self, database: Database, *, pause: float = PAUSE) -> None:
+        """``pause`` in seconds."""
+        self._database = database
+        self._pause = pause
+
+    async def news(self, tenant: str, session_id: str, cursor: Cursor) -> list[Happened]:
+        """What happened after ``cursor``, in order of time, at most some hundreds. Raises `NotFound`."""
+        async with self._database.reading(tenant) as connection:
+            if await sessions.get(connection, tenant, session_id) is None:
+                raise NotFound("there is no such session")
+            epochs = await stats.epochs(connection, tenant, session_id, after=cursor.epoch, limit=PAGE)
+            others = await events.after(connection, tenant, session_id, cursor.event, limit=PAGE)
+        both: list[EpochRow | Event] = [*epochs, *others]
+        found: list[Happened] = []
+        for each in sorted(both, key=lambda happened: happened.created_at):
+            moved = {"epoch": each.number} if isinstance(each, EpochRow) else {"event": each.number}
+            cursor = replace(cursor, **moved)
+            found.append((each, cursor))
+        return found
+
+    async def follow(self, tenant: str, session_id: str, cursor: Cursor) -> AsyncIterator[list[Happened]]:
+        """What happens after ``cursor``, at each look (empty where nothing did), until the session is deleted."""
+        while True:
+            try:
+                found = await self.news(tenant, session_id, cursor)
+            except NotFound:
+                return
+            if found:
+                cursor = found[-1][1]
+            yield found
+            if not found:
+                await asyncio.sleep(self._pause)
