@@ -14,6 +14,8 @@ from typing import NoReturn
 
 from app.domain.errors import InvalidRequest
 from app.domain.messages import Media, Message, Reasoning, Text, ToolCall, ToolResult, searchable_text
+from app.domain.relevance import collect, document_text, look, search
+from app.domain.terms import tokenize
 from app.domain.turns import read_turn_id, write_turn_id
 
 DEFAULT_AROUND = 2
@@ -29,6 +31,16 @@ class Search:
     """Mode ``search``: messages that contain ``query``, whatever the case, with their surroundings."""
 
     query: str
+    before: int = DEFAULT_AROUND
+    after: int = DEFAULT_AROUND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relevant:
+    """Mode ``relevant``: the ``first`` messages that are most about ``query``, with their surroundings."""
+
+    query: str
+    first: int = DEFAULT_COUNT
     before: int = DEFAULT_AROUND
     after: int = DEFAULT_AROUND
 
@@ -66,10 +78,11 @@ class InTurn:
         return self.turn + self.after
 
 
-Lookup = Search | Tail | Head | InTurn
+Lookup = Search | Relevant | Tail | Head | InTurn
 
 _ALLOWED: Mapping[str, frozenset[str]] = {
     "search": frozenset({"query", "before", "after"}),
+    "relevant": frozenset({"query", "first", "before", "after"}),
     "tail": frozenset({"last"}),
     "head": frozenset({"first"}),
     "turn": frozenset({"turnId", "before", "after"}),
@@ -102,7 +115,7 @@ def parse_lookup(arguments: Mapping[str, object]) -> Lookup:
     """
     mode = arguments.get("mode")
     if not isinstance(mode, str) or mode not in _ALLOWED:
-        _refuse("mode", "one of 'search', 'tail', 'head', 'turn'", mode)
+        _refuse("mode", "one of 'search', 'relevant', 'tail', 'head', 'turn'", mode)
     unknown = sorted(str(name) for name in arguments if name not in _PARAMETERS)
     if unknown:
         raise InvalidRequest(f"unknown parameter {unknown[0][:40]!r}", field=unknown[0][:40])
@@ -114,6 +127,9 @@ def parse_lookup(arguments: Mapping[str, object]) -> Lookup:
     before, after = _number(arguments, "before", around), _number(arguments, "after", around)
     if mode == "search":
         return Search(query=_query(arguments.get("query")), before=before, after=after)
+    if mode == "relevant":
+        first = _number(arguments, "first", DEFAULT_COUNT)
+        return Relevant(query=_query(arguments.get("query")), first=first, before=before, after=after)
     turn_id = arguments.get("turnId")
     if not isinstance(turn_id, str):
         _refuse("turnId", "a turn id such as 't5'", turn_id)
@@ -155,11 +171,20 @@ def look_up(lookup: Lookup, rows: Sequence[Row]) -> tuple[Range, ...]:
         case Search(query=query, before=before, after=after):
             found = (row.position for row in rows if matches(row.message, query))
             return plan_windows(found, before=before, after=after, total=total)
+        case Relevant(before=before, after=after):
+            return plan_windows(_most_relevant(lookup, rows), before=before, after=after, total=total)
         case Tail() | Head():
             return plan_ends(lookup, total=total)
         case InTurn():
             wanted = (row.position for row in rows if lookup.first_turn <= row.turn <= lookup.last_turn)
             return plan_windows(wanted, before=0, after=0, total=total)
+
+
+def _most_relevant(lookup: Relevant, rows: Sequence[Row]) -> list[int]:
+    documents = [tokenize(document_text(row.message)) for row in rows]
+    corpus = collect(documents)
+    best = [(each.score, documents[each.number]) for each in look(lookup.query, corpus)]
+    return [rows[each.number].position for each in search(lookup.query, corpus, best, most=lookup.first)]
 
 
 def render_excerpts(ranges: Sequence[Range], rows: Iterable[Row], total: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from math import log
@@ -29,6 +29,7 @@ __all__ = [
     "collect",
     "document_text",
     "expand",
+    "look",
     "rank",
     "rank_documents",
     "rank_turns",
@@ -155,22 +156,27 @@ def expand(query: Mapping[str, float], best: Iterable[tuple[float, Sequence[str]
     return dict(query) | {term: FEEDBACK_WEIGHT * mark / marks[0][0] for mark, term in marks if mark < 0}
 
 
+def look(text: str, corpus: Corpus, *, hidden: frozenset[int] = frozenset()) -> list[Ranked]:
+    """A first look: the few best documents, whose terms `search` then wants. See there."""
+    query = dict.fromkeys(tokenize(text), 1.0)
+    return rank(query, _without(corpus, hidden, query), most=FEEDBACK_DOCUMENTS)
+
+
 def search(
     text: str,
     corpus: Corpus,
-    read: Callable[[int], Sequence[str]],
+    best: Sequence[tuple[float, Sequence[str]]] = (),
     *,
     hidden: frozenset[int] = frozenset(),
     most: int | None = None,
 ) -> list[Ranked]:
     """The documents that ``text`` is about, the best first; empty for a text of stop words.
 
-    ``read`` gives a document's terms by its number. The ``hidden`` documents are neither found nor counted.
+    ``best`` are what a first look found, as (score, terms). The ``hidden`` documents are neither found nor counted.
     """
     query = dict.fromkeys(tokenize(text), 1.0)
-    found = rank(query, _without(corpus, hidden, query), most=FEEDBACK_DOCUMENTS)
-    best = [(each.score, read(each.number)) for each in found]
-    query = expand(query, best, _without(corpus, hidden, {term for _, document in best for term in document}))
+    if best:
+        query = expand(query, best, _without(corpus, hidden, {term for _, document in best for term in document}))
     return rank(query, _without(corpus, hidden, query), most=most)
 
 

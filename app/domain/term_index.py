@@ -70,6 +70,11 @@ class TermIndex:
         self.size = 0
         """Bytes of memory, about."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all terms are kept."""
+        return self._only is None
+
     def add(self, page: TermPage) -> None:
         """Go on with a page; what is there already is passed over. Raises `ValueError` if a document is missing."""
         have = len(self.lengths)

@@ -16,10 +16,15 @@ from weakref import WeakValueDictionary
 from app.dialects.registry import DIALECTS
 from app.domain import excerpts
 from app.domain.errors import InvalidRequest, NotFound
-from app.domain.excerpts import Head, InTurn, Lookup, Range, Row, Search, Tail
+from app.domain.excerpts import Head, InTurn, Lookup, Range, Relevant, Row, Search, Tail
 from app.domain.messages import Message, Part, Text, ToolResult, searchable_text
 from app.domain.positions import Exceptional, Positions
+from app.domain.relevance import Corpus, look
+from app.domain.relevance import search as rank_messages
+from app.domain.sessions import Session
+from app.domain.terms import tokenize
 from app.service.metrics import Metrics
+from app.service.term_indexes import TermIndexes, terms_at
 from app.store import messages as message_store
 from app.store import positions as position_store
 from app.store import search as pages
@@ -86,6 +91,7 @@ class Searcher:
         self._database = database
         self._metrics = metrics
         self._bounds = bounds or Bounds()
+        self._indexes = TermIndexes(database)
         # Of several first searches of one session, one makes the pages and the others wait for it.
         self._building: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
@@ -97,18 +103,58 @@ class Searcher:
                 async with lock:
                     await self._build_pages(tenant, session_id)
             async with self._database.reading(tenant, limit=LIMIT) as connection:
-                return await self._find(connection, tenant, session_id, lookup)
+                session, exceptions = await _load(connection, tenant, session_id)
+                if not isinstance(lookup, Relevant):
+                    order = _order(session, exceptions)
+                    ranges, notes = await self._ranges(connection, tenant, session_id, lookup, order, session.last_seq)
+                    return await self._show(connection, tenant, session_id, lookup, order, ranges, notes)
+            # Ranking may take its time: no connection is held meanwhile.
+            hidden = frozenset(row.seq for row in exceptions if is_hidden(row))
+            seqs = await self.rank(tenant, session, lookup.query, hidden=hidden, most=self._most(lookup))
+            order = _order(session, exceptions)
+            ranges = excerpts.plan_windows(
+                _positions(order, seqs), before=lookup.before, after=lookup.after, total=order.total
+            )
+            async with self._database.reading(tenant, limit=LIMIT) as connection:
+                return await self._show(connection, tenant, session_id, lookup, order, ranges, [])
 
-    async def _find(self, connection: Connection, tenant: str, session_id: str, lookup: Lookup) -> Findings:
-        session = await sessions.get(connection, tenant, session_id)
-        if session is None:
-            raise NotFound("there is no such session")
-        rows = await position_store.exceptions(connection, tenant, session_id)
-        order = Positions(
-            session.last_seq,
-            (Exceptional(seq=row.seq, place=row.place, is_hidden=is_hidden(row)) for row in rows),
-        )
-        ranges, notes = await self._ranges(connection, tenant, session_id, lookup, order, session.last_seq)
+    async def rank(
+        self, tenant: str, session: Session, text: str, *, hidden: frozenset[int] = frozenset(), most: int
+    ) -> list[int]:
+        """The sequence numbers of the ``most`` messages that ``text`` is about, the best first.
+
+        ``hidden`` are sequence numbers of messages that are no part of the history.
+        """
+        terms = tokenize(text)
+        if not terms or not most:
+            return []
+        unseen = frozenset(seq - 1 for seq in hidden if seq <= session.last_seq)
+        async with self._indexes.of(tenant, session, terms) as index:
+            corpus = Corpus(lengths=index.lengths, postings=index.postings)
+            first = await asyncio.to_thread(look, text, corpus, hidden=unseen)
+            best: list[tuple[float, list[str]]] = []
+            if index.is_whole:
+                async with self._database.reading(tenant, limit=LIMIT) as connection:
+                    known = await terms_at(connection, tenant, session.id, [each.number + 1 for each in first])
+                best = [(each.score, known.get(each.number + 1, [])) for each in first]
+            found = await asyncio.to_thread(rank_messages, text, corpus, best, hidden=unseen, most=most)
+        return [each.number + 1 for each in found]
+
+    def _most(self, lookup: Relevant) -> int:
+        """So many messages that an answer holds them with their surroundings."""
+        around = lookup.before + lookup.after + 1
+        return min(lookup.first, self._bounds.matches, max(1, self._bounds.messages // around))
+
+    async def _show(
+        self,
+        connection: Connection,
+        tenant: str,
+        session_id: str,
+        lookup: Lookup,
+        order: Positions,
+        ranges: tuple[Range, ...],
+        notes: list[str],
+    ) -> Findings:
         ranges, cut = _bound(ranges, self._bounds.messages, newest=not isinstance(lookup, Head))
         notes += cut
         wanted = [seq for span in ranges for seq in order.seqs(span.first, span.last)]
@@ -116,7 +162,13 @@ class Searcher:
         return self._render(ranges, order, stored, notes)
 
     async def _ranges(
-        self, connection: Connection, tenant: str, session_id: str, lookup: Lookup, order: Positions, last_seq: int
+        self,
+        connection: Connection,
+        tenant: str,
+        session_id: str,
+        lookup: Search | Tail | Head | InTurn,
+        order: Positions,
+        last_seq: int,
     ) -> tuple[tuple[Range, ...], list[str]]:
         match lookup:
             case Search(before=before, after=after):
@@ -227,6 +279,22 @@ class Searcher:
         )
 
 
+async def _load(
+    connection: Connection, tenant: str, session_id: str
+) -> tuple[Session, list[position_store.ExceptionRow]]:
+    session = await sessions.get(connection, tenant, session_id)
+    if session is None:
+        raise NotFound("there is no such session")
+    return session, await position_store.exceptions(connection, tenant, session_id)
+
+
+def _order(session: Session, rows: Iterable[position_store.ExceptionRow]) -> Positions:
+    return Positions(
+        session.last_seq,
+        (Exceptional(seq=row.seq, place=row.place, is_hidden=is_hidden(row)) for row in rows),
+    )
+
+
 def is_hidden(row: position_store.ExceptionRow) -> bool:
     """Whether a message is no part of the history that is searched."""
     return row.status != "live" or row.turn == 0 or not row.model_visible
@@ -268,7 +336,7 @@ def _span(page: int) -> tuple[int, int]:
 
 
 def _mode(lookup: Lookup) -> str:
-    return {Search: "search", Tail: "tail", Head: "head", InTurn: "turn"}[type(lookup)]
+    return {Search: "search", Relevant: "relevant", Tail: "tail", Head: "head", InTurn: "turn"}[type(lookup)]
 
 
 def _read(stored: StoredMessage) -> Message:

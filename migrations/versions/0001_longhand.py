@@ -254,6 +254,29 @@ TABLES = {
             PRIMARY KEY (tenant_id, session_id, segment),
             FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
         )""",
+    # The term index of full blocks of messages (`app.domain.term_index`), made when a session is first ranked.
+    "term_pages": """
+        CREATE TABLE term_pages (
+            tenant_id text NOT NULL,
+            session_id text NOT NULL,
+            page bigint NOT NULL,
+            terms bytea NOT NULL,
+            PRIMARY KEY (tenant_id, session_id, page),
+            FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+        )""",
+    # What a model makes of messages: `signs` are the signs of the vector's numbers, for a quick first look; `numbers`
+    # are 32-bit floats. All NULL: there was nothing to embed, or the model refused it.
+    "embeddings": """
+        CREATE TABLE embeddings (
+            tenant_id text NOT NULL,
+            session_id text NOT NULL,
+            model text NOT NULL,
+            seq bigint NOT NULL,
+            signs bit varying,
+            numbers bytea,
+            PRIMARY KEY (tenant_id, session_id, model, seq),
+            FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+        )""",
     # What stands for ranges of messages. `basis` tells whether a row still counts (see `app.store.summaries`); a row
     # without a text says that nothing shorter was found.
     "summaries": """
@@ -344,6 +367,8 @@ TABLES = {
 STORAGE = (
     "ALTER TABLE search_pages ALTER COLUMN text SET STORAGE EXTERNAL",
     "ALTER TABLE search_words ALTER COLUMN words SET STORAGE EXTERNAL",
+    "ALTER TABLE term_pages ALTER COLUMN terms SET STORAGE EXTERNAL",
+    "ALTER TABLE embeddings ALTER COLUMN numbers SET STORAGE EXTERNAL",
 )
 
 INDEXES = (

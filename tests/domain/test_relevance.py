@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.domain.history import Entry
 from app.domain.messages import Message, Text
-from app.domain.relevance import collect, rank_documents, rank_turns, search, tokenize
+from app.domain.relevance import Ranked, collect, look, rank_documents, rank_turns, search, tokenize
 from app.domain.turns import Turn, group_turns
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -48,7 +49,7 @@ def test_an_identifier_is_kept_whole_and_in_pieces() -> None:
 @pytest.mark.parametrize("text", SMALL_TALK)
 def test_small_talk_is_about_nothing(text: str) -> None:
     assert tokenize(text) == []
-    assert search(text, collect([["continue"], ["next"]]), lambda _: []) == []
+    assert search(text, collect([["continue"], ["next"]])) == []
     assert rank_documents(["continue with the next step", "go on"], text) == ()
     assert rank_turns(turns("please continue", "go on then", "next"), text, budget=1000) == ()
 
@@ -73,8 +74,13 @@ def turns(*texts: str, tokens: int = 10) -> tuple[Turn, ...]:
 
 
 def found(texts: list[str], query: str) -> list[int]:
-    documents = [tokenize(text) for text in texts]
-    return [each.number for each in search(query, collect(documents), documents.__getitem__)]
+    return [each.number for each in ranked([tokenize(text) for text in texts], query)]
+
+
+def ranked(documents: list[list[str]], query: str, **options: Any) -> list[Ranked]:
+    corpus = collect(documents)
+    best = [(each.score, documents[each.number]) for each in look(query, corpus, **options)]
+    return search(query, corpus, best, **options)
 
 
 def test_rare_words_count_more_than_frequent_ones() -> None:
@@ -99,8 +105,8 @@ def test_what_is_no_part_of_the_collection_is_not_found() -> None:
 def test_hidden_documents_count_for_nothing() -> None:
     texts = ["the dentist", "filler", "dentist dentist", "more", "filler", "the plumber", "x"]
     documents = [tokenize(text) for text in texts]
-    hidden = search("dentist plumber", collect(documents), documents.__getitem__, hidden=frozenset({2}))
-    gone = search("dentist plumber", collect([*documents[:2], [], *documents[3:]]), documents.__getitem__)
+    hidden = ranked(documents, "dentist plumber", hidden=frozenset({2}))
+    gone = ranked([*documents[:2], [], *documents[3:]], "dentist plumber")
     assert hidden == gone
     assert 2 not in {each.number for each in hidden}
 

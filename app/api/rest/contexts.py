@@ -40,6 +40,8 @@ def contexts_router(previews: Previews, searcher: Searcher, router: APIRouter) -
     async def search(tenant: Tenant, session_id: SessionId, body: SearchRequest) -> Response:
         """`context_search`: the live history, superseded, dropped, undone and removed messages left out.
 
+        `search` finds what contains the query as it stands, `relevant` what is most about it: its words in any form,
+        the rare ones above all, and what stands near them.
         Message numbers are positions in that history; instructions are no part of it. An answer holds at most 200
         matches (the newest), 1,000 messages and 400,000 characters; when something is left out, the last line of
         `text` says so.

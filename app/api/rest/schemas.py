@@ -101,6 +101,7 @@ class SearchRequest(Body):
         json_schema_extra={
             "examples": [
                 {"mode": "search", "query": "colour palette", "before": 2, "after": 2},
+                {"mode": "relevant", "query": "which colours did we agree on?", "first": 5},
                 {"mode": "tail", "last": 20},
                 {"mode": "head", "first": 10},
                 {"mode": "turn", "turnId": "t5", "before": 2, "after": 1},
@@ -108,12 +109,14 @@ class SearchRequest(Body):
         }
     )
 
-    mode: Literal["search", "tail", "head", "turn"]
-    query: str | None = Field(None, max_length=1000, description="Text to find, whatever its case.")
+    mode: Literal["search", "relevant", "tail", "head", "turn"]
+    query: str | None = Field(
+        None, max_length=1000, description="Text to find, whatever its case; or what to find messages about."
+    )
     before: int | None = Field(None, ge=0, le=1000, description="Messages before each match, or turns.")
     after: int | None = Field(None, ge=0, le=1000, description="Messages after each match, or turns.")
     last: int | None = Field(None, ge=0, le=1000)
-    first: int | None = Field(None, ge=0, le=1000)
+    first: int | None = Field(None, ge=0, le=1000, description="So many of the first, or of the most relevant.")
     turnId: str | None = Field(None, max_length=20, examples=["t5"])  # noqa: N815 the document's name
 
 
