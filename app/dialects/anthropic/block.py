@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import msgspec
+
 from app.dialects import raw_json
 from app.dialects.anthropic.content import string_member
 from app.dialects.anthropic.write import PARTIAL
 from app.domain.extraction import Extract, Extraction
+
+
+class StringDelta(msgspec.Struct, forbid_unknown_fields=True):
+    """A delta that is nothing but one string, as most are."""
+
+    type: str = ""
+    text: str = ""
+    thinking: str = ""
+    signature: str = ""
+    partial_json: str = ""
 
 
 class GrowingBlock:
@@ -53,6 +65,18 @@ class GrowingBlock:
                 self._grown[key].append(string_member(delta, key))
             elif key != "type":
                 self._start[key] = value
+
+    def grow_by(self, delta: StringDelta) -> str:
+        """Add a ``delta`` of a known kind; the words in it."""
+        if delta.text:
+            self._grown["text"].append(delta.text)
+        elif delta.partial_json:
+            self._input.append(delta.partial_json)
+        elif delta.thinking:
+            self._grown["thinking"].append(delta.thinking)
+        elif delta.signature:
+            self._grown["signature"].append(delta.signature)
+        return delta.text
 
     def show(self, text: str) -> None:
         """Note what the client is shown; a block is visible from its first word on."""

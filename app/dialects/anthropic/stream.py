@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+import msgspec
+
 from app.dialects import raw_json
-from app.dialects.anthropic.block import GrowingBlock
+from app.dialects.anthropic.block import GrowingBlock, StringDelta
 from app.dialects.anthropic.content import string_member
 from app.dialects.dialect import Reply, ReplyChoice
 from app.dialects.sse import MAX_EVENT, EventTooLarge, SseDecoder, SseEvent, with_data
@@ -21,13 +23,21 @@ _ENDS = frozenset({"message_delta", "message_stop", "error"})
 """Before these, everything that was held back goes out, also where a block was not ended."""
 
 
+class _DeltaEvent(msgspec.Struct, forbid_unknown_fields=True):
+    index: int
+    delta: StringDelta
+    type: str = ""
+
+
+_delta_decoder = msgspec.json.Decoder(_DeltaEvent)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Item:
     """An event that may have to wait: ``waiting`` characters of its ``text`` may yet prove to be no text."""
 
     event: SseEvent
     kind: str
-    members: dict[str, bytes]
     block: GrowingBlock | None = None
     text: str = ""
     shown: str = ""
@@ -73,13 +83,11 @@ class ReplyStream:
         return self._said.reply
 
     def _forward(self, event: SseEvent) -> bytes:
-        members = _object(event.data)
-        kind = string_member(members, "type")
-        block, text = self._said.add(kind, members)
+        kind, block, text = self._said.add(event.data)
         if not self._extract:
             return b""
-        released = self._release() if kind in _ENDS or "error" in members or _is_broken(event, members) else b""
-        item = _Item(event=event, kind=kind, members=members, block=block, text=text)
+        released = self._release() if kind in _ENDS or (not kind and _is_broken(event)) else b""
+        item = _Item(event=event, kind=kind, block=block, text=text)
         self._queue.append(item)
         if block is not None and text:
             self._feed_text(block, item)
@@ -149,16 +157,17 @@ class ReplyStream:
             return b""
         if item.shown == item.text and not self._dropped:
             return item.event.raw
-        members = dict(item.members)
+        members = _object(item.event.data)
         if item.shown != item.text:
             name = "content_block" if item.kind == "content_block_start" else "delta"
             holder = raw_json.split_object(members[name])
             if not item.shown and holder.keys() == {"type", "text"} and name == "delta":
                 return b""
             members[name] = raw_json.join_object({**holder, "text": raw_json.dump(item.shown)})
-        if self._dropped and "index" in members:
-            members["index"] = raw_json.dump(raw_json.load(members["index"]) - self._dropped)
-        return item.event.raw if members == item.members else with_data(item.event, raw_json.join_object(members))
+        elif item.block is None:
+            return item.event.raw
+        members["index"] = raw_json.dump(raw_json.load(members["index"]) - self._dropped)
+        return with_data(item.event, raw_json.join_object(members))
 
 
 class _Said:
@@ -173,10 +182,16 @@ class _Said:
         self._error = b""
         self._is_done = False
 
-    def add(self, kind: str, members: dict[str, bytes]) -> tuple[GrowingBlock | None, str]:
-        """Add an event; the block that it belongs to, and the words that it adds to that."""
+    def add(self, data: bytes | None) -> tuple[str, GrowingBlock | None, str]:
+        """Add an event: its type, the block that it belongs to, and the words that it adds to that."""
+        quick = _read_delta(data)
+        if quick is not None and (block := self.blocks.get(quick.index)) is not None:
+            return quick.type, block, block.grow_by(quick.delta)
+        members = _object(data)
+        kind = string_member(members, "type")
         if members.get("error", b"null") != b"null":
             self._error = members["error"]
+            return "error", None, ""
         match kind:
             case "message_start":
                 self._message = _object(members.get("message"))
@@ -187,10 +202,10 @@ class _Said:
             case "message_stop":
                 self._is_done = True
             case "content_block_start" | "content_block_delta" | "content_block_stop":
-                return self._add_to_block(kind, members)
+                return kind, *self._add_to_block(kind, members)
             case _:
                 pass
-        return None, ""
+        return kind, None, ""
 
     def _add_to_block(self, kind: str, members: dict[str, bytes]) -> tuple[GrowingBlock | None, str]:
         index = raw_json.load(members.get("index", b"null"))
@@ -300,6 +315,17 @@ def _object(raw: bytes | None) -> dict[str, bytes]:
         return {}
 
 
-def _is_broken(event: SseEvent, members: dict[str, bytes]) -> bool:
+def _read_delta(data: bytes | None) -> _DeltaEvent | None:
+    """An event of the kind that most are; None for every other."""
+    if not data or b'"content_block_delta"' not in data:
+        return None
+    try:
+        event = _delta_decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return event if event.type == "content_block_delta" else None
+
+
+def _is_broken(event: SseEvent) -> bool:
     """Whether it is the first part of an event that never ended."""
-    return not members and bool(event.data) and not event.raw.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
+    return bool(event.data) and not event.raw.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
