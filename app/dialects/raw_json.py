@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ _value_decoder = msgspec.json.Decoder()
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},:]', re.DOTALL)
 _BOM = b"\xef\xbb\xbf"
 _BLANKS = b" \t\r\n"
+MAX_REMEMBERED = 64
 
 
 class TooDeep(ValueError):
@@ -73,7 +75,16 @@ def split_array(raw: bytes) -> list[bytes]:
 
 def join_object(members: dict[str, bytes]) -> bytes:
     """The inverse of ``split_object``."""
-    return b"{" + b",".join(dump(key) + b":" + value for key, value in members.items()) + b"}"
+    return b"{" + b",".join([_key(key) + value for key, value in members.items()]) + b"}"
+
+
+def _key(name: str) -> bytes:
+    return _short_key(name) if len(name) <= MAX_REMEMBERED else dump(name) + b":"
+
+
+@lru_cache(maxsize=512)
+def _short_key(name: str) -> bytes:
+    return dump(name) + b":"
 
 
 def join_array(items: list[bytes]) -> bytes:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
+
+import msgspec
 
 from app.domain.history import Epoch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class Session(msgspec.Struct, frozen=True, kw_only=True):
     """One stored conversation.
 
     ``version`` changes with every write, ``edits`` counts rewrites of history (undo, drop, client rewrite);

@@ -41,11 +41,14 @@ def tail_of(session: Session, rows: Sequence[TailRow], chain: bytes | None) -> T
     return Tail(session=session, rows=kept, chain=chain, size=size)
 
 
-def grown(before: Sequence[TailRow], session: Session, records: Iterable[Record], chain: bytes | None) -> Tail:
+def grown(before: Tail | None, session: Session, records: Iterable[Record], chain: bytes | None) -> Tail:
     """``before`` and the messages that were written since (as `app.store.ledger` lists them)."""
-    rows = [*before, *(_row(record) for record in records if record[6] != "superseded")]
+    added = [_row(record) for record in records if record[6] != "superseded"]
+    rows = [*before.rows, *added] if before is not None else added
+    if before is None or before.session.epoch != session.epoch:
+        return tail_of(session, sorted(rows, key=_place), chain)
     rows.sort(key=_place)
-    return tail_of(session, rows, chain)
+    return Tail(session=session, rows=rows, chain=chain, size=before.size + sum(map(_size_of, added)))
 
 
 def _row(record: Record) -> TailRow:

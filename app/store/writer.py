@@ -271,7 +271,7 @@ class _Attempt:
             return
         replies = [reply for write in self.writes if isinstance(write, ReplyWrite) for reply in write.replies]
         chain = replies[0].chain if replies else None
-        tails.put(tenant, grown(before.rows if before else (), session, self.rows.messages, chain))
+        tails.put(tenant, grown(before, session, self.rows.messages, chain))
 
 
 async def write_all(database: Database, tails: Tails, tenant: str, writes: list[Write]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
+from msgspec import structs
 
 from app.domain.history import Epoch, TerseEntry
 from app.domain.lineage import Decision, Incoming
@@ -107,33 +108,40 @@ def made(new: NewSession, state: State) -> Session:
         strategy=new.strategy,
         epoch_policy=new.epoch_policy,
         metadata=new.metadata,
+        last_seq=state.last_seq,
+        turns=state.turns,
+        tokens=state.tokens,
+        version=state.version,
+        edits=state.edits,
+        edited=state.edited,
+        calls=state.calls,
+        epoch=state.epoch,
+        cut=state.cut,
+        plan=None if state.plan is None else state.plan.epoch,
+        last_call_at=state.last_call_at,
         created_at=state.touched,
         updated_at=state.touched,
-        **_moving(state),
-        plan=None if state.plan is None else state.plan.epoch,
     )
 
 
 def moved(session: Session, state: State) -> Session:
     """The session as a write left it."""
     assert state.touched is not None
-    plan = session.plan if state.plan is None else state.plan.epoch
-    return replace(session, **_moving(state), updated_at=state.touched, plan=plan)
-
-
-def _moving(state: State) -> dict[str, Any]:
-    return {
-        "last_seq": state.last_seq,
-        "turns": state.turns,
-        "tokens": state.tokens,
-        "version": state.version,
-        "edits": state.edits,
-        "edited": state.edited,
-        "calls": state.calls,
-        "epoch": state.epoch,
-        "cut": state.cut,
-        "last_call_at": state.last_call_at,
-    }
+    return structs.replace(
+        session,
+        last_seq=state.last_seq,
+        turns=state.turns,
+        tokens=state.tokens,
+        version=state.version,
+        edits=state.edits,
+        edited=state.edited,
+        calls=state.calls,
+        epoch=state.epoch,
+        cut=state.cut,
+        plan=session.plan if state.plan is None else state.plan.epoch,
+        last_call_at=state.last_call_at,
+        updated_at=state.touched,
+    )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -193,7 +193,7 @@ async def test_another_session_of_the_same_name_version_and_words_is_another(dat
 
     await is_right(worker, talk, remembered=False)
 
-    rows = (await worker.find(talk)).tail or ()
+    rows = list((await worker.find(talk)).tail or ())
     assert rows[0].row.digest == said("system", "be longwinded").digest
     assert rows[0].created_at == START + timedelta(seconds=60)
 
