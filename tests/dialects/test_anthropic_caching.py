@@ -35,7 +35,7 @@ def marks(written: dict[str, Any]) -> list[tuple[int, str]]:
     """Place and lifetime of each breakpoint, in the order of the prompt; -2: tools, -1: system."""
     found: list[tuple[int, str]] = []
     places = [(-2, written.get("tools", [])), (-1, written.get("system", []))]
-    places += [(place, each["content"]) for place, each in enumerate(written["messages"])]
+    places += [(place, each.get("content")) for place, each in enumerate(written["messages"])]
     for place, blocks in places:
         for block in blocks if isinstance(blocks, list) else ():
             nested = block.get("content") if isinstance(block.get("content"), list) else ()
@@ -110,6 +110,12 @@ def test_blocks_that_cannot_carry_one(blocks: list[dict[str, Any]], place: int |
     written = write([message("q"), message(*blocks, role="assistant")], [1])
     marked = [n for n, block in enumerate(written["messages"][1]["content"]) if "cache_control" in block]
     assert marked == ([] if place is None else [place])
+
+
+def test_instructions_between_the_messages_and_messages_without_content_carry_none():
+    written = write([message("a"), message("later", role="system")], [0, 1])
+    assert marks(written) == [(0, "5m")]
+    assert marks(write([message("a"), {"role": "user"}], [1])) == []
 
 
 def test_places_move_with_the_messages():

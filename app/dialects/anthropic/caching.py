@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.dialects import raw_json
-from app.dialects.anthropic.content import block_type, is_blank, split_content
+from app.dialects.anthropic.content import block_type, is_blank, split_content, string_member
 
 MAX_BREAKPOINTS = 4
 
@@ -58,23 +58,29 @@ def add_breakpoints(members: dict[str, bytes], messages: Sequence[bytes], places
     taken += [_Breakpoint(place=place, ttl=ttl) for place, raw in enumerate(messages) for ttl in _lifetimes(raw)]
     if _is_set(members.get("cache_control")):
         taken.append(_Breakpoint(place=len(messages) - 1, ttl=_lifetime(members["cache_control"])))
-    for place in sorted(set(places), reverse=True):
+    for place in sorted({_carrier(messages, place) for place in places}, reverse=True):
         if len(taken) >= MAX_BREAKPOINTS:
             break
         if any(each.place == place for each in taken):
             continue
         following = min((each for each in taken if each.place >= place), key=lambda each: each.place, default=None)
         ttl = following.ttl if following else ""
-        raw = members.get("system", b"null") if place == SYSTEM else raw_json.split_object(marked[place])["content"]
-        content = _with_breakpoint(raw, ttl)
+        holder, name = (members, "system") if place == SYSTEM else (raw_json.split_object(marked[place]), "content")
+        content = _with_breakpoint(holder.get(name, b"null"), ttl)
         if content is None:
             continue
-        if place == SYSTEM:
-            members["system"] = content
-        else:
-            marked[place] = raw_json.join_object({**raw_json.split_object(marked[place]), "content": content})
+        holder[name] = content
+        if place != SYSTEM:
+            marked[place] = raw_json.join_object(holder)
         taken.append(_Breakpoint(place=place, ttl=ttl))
     return marked
+
+
+def _carrier(messages: Sequence[bytes], place: int) -> int:
+    """Instructions between the messages are left alone: the message in front of them carries the breakpoint."""
+    while place > 0 and string_member(raw_json.split_object(messages[place]), "role") == "system":
+        place -= 1
+    return place
 
 
 def _fixed_breakpoints(members: dict[str, bytes]) -> list[_Breakpoint]:
