@@ -18,10 +18,10 @@ LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-h
 	--no-emit-index-url --no-emit-find-links --no-header --no-annotate --no-build
 ARGS ?=
 
-.PHONY: help run test check fmt lint types contracts bench openapi lock clean
+.PHONY: help run test check fmt lint types contracts bench bench-recall openapi lock clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 14
 
 run: $(VENV)/.runtime ## install and serve on 127.0.0.1:8484 (ARGS="--upstream scripted" needs no model key)
 	@exec $(BIN)/python -m app serve $(ARGS)
@@ -51,6 +51,9 @@ contracts: $(VENV)/.dev ## the import contracts alone
 
 bench: $(VENV)/.dev ## measure speed; writes its table to bench/
 	$(BIN)/python -m bench $(ARGS)
+
+bench-recall: $(VENV)/.dev ## measure what searches find, on annotated conversations (ARGS=directory)
+	$(BIN)/python -m bench.recall $(ARGS)
 
 openapi: $(VENV)/.runtime ## write openapi/openapi.json from the code
 	@mkdir -p openapi

@@ -183,8 +183,9 @@ def look_up(lookup: Lookup, rows: Sequence[Row]) -> tuple[Range, ...]:
 def _most_relevant(lookup: Relevant, rows: Sequence[Row]) -> list[int]:
     documents = [tokenize(document_text(row.message)) for row in rows]
     corpus = collect(documents)
-    best = [(each.score, documents[each.number]) for each in look(lookup.query, corpus)]
-    return [rows[each.number].position for each in search(lookup.query, corpus, best, most=lookup.first)]
+    first = look(lookup.query, corpus)
+    best = [documents[each.number] for each in first.best]
+    return [rows[each.number].position for each in search(first, corpus, best, most=lookup.first)]
 
 
 def render_excerpts(ranges: Sequence[Range], rows: Iterable[Row], total: int) -> str:

@@ -24,13 +24,13 @@ from app.domain.turns import Turn
 
 __all__ = [
     "Corpus",
+    "Look",
     "Ranked",
     "RankedTurn",
     "collect",
     "document_text",
     "expand",
     "look",
-    "rank",
     "rank_documents",
     "rank_turns",
     "search",
@@ -88,6 +88,16 @@ class Ranked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """A first look at what a text is about: its terms, every document's own score, and the few ``best``."""
+
+    query: Mapping[str, float]
+    hidden: frozenset[int]
+    scores: Sequence[float]
+    best: tuple[Ranked, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankedTurn:
     """A turn, with how much of the text it is about: 0 to 1."""
 
@@ -124,26 +134,6 @@ def weigh(terms: Iterable[str], corpus: Corpus) -> dict[str, float]:
     return weights
 
 
-def rank(query: Mapping[str, float], corpus: Corpus, *, most: int | None = None) -> list[Ranked]:
-    """The documents that have a term of ``query`` or stand near one that has, the best first; ties: the later first.
-
-    ``query`` gives for each term how much it counts, beside its rareness. An empty one finds nothing.
-    """
-    own = _bm25(query, corpus)
-    found = []
-    if any(own):
-        near, far = NEAR
-        padded = [0.0, 0.0, *own, 0.0, 0.0]
-        places = zip(corpus.lengths, padded, padded[1:], own, padded[3:], padded[4:], strict=False)
-        found = [
-            (-(score + near * (before + after) + far * (first + last)) * _DAMPING[min(length, LONGEST)], -number)
-            for number, (length, first, before, score, after, last) in enumerate(places)
-            if length and (score or before or after or first or last)
-        ]
-    best = sorted(found) if most is None else nsmallest(most, found)
-    return [Ranked(number=-number, score=-score) for score, number in best]
-
-
 def expand(query: Mapping[str, float], best: Iterable[tuple[float, Sequence[str]]], corpus: Corpus) -> dict[str, float]:
     """``query`` with the terms that mark the ``best`` documents, given as (score, terms)."""
     shares: Counter[str] = Counter()
@@ -156,28 +146,30 @@ def expand(query: Mapping[str, float], best: Iterable[tuple[float, Sequence[str]
     return dict(query) | {term: FEEDBACK_WEIGHT * mark / marks[0][0] for mark, term in marks if mark < 0}
 
 
-def look(text: str, corpus: Corpus, *, hidden: frozenset[int] = frozenset()) -> list[Ranked]:
-    """A first look: the few best documents, whose terms `search` then wants. See there."""
+def look(text: str, corpus: Corpus, *, hidden: frozenset[int] = frozenset()) -> Look:
+    """A first look at what ``text`` is about. The ``hidden`` documents are neither found nor counted."""
     query = dict.fromkeys(tokenize(text), 1.0)
-    return rank(query, _without(corpus, hidden, query), most=FEEDBACK_DOCUMENTS)
+    seen = _without(corpus, hidden, query)
+    scores = _bm25(query, seen)
+    best = _order(scores, seen.lengths, FEEDBACK_DOCUMENTS)
+    return Look(query=query, hidden=hidden, scores=scores, best=tuple(best))
 
 
 def search(
-    text: str,
-    corpus: Corpus,
-    best: Sequence[tuple[float, Sequence[str]]] = (),
-    *,
-    hidden: frozenset[int] = frozenset(),
-    most: int | None = None,
+    first: Look, corpus: Corpus, documents: Iterable[Sequence[str]] = (), *, most: int | None = None
 ) -> list[Ranked]:
-    """The documents that ``text`` is about, the best first; empty for a text of stop words.
+    """The documents that a text is about or that stand near such, the best first; ties: the later first.
 
-    ``best`` are what a first look found, as (score, terms). The ``hidden`` documents are neither found nor counted.
+    ``documents`` are the terms of the best ones of a first look, in that order; none: theirs are not looked at. Empty
+    for a text of stop words.
     """
-    query = dict.fromkeys(tokenize(text), 1.0)
+    best = [(each.score, document) for each, document in zip(first.best, documents, strict=False)]
+    seen = _without(corpus, first.hidden, {term for _, document in best for term in document})
+    scores = first.scores
     if best:
-        query = expand(query, best, _without(corpus, hidden, {term for _, document in best for term in document}))
-    return rank(query, _without(corpus, hidden, query), most=most)
+        added = {term: weight for term, weight in expand(first.query, best, seen).items() if term not in first.query}
+        scores = [one + other for one, other in zip(scores, _bm25(added, seen), strict=True)]
+    return _order(scores, seen.lengths, most)
 
 
 def rank_turns(turns: Sequence[Turn], text: str, *, budget: int | None = None) -> tuple[RankedTurn, ...]:
@@ -185,17 +177,20 @@ def rank_turns(turns: Sequence[Turn], text: str, *, budget: int | None = None) -
 
     ``budget`` (tokens): a turn that does not fit into what is left is passed over, and a smaller one may follow.
     Turns that share nothing with ``text`` are left out, so a text of stop words ("continue", "go on") brings nothing:
-    what the caller does with the room is its own affair.
+    what the caller does with the room is its own affair. A turn is as relevant as the best of its messages.
     """
-    documents = [tokenize("\n".join(document_text(entry.message) for entry in turn.entries)) for turn in turns]
+    entries = [entry for turn in turns for entry in turn.entries]
+    documents = [tokenize(document_text(entry.message)) for entry in entries]
     corpus = collect(documents)
-    query = dict.fromkeys(tokenize(text), 1.0)
-    scores = _bm25(query, corpus)
-    best = sum(weigh(query, corpus).values()) * (K1 + 1)
+    first = look(text, corpus)
+    found = search(first, corpus, [documents[each.number] for each in first.best])
+    scores = {entries[each.number].seq: each.score for each in found}
+    sharing = {entry.seq for entry, score in zip(entries, first.scores, strict=True) if score}
+    best = sum(weigh(first.query, corpus).values()) * (K1 + 1)
     order = sorted(
-        (-score * _DAMPING[min(length, LONGEST)], -number)
-        for number, (score, length) in enumerate(zip(scores, corpus.lengths, strict=True))
-        if score
+        (-max(scores.get(entry.seq, 0.0) for entry in turn.entries), -number)
+        for number, turn in enumerate(turns)
+        if not sharing.isdisjoint(entry.seq for entry in turn.entries)
     )
     chosen: list[RankedTurn] = []
     room = budget
@@ -236,6 +231,8 @@ def rank_documents(
 def _bm25(query: Mapping[str, float], corpus: Corpus) -> list[float]:
     """The score of every document."""
     lengths = corpus.lengths
+    if not query:
+        return [0.0] * len(lengths)
     mean = sum(lengths) / max(1, len(lengths) - lengths.count(0)) or 1.0
     scores = [0.0] * len(lengths)
     fixed, slope = K1 * (1 - B), K1 * B / mean
@@ -245,6 +242,28 @@ def _bm25(query: Mapping[str, float], corpus: Corpus) -> list[float]:
             number, times = posting >> SHIFT, posting & _TIMES
             scores[number] += full * times / (times + fixed + slope * lengths[number])
     return scores
+
+
+def _order(scores: Sequence[float], lengths: Sequence[int], most: int | None) -> list[Ranked]:
+    """Documents by their own scores, what stands near them, and their lengths."""
+    near, far = NEAR
+    own = [0.0, 0.0, *scores, 0.0, 0.0]
+    scored = [number for number, score in enumerate(scores) if score]
+    if len(scored) * 5 < len(scores):
+        reached: Iterable[int] = {at for number in scored for at in range(number - 2, number + 3)}
+        scored = [at for at in reached if 0 <= at < len(scores) and lengths[at]]
+    else:
+        scored = [at for at, length in enumerate(lengths) if length] if scored else []
+    found = [
+        (
+            -(own[at + 2] + near * (own[at + 1] + own[at + 3]) + far * (own[at] + own[at + 4]))
+            * _DAMPING[min(lengths[at], LONGEST)],
+            -at,
+        )
+        for at in scored
+    ]
+    best = sorted(found) if most is None else nsmallest(most, found)
+    return [Ranked(number=-number, score=-score) for score, number in best if score]
 
 
 def _without(corpus: Corpus, hidden: frozenset[int], terms: Iterable[str]) -> Corpus:

@@ -132,12 +132,11 @@ class Searcher:
         async with self._indexes.of(tenant, session, terms) as index:
             corpus = Corpus(lengths=index.lengths, postings=index.postings)
             first = await asyncio.to_thread(look, text, corpus, hidden=unseen)
-            best: list[tuple[float, list[str]]] = []
+            best: list[list[str]] = []
             if index.is_whole:
                 async with self._database.reading(tenant, limit=LIMIT) as connection:
-                    known = await terms_at(connection, tenant, session.id, [each.number + 1 for each in first])
-                best = [(each.score, known.get(each.number + 1, [])) for each in first]
-            found = await asyncio.to_thread(rank_messages, text, corpus, best, hidden=unseen, most=most)
+                    best = await terms_at(connection, tenant, session.id, [each.number + 1 for each in first.best])
+            found = await asyncio.to_thread(rank_messages, first, corpus, best, most=most)
         return [each.number + 1 for each in found]
 
     def _most(self, lookup: Relevant) -> int:

@@ -133,7 +133,9 @@ def words_of(content: pages.Content) -> str:
         return ""
 
 
-async def terms_at(connection: Connection, tenant: str, session_id: str, seqs: Iterable[int]) -> dict[int, list[str]]:
-    """The terms of a few messages, by sequence number."""
-    content = [each for seq in seqs for each in await pages.content(connection, tenant, session_id, seq, seq)]
-    return {each.seq: terms_of(each) for each in content}
+async def terms_at(connection: Connection, tenant: str, session_id: str, seqs: Iterable[int]) -> list[list[str]]:
+    """The terms of a few messages, in that order."""
+    return [
+        [term for each in await pages.content(connection, tenant, session_id, seq, seq) for term in terms_of(each)]
+        for seq in seqs
+    ]

@@ -49,7 +49,7 @@ def test_an_identifier_is_kept_whole_and_in_pieces() -> None:
 @pytest.mark.parametrize("text", SMALL_TALK)
 def test_small_talk_is_about_nothing(text: str) -> None:
     assert tokenize(text) == []
-    assert search(text, collect([["continue"], ["next"]])) == []
+    assert ranked([["continue"], ["next"]], text) == []
     assert rank_documents(["continue with the next step", "go on"], text) == ()
     assert rank_turns(turns("please continue", "go on then", "next"), text, budget=1000) == ()
 
@@ -79,8 +79,8 @@ def found(texts: list[str], query: str) -> list[int]:
 
 def ranked(documents: list[list[str]], query: str, **options: Any) -> list[Ranked]:
     corpus = collect(documents)
-    best = [(each.score, documents[each.number]) for each in look(query, corpus, **options)]
-    return search(query, corpus, best, **options)
+    first = look(query, corpus, **options)
+    return search(first, corpus, [documents[each.number] for each in first.best])
 
 
 def test_rare_words_count_more_than_frequent_ones() -> None:

@@ -1,0 +1,213 @@
+"""`python -m bench.recall [DIRECTORY]`: how much of what a question needs is found, on annotated conversations.
+
+Looks for the conversations in DIRECTORY, else in `TERSELY_RETRIEVAL_DATA`, else beside the checkout in
+`../shared/data/retrieval`. Ranks with the very functions of the search mode `relevant`; the baselines are plain BM25
+over the same terms and the same questions. Questions without evidence are left out. Writes `bench/recall.md`.
+"""
+
+import json
+import math
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from app.dialects.registry import DIALECTS
+from app.domain.history import Entry
+from app.domain.messages import searchable_text
+from app.domain.relevance import collect, document_text, look, rank_turns, search, tokenize
+from app.domain.turns import group_turns, number_turns
+from app.service.tokens import count_text
+
+ROOT: Final = Path(__file__).parent.parent
+TABLE: Final = ROOT / "bench" / "recall.md"
+SETS: Final = {"LoCoMo": "locomo", "BEAM-100k": "beam_100k"}
+# The parameters were chosen on these conversations; the others were not looked at for that.
+TUNED_ON: Final = frozenset({"locomo-conv-26", "locomo-conv-41", "beam_100k-1", "beam_100k-10", "beam_100k-11"})
+DEPTHS: Final = (5, 10, 25, 50)
+CONTEXT: Final = 4_000
+AT: Final = datetime(2026, 1, 1, tzinfo=UTC)
+# As published with the data, over the whole sets, of which these conversations are a part.
+PUBLISHED: Final = (
+    ("Postgres any word, `ts_rank` default", ".432 / .505 / .597 / .662", ".121 / .210 / .336 / .464"),
+    ("Postgres any word, `ts_rank` normalisation 8", ".123 / .198 / .356 / .513", ".467 / .566 / .681 / .744"),
+    ("BM25 k1 1.2 b .75", ".533 / .606 / .695 / .748", ".308 / .405 / .518 / .629"),
+    ("BM25 k1 1.5 b .95", ".495 / .586 / .682 / .740", ".397 / .471 / .585 / .668"),
+    ("BM25 with the speaker's name in the text", ".555 / .633 / .717 / .769", ""),
+    ("DRAGON (dense)", ".567 / .662 / .767 / .827", ""),
+)
+
+Rank = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    text: str
+    evidence: frozenset[int]
+
+
+class Conversation:
+    """A conversation as a session would hold it, with its questions; messages are numbered from 0 on."""
+
+    def __init__(self, record: dict[str, Any], questions: Iterable[dict[str, Any]]) -> None:
+        self.id: str = record["id"]
+        read = DIALECTS["openai_chat"].read_message
+        messages = [read(_wire(message)) for message in record["messages"]]
+        self.texts = [document_text(message) for message in messages]
+        self.terms = [tokenize(text) for text in self.texts]
+        self.nameless = [tokenize(searchable_text(message)) for message in messages]
+        self.tokens = [count_text(text, "o200k_base") for text in self.texts]
+        turns = number_turns(messages)
+        self.turns = group_turns(
+            Entry(seq=number, turn=turn, message=message, tokens=tokens, created_at=AT)
+            for number, (turn, message, tokens) in enumerate(zip(turns, messages, self.tokens, strict=True))
+        )
+        at = {message["x_id"]: number for number, message in enumerate(record["messages"])}
+        found = (Question(q["question"], frozenset(at[e] for e in q["evidence"] if e in at)) for q in questions)
+        self.questions = [question for question in found if question.evidence]
+
+    def tersely(self) -> Rank:
+        corpus = collect(self.terms)
+
+        def rank(text: str) -> Sequence[int]:
+            first = look(text, corpus)
+            return [each.number for each in search(first, corpus, [self.terms[each.number] for each in first.best])]
+
+        return rank
+
+    def bm25(self, k1: float, b: float, *, names: bool) -> Rank:
+        documents = [Counter(terms) for terms in (self.terms if names else self.nameless)]
+        lengths = [document.total() for document in documents]
+        mean = sum(lengths) / len(lengths)
+        having = Counter(term for document in documents for term in document)
+
+        def score(term: str, number: int) -> float:
+            times = documents[number][term]
+            weight = math.log(1 + (len(documents) - having[term] + 0.5) / (having[term] + 0.5))
+            return weight * times * (k1 + 1) / (times + k1 * (1 - b + b * lengths[number] / mean))
+
+        def rank(text: str) -> Sequence[int]:
+            terms = set(tokenize(text))
+            scores = [sum(score(term, n) for term in terms if term in documents[n]) for n in range(len(documents))]
+            return sorted((n for n, found in enumerate(scores) if found), key=lambda n: (-scores[n], -n))
+
+        return rank
+
+    def newest(self) -> Rank:
+        return lambda _: range(len(self.texts) - 1, -1, -1)
+
+    def fill(self, ranking: Iterable[int]) -> frozenset[int]:
+        """The messages that fit into the context, the best first; what does not fit is passed over."""
+        room, chosen = CONTEXT, set()
+        for number in ranking:
+            if self.tokens[number] <= room:
+                room -= self.tokens[number]
+                chosen.add(number)
+        return frozenset(chosen)
+
+    def fill_turns(self, text: str) -> frozenset[int]:
+        """The messages of the whole turns that fit."""
+        chosen = rank_turns(self.turns, text, budget=CONTEXT)
+        return frozenset(entry.seq for each in chosen for entry in each.turn.entries)
+
+
+def _wire(message: dict[str, Any]) -> bytes:
+    named = {"name": message["x_speaker"]} if message.get("x_speaker") else {}
+    return json.dumps({"role": message["role"], "content": message["content"], **named}).encode()
+
+
+METHODS: Final[dict[str, Callable[[Conversation], Rank]]] = {
+    "newest messages": Conversation.newest,
+    "BM25 k1 1.2 b .75": lambda c: c.bm25(1.2, 0.75, names=False),
+    "BM25 k1 1.5 b .95": lambda c: c.bm25(1.5, 0.95, names=False),
+    "BM25 k1 1.2 b .75, names": lambda c: c.bm25(1.2, 0.75, names=True),
+    "BM25 k1 1.5 b .95, names": lambda c: c.bm25(1.5, 0.95, names=True),
+    "**Tersely, `relevant`**": Conversation.tersely,
+}
+TURNS: Final = "**Tersely, whole turns**"
+
+Measured = list[tuple[bool, list[float]]]
+
+
+def measure(conversations: Sequence[Conversation]) -> dict[str, Measured]:
+    """For each method and question: whether its conversation was tuned on, recall at the depths, share in a context."""
+    results: dict[str, Measured] = {name: [] for name in (*METHODS, TURNS)}
+    for conversation in conversations:
+        is_tuned = conversation.id in TUNED_ON
+        for name, make in METHODS.items():
+            rank = make(conversation)
+            for question in conversation.questions:
+                ranking = rank(question.text)
+                shares = [_share(question, ranking[:depth]) for depth in DEPTHS]
+                results[name].append((is_tuned, [*shares, _share(question, conversation.fill(ranking))]))
+        for question in conversation.questions:
+            share = _share(question, conversation.fill_turns(question.text))
+            results[TURNS].append((is_tuned, [math.nan] * len(DEPTHS) + [share]))
+    return results
+
+
+def _share(question: Question, found: Iterable[int]) -> float:
+    return len(question.evidence.intersection(found)) / len(question.evidence)
+
+
+def load(directory: Path, name: str) -> list[Conversation]:
+    """The conversations of a set."""
+    questions = [json.loads(line) for line in (directory / f"{name}_questions.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (directory / f"{name}.jsonl").read_text().splitlines()]
+    return [Conversation(r, (q for q in questions if q["conv_id"] == r["id"])) for r in records]
+
+
+def _row(name: str, measured: Measured, *, tuned: bool | None) -> str:
+    rows = [values for is_tuned, values in measured if tuned is None or is_tuned == tuned]
+    means = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+    return f"| {name} | " + " | ".join("" if math.isnan(mean) else f"{mean:.3f}".lstrip("0") for mean in means) + " |"
+
+
+def render(directory: Path) -> str:
+    """The whole report."""
+    lines = [
+        "# How much of what a question needs is found",
+        "",
+        "Made by `make bench-recall`, with the functions of the search mode `relevant`; no model.",
+        "R@n: share of a question's evidence messages among the first n, mean over questions. Context: share of the",
+        f"evidence inside {CONTEXT:,} tokens filled with the best messages (or whole turns) that fit.",
+        "One configuration for both sets. Its parameters were chosen on "
+        + ", ".join(f"`{name}`" for name in sorted(TUNED_ON))
+        + ".",
+    ]
+    for title, name in SETS.items():
+        conversations = load(directory, name)
+        results = measure(conversations)
+        parts = (("all", None), ("tuned on", True), ("held out", False))
+        for part, tuned in parts:
+            chosen = [c for c in conversations if tuned is None or (c.id in TUNED_ON) == tuned]
+            count = sum(len(c.questions) for c in chosen)
+            lines += ["", f"## {title}, {part}: {len(chosen)} conversations, {count} questions", ""]
+            lines += ["| method | R@5 | R@10 | R@25 | R@50 | context |", "|---|---|---|---|---|---|"]
+            lines += [_row(method, measured, tuned=tuned) for method, measured in results.items()]
+    lines += ["", "## As published with the data, over the whole sets (R@5 / 10 / 25 / 50)", ""]
+    lines += ["| method | LoCoMo | BEAM-100k |", "|---|---|---|"]
+    lines += [f"| {method} | {one} | {other} |" for method, one, other in PUBLISHED]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    given = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("TERSELY_RETRIEVAL_DATA")
+    directory = Path(given) if given else ROOT.parent / "shared" / "data" / "retrieval"
+    missing = [name for name in SETS.values() if not (directory / f"{name}_questions.jsonl").is_file()]
+    if missing:
+        sys.exit(
+            f"no annotated conversations in {directory} ({', '.join(missing)}): name their directory as an argument "
+            "or in TERSELY_RETRIEVAL_DATA; nothing was measured"
+        )
+    report = render(directory)
+    print(report)
+    TABLE.write_text(report)
+
+
+if __name__ == "__main__":
+    main()
