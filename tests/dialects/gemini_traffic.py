@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from app.dialects.json_array import ArrayDecoder
 from app.dialects.sse import SseDecoder
-from tests.conftest import SHARED_DATA
+from tests.dialects.recordings import MISSING, SHARED, WIRE, index, requests
 
-WIRE = SHARED_DATA / "wire"
-CLI = SHARED_DATA / "clients" / "gemini-cli" / "requests.jsonl"
+CLI = SHARED / "clients" / "gemini-cli" / "requests.jsonl"
 
-
-def recordings(part: str, api: str = "gemini.") -> list[Path]:
-    """The recorded files: ``part`` is ``file`` (the reply) or ``request_file``."""
-    index = WIRE / "index.jsonl"
-    if not index.exists():
-        return []
-    lines = map(json.loads, index.read_text().splitlines())
-    return sorted({WIRE / line[part] for line in lines if line["api"].startswith(api)})
-
-
-REPLIES = recordings("file")
-REQUESTS = recordings("request_file")
-needs_recordings = pytest.mark.skipif(not REPLIES, reason=f"the recorded provider traffic is not there: {WIRE}")
+REPLIES = sorted({WIRE / line["file"] for line in index("enerateContent")})
+REQUESTS = requests("enerateContent")
+needs_recordings = pytest.mark.skipif(not REPLIES, reason=MISSING)
 needs_client = pytest.mark.skipif(not CLI.exists(), reason=f"the recorded client is not there: {CLI}")
-
-
-def cut(stream: bytes, places: Sequence[int]) -> list[bytes]:
-    """``stream`` in pieces, cut at ``places`` (counted round)."""
-    ends = sorted({0, len(stream), *(place % (len(stream) + 1) for place in places)})
-    return [stream[start:end] for start, end in pairwise(ends)]
 
 
 def payloads(stream: bytes) -> list[Any]:

@@ -350,6 +350,20 @@ def test_what_a_client_sent_apart_stays_apart():
     assert json.loads(write(sent, read_request(sent).messages)) == json.loads(sent)
 
 
+def test_no_call_stands_behind_another_content_of_the_model():
+    """A context is cut within a turn: its head ends with an acknowledgement, its tail begins with a call."""
+    chunks = [content({"text": "a"}, role="model"), content(call("f", "c1"), role="model")]
+    results = content(response("f", {"output": "1"}, "c1"))
+    sent = body(content({"text": "Go"}), *chunks, results)
+    kept = [message.raw for message in read_request(sent).messages[1:]]
+    written = write_request(sent, messages=[write_text("user", "Log"), write_text("assistant", "Noted."), *kept])
+    turns = read_request(written).messages
+    assert [message.role for message in turns] == ["user", "assistant", "tool"]
+    assert [type(part) for part in turns[1].parts] == [Text, ToolCall]
+    joined = content({"text": "Noted."}, {"text": "a"}, role="model")
+    assert json.loads(written)["contents"] == [content({"text": "Log"}), joined, chunks[1], results]
+
+
 # Contents
 
 

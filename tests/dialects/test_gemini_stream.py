@@ -19,7 +19,6 @@ from tests.dialects.gemini_traffic import (
     REPLIES,
     as_array,
     as_sse,
-    cut,
     event,
     needs_recordings,
     others,
@@ -29,6 +28,7 @@ from tests.dialects.gemini_traffic import (
     wrap_stream,
     wrapped,
 )
+from tests.dialects.recordings import cut
 
 TERSE = Extract(terse=True)
 BOTH = Extract(terse=True, state=True)
@@ -225,7 +225,7 @@ def test_a_state_block_at_the_end(frame: Callable[..., bytes]):
 def test_an_error_in_the_middle_comes_behind_what_was_held(frame: Callable[..., bytes]):
     error = {"error": {"code": 503, "message": "overloaded", "status": "UNAVAILABLE"}}
     stream = frame([event(text("a <terse>b")), error])
-    sent, reply = run(cut(stream, range(0, len(stream), 3)))
+    sent, reply = run(cut(stream, list(range(0, len(stream), 3))))
     assert sent == stream
     assert json.loads(reply.error) == error["error"]
     assert not reply.is_done
@@ -273,7 +273,7 @@ def test_a_reply_that_is_not_streamed():
 )
 def test_anything_else_goes_through(stream: bytes):
     for extract in (NOTHING, TERSE):
-        assert run(cut(stream, range(len(stream))), extract) == (stream, Reply())
+        assert run(cut(stream, list(range(len(stream)))), extract) == (stream, Reply())
 
 
 def test_an_event_beyond_the_limit_goes_through():
@@ -281,7 +281,8 @@ def test_an_event_beyond_the_limit_goes_through():
         stream = frame([event(text("a <terse>")), event(text("x" * 2000)), event(text("<terse>y</terse>"))])
         reader = ReplyStream(extract=TERSE, max_event=1000)
         assert (
-            b"".join(reader.feed(piece) for piece in cut(stream, range(0, len(stream), 50))) + reader.close() == stream
+            b"".join(reader.feed(piece) for piece in cut(stream, list(range(0, len(stream), 50)))) + reader.close()
+            == stream
         )
 
 

@@ -257,20 +257,28 @@ def _join_instructions(system: Sequence[bytes]) -> dict[str, bytes]:
 def _arrange(messages: Sequence[bytes], own: Mapping[bytes, Sequence[bytes]]) -> list[bytes]:
     """The client's ``own`` messages in the contents that they came in, others made fit to stand beside them.
 
-    The provider wants the results of one content's calls in one content, and each with the name of its function.
+    The provider wants the results of one content's calls in one content, each with the name of its function, and no
+    call behind another content of the model.
     """
     arranged: list[bytes] = []
     was_own = True
     for raw in messages:
-        contents = own.get(raw) or [_with_names(raw, arranged)]
         is_own = raw in own
-        if arranged and not (is_own and was_own) and _is_results(contents[0]) and _is_results(arranged[-1]):
-            arranged[-1] = _join_parts(arranged[-1], contents[0])
-            was_own = False
-        else:
-            arranged += contents
-            was_own = is_own
+        first, *more = own.get(raw) or [_with_names(raw, arranged)]
+        is_joined = bool(arranged) and not (is_own and was_own) and _is_one_turn(arranged[-1], first)
+        if is_joined:
+            first = _join_parts(arranged.pop(), first)
+        arranged += [first, *more]
+        was_own = is_own and not is_joined
     return arranged
+
+
+def _is_one_turn(before: bytes, raw: bytes) -> bool:
+    return (_is_model(before) and _is_model(raw)) or (_is_results(before) and _is_results(raw))
+
+
+def _is_model(raw: bytes) -> bool:
+    return b'"model"' in raw and raw_json.split_object(raw).get("role") == b'"model"'
 
 
 def _join_parts(first: bytes, second: bytes) -> bytes:
