@@ -35,8 +35,9 @@ from app.service.messages import Messages
 from app.service.metrics import Metrics
 from app.service.notes import Notes
 from app.service.previews import Previews
-from app.service.proxy import Proxy, ProxyConfig
+from app.service.proxy import Proxy, ProxyConfig, Shared
 from app.service.recipes import Recipes
+from app.service.retrieval import Retriever
 from app.service.search import Searcher
 from app.service.sessions import Sessions
 from app.service.stats import Figures
@@ -174,24 +175,22 @@ def build(
         monotonic=time.monotonic,
         name=new_id(),
     )
-    proxy = Proxy(
-        dialect=OPENAI_CHAT,
-        upstream=upstream,
+    searcher = Searcher(database, metrics)
+    retriever = Retriever(database, searcher)
+    shared = Shared(
         database=database,
         writer=writer,
         recipes=recipes,
         calibrations=calibrations,
         metrics=metrics,
         summarizer=summarizer,
-        config=ProxyConfig(
-            api_key=api_key,
-            fail_open=settings.fail_open == "on",
-            heartbeat=settings.heartbeat,
-        ),
+        retriever=retriever,
         clock=clock,
         monotonic=time.perf_counter,
         new_id=new_id,
     )
+    config = ProxyConfig(api_key=api_key, fail_open=settings.fail_open == "on", heartbeat=settings.heartbeat)
+    proxy = Proxy(OPENAI_CHAT, upstream, shared, config)
     auth = Auth(database, required=settings.auth == "keys", monotonic=time.monotonic, is_local=is_local)
 
     @asynccontextmanager
@@ -223,8 +222,8 @@ def build(
         sessions=sessions,
         messages=messages,
         exports=Exports(database, messages, sessions, clock=clock, new_id=new_id),
-        previews=Previews(database, recipes, calibrations, clock=clock),
-        searcher=Searcher(database, metrics),
+        previews=Previews(database, recipes, calibrations, retriever, clock=clock),
+        searcher=searcher,
         figures=Figures(database),
         followers=Followers(database),
         artifacts=Artifacts(database),

@@ -247,30 +247,43 @@ def _resent_entries(
             entries.append(_known_entry(message, row, restore))
         elif placed.seq in kept_seqs:
             kept.append(_known_entry(message, row, restore))
-    kept += _find_kept(found, arrival, kept_rows)
+    kept += _find_resent(found, arrival, kept_rows, restore)
     return entries, kept
 
 
-def _find_kept(found: Found, arrival: Arrival, kept_rows: Sequence[TailRow]) -> list[Entry]:
-    """Kept messages from before the rows at hand: the latest message of the same content is the one."""
-    before = [index for index in arrival.links if found.decision.placed[index].seq == 0]
-    latest = {arrival.incoming[index].digest: index for index in before}
-    kept: list[Entry] = []
-    for row in sorted(kept_rows, key=lambda each: each.row.place):
-        index = latest.get(row.row.digest)
+def _find_resent(found: Found, arrival: Arrival, rows: Sequence[TailRow], restore: Restore) -> list[Entry]:
+    """Stored messages as the request shows them, in order; what it does not show is left out.
+
+    Of what lies before the rows at hand, the latest message of the same content is the one.
+    """
+    placed = found.decision.placed
+    known = {placed[index].seq: index for index in arrival.links if placed[index].seq > 0}
+    latest = {arrival.incoming[index].digest: index for index in arrival.links if placed[index].seq == 0}
+    shown: list[Entry] = []
+    for row in sorted(rows, key=lambda each: each.row.place):
+        index = known.get(row.row.seq, latest.get(row.row.digest))
         if index is not None and row.row.status == "live":
-            message = arrival.messages[index]
-            kept.append(
-                Entry(
-                    seq=row.row.seq,
-                    turn=row.row.turn,
-                    message=message,
-                    tokens=row.row.tokens,
-                    created_at=row.created_at,
-                    pinned=row.pinned,
-                )
-            )
-    return kept
+            shown.append(_known_entry(arrival.messages[index], row, restore))
+    return shown
+
+
+async def entries_of(
+    connection: Connection,
+    tenant: str,
+    found: Found,
+    arrival: Arrival,
+    dialect: Dialect,
+    restore: Restore,
+    seqs: Sequence[int],
+) -> list[Entry]:
+    """Stored messages from before the tail: the client's own bytes where it resent them, else as they were stored."""
+    if found.session is None or not seqs:
+        return []
+    if found.is_delta:
+        stored = await messages.content(connection, tenant, found.session.id, seqs)
+        return [_stored_entry(message, dialect) for message in stored]
+    rows = await messages.rows_of(connection, tenant, found.session.id, seqs)
+    return _find_resent(found, arrival, rows, restore)
 
 
 def restore_reply(dialect: Dialect, echo: Message, model_raw: bytes) -> Message:

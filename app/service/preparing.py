@@ -22,6 +22,7 @@ from app.service.contexts import Built, Circumstances, History, Recipe
 from app.service.identity import Asked, Found
 from app.service.memo import MessageMemo
 from app.service.recipes import Recipes
+from app.service.retrieval import Retriever
 from app.store.artifacts import spilled
 from app.store.connection import Database
 from app.store.lookups import Lookups
@@ -68,6 +69,7 @@ class Preparer:
         recipes: Recipes,
         calibrations: Calibrations,
         memo: MessageMemo,
+        retriever: Retriever,
         clock: Callable[[], datetime],
         new_id: Callable[[], str],
     ) -> None:
@@ -77,6 +79,7 @@ class Preparer:
         self._recipes = recipes
         self._calibrations = calibrations
         self._memo = memo
+        self._retriever = retriever
         self._clock = clock
         self._new_id = new_id
         self._fixed_tokens = tokens.FixedTokens()
@@ -137,6 +140,9 @@ class Preparer:
             history = await contexts.load(
                 connection, call.tenant, found, arrival, self._dialect, recipe, around, restore=self._memo.restore
             )
+        history = await self._retriever.with_past(
+            call.tenant, found, history, recipe.strategy, arrival, self._dialect, self._memo.restore
+        )
         return found, recipe, around, history
 
     def _recipe(self, call: Call, found: Found) -> Recipe:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from app.dialects import raw_json
 from app.dialects.dialect import Dialect
@@ -21,6 +22,7 @@ from app.service.contexts import Built, Circumstances, History, Recipe
 from app.service.identity import Found
 from app.service.messages import dialect_of, read_messages
 from app.service.recipes import Recipes
+from app.service.retrieval import Retriever
 from app.service.sessions import as_setting
 from app.store import messages as store
 from app.store import sessions, turns
@@ -72,12 +74,14 @@ class Previews:
         database: Database,
         recipes: Recipes,
         calibrations: Calibrations,
+        retriever: Retriever,
         *,
         clock: Callable[[], datetime],
     ) -> None:
         self._database = database
         self._recipes = recipes
         self._calibrations = calibrations
+        self._retriever = retriever
         self._clock = clock
 
     async def build(self, tenant: str, session_id: str, wish: Wish) -> Preview:
@@ -94,6 +98,8 @@ class Previews:
             around = await self._circumstances(connection, tenant, session, arrival, recipe, wish)
             found = await _find(connection, tenant, session, arrival)
             history = await contexts.load(connection, tenant, found, arrival, dialect, recipe, around)
+        restore = partial(contexts.restore_reply, dialect)
+        history = await self._retriever.with_past(tenant, found, history, recipe.strategy, arrival, dialect, restore)
         built = await aside(history.size, contexts.make, history, recipe, around, wish.model)
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             told, omitted = await _turns(connection, tenant, session, built)

@@ -29,6 +29,7 @@ from app.service.metrics import Metrics
 from app.service.preparing import Prepared, Preparer
 from app.service.recipes import Recipes
 from app.service.recording import Recorder
+from app.service.retrieval import Retriever
 from app.service.stream_end import StreamEnd, until_end, whole_events
 from app.service.summaries import Summaries
 from app.service.summarizer import Summarizer
@@ -63,52 +64,54 @@ class ProxyConfig:
     memo: int = 16 * 1024 * 1024
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What the proxies of all dialects have in common. ``monotonic`` in seconds."""
+
+    database: Database
+    writer: Writer
+    recipes: Recipes
+    calibrations: Calibrations
+    metrics: Metrics
+    summarizer: Summarizer
+    retriever: Retriever
+    clock: Callable[[], datetime]
+    monotonic: Callable[[], float]
+    new_id: Callable[[], str]
+
+
 class Proxy:
     """Proxied calls of one dialect to one upstream."""
 
-    def __init__(
-        self,
-        *,
-        dialect: Dialect,
-        upstream: Upstream,
-        database: Database,
-        writer: Writer,
-        recipes: Recipes,
-        calibrations: Calibrations,
-        metrics: Metrics,
-        config: ProxyConfig,
-        summarizer: Summarizer,
-        clock: Callable[[], datetime],
-        monotonic: Callable[[], float],
-        new_id: Callable[[], str],
-    ) -> None:
+    def __init__(self, dialect: Dialect, upstream: Upstream, shared: Shared, config: ProxyConfig) -> None:
         self._dialect = dialect
         self._upstream = upstream
-        self._recipes = recipes
-        self._metrics = metrics
+        self._recipes = shared.recipes
+        self._metrics = shared.metrics
         self._config = config
-        self._monotonic = monotonic
+        self._monotonic = shared.monotonic
         self._memo = MessageMemo(dialect, config.memo)
-        self._forethought = Forethought(summarizer, dialect)
+        self._forethought = Forethought(shared.summarizer, dialect)
         self._preparer = Preparer(
             dialect=dialect,
-            database=database,
-            lookups=Lookups(database, writer.tails),
-            recipes=recipes,
-            calibrations=calibrations,
+            database=shared.database,
+            lookups=Lookups(shared.database, shared.writer.tails),
+            recipes=shared.recipes,
+            calibrations=shared.calibrations,
             memo=self._memo,
-            clock=clock,
-            new_id=new_id,
+            retriever=shared.retriever,
+            clock=shared.clock,
+            new_id=shared.new_id,
         )
         self._recorder = Recorder(
             dialect=dialect,
-            writer=writer,
-            calibrations=calibrations,
-            metrics=metrics,
-            clock=clock,
+            writer=shared.writer,
+            calibrations=shared.calibrations,
+            metrics=shared.metrics,
+            clock=shared.clock,
             fail_open=config.fail_open,
         )
-        self._summaries = Summaries(dialect=dialect, database=database, memo=self._memo, clock=clock)
+        self._summaries = Summaries(dialect=dialect, database=shared.database, memo=self._memo, clock=shared.clock)
 
     # The ways a call can go
 

@@ -27,6 +27,9 @@ LIVE_SEQS = f"""
 SELECT seq FROM messages
 WHERE {BY_TURN} AND turn BETWEEN $3 AND $4 AND turn > 0 AND status = 'live' AND model_visible
 """
+OF_MESSAGES = f"""
+SELECT seq, turn FROM messages WHERE {HERE} AND seq = ANY($3::bigint[]) AND turn > 0 AND status = 'live'
+"""
 LIVE_TURNS = f"""
 SELECT DISTINCT turn FROM messages WHERE {BY_TURN} AND turn BETWEEN $3 AND $4 AND turn > 0 AND status = 'live'
 """
@@ -96,6 +99,12 @@ async def live_seqs(connection: Connection, tenant: str, session_id: str, first:
     """The live messages of the turns ``first`` to ``last``, in order."""
     found = await connection.fetch(LIVE_SEQS, tenant, session_id, first, _int4(last))
     return sorted(record["seq"] for record in found)
+
+
+async def of_messages(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> dict[int, int]:
+    """Sequence number -> turn, of those of ``seqs`` that are live messages."""
+    records = await connection.fetch(OF_MESSAGES, tenant, session_id, list(seqs))
+    return {record["seq"]: record["turn"] for record in records}
 
 
 async def live_turns(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[int]:
