@@ -371,12 +371,19 @@ def test_what_is_not_understood_goes_through(junk: bytes):
 def test_an_event_beyond_the_limit_goes_through(size: int):
     reader = ReplyStream(extract=TERSE, strip_usage=False, max_event=70_000)
     huge = delta("x" * 150_000)
-    stream = b"".join([HEAD, start(), delta("a" + TAG), delta("<"), huge, delta(TAG), delta("b"), stop(), LAST, DONE])
+    before = [HEAD, start(), delta("a" + TAG), delta("<")]
+    stream = b"".join([*before, huge, stop(), *words("b", TAG, index=1), LAST, DONE])
     sent = b"".join([reader.feed(stream[at : at + size]) for at in range(0, len(stream), size)]) + reader.close()
     assert huge in sent
-    assert sent.endswith(stop() + LAST + DONE)
+    assert sent.endswith(delta("b", 1) + stop(1) + LAST + DONE)
     assert b"terse" not in sent
     assert reader.reply.choices[0].terse == ("did x", "did x")
+
+
+def test_nothing_is_lost_where_a_stream_keeps_to_no_order():
+    late = [HEAD, *words("a <ter"), delta("b <ter"), start(), delta("c <ter"), start(), LAST, delta("d <ter"), DONE]
+    for extract in (NOTHING, TERSE, BOTH):
+        assert run(late, extract=extract)[0] == b"".join(late)
 
 
 PIECES = st.lists(

@@ -96,7 +96,8 @@ class ReplyStream:
         return released + self._drain()
 
     def _feed_text(self, block: GrowingBlock, item: _Item) -> None:
-        if block.extraction is None:
+        if block.extraction is None or block.is_settled:
+            block.show(item.text)
             item.shown = item.text
             return
         before = block.extraction.held
@@ -140,8 +141,9 @@ class ReplyStream:
         block.settle()
 
     def _release(self) -> bytes:
-        for block in self._said.blocks.values():
-            self._settle(block)
+        for item in self._queue:
+            if item.block is not None:
+                self._settle(item.block)
         return self._drain()
 
     def _drain(self) -> bytes:
