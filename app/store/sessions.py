@@ -231,6 +231,8 @@ UPDATE sessions SET edited = true, edits = edits + 1, version = version + 1, upd
 WHERE tenant_id = $1 AND id = $2 RETURNING id
 """
 DELETE = "DELETE FROM sessions WHERE tenant_id = $1 AND id = $2 RETURNING id"
+# The other tables' rows go with their session by themselves.
+WITHOUT_KEY = ("messages", "terse", "calls")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,4 +284,8 @@ async def mark_edited(connection: Connection, tenant: str, session_id: str, now:
 
 async def delete(connection: Connection, tenant: str, session_id: str) -> bool:
     """Delete a session and everything of it; False when it was not there."""
-    return await connection.fetchval(DELETE, tenant, session_id) is not None
+    if await connection.fetchval(DELETE, tenant, session_id) is None:
+        return False
+    for table in WITHOUT_KEY:
+        await connection.execute(f"DELETE FROM {table} WHERE tenant_id = $1 AND session_id = $2", tenant, session_id)
+    return True
