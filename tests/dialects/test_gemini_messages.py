@@ -278,6 +278,13 @@ def test_ids_on_one_side_only():
     assert [each.call_id for each in request.messages[3].results] == ["c3", "c2"]
 
 
+def test_a_result_that_comes_twice_takes_no_other_call():
+    once, other = response("f", {"output": "1"}, "c1"), response("f", {"output": "2"}, "c2")
+    request = read(content(call("f", "c1"), call("f", "c2"), role="model"), content(once, once, other))
+    assert [each.call_id for each in request.messages[1].results] == ["c1", "c1", "c2"]
+    assert request.messages[1] == read_message(request.messages[1].raw)
+
+
 def test_a_result_that_answers_nothing_stays_one():
     request = read(content(call("f", "c1"), role="model"), content(response("g", {"output": "x"}, "c9")))
     assert request.messages[1].results[0].call_id == "c9"

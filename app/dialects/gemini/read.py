@@ -237,32 +237,34 @@ def _read_messages(
 
 def _pair(messages: Iterable[Message]) -> Iterable[Message]:
     """Give results the ids of the calls that they answer."""
+    calls: tuple[ToolCall, ...] = ()
     open_calls: list[ToolCall] = []
     for message in messages:
         if message.calls:
-            open_calls = list(message.calls)
+            calls, open_calls = message.calls, list(message.calls)
             yield message
         else:
-            yield _answer(message, open_calls) if open_calls and message.results else message
+            yield _answer(message, calls, open_calls) if calls and message.results else message
 
 
-def _answer(message: Message, open_calls: list[ToolCall]) -> Message:
+def _answer(message: Message, calls: tuple[ToolCall, ...], open_calls: list[ToolCall]) -> Message:
     """``message`` with each result's call found; calls that are answered leave ``open_calls``."""
     names = iter(_result_names(message.raw))
-    parts = tuple(
-        _find_call(part, next(names), open_calls) if isinstance(part, ToolResult) else part for part in message.parts
-    )
-    return message if parts == message.parts else replace(message, parts=parts)
-
-
-def _find_call(result: ToolResult, name: str, open_calls: list[ToolCall]) -> ToolResult:
-    """By the id that it came with, else by name and order; a result that meets no call keeps its id."""
-    known = [call for call in open_calls if call.id == result.call_id] if not name_of_own_id(result.call_id) else []
-    found = next(iter(known), None) or next((call for call in open_calls if call.name == name), None)
-    if found is None:
-        return result
-    open_calls.remove(found)
-    return replace(result, call_id=found.id)
+    known = {call.id for call in calls}
+    parts: list[Part] = []
+    for part in message.parts:
+        if not isinstance(part, ToolResult):
+            parts.append(part)
+            continue
+        name = next(names)
+        has_id = part.call_id in known and not name_of_own_id(part.call_id)
+        answered = next(
+            (call for call in open_calls if (call.id == part.call_id if has_id else call.name == name)), None
+        )
+        if answered is not None:
+            open_calls.remove(answered)
+        parts.append(part if answered is None else replace(part, call_id=answered.id))
+    return message if tuple(parts) == message.parts else replace(message, parts=tuple(parts))
 
 
 def _result_names(raw: bytes) -> list[str]:
