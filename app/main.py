@@ -27,6 +27,8 @@ from app.service import tokens
 from app.service.artifacts import Artifacts
 from app.service.auth import Auth
 from app.service.calibrations import Calibrations
+from app.service.cleanup import Cleanup
+from app.service.embedder import Embedder
 from app.service.epoch_keeping import EpochKeeper
 from app.service.exports import Exports
 from app.service.following import Followers
@@ -48,6 +50,7 @@ from app.store.connection import Database
 from app.store.migrations import migrate
 from app.store.writer import Writer
 from app.upstream.client import Timeouts, Upstream
+from app.upstream.embeddings import EmbeddingsHost
 
 _log = logging.getLogger(__name__)
 
@@ -122,6 +125,32 @@ def _summarizer_host(settings: Settings, openai_base_url: str) -> Host | None:
     )
 
 
+def _embedder(settings: Settings, database: Database) -> Embedder | None:
+    """What embeds messages, where a host and a model for that are configured."""
+    key = settings.embeddings_api_key
+    if settings.embeddings_base_url is None or settings.embeddings_model is None:
+        return None
+    host = EmbeddingsHost(
+        settings.embeddings_base_url,
+        model=settings.embeddings_model,
+        api_key=key.get_secret_value() if key else None,
+        timeout=settings.embeddings_timeout,
+    )
+    return Embedder(database, host, monotonic=time.monotonic)
+
+
+def recipes_of(settings: Settings) -> Recipes:
+    """Strategies and policies as configured."""
+    return Recipes(
+        strategy=settings.strategy,
+        epoch=settings.epoch,
+        references=settings.references,
+        instructions=settings.instructions == "on",
+        derive_terse=settings.derive_terse == "on",
+        cache_ttl=settings.cache_ttl,
+    )
+
+
 def build(
     settings: Settings, *, database_url: str, openai_base_url: str | None = None, is_local: bool = False
 ) -> ProxyRoutes:
@@ -146,14 +175,7 @@ def build(
         ),
     )
     metrics = Metrics()
-    recipes = Recipes(
-        strategy=settings.strategy,
-        epoch=settings.epoch,
-        references=settings.references,
-        instructions=settings.instructions == "on",
-        derive_terse=settings.derive_terse == "on",
-        cache_ttl=settings.cache_ttl,
-    )
+    recipes = recipes_of(settings)
     calibrations = Calibrations()
     api_key = settings.openai_api_key.get_secret_value() if settings.openai_api_key else None
     own_host = _summarizer_host(settings, openai_base_url or settings.openai_base_url)
@@ -175,7 +197,8 @@ def build(
         monotonic=time.monotonic,
         name=new_id(),
     )
-    searcher = Searcher(database, metrics)
+    embedder = _embedder(settings, database)
+    searcher = Searcher(database, metrics, embedder)
     retriever = Retriever(database, searcher)
     shared = Shared(
         database=database,
@@ -191,6 +214,7 @@ def build(
     )
     config = ProxyConfig(api_key=api_key, fail_open=settings.fail_open == "on", heartbeat=settings.heartbeat)
     proxy = Proxy(OPENAI_CHAT, upstream, shared, config)
+    cleanup = Cleanup(database, recipes, clock=clock, days=settings.cleanup_days)
     auth = Auth(database, required=settings.auth == "keys", monotonic=time.monotonic, is_local=is_local)
 
     @asynccontextmanager
@@ -204,12 +228,17 @@ def build(
                 await own_host.upstream.open()
                 stack.push_async_callback(own_host.upstream.close)
             stack.push_async_callback(writer.close)
+            if embedder is not None:
+                await embedder.open()
+                stack.push_async_callback(embedder.close)
             await summarizer.open()
             stack.push_async_callback(summarizer.close)
             # Reading a vocabulary takes some tenths of a second, which no request should wait for.
             await asyncio.to_thread(tokens.count_text, "warm", "o200k_base")
             migrating = asyncio.get_running_loop().create_task(_migrate_when_there(database, database_url))
             stack.callback(migrating.cancel)
+            cleaning = asyncio.get_running_loop().create_task(cleanup.keep_clean())
+            stack.callback(cleaning.cancel)
             _spare_the_collector()
             yield
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -56,12 +56,19 @@ class Settings(BaseSettings):
     derive_terse: OnOff = "on"
     fail_open: OnOff = "on"
 
+    cleanup_days: int | None = Field(default=None, ge=1, le=36_500)
+
     summarizer_model: str | None = None
     summarizer_base_url: str | None = None
     summarizer_api_key: SecretStr | None = None
     summarizer_timeout: float = Field(default=60.0, gt=0, le=600)
     summarizer_output: int = Field(default=4_096, ge=64, le=32_000)
     summarizer_window: int = Field(default=32_000, ge=2_000, le=2_000_000)
+
+    embeddings_base_url: str | None = None
+    embeddings_model: str | None = None
+    embeddings_api_key: SecretStr | None = None
+    embeddings_timeout: float = Field(default=30.0, gt=0, le=600)
 
     auth: Literal["off", "keys"] = "off"
     insecure: bool = False
@@ -70,7 +77,7 @@ class Settings(BaseSettings):
     body_timeout: float = Field(default=60.0, gt=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
-    @field_validator("openai_base_url", "summarizer_base_url")
+    @field_validator("openai_base_url", "summarizer_base_url", "embeddings_base_url")
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:
         if value is None:
@@ -79,6 +86,13 @@ class Settings(BaseSettings):
         if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
             raise ValueError(f"{value!r} is not an http(s) address")
         return value.rstrip("/")
+
+    @field_validator("embeddings_model")
+    @classmethod
+    def _has_host(cls, value: str | None, given: ValidationInfo) -> str | None:
+        if value and not given.data.get("embeddings_base_url"):
+            raise ValueError("needs TERSELY_EMBEDDINGS_BASE_URL")
+        return value
 
     @model_validator(mode="before")
     @classmethod

@@ -19,8 +19,9 @@ from app.api.openapi import openapi_document
 from app.cli.replay import replay
 from app.cli.serving import Refused, Serving, database_of, serve_forever
 from app.domain.errors import TerselyError
-from app.main import build, clock
+from app.main import build, clock, recipes_of
 from app.service.auth import new_key
+from app.service.cleanup import Cleanup
 from app.settings import Settings, explain
 from app.store import keys as key_store
 from app.store.connection import TENANT, Database
@@ -93,6 +94,26 @@ def migrate() -> None:
     with database_of(Settings()) as url:
         asyncio.run(migrate_database(url))
     _out.print("The database is at the current schema.")
+
+
+@app.command()
+def cleanup(
+    days: Annotated[
+        int | None,
+        typer.Option(help="After how many idle days; without it, as configured.", min=0, max=36_500),
+    ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's sessions.")] = None,
+) -> None:
+    """Delete idle sessions: those under `trim` after 30 days, or all after --days."""
+    _check_tenant(tenant)
+    settings = Settings()
+
+    async def work(database: Database) -> int:
+        recipes = recipes_of(settings)
+        return await Cleanup(database, recipes, clock=clock, days=settings.cleanup_days).run(days, tenant=tenant)
+
+    count = _with_database(work)
+    _out.print(f"{count} session{'' if count == 1 else 's'} deleted.")
 
 
 @app.command()

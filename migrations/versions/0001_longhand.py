@@ -402,6 +402,9 @@ OWN_KEY = OWN_ROWS + " OR id = nullif(current_setting('app.key_id', true), '')"
 # `tersely keys list` shows those of all tenants: a transaction that says so may read keys, and nothing else.
 LISTED_KEYS = "current_setting('app.list_keys', true) = 'on'"
 
+# Idle sessions of all tenants are looked for in one go: a transaction that says so may see which there are.
+LISTED_SESSIONS = "current_setting('app.list_sessions', true) = 'on'"
+
 
 def upgrade() -> None:
     """Create everything; each statement on its own, as a distributed Postgres wants it."""
@@ -415,6 +418,7 @@ def upgrade() -> None:
         op.execute(f"CREATE POLICY own_rows ON {name} USING ({rows}) WITH CHECK ({OWN_ROWS})")
         op.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO tersely_app")
     op.execute(f"CREATE POLICY listed ON keys FOR SELECT USING ({LISTED_KEYS})")
+    op.execute(f"CREATE POLICY listed ON sessions FOR SELECT USING ({LISTED_SESSIONS})")
     for ddl in (*STORAGE, *INDEXES):
         op.execute(ddl)
 
