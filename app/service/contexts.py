@@ -103,10 +103,12 @@ async def load(
     around: Circumstances,
     *,
     restore: Restore | None = None,
+    needs_material: bool = False,
 ) -> History:
     """Read what the context needs, in the caller's transaction. The cost depends on the tail.
 
-    ``restore`` puts the model's own words back into the client's echo of a reply.
+    ``restore`` puts the model's own words back into the client's echo of a reply. ``needs_material``: the caller starts
+    an epoch in any case.
     """
     session = found.session
     epoch = session.plan if session else None
@@ -131,7 +133,7 @@ async def load(
     snapshot = _snapshot(found, entries, kept_entries, cut, around)
     advance = decide(snapshot, strategy=recipe.strategy, policy=recipe.policy, now=around.now)
     material = Material()
-    if isinstance(advance, Advance) and session is not None:
+    if (needs_material or isinstance(advance, Advance)) and session is not None:
         material = await load_material(connection, tenant, found, recipe.strategy)
     return History(
         snapshot=snapshot,

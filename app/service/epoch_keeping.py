@@ -8,28 +8,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 
-from app.domain.errors import ContextTooLarge
+from app.dialects.dialect import Dialect
+from app.domain.context import Report
+from app.domain.errors import Conflict, ContextTooLarge, NotFound
 from app.domain.lineage import append
+from app.domain.models import known_window
+from app.domain.sessions import Session
 from app.service import contexts
 from app.service.arrival import arrive
-from app.service.contexts import Circumstances
+from app.service.contexts import Circumstances, History, Recipe
 from app.service.identity import Found
 from app.service.messages import dialect_of
 from app.service.recipes import Recipes
-from app.store import epochs, sessions
-from app.store.connection import Database
+from app.store import epochs, sessions, summaries
+from app.store.connection import Connection, Database
 from app.store.sessions import write_epoch
 from app.store.writes import NewEpoch
-from app.strategies.epochs import Auto
+from app.strategies.epochs import Advance, Auto, Reason
 
 # Seconds. What is read is bounded by the watermark and by one append.
 LIMIT = 15.0
+# How often a session may move on while an epoch is being planned for it.
+ATTEMPTS = 3
 
 
 class EpochKeeper:
-    """Starts epochs for sessions whose tail has outgrown the high watermark."""
+    """Starts epochs outside calls: where a tail has outgrown the high watermark, and at somebody's word."""
 
     def __init__(self, database: Database, recipes: Recipes, *, clock: Callable[[], datetime]) -> None:
         self._database = database
@@ -38,9 +45,6 @@ class EpochKeeper:
 
     async def keep_up(self, tenant: str, session_id: str, dialect: str) -> None:
         """Start an epoch if the session's tail asks for one; a session that moves on meanwhile is left alone."""
-        how = dialect_of(dialect)
-        now = self._clock()
-        arrival = arrive(())
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             session = await sessions.get(connection, tenant, session_id)
             if session is None:
@@ -50,18 +54,51 @@ class EpochKeeper:
                 return
             if await epochs.tail_tokens(connection, tenant, session) <= recipe.policy.high:
                 return
-            decision = append((), last_seq=session.last_seq, turns=session.turns, turn=session.turns)
-            found = Found(
-                session_id=session_id, session=session, source="header", decision=decision, rows=(), is_delta=True
+            history, around = await self._load(connection, tenant, session, dialect_of(dialect), recipe)
+        if history.advance is not None:
+            try:
+                await self._start(tenant, session, history, recipe, around)
+            except ContextTooLarge:
+                return
+
+    async def begin(self, tenant: str, session_id: str, reason: Reason, *, dialect: str = "openai_chat") -> Report:
+        """Start an epoch for ``reason``; its report.
+
+        Raises `NotFound`, `ContextTooLarge`, and `Conflict` when the session moves on faster than this.
+        """
+        for _ in range(ATTEMPTS):
+            async with self._database.reading(tenant, limit=LIMIT) as connection:
+                session = await sessions.get(connection, tenant, session_id)
+                if session is None:
+                    raise NotFound("there is no such session")
+                recipe = self._recipes.choose(session=session)
+                history, around = await self._load(connection, tenant, session, dialect_of(dialect), recipe)
+            report = await self._start(
+                tenant, session, replace(history, advance=Advance(reason=reason)), recipe, around
             )
-            around = Circumstances(fixed_tokens=0, window=None, now=now)
-            history = await contexts.load(connection, tenant, found, arrival, how, recipe, around)
-        if history.advance is None:
-            return
-        try:
-            built = await asyncio.to_thread(contexts.make, history, recipe, around, "")
-        except ContextTooLarge:
-            return
+            if report is not None:
+                return report
+        raise Conflict("the session is in use: try again")
+
+    async def _load(
+        self, connection: Connection, tenant: str, session: Session, dialect: Dialect, recipe: Recipe
+    ) -> tuple[History, Circumstances]:
+        decision = append((), last_seq=session.last_seq, turns=session.turns, turn=session.turns)
+        found = Found(
+            session_id=session.id, session=session, source="header", decision=decision, rows=(), is_delta=True
+        )
+        model = await summaries.last_model(connection, tenant, session.id)
+        around = Circumstances(fixed_tokens=0, window=None, now=self._clock(), model_window=known_window(model))
+        history = await contexts.load(
+            connection, tenant, found, arrive(()), dialect, recipe, around, needs_material=True
+        )
+        return history, around
+
+    async def _start(
+        self, tenant: str, session: Session, history: History, recipe: Recipe, around: Circumstances
+    ) -> Report | None:
+        """The report of the epoch that was started; None when the session has moved on."""
+        built = await asyncio.to_thread(contexts.make, history, recipe, around, "")
         report = built.context.report
         new = NewEpoch(
             epoch=built.context.epoch,
@@ -71,4 +108,5 @@ class EpochKeeper:
             derived=built.derived,
         )
         async with self._database.transaction(tenant, limit=LIMIT) as connection:
-            await epochs.start(connection, tenant, session, new, now)
+            is_started = await epochs.start(connection, tenant, session, new, around.now)
+        return report if is_started else None
