@@ -373,8 +373,8 @@ STORAGE = (
 INDEXES = (
     "CREATE INDEX messages_chain ON messages (tenant_id, chain) WHERE chain IS NOT NULL",
     "CREATE INDEX messages_reply ON messages (tenant_id, digest) WHERE chain IS NOT NULL",
-    # Only for queries that say `turn + 0 IS NOT NULL` too. In a database that has not been analysed yet all indexes of a
-    # session's messages look equally good, and with this one a look at the tail would read the whole session.
+    # Only for queries that say `turn + 0 IS NOT NULL` too. In a database that has not been analysed yet all indexes of
+    # a session's messages look equally good, and with this one a look at the tail would read the whole session.
     "CREATE INDEX messages_turn ON messages (tenant_id, session_id, turn) WHERE turn + 0 IS NOT NULL",
     # The few rows that are not simply the next message of the history; every other one's place is its number.
     # The planner takes a comparison of two columns for true of nearly all rows, and a comparison of an expression with

@@ -1,0 +1,105 @@
+"""Whose rows a connection sees: of our own from its first moment on, and through a pooler for one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+import pytest
+
+from app.domain.errors import StoreUnavailable
+from app.store import sessions
+from app.store.connection import Connection, Database
+from app.store.sessions import Configuration
+from tests import conftest
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+WHO = "SELECT current_user::text || ' ' || current_setting('app.tenant')"
+ALL = "SELECT string_agg(id, ' ' ORDER BY id) FROM sessions"
+
+Dial = Callable[[Database, dict[str, str]], Awaitable[Connection]]
+_dial: Dial = Database._dial
+
+
+async def _refuse(database: Database, settings: dict[str, str]) -> Connection:
+    """A pooler that refuses what it does not know."""
+    if settings:
+        raise asyncpg.ProtocolViolationError("unsupported startup parameter: role")
+    return await _dial(database, settings)
+
+
+async def _ignore(database: Database, settings: dict[str, str]) -> Connection:
+    """A pooler that was told to ignore it."""
+    del settings
+    return await _dial(database, {})
+
+
+@pytest.fixture(params=["own", "pooler", "pooler that refuses", "pooler that ignores"])
+async def opened(
+    request: pytest.FixtureRequest, database: conftest.Database, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Database, bool]]:
+    """A database with one connection and a session of each of two tenants, and whether that connection is our own."""
+    stubs: dict[str, Dial] = {"pooler that refuses": _refuse, "pooler that ignores": _ignore}
+    if request.param in stubs:
+        monkeypatch.setattr(Database, "_dial", stubs[request.param])
+    one = Database(dsn=database.dsn, size=1, timeout=20, pooler=request.param == "pooler")
+    await one.open()
+    for tenant in ("north", "south"):
+        async with one.transaction(tenant) as connection:
+            given = Configuration(strategy=None, epoch_policy=None, metadata=b"{}")
+            assert await sessions.add(connection, tenant, f"of-{tenant}", None, given, NOW)
+    yield one, request.param == "own"
+    await one.close()
+
+
+async def test_each_tenant_sees_its_own_rows(opened: tuple[Database, bool]) -> None:
+    database, _ = opened
+    for tenant in ("north", "south", "south", "north", "east"):
+        expected = f"of-{tenant}" if tenant != "east" else None
+        for use in (database.statements, database.transaction, database.reading):
+            async with use(tenant) as connection:
+                assert await connection.fetchval(WHO) == f"tersely_app {tenant}"
+                assert await connection.fetchval(ALL) == expected
+
+
+async def test_a_transaction_of_another_tenant_leaves_nothing_behind(opened: tuple[Database, bool]) -> None:
+    database, _ = opened
+    async with database.statements("north") as connection:
+        assert await connection.fetchval(ALL) == "of-north"
+    async with database.transaction("south") as connection:
+        assert await connection.fetchval(ALL) == "of-south"
+    with pytest.raises(ZeroDivisionError):
+        async with database.transaction("south"):
+            raise ZeroDivisionError
+    async with database.statements("north") as connection:
+        assert await connection.fetchval(ALL) == "of-north"
+
+
+async def test_only_what_is_our_own_keeps_what_was_set(opened: tuple[Database, bool]) -> None:
+    database, is_own = opened
+    raw: list[Any] = []
+    async with database.statements("north") as connection:
+        raw.append(connection)
+        assert connection.is_in_transaction() is not is_own
+    role, tenant = await raw[0].fetchrow("SELECT current_setting('role'), current_setting('app.tenant', true)")
+    assert (role, tenant or "") == (("tersely_app", "north") if is_own else ("none", ""))
+
+
+async def test_an_error_in_a_statement_spoils_nothing(opened: tuple[Database, bool]) -> None:
+    database, _ = opened
+    with pytest.raises(asyncpg.DivisionByZeroError):
+        async with database.statements("north") as connection:
+            await connection.fetchval("SELECT 1 / 0")
+    async with database.statements("north") as connection:
+        assert await connection.fetchval(ALL) == "of-north"
+
+
+async def test_a_statement_that_takes_too_long_is_given_up(opened: tuple[Database, bool]) -> None:
+    database, _ = opened
+    with pytest.raises(StoreUnavailable):
+        async with database.statements("north", limit=0.2) as connection:
+            await connection.fetchval("SELECT pg_sleep(30)")
+    async with database.statements("north") as connection:
+        assert await connection.fetchval(ALL) == "of-north"
