@@ -14,7 +14,7 @@ from app.domain.tool_output import ToolOutputLimits
 from app.strategies import prompts
 from app.strategies.archiving import TOOL_RESULT, archive_results
 from app.strategies.compacting import effective_limit, split_by_count, split_by_tokens, tokens_to_keep
-from app.strategies.epochs import Advance, Auto, EveryRequest, Marks, Needs, Policy
+from app.strategies.epochs import PROGRESS, Advance, Auto, EveryRequest, Marks, Needs, Policy
 from app.strategies.layers import (
     inject_summary,
     insert_checkpoint,
@@ -22,10 +22,11 @@ from app.strategies.layers import (
     insert_session_memory,
     insert_text,
 )
-from app.strategies.pipeline import Draft, Stage
+from app.strategies.pipeline import Draft, Stage, count_entries
 from app.strategies.presets import DEFAULT_REFERENCES, Compact, Full, Slim, Strategy, Tiered, Trim, Window
 from app.strategies.shortening import (
     TruncationSettings,
+    apply_tiers,
     output_tiers,
     overflow_tiers,
     past_result_tiers,
@@ -130,13 +131,15 @@ def needs_of(strategy: Strategy, snapshot: Snapshot | None = None) -> Needs:
         case Slim():
             return Needs(cuts=True, recent_turns=strategy.recent_turns)
         case Window():
-            return Needs(cuts=True, recent_turns=max(1, strategy.context_size))
+            by_turns = strategy.context_size > 0
+            return Needs(cuts=True, recent_turns=max(1, strategy.context_size), by_turns=by_turns)
         case Trim():
             return Needs(
                 cuts=True,
                 high=max(1, strategy.max_context_tokens - fixed),
-                max_turns=strategy.max_context_turns,
+                over="turns" if snapshot and _are_turns_over(strategy, snapshot) else None,
                 resume_idle=strategy.resume_idle,
+                by_turns=False,
                 saves=False,
             )
         case Compact():
@@ -144,13 +147,30 @@ def needs_of(strategy: Strategy, snapshot: Snapshot | None = None) -> Needs:
             return Needs(
                 cuts=strategy.auto_compact,
                 high=None if limit is None else max(1, limit - fixed),
-                max_messages=strategy.max_messages if limit is None else None,
+                over="messages" if snapshot and _are_messages_over(strategy, snapshot) else None,
+                by_turns=False,
                 saves=False,
             )
         case Tiered():
-            return Needs(cuts=True, high=strategy.total_budget * strategy.capacity_trigger // 100, saves=False)
+            high = strategy.total_budget * strategy.capacity_trigger // 100
+            return Needs(cuts=True, high=high, by_turns=False, saves=False)
         case _:
             assert_never(strategy)
+
+
+def _are_turns_over(strategy: Trim, snapshot: Snapshot) -> bool:
+    draft = Draft(kept=snapshot.kept, tail=snapshot.entries)
+    if len({entry.turn for entry in draft.entries}) <= strategy.max_context_turns:
+        return False
+    return drop_half_over_turns(strategy.max_context_turns)(draft) is not draft
+
+
+def _are_messages_over(strategy: Compact, snapshot: Snapshot) -> bool:
+    """Whether there are too many messages and a split leaves clearly fewer: else it would be due again at once."""
+    draft = Draft(kept=snapshot.kept, tail=snapshot.entries)
+    if compact_limit(strategy, snapshot) is not None or len(draft.entries) <= strategy.max_messages:
+        return False
+    return len(split_of(strategy, None)(draft).entries) <= PROGRESS * strategy.max_messages
 
 
 def compact_limit(strategy: Compact, snapshot: Snapshot | None) -> int | None:
@@ -277,10 +297,9 @@ def _compact(strategy: Compact, start: Start) -> Composition:
         limit=start.share(SUMMARY_LIMIT),
         encode=start.encode,
     )
-    split = (_split(strategy, start),) if _is_due(strategy, start) else ()
     archive = () if strategy.tool_summary_strategy == "off" else (_archive(strategy, start),)
     return Composition(
-        shape=(output, *split),
+        shape=(output, _split_if_due(strategy, start)),
         head=(checkpoint, *archive, start.references(strategy.references)),
         cuts_itself=True,
     )
@@ -299,21 +318,35 @@ def _archive(strategy: Compact, start: Start) -> Stage:
     )
 
 
-def _is_due(strategy: Compact, start: Start) -> bool:
-    """tiancaiamao/ai, "Triggering Rules"; an overflow or a caller's wish needs no threshold."""
-    if start.is_overflow or start.advance.reason == "compact":
+def _split_if_due(strategy: Compact, start: Start) -> Stage:
+    """tiancaiamao/ai, "Triggering Rules"; an overflow or a caller's wish needs no threshold.
+
+    What is shortened or archived counts for what is left of it, and the head that there is counts too.
+    """
+    split = split_of(strategy, compact_limit(strategy, start.snapshot))
+
+    def stage(draft: Draft) -> Draft:
+        return split(draft) if _is_due(strategy, start, draft) else draft
+
+    return stage
+
+
+def _is_due(strategy: Compact, start: Start, draft: Draft) -> bool:
+    if start.is_overflow or start.advance.reason in {"compact", "high_watermark", "messages"}:
         return True
     if not strategy.auto_compact:
         return False
     limit = compact_limit(strategy, start.snapshot)
-    if limit is not None:
-        return start.draft.tokens + start.snapshot.fixed_tokens >= limit
-    return len(start.draft.entries) > strategy.max_messages
+    if limit is None:
+        return len(draft.entries) > strategy.max_messages
+    epoch = start.snapshot.epoch
+    shown = apply_tiers(draft.entries, epoch.tiers if epoch else (), encode=start.encode)
+    return start.snapshot.fixed_tokens + (epoch.head_tokens if epoch else 0) + count_entries(shown) >= limit
 
 
-def _split(strategy: Compact, start: Start) -> Stage:
+def split_of(strategy: Compact, limit: int | None) -> Stage:
+    """The split into old and recent messages, for an effective token limit ("Split logic")."""
     if strategy.keep_recent_tokens > 0:
-        limit = compact_limit(strategy, start.snapshot)
         return split_by_tokens(tokens_to_keep(strategy.keep_recent_tokens, limit))
     return split_by_count(strategy.keep_recent)
 

@@ -87,17 +87,18 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 class Needs:
     """What a strategy asks of the decision: whether it cuts at all, and how many last turns it promises in full.
 
-    ``high`` is the strategy's own limit in place of the policy's watermark, in tokens of content; ``max_turns`` and
-    ``max_messages`` are further limits. ``resume_idle`` seconds without a call end an epoch. ``saves``: it gives up a
-    prefix also where it need not, because that pays.
+    ``high`` is the strategy's own limit in place of the policy's watermark, in tokens of content. ``over`` names a
+    further limit that the history has passed and that a cut would help. ``resume_idle`` seconds without a call end an
+    epoch. ``by_turns``: it is a window of turns, which a stride can move. ``saves``: it gives up a prefix also where it
+    need not, because that pays.
     """
 
     cuts: bool
     recent_turns: int = 1
     high: int | None = None
-    max_turns: int | None = None
-    max_messages: int | None = None
+    over: Reason | None = None
     resume_idle: int | None = None
+    by_turns: bool = True
     saves: bool = True
 
 
@@ -212,26 +213,22 @@ def decide_epoch(
     if overflow:
         return Advance(reason="overflow")
     if isinstance(policy, EveryRequest):
-        return Advance(reason="every_request")
+        return Advance(reason="resume" if _resumes(snapshot, needs, now) else "every_request")
     if snapshot.edited:
         return Advance(reason="edit")
     if snapshot.epoch.fingerprint != current:
         return Advance(reason="config")
     if not needs.cuts:
         return Keep()
-    return _decide_by_limits(snapshot, needs, now) or _decide_cut(snapshot, policy, needs, now)
-
-
-def _decide_by_limits(snapshot: Snapshot, needs: Needs, now: datetime) -> Decision | None:
-    """An epoch that a strategy's own limits ask for, whatever the tokens."""
-    if needs.resume_idle is not None and _idle(snapshot, now) > needs.resume_idle:
+    if _resumes(snapshot, needs, now):
         return Advance(reason="resume")
-    entries = (*snapshot.kept, *snapshot.entries)
-    if needs.max_turns is not None and len({entry.turn for entry in entries}) > needs.max_turns:
-        return Advance(reason="turns")
-    if needs.max_messages is not None and len(entries) > needs.max_messages:
-        return Advance(reason="messages")
-    return None
+    if needs.over:
+        return Advance(reason=needs.over)
+    return _decide_cut(snapshot, policy, needs, now)
+
+
+def _resumes(snapshot: Snapshot, needs: Needs, now: datetime) -> bool:
+    return needs.resume_idle is not None and _idle(snapshot, now) > needs.resume_idle
 
 
 def _decide_cut(snapshot: Snapshot, policy: Stride | Auto, needs: Needs, now: datetime) -> Decision:
@@ -241,14 +238,10 @@ def _decide_cut(snapshot: Snapshot, policy: Stride | Auto, needs: Needs, now: da
     marks = watermarks(snapshot, policy, needs)
     if marks.room is not None and content > marks.room:
         return Advance(reason="window")
-    match policy:
-        case Stride():
-            turns = len({entry.turn for entry in snapshot.entries})
-            return Advance(reason="stride") if turns >= needs.recent_turns + policy.stride else Keep()
-        case Auto():
-            return _decide_auto(snapshot, policy, needs, marks, now)
-        case _:
-            assert_never(policy)
+    if isinstance(policy, Auto) or not needs.by_turns:
+        return _decide_auto(snapshot, policy, needs, marks, now)
+    turns = len({entry.turn for entry in snapshot.entries})
+    return Advance(reason="stride") if turns >= needs.recent_turns + policy.stride else Keep()
 
 
 def _is_small(snapshot: Snapshot, policy: Auto, needs: Needs, content: int) -> bool:
@@ -258,7 +251,7 @@ def _is_small(snapshot: Snapshot, policy: Auto, needs: Needs, content: int) -> b
     return fits and content <= min(policy.low, high * 3 // 4)
 
 
-def _decide_auto(snapshot: Snapshot, policy: Auto, needs: Needs, marks: Marks, now: datetime) -> Decision:
+def _decide_auto(snapshot: Snapshot, policy: Stride | Auto, needs: Needs, marks: Marks, now: datetime) -> Decision:
     content = content_tokens(snapshot)
     if content <= marks.low * COLD_MARGIN and content <= marks.high:
         return Keep()
@@ -267,7 +260,7 @@ def _decide_auto(snapshot: Snapshot, policy: Auto, needs: Needs, marks: Marks, n
         return Keep()
     if content > marks.high:
         return Advance(reason="high_watermark")
-    if not needs.saves:
+    if not needs.saves or not isinstance(policy, Auto):
         return Keep()
     if _is_cold(snapshot, policy, now):
         return Advance(reason="cold_cache")

@@ -9,10 +9,9 @@ from typing import assert_never
 from app.domain.history import Entry, Epoch, Snapshot
 from app.domain.turns import group_turns
 from app.strategies.archiving import results_to_archive
-from app.strategies.compacting import split_by_count, split_by_tokens, tokens_to_keep
-from app.strategies.compositions import compact_limit, needs_of
+from app.strategies.compositions import compact_limit, needs_of, split_of
 from app.strategies.epochs import content_tokens
-from app.strategies.pipeline import Draft, Stage, run
+from app.strategies.pipeline import Draft, run
 from app.strategies.presets import Compact, Full, Slim, Strategy, Tiered, Trim, Window
 from app.strategies.summary_prompts import Purpose
 from app.strategies.trimming import drop_half_over_turns
@@ -85,10 +84,7 @@ def _checkpoint(strategy: Compact, snapshot: Snapshot) -> tuple[Foreseen, ...]:
         is_near = content_tokens(snapshot) + snapshot.fixed_tokens >= AHEAD * limit
     if not (strategy.auto_compact and is_near):
         return ()
-    split: Stage = split_by_count(strategy.keep_recent)
-    if strategy.keep_recent_tokens > 0:
-        split = split_by_tokens(tokens_to_keep(strategy.keep_recent_tokens, limit))
-    gone = run(Draft(kept=snapshot.kept, tail=snapshot.entries), (split,)).gone
+    gone = run(Draft(kept=snapshot.kept, tail=snapshot.entries), (split_of(strategy, limit),)).gone
     # A checkpoint takes up the one before it: it stands for everything from the beginning on.
     return tuple(
         Foreseen(purpose="checkpoint", first_seq=1, last_seq=found.last_seq) for found in _range("checkpoint", gone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -114,11 +115,18 @@ def summary_of_cut(draft: Draft, summaries: Sequence[Summary], *, earlier: str, 
     if not made:
         return summarize(rest, limit=limit, encode=encode, earlier=earlier) if rest else earlier
     parts = [summary.text for summary in made]
-    if made[0].first_seq > 1 and earlier:
-        parts.insert(0, earlier)
+    if made[0].first_seq > 1 and (before := _without(earlier, parts)):
+        parts.insert(0, before)
     if rest:
         parts.append(summarize(rest, limit=max(limit // 4, limit - made[-1].tokens), encode=encode))
     return _newest_within(parts, limit, encode)
+
+
+def _without(earlier: str, parts: Iterable[str]) -> str:
+    """``earlier`` less what is said again: it may hold some of ``parts`` already."""
+    for part in parts:
+        earlier = earlier.replace(part, "")
+    return re.sub(r"\n{3,}", "\n\n", earlier).strip()
 
 
 def _chain(summaries: Iterable[Summary]) -> list[Summary]:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cache, lru_cache
-from typing import assert_never
 
 from app.domain.context import Context, TurnReport
 from app.domain.history import Entry, Epoch, Material, Snapshot
@@ -14,8 +13,8 @@ from app.domain.tokens import Encode, estimate_text
 from app.strategies.compositions import Composition, Start, closing_of, compose, needs_of
 from app.strategies.cutting import must_stay
 from app.strategies.epochs import (
+    PROGRESS,
     Advance,
-    Auto,
     Decision,
     EveryRequest,
     Policy,
@@ -44,11 +43,12 @@ def decide(
 ) -> Decision:
     """`decide_epoch` for a strategy."""
     current = fingerprint_of(strategy, policy)
-    needs = needs_of(strategy, snapshot)
-    return decide_epoch(_as_shown(snapshot), policy, needs, now=now, current=current, overflow=overflow)
+    shown = as_shown(snapshot)
+    needs = needs_of(strategy, shown)
+    return decide_epoch(shown, policy, needs, now=now, current=current, overflow=overflow)
 
 
-def _as_shown(snapshot: Snapshot) -> Snapshot:
+def as_shown(snapshot: Snapshot) -> Snapshot:
     """The snapshot as its epoch shows it: what is shortened counts for what is left of it."""
     tiers = snapshot.epoch.tiers if snapshot.epoch else ()
     if not tiers:
@@ -187,7 +187,7 @@ def _loaded(snapshot: Snapshot) -> Sequence[Entry]:
 def _plan_draft(start: Start, strategy: Strategy) -> Draft:
     composition = compose(strategy, start)
     draft = run(start.draft, (*composition.shape, *composition.head))
-    limit, target = _limits(start, cuts_itself=composition.cuts_itself)
+    limit, target = _limits(start, cuts_itself=composition.cuts_itself, by_turns=needs_of(strategy).by_turns)
     if composition.is_everything or limit is None or target is None or draft.tokens <= limit:
         return draft
     return _fit(start, composition, target)
@@ -236,18 +236,16 @@ def _starting_draft(snapshot: Snapshot, *, widen: bool) -> Draft:
     return Draft(tail=snapshot.entries)
 
 
-def _limits(start: Start, *, cuts_itself: bool) -> tuple[int | None, int | None]:
+def _limits(start: Start, *, cuts_itself: bool, by_turns: bool) -> tuple[int | None, int | None]:
     """Above how many tokens of content this plan has to cut, and down to how many; None: it need not."""
     marks = start.marks
     if start.is_overflow:
         return marks.low, marks.low
-    match start.policy:
-        case EveryRequest():
-            return marks.room, marks.room
-        case Stride():
-            return marks.room, None if marks.room is None else marks.room * 3 // 4
-        case Auto():
-            is_enough = cuts_itself or start.advance.reason in {"first", "edit", "config"}
-            return (marks.high if is_enough else marks.low), marks.low
-        case _:
-            assert_never(start.policy)
+    if isinstance(start.policy, EveryRequest):
+        return marks.room, marks.room
+    if isinstance(start.policy, Stride) and by_turns:
+        return marks.room, None if marks.room is None else marks.room * 3 // 4
+    if start.advance.reason in {"first", "edit", "config"}:
+        return marks.high, marks.low
+    # A strategy's own cut that leaves hardly less than the limit would be due again at once.
+    return (int(marks.high * PROGRESS) if cuts_itself else marks.low), marks.low

@@ -21,13 +21,16 @@ FEW_TURNS = 5
 
 
 def drop_half_over_turns(max_turns: int) -> Stage:
-    """More than ``max_turns`` turns: the older half of the complete ones goes ("Turn Trimming")."""
+    """More than ``max_turns`` turns: the older half of the complete ones, rounded up, goes ("Turn Trimming").
+
+    A turn of which only pinned messages are left is none: it cannot go.
+    """
 
     def stage(draft: Draft) -> Draft:
-        turns = _turns(draft)
+        turns = _removable(draft)
         if len(turns) <= max_turns:
             return draft
-        return _keep_turns(draft, turns[(len(turns) - 1) // 2 :])
+        return _keep_turns(draft, turns[len(turns) // 2 :])
 
     return stage
 
@@ -96,6 +99,13 @@ def ask_for_answer(max_steps: int, *, encode: Encode) -> Stage:
 
 def _turns(draft: Draft) -> tuple[Turn, ...]:
     return group_turns(draft.entries)
+
+
+def _removable(draft: Draft) -> tuple[Turn, ...]:
+    """The running turn, and those before it of which something can go."""
+    turns = _turns(draft)
+    standing = {entry.seq for entry in must_stay(draft.kept, draft.tail)}
+    return tuple(t for t in turns if t is turns[-1] or any(entry.seq not in standing for entry in t.entries))
 
 
 def _keep_turns(draft: Draft, turns: Sequence[Turn]) -> Draft:

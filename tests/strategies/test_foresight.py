@@ -18,7 +18,7 @@ def test_what_needs_no_model_foresees_nothing() -> None:
 def test_trim_foresees_the_half_that_will_go() -> None:
     assert foresee(Trim(), load(chat(14), None)) == ()
     (early,) = foresee(Trim(), load(chat(16), None))
-    assert early == Foreseen(purpose="trim", first_seq=1, last_seq=14)
+    assert early == Foreseen(purpose="trim", first_seq=1, last_seq=16)
     history = chat(21)
     epoch = call_model(load(history, None), strategy=Trim(), policy=AUTO).epoch
     (cut,) = after_cut(Trim(), load(history, None), epoch)
