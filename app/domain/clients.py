@@ -100,6 +100,8 @@ def client_ids(headers: Mapping[str, str], body: Mapping[str, object]) -> Client
 
 
 def _first(values: Mapping[str, object], names: Sequence[str]) -> str | None:
+    if values.keys().isdisjoint(names):
+        return None
     for name in names:
         value = values.get(name)
         if isinstance(value, str) and _PRINTABLE.fullmatch(value):
