@@ -183,6 +183,8 @@ def test_other_spellings():
         b'{"contents": [{"role": "system", "parts": []}]}',
         b'{"contents": [{"parts": ["Hi"]}]}',
         b'{"contents": [{"parts": 5}]}',
+        b'{"contents": [{"parts": ""}]}',
+        b'{"contents": [{"role": ["user"], "parts": []}]}',
     ],
 )
 def test_what_only_the_provider_can_judge_is_unreadable(sent: bytes):
@@ -369,6 +371,12 @@ def test_no_call_stands_behind_another_content_of_the_model():
     assert [type(part) for part in turns[1].parts] == [Text, ToolCall]
     joined = content({"text": "Noted."}, {"text": "a"}, role="model")
     assert json.loads(written)["contents"] == [content({"text": "Log"}), joined, chunks[1], results]
+
+
+def test_names_and_ids_of_another_kind_do_no_harm():
+    odd = raw(content({"functionResponse": {"name": ["f"], "id": {}, "response": {"output": "x"}}}))
+    (result,) = read_message(odd).results
+    assert read_message(with_results(odd, {result.call_id: "y"})).results[0].text == "y"
 
 
 # Contents

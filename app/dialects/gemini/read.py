@@ -75,9 +75,10 @@ def read_message(raw: bytes, *, default_role: str = "user") -> Message:
     for key in INSTRUCTION_KEYS:
         if key in content:
             return Message(role="system", parts=_read_instruction(content[key]), raw=raw)
-    role = _ROLES.get(content.get("role") or default_role)
+    said = content.get("role") or default_role
+    role = _ROLES.get(said) if isinstance(said, str) else None
     if role is None:
-        raise InvalidRequest(f"unknown role {content.get('role')!r}", field="role")
+        raise InvalidRequest(f"unknown role {said!r}", field="role")
     parts = _read_parts(parts_of(content))
     if role == "assistant":
         parts = _join_texts(parts)
@@ -124,8 +125,8 @@ def items(raw: bytes) -> list[bytes]:
 
 def parts_of(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The parts of a content, parsed. Raises ``InvalidRequest`` for what are no objects."""
-    parts = content.get("parts") or []
-    parts = parts if isinstance(parts, list) else [parts]
+    parts = content.get("parts")
+    parts = parts if isinstance(parts, list) else [] if parts is None else [parts]
     if not all(isinstance(part, dict) for part in parts):
         raise InvalidRequest("a part that is no object", field="parts")
     return parts
@@ -181,6 +182,11 @@ def join_runs(contents: Iterable[bytes]) -> list[tuple[bytes, list[bytes]]]:
             parts = more
             messages.append((raw, [raw]))
     return messages
+
+
+def string(value: object) -> str:
+    """``value`` if it is a string, else an empty one."""
+    return value if isinstance(value, str) else ""
 
 
 class Numbering:
@@ -269,7 +275,7 @@ def _answer(message: Message, calls: tuple[ToolCall, ...], open_calls: list[Tool
 
 def _result_names(raw: bytes) -> list[str]:
     responses = map(function_response, parts_of(raw_json.load(raw)))
-    return [_string(response.get("name")) for response in responses if response is not None]
+    return [string(response.get("name")) for response in responses if response is not None]
 
 
 # Contents
@@ -303,19 +309,19 @@ def _read_part(part: dict[str, Any], calls: Numbering, results: Numbering) -> Pa
 
 
 def _read_call(call: dict[str, Any], numbering: Numbering) -> ToolCall | None:
-    name = _string(call.get("name"))
+    name = string(call.get("name"))
     if not name:
         return None  # the next piece of a call whose arguments are streamed
     arguments = call.get("args")
     text = raw_json.dump(arguments if arguments is not None else {}).decode()
-    return ToolCall(id=_string(call.get("id")) or numbering.next(name), name=name, arguments=text)
+    return ToolCall(id=string(call.get("id")) or numbering.next(name), name=name, arguments=text)
 
 
 def _read_response(response: dict[str, Any], numbering: Numbering) -> ToolResult:
     text = _response_text(response.get("response"))
     media = [media for part in parts_of(response) if (media := _read_media(part)) is not None]
     return ToolResult(
-        call_id=_string(response.get("id")) or numbering.next(_string(response.get("name"))),
+        call_id=string(response.get("id")) or numbering.next(string(response.get("name"))),
         text="\n".join([text, *(f"[{each.kind}]" for each in media)]),
     )
 
@@ -330,17 +336,17 @@ def _response_text(said: object) -> str:
 def _read_media(part: Mapping[str, Any]) -> Media | None:
     inline, file = _member(part, "inlineData", "inline_data"), _member(part, "fileData", "file_data")
     if inline is not None:
-        mime, data = _mime_type(inline), _string(inline.get("data"))
+        mime, data = _mime_type(inline), string(inline.get("data"))
         width, height = image_size(f"data:{mime};base64,{data[:_MEDIA_HEAD]}")
         return Media(kind=_media_kind(mime), digest=media_digest(data), width=width, height=height)
     if file is not None:
-        address = _string(file.get("fileUri") or file.get("file_uri"))
+        address = string(file.get("fileUri") or file.get("file_uri"))
         return Media(kind=_media_kind(_mime_type(file)), digest=media_digest(address))
     return None
 
 
 def _mime_type(blob: Mapping[str, Any]) -> str:
-    return _string(blob.get("mimeType") or blob.get("mime_type"))
+    return string(blob.get("mimeType") or blob.get("mime_type"))
 
 
 def _media_kind(mime: str) -> MediaKind:
@@ -374,7 +380,3 @@ def _join_texts(parts: Iterable[Part]) -> list[Part]:
 
 def _member(part: Mapping[str, Any], *keys: str) -> dict[str, Any] | None:
     return next((value for key in keys if isinstance(value := part.get(key), dict)), None)
-
-
-def _string(value: object) -> str:
-    return value if isinstance(value, str) else ""

@@ -22,6 +22,7 @@ from app.dialects.gemini.read import (
     parts_of,
     read_message,
     said_text,
+    string,
     text_member,
 )
 from app.dialects.members import split_body
@@ -171,8 +172,8 @@ def with_results(raw: bytes, texts: Mapping[str, str]) -> bytes:
     for place, part in enumerate(parts):
         response = function_response(raw_json.load(part))
         if response is not None:
-            own = numbering.next(response.get("name") or "")
-            text = texts.get(response.get("id") or own, texts.get(own))
+            own = numbering.next(string(response.get("name")))
+            text = texts.get(string(response.get("id")) or own, texts.get(own))
             patched[place] = part if text is None else _with_response(part, text)
     return raw if patched == parts else raw_json.join_object({**members, "parts": raw_json.join_array(patched)})
 
