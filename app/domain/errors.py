@@ -65,3 +65,7 @@ class StoreUnavailable(TerselyError):
 
 class UpstreamUnavailable(TerselyError):
     """The model host cannot be reached."""
+
+
+class UpstreamRefused(TerselyError):
+    """The model host will not have what was sent; sending it again is of no use."""

@@ -30,6 +30,7 @@ __all__ = [
     "collect",
     "document_text",
     "expand",
+    "fuse",
     "look",
     "rank_documents",
     "rank_turns",
@@ -52,6 +53,9 @@ FEEDBACK_TERMS = 10
 FEEDBACK_WEIGHT = 0.4
 FEEDBACK_TIMES = 3
 FEEDBACK_LENGTH = 10
+
+# How little the first places of a ranking count for more than the next ones, when rankings are fused.
+FUSION = 60
 
 MEMOS = 5
 FLOOR = 0.25
@@ -170,6 +174,18 @@ def search(
         added = {term: weight for term, weight in expand(first.query, best, seen).items() if term not in first.query}
         scores = [one + other for one, other in zip(scores, _bm25(added, seen), strict=True)]
     return _order(scores, seen.lengths, most)
+
+
+def fuse(rankings: Iterable[Sequence[int]]) -> list[int]:
+    """One ranking of several (reciprocal ranks), the best first; ties: the greater number first.
+
+    What only one ranking knows comes in too, behind what all of them put as high.
+    """
+    scores: dict[int, float] = {}
+    for ranking in rankings:
+        for place, number in enumerate(ranking, 1):
+            scores[number] = scores.get(number, 0.0) + 1 / (FUSION + place)
+    return sorted(scores, key=lambda number: (-scores[number], -number))
 
 
 def rank_turns(turns: Sequence[Turn], text: str, *, budget: int | None = None) -> tuple[RankedTurn, ...]:

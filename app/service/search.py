@@ -19,10 +19,11 @@ from app.domain.errors import InvalidRequest, NotFound
 from app.domain.excerpts import Head, InTurn, Lookup, Range, Relevant, Row, Search, Tail
 from app.domain.messages import Message, Part, Text, ToolResult, searchable_text
 from app.domain.positions import Exceptional, Positions
-from app.domain.relevance import Corpus, look
+from app.domain.relevance import Corpus, fuse, look
 from app.domain.relevance import search as rank_messages
 from app.domain.sessions import Session
 from app.domain.terms import tokenize
+from app.service.embedder import Embedder
 from app.service.metrics import Metrics
 from app.service.term_indexes import TermIndexes, terms_at
 from app.store import messages as message_store
@@ -41,6 +42,8 @@ PROBES = 3
 # Segments whose pages are scanned at once, the newest first; frequent words are found in the first ones.
 SEGMENTS_AT_ONCE = 4
 BUILD_PAGES = 8
+# Of two rankings so many are fused.
+FUSED = 100
 # Seconds that one step of a search may take. Slow is not away: a limit of its own keeps other calls out of it.
 LIMIT = 10.0
 
@@ -87,8 +90,12 @@ def words_of(folded: str) -> list[str]:
 class Searcher:
     """Lookups in stored sessions."""
 
-    def __init__(self, database: Database, metrics: Metrics, *, bounds: Bounds | None = None) -> None:
+    def __init__(
+        self, database: Database, metrics: Metrics, embedder: Embedder | None = None, *, bounds: Bounds | None = None
+    ) -> None:
+        """With an ``embedder``, what is relevant is found by meaning too."""
         self._database = database
+        self._embedder = embedder
         self._metrics = metrics
         self._bounds = bounds or Bounds()
         self._indexes = TermIndexes(database)
@@ -128,6 +135,18 @@ class Searcher:
         terms = tokenize(text)
         if not terms or not most:
             return []
+        if self._embedder is None:
+            return await self._rank_words(tenant, session, text, terms, hidden, most)
+        self._embedder.want(tenant, session.id)
+        by_meaning, by_words = await asyncio.gather(
+            self._embedder.nearest(tenant, session.id, text, max(most, FUSED)),
+            self._rank_words(tenant, session, text, terms, hidden, max(most, FUSED)),
+        )
+        return fuse([by_words, [seq for seq in by_meaning if seq not in hidden and seq <= session.last_seq]])[:most]
+
+    async def _rank_words(
+        self, tenant: str, session: Session, text: str, terms: list[str], hidden: frozenset[int], most: int
+    ) -> list[int]:
         unseen = frozenset(seq - 1 for seq in hidden if seq <= session.last_seq)
         async with self._indexes.of(tenant, session, terms) as index:
             corpus = Corpus(lengths=index.lengths, postings=index.postings)

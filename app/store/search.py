@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from app.store import term_pages
+from app.store import embeddings, term_pages
 from app.store.connection import Connection
 
 PAGE = 128
@@ -138,7 +138,9 @@ async def find_pages(
 
 async def forget_pages(connection: Connection, tenant: str, session_id: str, seqs: Iterable[int]) -> None:
     """Delete what was made from messages that were removed; the next search makes it anew."""
+    seqs = list(seqs)
     pages = sorted({page_of(seq) for seq in seqs})
     await connection.execute(FORGET_PAGES, tenant, session_id, pages)
     await connection.execute(FORGET_WORDS, tenant, session_id, sorted({page // SEGMENT for page in pages}))
     await term_pages.forget(connection, tenant, session_id, pages)
+    await embeddings.forget(connection, tenant, session_id, seqs)
