@@ -9,16 +9,16 @@ from app.domain.tokens import Encode
 from app.strategies.activity_log import derive_missing, derive_steps, read_activity_log, render_activity_log
 from app.strategies.cutting import Cut, cut_to_tokens, cut_to_turns
 from app.strategies.layers import exchange
-from app.strategies.pipeline import Draft, Stage
+from app.strategies.pipeline import Draft, Stage, count_entries
 from app.strategies.prompts import ACTIVITY_LOG_ACK
 
 
-def keep_all() -> Stage:
-    """Every message that was loaded, in order."""
+def keep_all(floor: int = 1) -> Stage:
+    """Every message that was loaded, in order; nothing before ``floor`` is loaded."""
 
     def stage(draft: Draft) -> Draft:
         whole = (*draft.gone, *draft.kept, *draft.tail)
-        return replace(draft, cut=1, kept=(), tail=tuple(whole), gone=())
+        return replace(draft, cut=floor, kept=(), tail=tuple(whole), gone=())
 
     return stage
 
@@ -36,7 +36,11 @@ def keep_within(target: int, *, recent_turns: int, hard: int | None = None) -> S
     """Cut down to ``target`` tokens of kept and tail; untouched where it fits already."""
 
     def stage(draft: Draft) -> Draft:
+        if count_entries(draft.entries) <= target:
+            return draft
         cut = cut_to_tokens(draft.kept, draft.tail, target=target, recent_turns=recent_turns, hard=hard)
+        if draft.tail and len(cut.kept) < len(draft.kept):
+            return draft.with_cut(cut.first, cut.kept)
         return _apply(draft, cut)
 
     return stage
