@@ -28,6 +28,7 @@ from app.service.artifacts import Artifacts
 from app.service.auth import Auth
 from app.service.calibrations import Calibrations
 from app.service.cleanup import Cleanup
+from app.service.compactions import Compactions
 from app.service.embedder import Embedder
 from app.service.epoch_keeping import EpochKeeper
 from app.service.exports import Exports
@@ -256,6 +257,7 @@ def build(
         figures=Figures(database),
         followers=Followers(database),
         artifacts=Artifacts(database),
+        compactions=Compactions(database, recipes, summarizer, keeper, clock=clock),
         notes=Notes(database, clock=clock),
         memos=Memos(database, clock=clock, new_id=partial(new_id, "m")),
         strategy=settings.strategy,

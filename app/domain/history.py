@@ -124,7 +124,8 @@ class Epoch:
     ranked candidates over everything cut so far, carried from epoch to epoch so that planning never reads
     what was cut before. ``older_tokens`` counts what was live before the cut when the epoch started.
     ``tiers`` say how the texts of messages are shortened, ``prefixes`` what stands in front of which; ``retrieved`` are
-    the turns among ``kept`` that were brought back for their relevance.
+    the turns among ``kept`` that were brought back for their relevance. No context speaks of what came before
+    ``floor``: there the session was last cleared.
     """
 
     number: int
@@ -139,6 +140,7 @@ class Epoch:
     tiers: tuple[Tier, ...] = ()
     prefixes: tuple[Prefix, ...] = ()
     retrieved: tuple[int, ...] = ()
+    floor: int = 1
 
     @property
     def head_tokens(self) -> int:

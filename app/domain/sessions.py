@@ -37,3 +37,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     last_call_at: datetime | None
     created_at: datetime
     updated_at: datetime
+
+    @property
+    def floor(self) -> int:
+        """The first sequence number that a context may speak of."""
+        return self.plan.floor if self.plan else 1

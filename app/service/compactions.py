@@ -1,4 +1,4 @@
-"""What is summarised at somebody's word: compact a session now, make its state anew."""
+"""What is done to a session's context at somebody's word: compact it now, empty it, make its state anew."""
 
 from __future__ import annotations
 
@@ -6,67 +6,101 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from app.domain.errors import NotFound
+from app.domain.context import Report
+from app.domain.errors import Conflict, NotFound
 from app.domain.messages import Dialect as DialectName
 from app.domain.sessions import Session
 from app.domain.state import StateBlock, state_text, strip_state
+from app.service.epoch_keeping import EpochKeeper
+from app.service.recipes import Recipes
 from app.service.summarizer import Compaction, Summarizer
 from app.service.summary_jobs import Job
 from app.store import sessions, states, summaries
 from app.store.connection import Connection, Database
+from app.strategies.presets import Compact, Strategy, Tiered, Trim, strategy_name
 from app.strategies.summary_prompts import Purpose
+
+# What a strategy puts in the place of older messages; the others need no summary.
+PURPOSES: dict[type[Strategy], Purpose] = {Compact: "checkpoint", Trim: "trim", Tiered: "task"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """With what a session is summarised: its strategy's name, and the caller's own model, dialect and key.
+    """With what a session is summarised: the caller's own model, dialect and key. ``model`` empty: the last call's."""
 
-    ``model`` empty: that of the session's last call.
-    """
-
-    strategy: str
     dialect: DialectName = "openai_chat"
     model: str = ""
     credentials: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """The summary that was made, if the strategy has one, and the report of the epoch that was started."""
+
+    summary: Compaction | None
+    report: Report
+
+
 class Compactions:
     """The verbs, within a tenant; `NotFound` for a session that is not there, `StoreUnavailable`."""
 
-    def __init__(self, database: Database, summarizer: Summarizer, *, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        recipes: Recipes,
+        summarizer: Summarizer,
+        keeper: EpochKeeper,
+        *,
+        clock: Callable[[], datetime],
+    ) -> None:
         self._database = database
+        self._recipes = recipes
         self._summarizer = summarizer
+        self._keeper = keeper
         self._clock = clock
 
-    async def compact(self, tenant: str, session_id: str, means: Means, *, last_seq: int | None = None) -> Compaction:
-        """A checkpoint of everything up to ``last_seq``, by default up to the last turn; the next context starts anew.
+    async def compact(self, tenant: str, session_id: str, means: Means) -> Compacted:
+        """Cut the context down now: everything before the last turn is summarised, and a new epoch starts.
 
-        `done` where there is one already, `empty` where there is nothing before the last turn.
+        Raises `Conflict` when another replica is at work on the session for too long, or it is in heavy use.
         """
         async with self._database.reading(tenant) as connection:
-            await _require(connection, tenant, session_id)
-            if last_seq is None:
-                last_seq = await summaries.last_turn_begins(connection, tenant, session_id) - 1
+            session = await _require(connection, tenant, session_id)
+            last_seq = await summaries.last_turn_begins(connection, tenant, session_id) - 1
             means = await _with_model(connection, tenant, session_id, means)
-        if last_seq < 1:
-            return Compaction(result="empty")
-        done = await self._summarizer.run_now(_job(tenant, session_id, means, "checkpoint", 1, last_seq))
-        if done.summary is not None:
-            async with self._database.transaction(tenant) as connection:
-                await sessions.mark_edited(connection, tenant, session_id, self._clock())
-        return done
+        strategy = self._recipes.choose(session=session).strategy
+        purpose = PURPOSES.get(type(strategy))
+        done = None
+        if purpose is not None and last_seq >= session.floor:
+            job = _job(session, tenant, means, strategy, purpose, session.floor, last_seq)
+            done = await self._run(job)
+        report = await self._keeper.begin(tenant, session_id, "compact", dialect=means.dialect)
+        return Compacted(summary=done, report=report)
+
+    async def clear(self, tenant: str, session_id: str) -> Report:
+        """An empty context from here on: nothing before is shown or told of, but for what is pinned.
+
+        History and memory stay.
+        """
+        report = await self._keeper.begin(tenant, session_id, "clear")
+        async with self._database.transaction(tenant) as connection:
+            if not await sessions.mark_edited(connection, tenant, session_id, self._clock()):
+                raise NotFound("there is no such session")
+            await states.add(connection, tenant, session_id, "", "client", self._clock())
+        return report
 
     async def rebuild_state(self, tenant: str, session_id: str, means: Means) -> StateBlock | None:
         """The state made anew from everything in the current window (std::slop, "/context rebuild").
 
-        None where there is nothing to make it of, or where another replica is at work on the session for too long.
+        None where there is nothing to make it of. Raises `Conflict` as `compact` does.
         """
         async with self._database.reading(tenant) as connection:
             session = await _require(connection, tenant, session_id)
             before = await states.newest(connection, tenant, session_id)
             means = await _with_model(connection, tenant, session_id, means)
-        job = _job(tenant, session_id, means, "state", session.cut, session.last_seq)
-        done = await self._summarizer.run_now(replace(job, given=before.text if before else "", again=True))
+        strategy = self._recipes.choose(session=session).strategy
+        job = _job(session, tenant, means, strategy, "state", session.cut, session.last_seq)
+        done = await self._run(replace(job, given=before.text if before else "", again=True))
         if done.summary is None:
             return None
         said, blocks = strip_state(done.summary.text)
@@ -75,6 +109,12 @@ class Compactions:
             if not await sessions.mark_edited(connection, tenant, session_id, self._clock()):
                 raise NotFound("there is no such session")
             return await states.add(connection, tenant, session_id, text, "rebuilt", self._clock())
+
+    async def _run(self, job: Job) -> Compaction:
+        done = await self._summarizer.run_now(job)
+        if done.result == "held":
+            raise Conflict("the session is being summarised already: try again")
+        return done
 
 
 async def _require(connection: Connection, tenant: str, session_id: str) -> Session:
@@ -90,14 +130,16 @@ async def _with_model(connection: Connection, tenant: str, session_id: str, mean
     return replace(means, model=await summaries.last_model(connection, tenant, session_id))
 
 
-def _job(tenant: str, session_id: str, means: Means, purpose: Purpose, first: int, last: int) -> Job:
+def _job(
+    session: Session, tenant: str, means: Means, strategy: Strategy, purpose: Purpose, first: int, last: int
+) -> Job:
     return Job(
         tenant=tenant,
-        session_id=session_id,
+        session_id=session.id,
         purpose=purpose,
         first_seq=first,
         last_seq=last,
-        strategy=means.strategy,
+        strategy=strategy_name(strategy),
         dialect=means.dialect,
         model=means.model,
         credentials=means.credentials,

@@ -38,6 +38,7 @@ from app.strategies.tiering import Ages, keep_levels, score_everything
 from app.strategies.trimming import (
     ask_for_answer,
     clear,
+    clear_all,
     drop_half_over_turns,
     fit_budget,
     keep_newest_turns,
@@ -77,6 +78,11 @@ class Start:
         """Whether nothing asks for a cut: under ``auto`` what fits is sent whole."""
         lazy = self.advance.reason in {"first", "edit", "config"}
         return isinstance(self.policy, Auto) and lazy and self.draft.tokens <= self.marks.high
+
+    @property
+    def floor(self) -> int:
+        """The first sequence number that a context may speak of."""
+        return self.snapshot.epoch.floor if self.snapshot.epoch else 1
 
     @property
     def originals(self) -> dict[int, Entry]:
@@ -181,12 +187,14 @@ def compact_limit(strategy: Compact, snapshot: Snapshot | None) -> int | None:
 
 def compose(strategy: Strategy, start: Start) -> Composition:
     """The stages with which ``strategy`` begins an epoch."""
+    if start.advance.reason == "clear":
+        return Composition(shape=(clear_all(),), head=(), cuts_itself=True)
     match strategy:
         case Full():
             return (
                 _slim(Slim(), start)
                 if start.is_overflow
-                else Composition(shape=(keep_all(),), head=(), is_everything=True)
+                else Composition(shape=(keep_all(start.floor),), head=(), is_everything=True)
             )
         case Slim():
             return _slim(strategy, start)
@@ -276,6 +284,7 @@ def _trim(strategy: Trim, start: Start) -> Composition:
     summary = inject_summary(
         start.material,
         earlier=summary_text(start.snapshot.epoch),
+        floor=start.floor,
         limit=start.share(SUMMARY_LIMIT),
         encode=start.encode,
     )
@@ -294,6 +303,7 @@ def _compact(strategy: Compact, start: Start) -> Composition:
     checkpoint = insert_checkpoint(
         start.material,
         earlier=summary_text(start.snapshot.epoch),
+        floor=start.floor,
         limit=start.share(SUMMARY_LIMIT),
         encode=start.encode,
     )

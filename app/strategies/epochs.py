@@ -33,6 +33,7 @@ Reason = Literal[
     "messages",
     "resume",
     "compact",
+    "clear",
 ]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 

@@ -63,7 +63,7 @@ def after_cut(strategy: Strategy, snapshot: Snapshot, epoch: Epoch) -> tuple[For
     if not gone:
         return ()
     if isinstance(strategy, Compact):
-        return (Foreseen(purpose="checkpoint", first_seq=1, last_seq=max(gone)),)
+        return (Foreseen(purpose="checkpoint", first_seq=_floor(snapshot), last_seq=max(gone)),)
     return (Foreseen(purpose="trim", first_seq=min(gone), last_seq=max(gone)),)
 
 
@@ -87,7 +87,8 @@ def _checkpoint(strategy: Compact, snapshot: Snapshot) -> tuple[Foreseen, ...]:
     gone = run(Draft(kept=snapshot.kept, tail=snapshot.entries), (split_of(strategy, limit),)).gone
     # A checkpoint takes up the one before it: it stands for everything from the beginning on.
     return tuple(
-        Foreseen(purpose="checkpoint", first_seq=1, last_seq=found.last_seq) for found in _range("checkpoint", gone)
+        Foreseen(purpose="checkpoint", first_seq=_floor(snapshot), last_seq=found.last_seq)
+        for found in _range("checkpoint", gone)
     )
 
 
@@ -116,3 +117,7 @@ def _tasks(snapshot: Snapshot) -> tuple[Foreseen, ...]:
 def _range(purpose: Purpose, entries: Sequence[Entry]) -> tuple[Foreseen, ...]:
     seqs = [entry.seq for entry in entries]
     return (Foreseen(purpose=purpose, first_seq=min(seqs), last_seq=max(seqs)),) if seqs else ()
+
+
+def _floor(snapshot: Snapshot) -> int:
+    return snapshot.epoch.floor if snapshot.epoch else 1

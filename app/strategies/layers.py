@@ -71,12 +71,12 @@ def insert_references(*, limit: int, encode: Encode, originals: Mapping[int, Ent
     return stage
 
 
-def insert_checkpoint(material: Material, *, earlier: str, limit: int, encode: Encode) -> Stage:
+def insert_checkpoint(material: Material, *, earlier: str, floor: int, limit: int, encode: Encode) -> Stage:
     """The checkpoint as one user message (tiancaiamao/ai, "Rebuild context"); ``earlier``: that of the last epoch."""
 
     def stage(draft: Draft) -> Draft:
         made = [summary for summary in material.summaries if summary.purpose == "checkpoint"]
-        text = summary_of_cut(draft, made, earlier=earlier, limit=limit, encode=encode)
+        text = summary_of_cut(draft, made, earlier=earlier, floor=floor, limit=limit, encode=encode)
         if not text:
             return draft
         body = f"{prompts.CHECKPOINT_TITLE}\n\n{text}"
@@ -86,12 +86,12 @@ def insert_checkpoint(material: Material, *, earlier: str, limit: int, encode: E
     return stage
 
 
-def inject_summary(material: Material, *, earlier: str, limit: int, encode: Encode) -> Stage:
+def inject_summary(material: Material, *, earlier: str, floor: int, limit: int, encode: Encode) -> Stage:
     """The summary in front of the first retained user message (CowAgent, "Turn Trimming")."""
 
     def stage(draft: Draft) -> Draft:
         made = [summary for summary in material.summaries if summary.purpose == "trim"]
-        text = summary_of_cut(draft, made, earlier=earlier, limit=limit, encode=encode)
+        text = summary_of_cut(draft, made, earlier=earlier, floor=floor, limit=limit, encode=encode)
         first = next((entry for entry in draft.entries if entry.message.starts_turn), None)
         if not text or first is None:
             return draft
@@ -102,11 +102,14 @@ def inject_summary(material: Material, *, earlier: str, limit: int, encode: Enco
     return stage
 
 
-def summary_of_cut(draft: Draft, summaries: Sequence[Summary], *, earlier: str, limit: int, encode: Encode) -> str:
+def summary_of_cut(
+    draft: Draft, summaries: Sequence[Summary], *, earlier: str, floor: int = 1, limit: int, encode: Encode
+) -> str:
     """What stands for everything before the cut, as far as it is not kept: empty where nothing was cut.
 
     The summaries that were made of it, in order, and where there are none yet, what can be said without a model.
-    ``earlier`` is the text that stood for what was cut before this epoch. Of too much, the newest stays.
+    ``earlier`` is the text that stood for what was cut before this epoch, back to ``floor``. Of too much, the newest
+    stays.
     """
     if draft.cut == 1:
         return ""
@@ -115,7 +118,7 @@ def summary_of_cut(draft: Draft, summaries: Sequence[Summary], *, earlier: str, 
     if not made:
         return summarize(rest, limit=limit, encode=encode, earlier=earlier) if rest else earlier
     parts = [summary.text for summary in made]
-    if made[0].first_seq > 1 and (before := _without(earlier, parts)):
+    if made[0].first_seq > floor and (before := _without(earlier, parts)):
         parts.insert(0, before)
     if rest:
         parts.append(summarize(rest, limit=max(limit // 4, limit - made[-1].tokens), encode=encode))

@@ -68,7 +68,7 @@ def load_from(epoch: Epoch | None, *, strategy: Strategy, policy: Policy) -> int
     if epoch is None:
         return 1
     unchanged = epoch.fingerprint == fingerprint_of(strategy, policy)
-    return epoch.cut if unchanged or not _may_widen(strategy, policy) else 1
+    return epoch.cut if unchanged or not _may_widen(strategy, policy) else epoch.floor
 
 
 def turns_to_load(strategy: Strategy) -> int | None:
@@ -104,7 +104,7 @@ def plan_epoch(
     start = Start(
         draft=_starting_draft(snapshot, widen=_may_widen(strategy, policy)),
         snapshot=snapshot,
-        material=material,
+        material=_above_floor(material, _floor(snapshot)),
         policy=policy,
         advance=advance,
         marks=watermarks(snapshot, policy, needs, overflow=advance.reason == "overflow"),
@@ -125,6 +125,25 @@ def plan_epoch(
         tiers=draft.tiers,
         prefixes=draft.prefixes,
         retrieved=draft.retrieved,
+        floor=draft.cut if advance.reason == "clear" else _floor(snapshot),
+    )
+
+
+def _floor(snapshot: Snapshot) -> int:
+    return snapshot.epoch.floor if snapshot.epoch else 1
+
+
+def _above_floor(material: Material, floor: int) -> Material:
+    """``material`` without what came before the session was last cleared."""
+    if floor == 1:
+        return material
+    terse = tuple(entry for entry in material.terse if entry.seq >= floor)
+    return replace(
+        material,
+        terse=terse,
+        older_turns=material.older_turns if len(terse) == len(material.terse) > 0 else 0,
+        summaries=tuple(summary for summary in material.summaries if summary.first_seq >= floor),
+        past=tuple(past for past in material.past if past.entries[0].seq >= floor),
     )
 
 

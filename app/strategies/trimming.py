@@ -82,6 +82,17 @@ def clear() -> Stage:
     return stage
 
 
+def clear_all() -> Stage:
+    """An empty context ("Commands"): only what is pinned stays."""
+
+    def stage(draft: Draft) -> Draft:
+        pinned = [entry for entry in must_stay(draft.kept, draft.tail) if not entry.message.starts_turn or entry.pinned]
+        first = draft.tail[-1].seq + 1 if draft.tail else draft.cut
+        return replace(draft.with_cut(first, pinned), references=())
+
+    return stage
+
+
 def ask_for_answer(max_steps: int, *, encode: Encode) -> Stage:
     """A running turn of ``max_steps`` tool steps is asked to answer without further tools ("Key Configuration")."""
 

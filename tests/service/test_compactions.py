@@ -6,10 +6,12 @@ import pytest
 
 from app.domain.errors import NotFound
 from app.service.compactions import Compactions, Means
-from app.store import states
+from app.service.epoch_keeping import EpochKeeper
+from app.service.recipes import Recipes
+from app.store import sessions, states
 from app.upstream.scripted import ScriptedReply
 
-MEANS = Means(strategy="compact")
+MEANS = Means()
 STATE = "### STATE\nGoal: alpha\nContext: src/alpha_1.py\nResolved: none\nTechnical Anchors: 8484"
 
 
@@ -17,36 +19,62 @@ def say(host, text):
     host.model.script = lambda _received: ScriptedReply(message={"content": text})
 
 
+def compactions_with(pool, summarizer, clock, strategy="compact"):
+    recipes = Recipes(strategy=strategy, epoch="auto", references=None, instructions=True, derive_terse=True)
+    return Compactions(pool, recipes, summarizer, EpochKeeper(pool, recipes, clock=clock), clock=clock)
+
+
 @pytest.fixture
 async def compactions(pool, start, clock):
-    return Compactions(pool, await start(), clock=clock)
+    return compactions_with(pool, await start(), clock)
 
 
-async def test_everything_before_the_last_turn_becomes_a_checkpoint_and_the_next_context_an_epoch(
-    fill, compactions, host, admin
-):
+async def test_everything_before_the_last_turn_becomes_a_checkpoint_and_an_epoch_starts(fill, compactions, host, admin):
     await fill(turns=4)
     say(host, "## Goals\n- alpha")
     done = await compactions.compact("north", "s1", MEANS)
-    assert done.result == "model"
-    assert (done.summary.first_seq, done.summary.last_seq) == (1, 6)
-    assert await admin.fetchval("SELECT edited FROM sessions")
-    assert (await compactions.compact("north", "s1", MEANS)).result == "done"
+    assert done.summary.result == "model"
+    assert (done.summary.summary.first_seq, done.summary.summary.last_seq) == (1, 6)
+    assert done.report.reason == "compact"
+    assert await admin.fetchval("SELECT epoch FROM sessions") == done.report.epoch
+    assert (await compactions.compact("north", "s1", MEANS)).summary.result == "done"
     assert len(host.model.received) == 1
-    assert (await compactions.compact("north", "s1", MEANS, last_seq=8)).summary.last_seq == 8
 
 
 async def test_the_last_turn_is_that_which_is_left(fill, compactions, host, admin):
     await fill(turns=4)
     say(host, "## Goals\n- alpha")
     await admin.execute("UPDATE messages SET status = 'undone' WHERE turn = 4")
-    assert (await compactions.compact("north", "s1", MEANS)).summary.last_seq == 4
+    assert (await compactions.compact("north", "s1", MEANS)).summary.summary.last_seq == 4
 
 
-async def test_a_single_turn_is_left_alone(fill, compactions, host):
+async def test_a_single_turn_is_not_summarised(fill, compactions, host):
     await fill(turns=1)
-    assert (await compactions.compact("north", "s1", MEANS)).result == "empty"
+    done = await compactions.compact("north", "s1", MEANS)
+    assert done.summary is None
     assert not host.model.received
+
+
+async def test_a_strategy_without_summaries_is_cut_all_the_same(fill, pool, start, clock, host):
+    await fill(turns=4)
+    done = await compactions_with(pool, await start(), clock, "slim").compact("north", "s1", MEANS)
+    assert done.summary is None
+    assert done.report.reason == "compact"
+    assert not host.model.received
+
+
+async def test_a_cleared_context_begins_anew_and_its_state_is_empty(fill, compactions, pool, admin):
+    await fill(turns=4)
+    report = await compactions.clear("north", "s1")
+    assert (report.reason, report.cut, report.tokens_after) == ("clear", 9, 0)
+    async with pool.transaction("north") as connection:
+        session = await sessions.get(connection, "north", "s1")
+        assert session is not None
+        assert session.floor == 9
+        state = await states.newest(connection, "north", "s1")
+    assert state is not None
+    assert state.text == ""
+    assert await admin.fetchval("SELECT count(*) FROM messages WHERE status = 'live'") == 8
 
 
 async def test_the_state_is_made_anew_from_the_window(fill, compactions, pool, host, admin):
@@ -72,7 +100,7 @@ async def test_the_state_is_made_anew_from_the_window(fill, compactions, pool, h
 async def test_without_a_model_the_state_is_made_all_the_same(fill, pool, start, clock, admin):
     await fill(turns=2)
     await admin.execute("UPDATE messages SET tokens = 3")
-    made = await Compactions(pool, await start(model=None), clock=clock).rebuild_state("north", "s1", MEANS)
+    made = await compactions_with(pool, await start(model=None), clock).rebuild_state("north", "s1", MEANS)
     assert made is not None
     assert made.text.startswith("Goal: alpha user 2")
 
@@ -84,7 +112,7 @@ async def test_the_model_is_that_of_the_last_call(fill, pool, start, host, clock
         "tokens_after, created_at) VALUES ('north', 's1', 1, 1, 'theirs', 'slim', 0, 1, 1, 1, 1, now())"
     )
     say(host, STATE)
-    await Compactions(pool, await start(model="session"), clock=clock).rebuild_state("north", "s1", MEANS)
+    await compactions_with(pool, await start(model="session"), clock).rebuild_state("north", "s1", MEANS)
     assert host.model.received[0].request["model"] == "theirs"
 
 
@@ -93,3 +121,5 @@ async def test_other_peoples_sessions_are_not_there(fill, compactions):
     for verb in (compactions.compact, compactions.rebuild_state):
         with pytest.raises(NotFound):
             await verb("south", "s1", MEANS)
+    with pytest.raises(NotFound):
+        await compactions.clear("south", "s1")

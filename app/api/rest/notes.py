@@ -25,7 +25,7 @@ def notes_router(service: Notes, router: APIRouter) -> None:
     @router.get("/sessions/{session_id}/state", summary="The state block", response_model=schemas.StateOut)
     async def state(tenant: Tenant, session_id: SessionId) -> Response:
         """The newest one whose message still counts."""
-        return answer(_write_state(await service.state(tenant, session_id)))
+        return answer(write_state(await service.state(tenant, session_id)))
 
     @router.put("/sessions/{session_id}/state", summary="Write the state block", response_model=schemas.StateOut)
     async def put_state(tenant: Tenant, session_id: SessionId, body: PutText) -> Response:
@@ -33,7 +33,7 @@ def notes_router(service: Notes, router: APIRouter) -> None:
 
         At most 16,000 characters.
         """
-        return answer(_write_state(await service.put_state(tenant, session_id, body.text)))
+        return answer(write_state(await service.put_state(tenant, session_id, body.text)))
 
     @router.get(
         "/sessions/{session_id}/state/history", summary="All states of a session", response_model=schemas.StatePage
@@ -65,7 +65,8 @@ def notes_router(service: Notes, router: APIRouter) -> None:
         return answer(_write_scratchpad(await service.append_scratchpad(tenant, session_id, body.text)))
 
 
-def _write_state(state: StateBlock | None) -> dict[str, Any]:
+def write_state(state: StateBlock | None) -> dict[str, Any]:
+    """A state block as it is answered; an empty one where there is none."""
     if state is None:
         return {"text": "", "seq": 0, "source": None, "created_at": None}
     return {
@@ -77,7 +78,7 @@ def _write_state(state: StateBlock | None) -> dict[str, Any]:
 
 
 def _write_past(past: PastState) -> dict[str, Any]:
-    return {**_write_state(past.state), "live": past.is_live}
+    return {**write_state(past.state), "live": past.is_live}
 
 
 def _write_scratchpad(scratchpad: Scratchpad) -> dict[str, Any]:

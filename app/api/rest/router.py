@@ -10,6 +10,7 @@ from fastapi import APIRouter, FastAPI
 
 from app.api.openapi import install_openapi
 from app.api.rest.artifacts import artifacts_router
+from app.api.rest.compactions import compactions_router
 from app.api.rest.contexts import contexts_router
 from app.api.rest.figures import figures_router
 from app.api.rest.guard import Guard, RestEdge, guarded
@@ -20,6 +21,7 @@ from app.api.rest.problems import install_problems
 from app.api.rest.schemas import Problem
 from app.api.rest.sessions import sessions_router, turns_router
 from app.service.artifacts import Artifacts
+from app.service.compactions import Compactions
 from app.service.exports import Exports
 from app.service.following import Followers
 from app.service.memos import Memos
@@ -57,6 +59,7 @@ class Services:
     figures: Figures
     followers: Followers
     artifacts: Artifacts
+    compactions: Compactions
     notes: Notes
     memos: Memos
     strategy: str
@@ -72,6 +75,7 @@ def install_rest(app: FastAPI, services: Services, *, guard: Guard, metrics: Met
         "turns": partial(turns_router, services.sessions),
         "context": partial(contexts_router, services.previews, services.searcher),
         "transfer": partial(exports_router, services.exports, strategy=strategy, epoch=epoch),
+        "compaction": partial(compactions_router, services.compactions),
         "notes": partial(notes_router, services.notes),
         "memos": partial(memos_router, services.memos),
         "artifacts": partial(artifacts_router, services.artifacts),

@@ -351,6 +351,41 @@ class ReportOut(BaseModel):
     turns_omitted: int = Field(description="Older turns that are not listed, because there are too many.")
 
 
+class ShortReportOut(BaseModel):
+    """What the context of the epoch that was started is made of."""
+
+    tokens_before: int
+    tokens_after: int
+    epoch: EpochOut
+    layers: list[LayerOut]
+
+
+class SummaryOut(BaseModel):
+    """How a summary came out: `model`, `extractive`, `done` (there was one), `unchanged` (nothing shorter was found),
+    `empty`, `stale` (the history changed meanwhile) or `failed`.
+    """
+
+    result: str
+    first_seq: int | None
+    last_seq: int | None
+    tokens_before: int
+    tokens_after: int
+    error: str | None = Field(description="Why no model wrote it, if one should have.")
+
+
+class CompactedOut(BaseModel):
+    """What a compaction did."""
+
+    summary: SummaryOut | None = Field(description="null where the strategy puts no summary in the place of messages.")
+    report: ShortReportOut
+
+
+class ClearedOut(BaseModel):
+    """What is left of a context that was cleared."""
+
+    report: ShortReportOut
+
+
 class ContextOut(BaseModel):
     """A context. A request that sends `instruction_messages` and then `messages` is what the proxy would send."""
 

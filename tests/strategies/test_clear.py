@@ -1,0 +1,68 @@
+"""A cleared context begins anew: nothing of what came before is shown or told of, under any strategy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from app.domain.context import Context
+from app.domain.history import Entry, Epoch, HeadMessage, Material
+from app.domain.tokens import estimate_text
+from app.strategies.activity_log import derive_missing
+from app.strategies.epochs import Advance, Auto, EveryRequest, Policy
+from app.strategies.planning import load_from, plan_epoch
+from app.strategies.presets import STRATEGIES, Strategy
+from tests.builders import assistant, user
+from tests.strategies.histories import START, call_model, chat, load, place
+
+EVERY = [kind() for kind in STRATEGIES.values()]
+AUTO = Auto(high=2_000, low=800)
+
+
+def cleared(history: tuple[Entry, ...], strategy: Strategy, policy: Policy) -> Epoch:
+    before = call_model(load(history, None), strategy=strategy, policy=policy).epoch
+    return plan_epoch(
+        load(history, before),
+        Material(),
+        strategy=strategy,
+        policy=policy,
+        advance=Advance(reason="clear"),
+        now=START,
+        encode=estimate_text,
+    )
+
+
+def go_on(history: tuple[Entry, ...], epoch: Epoch, strategy: Strategy, policy: Policy) -> Context:
+    """A call after the clear, with as much loaded as the service would load, and a log that knows everything."""
+    reach = load_from(epoch, strategy=strategy, policy=policy)
+    snapshot = replace(load(history, epoch), entries=tuple(entry for entry in history if entry.seq >= reach))
+    material = Material(terse=derive_missing(list(history), ()))
+    return call_model(snapshot, strategy=strategy, policy=policy, material=material)
+
+
+@pytest.mark.parametrize("policy", [AUTO, EveryRequest()], ids=["auto", "every_request"])
+@pytest.mark.parametrize("strategy", EVERY, ids=list(STRATEGIES))
+def test_what_was_before_is_forgotten(strategy: Strategy, policy: Policy) -> None:
+    old = (*chat(6, size=300)[:-1],)
+    epoch = cleared(old, strategy, policy)
+    assert (epoch.floor, epoch.head, epoch.kept) == (old[-1].seq + 1, (), ())
+    said = [entry.message for entry in old]
+    for turn in range(1, 40):
+        said += [user(f"fresh question {turn}"), assistant(f"fresh answer {turn}. " + "y" * 300)]
+        history = place(*said)
+        context = go_on(history[:-1], epoch, strategy, policy)
+        epoch = context.epoch
+        assert epoch.floor == old[-1].seq + 1
+        for message in context.messages:
+            text = message.text if isinstance(message, HeadMessage) else message.message.text
+            assert "question 1" not in text.replace("fresh question", "")
+            assert " answer" not in text.replace("fresh answer", "")
+            assert not isinstance(message, Entry) or message.seq > old[-1].seq
+
+
+@pytest.mark.parametrize("strategy", EVERY, ids=list(STRATEGIES))
+def test_what_is_pinned_stays(strategy: Strategy) -> None:
+    history = chat(4)
+    pinned = (history[0], replace(history[1], pinned=True), *history[2:])
+    assert cleared(pinned, strategy, AUTO).kept == (2,)
