@@ -11,8 +11,6 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Callable, Sequence
-from math import sqrt
-from operator import mul
 
 from app.domain.errors import StoreUnavailable, UpstreamRefused, UpstreamUnavailable
 from app.service.term_indexes import LIMIT, words_of
@@ -81,7 +79,9 @@ class Embedder:
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             model = self._host.model
             found = await embeddings.nearest(connection, tenant, session_id, model, vector, COMPARED)
-        return await asyncio.to_thread(_by_cosine, vector, found, most)
+        # What points away has nothing to do with it.
+        ranked = sorted((-cosine, -seq) for seq, cosine in found if cosine > 0)
+        return [-seq for _, seq in ranked[:most]]
 
     async def _work(self) -> None:
         while True:
@@ -132,12 +132,3 @@ class Embedder:
                 return [None]
         middle = len(texts) // 2
         return [*await self._embed(texts[:middle]), *await self._embed(texts[middle:])]
-
-
-def _by_cosine(vector: array[float], found: Sequence[tuple[int, array[float]]], most: int) -> list[int]:
-    def cosine(other: array[float]) -> float:
-        return float(sum(map(mul, vector, other))) / (sqrt(sum(map(mul, other, other))) or 1.0)
-
-    ranked = sorted(((-cosine(other), -seq) for seq, other in found))
-    # What points away has nothing to do with it.
-    return [-seq for distance, seq in ranked[:most] if distance < 0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from math import sqrt
+from operator import mul
 
 from asyncpg import BitString
 
@@ -19,8 +21,25 @@ ON CONFLICT (tenant_id, session_id, model, seq) DO NOTHING
 # Vectors of one direction have the same signs; comparing signs costs a hundredth of comparing vectors.
 NEAREST = """
 SELECT seq, numbers FROM embeddings
-WHERE tenant_id = $1 AND session_id = $2 AND model = $3 AND length(signs) = $5
+WHERE tenant_id = $1 AND session_id = $2 AND model = $3 AND length(signs) = $5 AND numbers IS NOT NULL
 ORDER BY bit_count(signs # $4), seq DESC LIMIT $6
+"""
+HAS_VECTOR = """
+SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = 'embeddings'::regclass AND attname = 'meaning'
+               AND NOT attisdropped)
+"""
+ADD_MEANING = """
+INSERT INTO embeddings (tenant_id, session_id, model, seq, signs, meaning)
+SELECT $1, $2, $3, u.seq, u.signs, u.meaning::vector FROM unnest($4::bigint[], $5::bit varying[], $6::text[])
+    AS u (seq, signs, meaning)
+ON CONFLICT (tenant_id, session_id, model, seq) DO NOTHING
+"""
+NEAREST_MEANING = """
+SELECT seq, 1 - (meaning <=> $7::text::vector) AS cosine FROM (
+    SELECT seq, meaning FROM embeddings
+    WHERE tenant_id = $1 AND session_id = $2 AND model = $3 AND length(signs) = $5 AND meaning IS NOT NULL
+    ORDER BY bit_count(signs # $4), seq DESC LIMIT $6
+) AS near
 """
 FORGET = "DELETE FROM embeddings WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::bigint[])"
 
@@ -30,6 +49,11 @@ def signs_of(vector: array[float]) -> BitString:
     size = (len(vector) + 7) // 8
     bits = "".join("1" if number > 0 else "0" for number in vector).ljust(8 * size, "0")
     return BitString.frombytes(int(bits, 2).to_bytes(size, "big"), len(vector))
+
+
+async def has_vector(connection: Connection) -> bool:
+    """Whether vectors are stored and compared by the database's extension."""
+    return bool(await connection.fetchval(HAS_VECTOR))
 
 
 async def last(connection: Connection, tenant: str, session_id: str, model: str) -> int:
@@ -43,17 +67,34 @@ async def add(
     """Store (seq, vector); None: there is none. What is there already stays."""
     seqs = [seq for seq, _ in rows]
     signs = [None if vector is None else signs_of(vector) for _, vector in rows]
-    numbers = [None if vector is None else vector.tobytes() for _, vector in rows]
-    await connection.execute(ADD, tenant, session_id, model, seqs, signs, numbers)
+    if await has_vector(connection):
+        texts = [None if vector is None else _write(vector) for _, vector in rows]
+        await connection.execute(ADD_MEANING, tenant, session_id, model, seqs, signs, texts)
+    else:
+        numbers = [None if vector is None else vector.tobytes() for _, vector in rows]
+        await connection.execute(ADD, tenant, session_id, model, seqs, signs, numbers)
 
 
 async def nearest(
     connection: Connection, tenant: str, session_id: str, model: str, vector: array[float], limit: int
-) -> list[tuple[int, array[float]]]:
-    """The messages whose vectors lie in the direction of ``vector``, by their signs, with their vectors."""
+) -> list[tuple[int, float]]:
+    """The messages whose vectors lie in the direction of ``vector``, by their signs, with the cosines; in no order."""
     signs = signs_of(vector)
-    records = await connection.fetch(NEAREST, tenant, session_id, model, signs, len(vector), limit)
-    return [(record["seq"], array("f", record["numbers"])) for record in records]
+    found = (tenant, session_id, model, signs, len(vector), limit)
+    if await has_vector(connection):
+        records = await connection.fetch(NEAREST_MEANING, *found, _write(vector))
+        return [(record["seq"], record["cosine"]) for record in records]
+    records = await connection.fetch(NEAREST, *found)
+    return [(record["seq"], _cosine(vector, array("f", record["numbers"]))) for record in records]
+
+
+def _write(vector: array[float]) -> str:
+    return f"[{','.join(map(str, vector))}]"
+
+
+def _cosine(one: array[float], other: array[float]) -> float:
+    lengths = sqrt(sum(map(mul, one, one))) * sqrt(sum(map(mul, other, other)))
+    return sum(map(mul, one, other)) / lengths if lengths else 0.0
 
 
 async def forget(connection: Connection, tenant: str, session_id: str, seqs: Iterable[int]) -> None:

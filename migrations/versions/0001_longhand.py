@@ -264,7 +264,7 @@ TABLES = {
             FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
         )""",
     # What a model makes of messages: `signs` are the signs of the vector's numbers, for a quick first look; `numbers`
-    # are 32-bit floats. All NULL: there was nothing to embed, or the model refused it.
+    # are 32-bit floats, or `meaning` (see VECTOR). All NULL: there was nothing to embed, or the model refused it.
     "embeddings": """
         CREATE TABLE embeddings (
             tenant_id text NOT NULL,
@@ -362,6 +362,20 @@ TABLES = {
         )""",
 }
 
+# Where there is `vector` (and we may have it), embeddings are stored and compared with it; elsewhere as bytes.
+VECTOR = """
+DO $$
+BEGIN
+    IF EXISTS (SELECT FROM pg_available_extensions WHERE name = 'vector') THEN
+        CREATE EXTENSION IF NOT EXISTS vector;
+        ALTER TABLE embeddings ADD COLUMN meaning vector;
+    END IF;
+EXCEPTION WHEN insufficient_privilege THEN
+    NULL;
+END
+$$
+"""
+
 # Unpacking costs more than reading: text that is searched is stored as it is.
 STORAGE = (
     "ALTER TABLE search_pages ALTER COLUMN text SET STORAGE EXTERNAL",
@@ -419,7 +433,7 @@ def upgrade() -> None:
         op.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO tersely_app")
     op.execute(f"CREATE POLICY listed ON keys FOR SELECT USING ({LISTED_KEYS})")
     op.execute(f"CREATE POLICY listed ON sessions FOR SELECT USING ({LISTED_SESSIONS})")
-    for ddl in (*STORAGE, *INDEXES):
+    for ddl in (*STORAGE, VECTOR, *INDEXES):
         op.execute(ddl)
 
 

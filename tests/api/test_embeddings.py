@@ -75,10 +75,26 @@ async def hosted(dsn: str) -> AsyncIterator[tuple[Api, Host]]:
         await runner.cleanup()
 
 
-@pytest.fixture
-async def meaning(database) -> AsyncIterator[tuple[Api, Host]]:
+@pytest.fixture(params=["vector", "bytes"])
+async def meaning(database, request) -> AsyncIterator[tuple[Api, Host]]:
+    """The application and its host; on a database with the extension, where there is one, and on one without."""
+    await execute(database, "ALTER TABLE embeddings DROP COLUMN IF EXISTS meaning")
+    if request.param == "vector":
+        if not await execute(database, "SELECT FROM pg_available_extensions WHERE name = 'vector'"):
+            pytest.skip("this Postgres has no vector extension")
+        await execute(database, "CREATE EXTENSION IF NOT EXISTS vector")
+        await execute(database, "ALTER TABLE embeddings ADD COLUMN meaning vector")
     async with hosted(database.dsn) as running:
         yield running
+
+
+async def execute(database: Any, statement: str) -> list[asyncpg.Record]:
+    admin = await asyncpg.connect(database.admin_dsn)
+    try:
+        found: list[asyncpg.Record] = await admin.fetch(statement)
+        return found
+    finally:
+        await admin.close()
 
 
 async def find(api: Api, query: str, **wish: object) -> list[int]:
@@ -102,12 +118,8 @@ async def talk(api: Api, *extra: str) -> None:
 
 
 async def rows(database: Any) -> list[tuple[int, bool]]:
-    admin = await asyncpg.connect(database.admin_dsn)
-    try:
-        stored = await admin.fetch("SELECT seq, numbers IS NOT NULL AS has FROM embeddings ORDER BY seq")
-        return [(row["seq"], row["has"]) for row in stored]
-    finally:
-        await admin.close()
+    stored = await execute(database, "SELECT seq, signs IS NOT NULL AS has FROM embeddings ORDER BY seq")
+    return [(row["seq"], row["has"]) for row in stored]
 
 
 async def test_what_means_the_same_is_found_without_a_common_word(meaning, database) -> None:
