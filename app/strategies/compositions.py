@@ -49,6 +49,8 @@ from app.strategies.trimming import (
 HEAD_SHARE = 0.25
 LOG_LIMIT = 2_000
 SUMMARY_LIMIT = 2_000
+# More tokens than any history has: only the model's window is a limit then.
+NEVER = 1 << 40
 # CowAgent: "Overflow Emergency Handling", step 2; "Session Persistence".
 OVERFLOW_TURNS = 5
 RESTORE_SHARE, RESTORE_LEAST = 6, 3
@@ -149,9 +151,9 @@ def needs_of(strategy: Strategy, snapshot: Snapshot | None = None) -> Needs:
                 saves=False,
             )
         case Compact():
-            limit = compact_limit(strategy, snapshot)
+            limit = compact_limit(strategy, snapshot) if strategy.auto_compact else NEVER
             return Needs(
-                cuts=strategy.auto_compact,
+                cuts=True,
                 high=None if limit is None else max(1, limit - fixed),
                 over="messages" if snapshot and _are_messages_over(strategy, snapshot) else None,
                 by_turns=False,
@@ -174,7 +176,8 @@ def _are_turns_over(strategy: Trim, snapshot: Snapshot) -> bool:
 def _are_messages_over(strategy: Compact, snapshot: Snapshot) -> bool:
     """Whether there are too many messages and a split leaves clearly fewer: else it would be due again at once."""
     draft = Draft(kept=snapshot.kept, tail=snapshot.entries)
-    if compact_limit(strategy, snapshot) is not None or len(draft.entries) <= strategy.max_messages:
+    has_limit = compact_limit(strategy, snapshot) is not None
+    if not strategy.auto_compact or has_limit or len(draft.entries) <= strategy.max_messages:
         return False
     return len(split_of(strategy, None)(draft).entries) <= PROGRESS * strategy.max_messages
 
@@ -329,7 +332,7 @@ def _archive(strategy: Compact, start: Start) -> Stage:
 
 
 def _split_if_due(strategy: Compact, start: Start) -> Stage:
-    """tiancaiamao/ai, "Triggering Rules"; an overflow or a caller's wish needs no threshold.
+    """tiancaiamao/ai, "Triggering Rules"; an overflow, known or foreseen, or a caller's wish needs no threshold.
 
     What is shortened or archived counts for what is left of it, and the head that there is counts too.
     """
@@ -342,7 +345,7 @@ def _split_if_due(strategy: Compact, start: Start) -> Stage:
 
 
 def _is_due(strategy: Compact, start: Start, draft: Draft) -> bool:
-    if start.is_overflow or start.advance.reason in {"compact", "high_watermark", "messages"}:
+    if start.is_overflow or start.advance.reason in {"compact", "high_watermark", "messages", "window"}:
         return True
     if not strategy.auto_compact:
         return False
