@@ -12,13 +12,13 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import nsmallest
+from heapq import nlargest
 from math import log
 
 import msgspec
 
 from app.domain.messages import Message, searchable_text
-from app.domain.term_index import SHIFT, TermIndex, make_page
+from app.domain.term_index import MAX_TIMES, SHIFT, TermIndex, make_page
 from app.domain.terms import tokenize
 from app.domain.turns import Turn
 
@@ -60,8 +60,8 @@ FUSION = 60
 MEMOS = 5
 FLOOR = 0.25
 
-_TIMES = (1 << SHIFT) - 1
-_DAMPING = tuple(1 / max(1.0, length / SHORT) ** FALL for length in range(LONGEST + 1))
+# Of length 0 is what is no part of the collection.
+_DAMPING = (0.0, *(1 / max(1.0, length / SHORT) ** FALL for length in range(1, LONGEST + 1)))
 
 
 class _Named(msgspec.Struct):
@@ -252,11 +252,14 @@ def _bm25(query: Mapping[str, float], corpus: Corpus) -> list[float]:
     mean = sum(lengths) / max(1, len(lengths) - lengths.count(0)) or 1.0
     scores = [0.0] * len(lengths)
     fixed, slope = K1 * (1 - B), K1 * B / mean
+    # In a long session this loop is what a search takes: everything in it is a local name.
+    norms = [fixed + slope * length for length in lengths]
+    shift, mask = SHIFT, MAX_TIMES
     for term, weight in weigh(query, corpus).items():
         full = weight * query[term] * (K1 + 1)
         for posting in corpus.postings.get(term, ()):
-            number, times = posting >> SHIFT, posting & _TIMES
-            scores[number] += full * times / (times + fixed + slope * lengths[number])
+            number, times = posting >> shift, posting & mask
+            scores[number] += full * times / (times + norms[number])
     return scores
 
 
@@ -264,22 +267,12 @@ def _order(scores: Sequence[float], lengths: Sequence[int], most: int | None) ->
     """Documents by their own scores, what stands near them, and their lengths."""
     near, far = NEAR
     own = [0.0, 0.0, *scores, 0.0, 0.0]
-    scored = [number for number, score in enumerate(scores) if score]
-    if len(scored) * 5 < len(scores):
-        reached: Iterable[int] = {at for number in scored for at in range(number - 2, number + 3)}
-        scored = [at for at in reached if 0 <= at < len(scores) and lengths[at]]
-    else:
-        scored = [at for at, length in enumerate(lengths) if length] if scored else []
-    found = [
-        (
-            -(own[at + 2] + near * (own[at + 1] + own[at + 3]) + far * (own[at] + own[at + 4]))
-            * _DAMPING[min(lengths[at], LONGEST)],
-            -at,
-        )
-        for at in scored
-    ]
-    best = sorted(found) if most is None else nsmallest(most, found)
-    return [Ranked(number=-number, score=-score) for score, number in best if score]
+    damping = [_DAMPING[length] if length < LONGEST else _DAMPING[LONGEST] for length in lengths]
+    places = zip(own, own[1:], scores, own[3:], own[4:], damping, strict=False)
+    values = [(score + near * (b + c) + far * (a + d)) * damp for a, b, score, c, d, damp in places]
+    least = min(nlargest(most, values), default=0.0) if most is not None else 0.0
+    found = sorted((-value, -number) for number, value in enumerate(values) if value and value >= least)
+    return [Ranked(number=-number, score=-value) for value, number in found[:most]]
 
 
 def _without(corpus: Corpus, hidden: frozenset[int], terms: Iterable[str]) -> Corpus:
