@@ -88,6 +88,15 @@ class Overflow:
     needed: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolOffer:
+    """A tool of Tersely's own, as it is offered to a model. ``parameters`` is a JSON schema of an object."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, object]
+
+
 class ReplyReader(Protocol):
     """A reply's stream on its way to the client."""
 
@@ -167,6 +176,8 @@ class Dialect:
     with_text: Callable[[bytes, str | None], bytes]
     with_results: Callable[[bytes, Mapping[str, str]], bytes]
     with_prefix: Callable[[bytes, str], bytes]
+    add_tools: Callable[[bytes, Sequence[ToolOffer]], bytes]
+    forbid_tools: Callable[[bytes], bytes]
     error_body: ErrorWriter
     error_event: Callable[[bytes], bytes]
     open_stream: StreamOpener

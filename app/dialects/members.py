@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from app.dialects import raw_json
 from app.domain.errors import InvalidRequest
 
@@ -15,6 +17,18 @@ def split_body(body: bytes) -> dict[str, bytes]:
         raise InvalidRequest("The JSON of the request body is nested too deep.") from error
     except ValueError as error:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from error
+
+
+def append_items(array: bytes | None, items: Sequence[object]) -> bytes:
+    """The JSON array with ``items`` at its end; its own members keep their bytes. None stands for an empty one.
+
+    Raises ``InvalidRequest`` where it is no array.
+    """
+    try:
+        own = [] if array in (None, b"null") else raw_json.split_array(array or b"[]")
+    except ValueError as error:
+        raise InvalidRequest("The request's tools are not a list.") from error
+    return raw_json.join_array([*own, *map(raw_json.dump, items)])
 
 
 def check_utf8(body: bytes) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from app.dialects.anthropic import asking as anthropic_asking
 from app.dialects.anthropic import read as anthropic_read
 from app.dialects.anthropic import stream as anthropic_stream
+from app.dialects.anthropic import tools as anthropic_tools
 from app.dialects.anthropic import write as anthropic_write
 from app.dialects.asking import Asking
 from app.dialects.dialect import Dialect
@@ -14,11 +15,13 @@ from app.dialects.errors import classify_error
 from app.dialects.gemini import asking as gemini_asking
 from app.dialects.gemini import read as gemini_read
 from app.dialects.gemini import stream as gemini_stream
+from app.dialects.gemini import tools as gemini_tools
 from app.dialects.gemini import write as gemini_write
 from app.dialects.gemini_gca import read as gca_read
 from app.dialects.gemini_gca import stream as gca_stream
+from app.dialects.gemini_gca import tools as gca_tools
 from app.dialects.gemini_gca import write as gca_write
-from app.dialects.openai_chat import asking, read, stream, write
+from app.dialects.openai_chat import asking, read, stream, tools, write
 from app.domain.messages import Dialect as DialectName
 
 OPENAI_CHAT = Dialect(
@@ -36,6 +39,8 @@ OPENAI_CHAT = Dialect(
     with_text=write.with_text,
     with_results=write.with_results,
     with_prefix=write.with_prefix,
+    add_tools=tools.add_tools,
+    forbid_tools=tools.forbid_tools,
     error_body=write.error_body,
     error_event=write.error_event,
     open_stream=stream.ReplyStream,
@@ -58,6 +63,8 @@ ANTHROPIC = Dialect(
     with_text=anthropic_write.with_text,
     with_results=anthropic_write.with_results,
     with_prefix=anthropic_write.with_prefix,
+    add_tools=anthropic_tools.add_tools,
+    forbid_tools=anthropic_tools.forbid_tools,
     error_body=anthropic_write.error_body,
     error_event=anthropic_write.error_event,
     open_stream=anthropic_stream.ReplyStream,
@@ -80,6 +87,8 @@ GEMINI = Dialect(
     with_text=gemini_write.with_text,
     with_results=gemini_write.with_results,
     with_prefix=gemini_write.with_prefix,
+    add_tools=gemini_tools.add_tools,
+    forbid_tools=gemini_tools.forbid_tools,
     error_body=gemini_write.error_body,
     error_event=gemini_write.error_event,
     open_stream=gemini_stream.ReplyStream,
@@ -93,6 +102,8 @@ GEMINI_GCA = replace(
     read_request=gca_read.read_request,
     write_request=gca_write.write_request,
     as_reply=gca_write.as_reply,
+    add_tools=gca_tools.add_tools,
+    forbid_tools=gca_tools.forbid_tools,
     open_stream=gca_stream.open_stream,
     split_reply=gca_stream.split_reply,
 )

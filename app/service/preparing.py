@@ -192,6 +192,8 @@ class Preparer:
         body = self._dialect.write_request(
             call.body, messages=messages, instructions=recipe.instructions, include_usage=asks_usage
         )
+        if built.context.must_answer:
+            body = self._dialect.forbid_tools(body)
         return body, asks_usage
 
     def _request_write(

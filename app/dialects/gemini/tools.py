@@ -1,0 +1,43 @@
+"""Tools in Gemini's format: offering more than the client does, and asking for an answer without any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from app.dialects import raw_json
+from app.dialects.dialect import ToolOffer
+from app.dialects.members import append_items, split_body
+
+DECLARATIONS = ("functionDeclarations", "function_declarations")
+CONFIGS = ("toolConfig", "tool_config")
+CALLING = ("functionCallingConfig", "function_calling_config")
+
+
+def add_tools(body: bytes, offers: Sequence[ToolOffer]) -> bytes:
+    """The request with ``offers`` behind the client's own tools; all else keeps its bytes.
+
+    Beside tools of the provider's own (search, code execution) it takes no functions, and cached content brings the
+    tools along: such requests stay as they are.
+    """
+    members = split_body(body)
+    tools = raw_json.split_array(members["tools"]) if "tools" in members else []
+    is_closed = any(not raw_json.split_object(tool).keys() & set(DECLARATIONS) for tool in tools)
+    if is_closed or members.keys() & {"cachedContent", "cached_content"}:
+        return body
+    declarations = [{"name": o.name, "description": o.description, "parameters": o.parameters} for o in offers]
+    members["tools"] = append_items(members.get("tools"), [{"functionDeclarations": declarations}])
+    return raw_json.join_object(members)
+
+
+def forbid_tools(body: bytes) -> bytes:
+    """The request with the same tools, so that a cached prefix holds, none of which may be called."""
+    members = split_body(body)
+    if "tools" not in members:
+        return body
+    key = next((name for name in CONFIGS if name in members), CONFIGS[0])
+    config = raw_json.split_object(members.get(key, b"{}"))
+    for name in CALLING:
+        config.pop(name, None)
+    config[CALLING[0]] = b'{"mode":"NONE"}'
+    members[key] = raw_json.join_object(config)
+    return raw_json.join_object(members)

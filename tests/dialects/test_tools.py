@@ -1,0 +1,86 @@
+"""Offering tools of Tersely's own, and asking for an answer without any, in every dialect."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from app.dialects.dialect import Dialect, ToolOffer
+from app.dialects.registry import DIALECTS
+from app.domain.errors import InvalidRequest
+
+OFFER = ToolOffer(name="look", description="Looks.", parameters={"type": "object", "properties": {}})
+BODIES: dict[str, dict[str, Any]] = {
+    "openai_chat": {
+        "model": "m",
+        "tools": [{"type": "function", "function": {"name": "own", "parameters": {"x": 1.0}}}],
+        "messages": [],
+    },
+    "anthropic": {"model": "m", "tools": [{"name": "own", "input_schema": {}}], "messages": []},
+    "gemini": {"contents": [], "tools": [{"functionDeclarations": [{"name": "own"}]}], "toolConfig": {"a": 1}},
+    "gemini_gca": {"model": "m", "request": {"contents": [], "tools": [{"functionDeclarations": [{"name": "own"}]}]}},
+}
+WITHOUT: dict[str, dict[str, Any]] = {
+    "openai_chat": {"model": "m", "messages": []},
+    "anthropic": {"model": "m", "messages": []},
+    "gemini": {"contents": []},
+    "gemini_gca": {"request": {"contents": []}},
+}
+NAMED = [pytest.param(DIALECTS[name], body, id=name) for name, body in BODIES.items()]  # type: ignore[index]
+BARE = [pytest.param(DIALECTS[name], body, id=name) for name, body in WITHOUT.items()]  # type: ignore[index]
+
+
+def names(body: bytes) -> list[str]:
+    request = json.loads(body)
+    request = request.get("request", request)
+    found = []
+    for tool in request.get("tools", []):
+        declared = tool.get("functionDeclarations") or [tool.get("function", tool)]
+        found += [each["name"] for each in declared]
+    return found
+
+
+@pytest.mark.parametrize(("dialect", "body"), NAMED)
+def test_offers_stand_behind_the_clients_own_tools(dialect: Dialect, body: dict[str, Any]) -> None:
+    raw = json.dumps(body, indent=1).encode()
+    added = dialect.add_tools(raw, [OFFER])
+    assert names(added) == ["own", "look"]
+    own = json.dumps(body["tools"][0], indent=1)[2:30] if "tools" in body else '"own"'
+    assert own.strip().encode()[:8] in added
+    assert dialect.add_tools(raw, [OFFER]) == added
+
+
+@pytest.mark.parametrize(("dialect", "body"), BARE)
+def test_a_client_without_tools_gets_ours_alone(dialect: Dialect, body: dict[str, Any]) -> None:
+    assert names(dialect.add_tools(json.dumps(body).encode(), [OFFER])) == ["look"]
+
+
+@pytest.mark.parametrize(("dialect", "body"), NAMED)
+def test_forbidden_tools_stay_where_they_are(dialect: Dialect, body: dict[str, Any]) -> None:
+    raw = json.dumps(body).encode()
+    forbidden = dialect.forbid_tools(raw)
+    assert names(forbidden) == ["own"]
+    request = json.loads(forbidden)
+    request = request.get("request", request)
+    said = request.get("tool_choice") or request["toolConfig"]["functionCallingConfig"]
+    assert said in ("none", {"type": "none"}, {"mode": "NONE"})
+    assert dialect.forbid_tools(forbidden) == forbidden
+
+
+@pytest.mark.parametrize(("dialect", "body"), BARE)
+def test_where_there_are_none_there_is_nothing_to_forbid(dialect: Dialect, body: dict[str, Any]) -> None:
+    raw = json.dumps(body, separators=(",", ":")).encode()
+    assert json.loads(dialect.forbid_tools(raw)) == body
+
+
+def test_gemini_takes_no_functions_beside_tools_of_its_own_or_cached_content() -> None:
+    gemini = DIALECTS["gemini"]
+    for body in (b'{"tools":[{"google_search":{}}]}', b'{"cachedContent":"x"}'):
+        assert gemini.add_tools(body, [OFFER]) == body
+
+
+def test_tools_that_are_no_list_are_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        DIALECTS["openai_chat"].add_tools(b'{"tools":{"a":1}}', [OFFER])
