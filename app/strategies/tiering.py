@@ -11,7 +11,7 @@ from app.domain.relevance import rank_turns
 from app.domain.turns import Turn, group_turns
 from app.strategies.cutting import must_stay
 from app.strategies.levels import Score, is_older, score_turns
-from app.strategies.pipeline import Draft, Stage
+from app.strategies.pipeline import Draft, Stage, count_entries
 from app.strategies.situations import past_topics, repeated_errors, starts_new_task
 
 # A turn below this priority is not worth being kept whole ("Low priority score"): it is neither recent nor related.
@@ -57,8 +57,8 @@ def keep_levels(
 ) -> Stage:
     """Working memory as the tail, and before it, whole and in order, what is retrieved while there is ``room``.
 
-    ``room``: tokens for all whole turns, the running one included. The running turn is always there; what it needs
-    beyond ``working_budget`` is for the watermarks to cut, by steps.
+    ``room``: tokens for all whole turns, the running one included, and for what is pinned elsewhere. The running turn
+    is always there; what it needs beyond ``working_budget`` is for the watermarks to cut, by steps.
     """
 
     def stage(draft: Draft) -> Draft:
@@ -66,7 +66,9 @@ def keep_levels(
         if not turns:
             return draft
         working = _working(turns, ages, working_budget)
-        left = room - sum(turn.tokens for turn in working)
+        taken = {turn.number for turn in working}
+        permanent = count_entries(e for e in must_stay(draft.kept, draft.tail) if e.turn not in taken)
+        left = room - permanent - sum(turn.tokens for turn in working)
         chosen = _retrieve(turns, working, past, scores, left)
         first = next((e.seq for e in draft.tail if e.turn == working[0].number), draft.cut)
         return _bring_back(draft, max(first, draft.cut), chosen)

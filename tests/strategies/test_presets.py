@@ -7,7 +7,7 @@ import pytest
 from app.domain.errors import InvalidRequest
 from app.domain.tokens import estimate_text
 from app.strategies.compositions import needs_of
-from app.strategies.presets import Full, Slim, Strategy, parse_strategy, strategy_name, strategy_text
+from app.strategies.presets import Full, Slim, Strategy, Tiered, Window, parse_strategy, strategy_name, strategy_text
 from app.strategies.prompts import TERSE_INSTRUCTIONS
 
 
@@ -54,6 +54,17 @@ def test_what_is_wrong_is_refused_with_name_value_and_range(value: object, told:
         parse_strategy(value)
     assert refused.value.field == "strategy"
     assert all(piece in refused.value.detail for piece in told)
+
+
+def test_defaults_are_those_of_the_documents() -> None:
+    """`trim` and `compact` have theirs in their own tests."""
+    assert Slim().recent_turns == 3
+    window, tiered = Window(), Tiered()
+    assert (window.context_size, window.recent_results, window.memos) == (10, 5, 5)
+    assert (window.recent_chars, window.older_chars, window.inactive_chars) == (5_000, 1_000, 300)
+    assert (tiered.permanent_budget, tiered.session_budget, tiered.working_budget) == (2_000, 4_000, 8_000)
+    assert (tiered.total_budget, tiered.capacity_trigger) == (16_000, 80)
+    assert (tiered.working_age, tiered.session_age) == (300, 1_800)
 
 
 def test_a_strategy_says_what_it_is() -> None:

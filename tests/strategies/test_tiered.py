@@ -115,6 +115,19 @@ def test_level_1_pinned_messages_are_permanent() -> None:
     assert seqs(context)[0] == 2
 
 
+def test_level_4_has_what_permanent_memory_leaves() -> None:
+    said = [user("why does lexer.py drop tokens"), assistant("an off by one " + "x" * 10_000)]
+    rules = [user("parser rules"), assistant("rule " * 2_500)]
+    history = place(*said, *rules, *[e.message for e in talk(6)[:-1]], user("does lexer.py drop parser tokens"))
+    pinned = tuple(replace(entry, pinned=entry.seq == 4) for entry in history)
+    narrow = Tiered(total_budget=5_000, session_budget=500)
+    shown = [
+        seqs(call_model(load(each, None), strategy=narrow, policy=LITERAL, now=at(each)))[:2]
+        for each in (history, pinned)
+    ]
+    assert shown == [[1, 2], [4, 9]]
+
+
 def test_a_new_task_clears_volatile_memory_and_compresses_the_previous_task() -> None:
     history = (*talk(3)[:-1], *place(*[e.message for e in talk(3)[:-1]], user("write a sonnet about autumn"))[-1:])
     context = call_model(load(history, None), strategy=Tiered(), policy=LITERAL, now=at(history))
