@@ -16,6 +16,7 @@ from app.strategies.archiving import TOOL_RESULT, archive_results
 from app.strategies.compacting import effective_limit, split_by_count, split_by_tokens, tokens_to_keep
 from app.strategies.epochs import PROGRESS, Advance, Auto, EveryRequest, Marks, Needs, Policy
 from app.strategies.layers import (
+    Earlier,
     inject_summary,
     insert_checkpoint,
     insert_references,
@@ -286,8 +287,7 @@ def _trim(strategy: Trim, start: Start) -> Composition:
         )
     summary = inject_summary(
         start.material,
-        earlier=summary_text(start.snapshot.epoch),
-        floor=start.floor,
+        earlier=earlier_summary(start.snapshot.epoch),
         limit=start.share(SUMMARY_LIMIT),
         encode=start.encode,
     )
@@ -305,8 +305,7 @@ def _compact(strategy: Compact, start: Start) -> Composition:
     output = start.shorten(lambda _: output_tiers(limits, way=start.snapshot.way))
     checkpoint = insert_checkpoint(
         start.material,
-        earlier=summary_text(start.snapshot.epoch),
-        floor=start.floor,
+        earlier=earlier_summary(start.snapshot.epoch),
         limit=start.share(SUMMARY_LIMIT),
         encode=start.encode,
     )
@@ -393,6 +392,15 @@ def layer_text(epoch: Epoch | None, layer: str) -> str:
     said = [message.text for message in epoch.head if message.layer == layer and message.role == "user"]
     said += [prefix.text for prefix in epoch.prefixes if prefix.layer == layer]
     return said[0] if said else ""
+
+
+def earlier_summary(epoch: Epoch | None) -> Earlier:
+    """The summary that ``epoch`` carries; what it keeps at the end of what it cut is no part of it."""
+    if epoch is None:
+        return Earlier()
+    kept = set(epoch.kept)
+    last = next((seq for seq in range(epoch.cut - 1, 0, -1) if seq not in kept), 0)
+    return Earlier(text=summary_text(epoch), first_seq=epoch.floor, last_seq=last)
 
 
 def summary_text(epoch: Epoch | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from app.domain.history import Entry, HeadMessage, Material, Prefix, Summary, TerseEntry
@@ -71,12 +71,21 @@ def insert_references(*, limit: int, encode: Encode, originals: Mapping[int, Ent
     return stage
 
 
-def insert_checkpoint(material: Material, *, earlier: str, floor: int, limit: int, encode: Encode) -> Stage:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """The summary of the last epoch, and the range of messages that it stands for; without one, none."""
+
+    text: str = ""
+    first_seq: int = 1
+    last_seq: int = 0
+
+
+def insert_checkpoint(material: Material, *, earlier: Earlier, limit: int, encode: Encode) -> Stage:
     """The checkpoint as one user message (tiancaiamao/ai, "Rebuild context"); ``earlier``: that of the last epoch."""
 
     def stage(draft: Draft) -> Draft:
         made = [summary for summary in material.summaries if summary.purpose == "checkpoint"]
-        text = summary_of_cut(draft, made, earlier=earlier, floor=floor, limit=limit, encode=encode)
+        text = summary_of_cut(draft, made, earlier=earlier, limit=limit, encode=encode)
         if not text:
             return draft
         body = f"{prompts.CHECKPOINT_TITLE}\n\n{text}"
@@ -86,12 +95,12 @@ def insert_checkpoint(material: Material, *, earlier: str, floor: int, limit: in
     return stage
 
 
-def inject_summary(material: Material, *, earlier: str, floor: int, limit: int, encode: Encode) -> Stage:
+def inject_summary(material: Material, *, earlier: Earlier, limit: int, encode: Encode) -> Stage:
     """The summary in front of the first retained user message (CowAgent, "Turn Trimming")."""
 
     def stage(draft: Draft) -> Draft:
         made = [summary for summary in material.summaries if summary.purpose == "trim"]
-        text = summary_of_cut(draft, made, earlier=earlier, floor=floor, limit=limit, encode=encode)
+        text = summary_of_cut(draft, made, earlier=earlier, limit=limit, encode=encode)
         first = next((entry for entry in draft.entries if entry.message.starts_turn), None)
         if not text or first is None:
             return draft
@@ -102,24 +111,24 @@ def inject_summary(material: Material, *, earlier: str, floor: int, limit: int, 
     return stage
 
 
-def summary_of_cut(
-    draft: Draft, summaries: Sequence[Summary], *, earlier: str, floor: int = 1, limit: int, encode: Encode
-) -> str:
+def summary_of_cut(draft: Draft, summaries: Sequence[Summary], *, earlier: Earlier, limit: int, encode: Encode) -> str:
     """What stands for everything before the cut, as far as it is not kept: empty where nothing was cut.
 
     The summaries that were made of it, in order, and where there are none yet, what can be said without a model.
-    ``earlier`` is the text that stood for what was cut before this epoch, back to ``floor``. Of too much, the newest
-    stays.
+    Of too much, the newest stays.
     """
     if draft.cut == 1:
         return ""
     made = _chain([summary for summary in summaries if summary.last_seq < draft.cut])
     rest = [e for e in draft.gone if not any(s.first_seq <= e.seq <= s.last_seq for s in made)]
     if not made:
-        return summarize(rest, limit=limit, encode=encode, earlier=earlier) if rest else earlier
+        return summarize(rest, limit=limit, encode=encode, earlier=earlier.text) if rest else earlier.text
     parts = [summary.text for summary in made]
-    if made[0].first_seq > floor and (before := _without(earlier, parts)):
-        parts.insert(0, before)
+    left = _without(earlier.text, parts)
+    if left and made[0].first_seq > earlier.first_seq:
+        parts.insert(0, left)
+    elif left and made[-1].last_seq < earlier.last_seq:
+        parts.append(left)
     if rest:
         parts.append(summarize(rest, limit=max(limit // 4, limit - made[-1].tokens), encode=encode))
     return _newest_within(parts, limit, encode)

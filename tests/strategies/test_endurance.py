@@ -21,7 +21,7 @@ from app.strategies.foresight import after_cut, foresee
 from app.strategies.planning import as_shown
 from app.strategies.presets import Compact, Slim, Strategy, Tiered, Trim, Window
 from tests.builders import assistant, call, result, user
-from tests.strategies.histories import call_model, load, place, rendered
+from tests.strategies.histories import START, call_model, load, place, rendered
 
 SMALL = Auto(high=2_000, low=800)
 # Reasons that are a strategy's own choice: nothing but the history's size asks for them.
@@ -341,3 +341,21 @@ def test_summaries_are_not_told_twice_however_often_epochs_follow() -> None:
         told = [line for line in text.splitlines() if line.startswith("S")]
         assert len(told) == len(set(told))
     assert len(player.summaries) > 16
+
+
+def test_what_no_summary_covers_yet_is_told_until_one_does() -> None:
+    """A summary made ahead covers less than what is cut; what it leaves out must not go with the next plan."""
+    strategy = Compact(max_tokens=1_000, keep_recent_tokens=0)
+    history = place(
+        *(m for n in range(20) for m in (user(f"ask {n}"), assistant(f"decided: use lib_{n} " + "w" * 300)))
+    )
+    ahead = Summary(
+        first_seq=1, last_seq=20, purpose="checkpoint", text="AHEAD", tokens=5, source="model", created_at=START
+    )
+    material = Material(summaries=(ahead,))
+    first = call_model(load(history[:-1], None), strategy=strategy, policy=EveryRequest(), material=material)
+    second = call_model(load(history, first.epoch), strategy=strategy, policy=EveryRequest(), material=material)
+    for context in (first, second):
+        head = context.epoch.head[0].text
+        assert head.count("AHEAD") == 1
+        assert "lib_13" in head
