@@ -289,7 +289,9 @@ async def entries_of(
 
 
 def restore_reply(dialect: Dialect, echo: Message, model_raw: bytes) -> Message:
-    """The client's echo of a reply with the model's own words put back."""
+    """The client's echo of a reply with the model's own words put back; a user's message as the model was shown it."""
+    if echo.role == "user":
+        return dialect.read_message(model_raw)
     said = dialect.read_reply(model_raw)
     return dialect.read_message(dialect.with_text(echo.raw, said.text))
 

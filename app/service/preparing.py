@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -21,12 +21,13 @@ from app.service.calls import Call, Labels
 from app.service.contexts import Built, Circumstances, History, Recipe
 from app.service.identity import Asked, Found
 from app.service.memo import MessageMemo
+from app.service.memo_layer import with_memos
 from app.service.recipes import Recipes
 from app.service.retrieval import Retriever
 from app.store.artifacts import spilled
 from app.store.connection import Database
 from app.store.lookups import Lookups
-from app.store.writes import Attribute, NewSession, RequestWrite
+from app.store.writes import Attribute, NewSession, RequestWrite, Said
 from app.strategies.compositions import overflow_tries
 from app.strategies.presets import strategy_name
 
@@ -95,6 +96,9 @@ class Preparer:
             is_retry=clients.is_retry(headers),
         )
         found, recipe, around, history = await self._look_up(call, request, arrival, asked, now)
+        history, said = await with_memos(
+            self._database, call.tenant, found, history, recipe.strategy, arrival, self._dialect
+        )
         built = await aside(size, self._build, history, recipe, around, request.model)
         body, strip_usage = await aside(size, self._compose, call, request, arrival, found, recipe, history, built)
         return Prepared(
@@ -106,7 +110,7 @@ class Preparer:
             history=history,
             built=built,
             body=body,
-            write=await aside(size, self._request_write, call, request, arrival, found, now),
+            write=await aside(size, self._request_write, call, request, arrival, found, said, now),
             started=now,
             strip_usage=strip_usage,
             labels=self._label(call, found, recipe, built, is_own_body=body is call.body),
@@ -197,7 +201,13 @@ class Preparer:
         return body, asks_usage
 
     def _request_write(
-        self, call: Call, request: Request, arrival: Arrival, found: Found, now: datetime
+        self,
+        call: Call,
+        request: Request,
+        arrival: Arrival,
+        found: Found,
+        said: Mapping[int, Said],
+        now: datetime,
     ) -> RequestWrite:
         attributes: list[Attribute] = []
         if request.tools and self._fixed_tokens.is_new(call.tenant, found.session_id, request.tools):
@@ -220,6 +230,7 @@ class Preparer:
             raws=[message.raw for message in arrival.messages],
             tokens=(),
             decision=found.decision,
+            said=said,
             session=session,
             now=now,
             attributes=attributes,

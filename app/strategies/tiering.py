@@ -99,10 +99,14 @@ def _retrieve(
     is_new = starts_new_task(running, turns[-2] if len(turns) > 1 else None)
     known = {turn.number for turn in working}
     aged = [turn for turn in turns if turn.number not in known]
+    older = _by_number(past) | {turn.number: turn for turn in aged}
+    candidates = [
+        Past(turn=number, entries=turn.entries, relevance=scores[number].relevance) for number, turn in older.items()
+    ]
+    candidates.sort(key=lambda each: -each.relevance)
     volatile = sorted(aged, key=lambda turn: -scores[turn.number].total)
-    older = _by_number(past)
     claims = [
-        *(older[number] for number in (*repeated_errors(running.entries, past), *past_topics(past))),
+        *(older[number] for number in (*repeated_errors(running.entries, candidates), *past_topics(candidates))),
         *(turn for turn in volatile if not is_new and scores[turn.number].total >= LOW_SCORE),
     ]
     chosen: dict[int, Turn] = {}

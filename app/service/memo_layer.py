@@ -1,0 +1,53 @@
+"""Memos that bear on a user's message, put in front of it for the model alone (std::slop, "Semantic Memo System").
+
+The document puts them into the system text at each call. There they would change the prompt's beginning with every new
+message; in front of the message they stay as they were found, as long as the message itself is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from app.dialects.dialect import Dialect
+from app.service import tokens
+from app.service.arrival import Arrival
+from app.service.contexts import History
+from app.service.identity import Found
+from app.service.memos import relevant
+from app.store.connection import Database
+from app.store.writes import Said
+from app.strategies.memo_layer import render_memos
+from app.strategies.presets import Strategy, Window
+
+
+async def with_memos(
+    database: Database,
+    tenant: str,
+    found: Found,
+    history: History,
+    strategy: Strategy,
+    arrival: Arrival,
+    dialect: Dialect,
+) -> tuple[History, Mapping[int, Said]]:
+    """``history`` with memos in front of the request's new user message, and what is to be stored beside its words.
+
+    Raises `StoreUnavailable`.
+    """
+    entries = history.snapshot.entries
+    if not (isinstance(strategy, Window) and strategy.memos and entries and entries[-1].message.starts_turn):
+        return history, {}
+    last = entries[-1]
+    placed = {place.seq: index for index, place in enumerate(found.decision.placed) if place.is_new}
+    index = placed.get(last.seq)
+    if index is None or not last.message.text:
+        return history, {}
+    async with database.reading(tenant) as connection:
+        text = render_memos(await relevant(connection, tenant, last.message.text, most=strategy.memos))
+    if not text:
+        return history, {}
+    raw = dialect.with_prefix(arrival.messages[index].raw, f"{text}\n\n")
+    message = dialect.read_message(raw)
+    entry = replace(last, message=message, tokens=tokens.estimate_message(message))
+    snapshot = replace(history.snapshot, entries=(*entries[:-1], entry))
+    return replace(history, snapshot=snapshot, is_verbatim=False), {index: Said(model_raw=raw)}

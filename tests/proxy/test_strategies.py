@@ -1,0 +1,148 @@
+"""Every strategy through the whole service: what reaches the model, and what the client never notices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from app.upstream.scripted import ScriptedReply
+from tests.conftest import Database
+from tests.proxy.harness import MODEL, Model, Service, serve
+
+STATE = "### STATE\nGoal: ship\nContext: src/app.py\nResolved: none\nTechnical Anchors: 8484"
+
+
+@pytest.fixture(scope="module")
+def service(store: Database, model: Model) -> Iterator[Service]:
+    with serve(store, model.url) as running:
+        yield running
+
+
+def say(content: str) -> ScriptedReply:
+    return ScriptedReply(message={"role": "assistant", "content": content})
+
+
+class Client:
+    """A client that resends its whole history."""
+
+    def __init__(self, service: Service, model: Model, name: str, strategy: str, epoch: str = "every_request") -> None:
+        self.history: list[dict[str, Any]] = []
+        self._service = service
+        self._model = model
+        self._key = model.script(name)
+        self._headers = {"x-tersely-strategy": strategy, "x-tersely-epoch": epoch, "authorization": "Bearer k"}
+        self.session = ""
+        self.sent: dict[str, Any] = {}
+
+    def ask(self, *messages: dict[str, Any], reply: str | dict[str, Any], **more: Any) -> dict[str, Any]:
+        """One call; what the model was sent, as JSON."""
+        message = reply if isinstance(reply, dict) else {"role": "assistant", "content": reply}
+        self._model.script(self._key, ScriptedReply(message=message))
+        self.history += messages
+        body = {"model": MODEL, "user": self._key, "messages": self.history, **more}
+        answer = httpx.post(f"{self._service.base_url}/chat/completions", json=body, headers=self._headers, timeout=60)
+        assert answer.status_code == 200, answer.text
+        self.session = answer.headers["x-tersely-session"]
+        self.history.append(answer.json()["choices"][0]["message"])
+        sent = self._model.requests(self._key)[-1].request
+        assert sent is not None
+        self.sent = sent
+        return sent
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def test_window_takes_the_state_out_and_shows_it_to_the_model_alone(service: Service, model: Model) -> None:
+    client = Client(service, model, "w1", '{"name": "window", "context_size": 1}')
+    first = client.ask(user("begin"), reply=f"Hello.\n\n{STATE}")
+    assert "### STATE" in first["messages"][0]["content"]  # the guidelines ask for it
+    assert client.history[-1]["content"] == "Hello."
+    second = client.ask(user("go on"), reply="fine")
+    said = [message["content"] for message in second["messages"]]
+    assert any("Technical Anchors: 8484" in text for text in said[1:-1])
+    assert said[-1] == "go on"
+    assert "begin" not in said
+    state = httpx.get(f"{service.url}/api/sessions/{client.session}/state").json()
+    assert state["text"].startswith("Goal: ship")
+
+
+def test_the_scratchpad_is_a_layer_after_the_state(service: Service, model: Model) -> None:
+    client = Client(service, model, "w2", "window")
+    client.ask(user("begin"), reply=f"Hello.\n\n{STATE}")
+    url = f"{service.url}/api/sessions/{client.session}/scratchpad"
+    assert httpx.put(url, json={"text": "- [ ] test it"}).status_code == 200
+    sent = client.ask(user("go on"), reply="fine")
+    said = [message["content"] for message in sent["messages"]]
+    places = [next(i for i, text in enumerate(said) if mark in text) for mark in ("Anchors: 8484", "- [ ] test it")]
+    assert places == sorted(places)
+
+
+def test_memos_stand_in_front_of_the_message_that_they_bear_on_and_stay_there(service: Service, model: Model) -> None:
+    memo = {"content": "The flux capacitor needs 1.21 gigawatts.", "tags": ["gotcha"]}
+    assert httpx.post(f"{service.url}/api/memos", json=memo).status_code == 201
+    client = Client(service, model, "w3", "window", "auto")
+    first = client.ask(user("how much power does the flux capacitor need?"), reply="a lot")
+    shown = first["messages"][-1]["content"]
+    assert "1.21 gigawatts" in shown
+    assert shown.endswith("how much power does the flux capacitor need?")
+    second = client.ask(user("continue"), reply="fine")
+    assert second["messages"][: len(first["messages"])] == first["messages"]
+    assert second["messages"][-1] == user("continue")
+    stored = httpx.get(f"{service.url}/api/sessions/{client.session}/messages").json()["items"]
+    assert not any("gigawatts" in str(item) for item in stored)
+
+
+def test_trim_asks_for_an_answer_after_max_steps_and_forbids_tools(service: Service, model: Model) -> None:
+    client = Client(service, model, "t1", '{"name": "trim", "max_steps": 2}', "auto")
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    sent = client.ask(user("do it"), reply={"role": "assistant", "content": None, "tool_calls": [call]}, tools=tools)
+    assert "tool_choice" not in sent
+    again = {**call, "id": "c2"}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "one"}
+    sent = client.ask(result, reply={"role": "assistant", "content": None, "tool_calls": [again]}, tools=tools)
+    assert "tool_choice" not in sent
+    sent = client.ask({"role": "tool", "tool_call_id": "c2", "content": "two"}, reply="done", tools=tools)
+    assert sent["tool_choice"] == "none"
+    assert sent["tools"] == tools
+    assert "without further tools" in sent["messages"][-1]["content"]
+    sent = client.ask(user("thanks"), reply="ok", tools=tools)
+    assert "tool_choice" not in sent
+    assert not any("without further tools" in str(message["content"]) for message in sent["messages"])
+
+
+def test_compact_puts_a_checkpoint_in_front(service: Service, model: Model) -> None:
+    strategy = '{"name": "compact", "max_tokens": 2000, "reserve_tokens": 127000, "keep_recent_tokens": 500}'
+    client = Client(service, model, "c1", strategy, "auto")
+    for turn in range(8):
+        sent = client.ask(user(f"question {turn} " + "word " * 120), reply=f"answer {turn} " + "word " * 120)
+    said = [str(message["content"]) for message in sent["messages"]]
+    assert said[0].startswith("[Previous conversation summary]")
+    assert len(said) < 12
+    session = httpx.get(f"{service.url}/api/sessions/{client.session}").json()
+    assert session["messages"] == 16
+
+
+def test_tiered_brings_a_past_topic_back(service: Service, model: Model) -> None:
+    strategy = '{"name": "tiered", "total_budget": 3000, "session_budget": 500, "working_budget": 700}'
+    client = Client(service, model, "r1", strategy, "auto")
+    client.ask(user("the kraken parser drops tentacles in kraken_parser.py"), reply="off by one in kraken_parser.py")
+    for turn in range(40):
+        client.ask(user(f"unrelated chat number {turn} " + "lorem " * 90), reply="ipsum " * 90)
+    assert not any("kraken" in str(message) for message in client.sent["messages"][4:])
+    sent = client.ask(user("does the kraken parser still drop tentacles?" + " hm" * 1200), reply="no")
+    said = [str(message["content"]) for message in sent["messages"]]
+    assert any(text.startswith("the kraken parser drops tentacles in") for text in said)
+    assert sum(len(text) for text in said) < 14_000
+
+
+@pytest.mark.parametrize("strategy", ["full", "slim", "window", "trim", "compact", "tiered"])
+def test_a_first_call_is_answered_under_every_strategy(service: Service, model: Model, strategy: str) -> None:
+    client = Client(service, model, f"f-{strategy}", strategy, "auto")
+    sent = client.ask(user("hello"), reply="hi")
+    assert sent["messages"][-1] == user("hello")
