@@ -44,6 +44,14 @@ async def test_messages_come_back_byte_for_byte(api: Api, view: str) -> None:
     assert listed.headers["content-type"] == "application/json"
 
 
+async def test_every_message_is_tagged_with_its_dialect(api: Api) -> None:
+    for dialect in ("openai_chat", "anthropic"):
+        body = {"dialect": dialect, "messages": [{"role": "user", "content": "hello"}]}
+        assert (await api.http.post("/api/sessions/tagged/messages", json=body)).status_code == 201
+    listed = (await api.http.get("/api/sessions/tagged/messages")).json()["items"]
+    assert [item["dialect"] for item in listed] == ["openai_chat", "anthropic"]
+
+
 async def test_they_lie_byte_for_byte_in_the_store(api: Api, database) -> None:
     await append_raw(api, "v", ODD)
     admin = await asyncpg.connect(database.admin_dsn)
