@@ -145,7 +145,7 @@ def needs_of(strategy: Strategy, snapshot: Snapshot | None = None) -> Needs:
         case Trim():
             return Needs(
                 cuts=True,
-                high=max(1, strategy.max_context_tokens - fixed),
+                high=_content_limit(strategy.max_context_tokens, fixed, least=1 / 2),
                 over="turns" if snapshot and _are_turns_over(strategy, snapshot) else None,
                 resume_idle=strategy.resume_idle,
                 by_turns=False,
@@ -155,7 +155,7 @@ def needs_of(strategy: Strategy, snapshot: Snapshot | None = None) -> Needs:
             limit = compact_limit(strategy, snapshot) if strategy.auto_compact else NEVER
             return Needs(
                 cuts=True,
-                high=None if limit is None else max(1, limit - fixed),
+                high=None if limit is None else _content_limit(limit, fixed, least=3 / 4),
                 over="messages" if snapshot and _are_messages_over(strategy, snapshot) else None,
                 by_turns=False,
                 saves=False,
@@ -165,6 +165,14 @@ def needs_of(strategy: Strategy, snapshot: Snapshot | None = None) -> Needs:
             return Needs(cuts=True, high=high, by_turns=False, saves=False)
         case _:
             assert_never(strategy)
+
+
+def _content_limit(limit: int, fixed: int, *, least: float) -> int:
+    """What a limit on the whole context leaves beside instructions and tools.
+
+    At least a share of it: instructions that fill it alone would else ask for an epoch at every call.
+    """
+    return max(1, limit - fixed, int(limit * least))
 
 
 def _are_turns_over(strategy: Trim, snapshot: Snapshot) -> bool:
@@ -270,7 +278,8 @@ def _window(strategy: Window, start: Start) -> Composition:
 
 
 def _trim(strategy: Trim, start: Start) -> Composition:
-    budget = max(1, strategy.max_context_tokens - start.snapshot.fixed_tokens)
+    least = 0 if isinstance(start.policy, EveryRequest) else 1 / 2
+    budget = _content_limit(strategy.max_context_tokens, start.snapshot.fixed_tokens, least=least)
     way = start.snapshot.way
     shape: tuple[Stage, ...]
     if start.is_overflow and start.overflows > 1:
@@ -353,7 +362,10 @@ def _is_due(strategy: Compact, start: Start, draft: Draft) -> bool:
         return len(draft.entries) > strategy.max_messages
     epoch = start.snapshot.epoch
     shown = apply_tiers(draft.entries, epoch.tiers if epoch else (), encode=start.encode)
-    return start.snapshot.fixed_tokens + (epoch.head_tokens if epoch else 0) + count_entries(shown) >= limit
+    content = (epoch.head_tokens if epoch else 0) + count_entries(shown)
+    if isinstance(start.policy, EveryRequest):
+        return start.snapshot.fixed_tokens + content >= limit
+    return content > start.marks.high
 
 
 def split_of(strategy: Compact, limit: int | None) -> Stage:

@@ -119,13 +119,15 @@ class Player:
     strategy: Strategy
     policy: Policy
     window: int | None = None
+    fixed_tokens: int = 0
     epoch: Epoch | None = None
     summaries: tuple[Summary, ...] = ()
     calls: int = 0
     summary_words: int = 20
 
     def call(self, history: tuple[Entry, ...], *, edited: bool = False, overflows: int = 0) -> Step:
-        snapshot = load(history, self.epoch, window=self.window, edited=edited, calls=self.calls)
+        circumstances = {"window": self.window, "fixed_tokens": self.fixed_tokens, "calls": self.calls}
+        snapshot = load(history, self.epoch, edited=edited, **circumstances)
         before = content_tokens(as_shown(snapshot))
         last = history[-1]
         terse = derive_missing([e for e in history if e.turn < last.turn], ())
@@ -359,3 +361,10 @@ def test_what_no_summary_covers_yet_is_told_until_one_does() -> None:
         head = context.epoch.head[0].text
         assert head.count("AHEAD") == 1
         assert "lib_13" in head
+
+
+@pytest.mark.parametrize("strategy", [Compact(), Trim(max_context_tokens=8_000)], ids=["compact", "trim"])
+def test_instructions_over_the_limit_do_not_ask_for_an_epoch_at_every_call(strategy: Strategy) -> None:
+    player = Player(strategy, Auto(), fixed_tokens=15_000)
+    steps = play([[user("the task")], *(working(number) for number in range(60))], player)
+    assert len({step.context.epoch.number for step in steps}) <= 15
