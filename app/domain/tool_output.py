@@ -44,6 +44,8 @@ class Normalized:
 
 
 DEFAULT_LIMITS = ToolOutputLimits()
+# No strategy may spill outputs of fewer characters: those of more are on record, and can be fetched by their digest.
+LEAST_SPILLED = 20_000
 
 
 def normalize(text: str, limits: ToolOutputLimits = DEFAULT_LIMITS, *, way: str = "") -> Normalized:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from app.domain.messages import Message
-from app.domain.tool_output import DEFAULT_LIMITS, digest
+from app.domain.tool_output import LEAST_SPILLED, digest
 from app.store.connection import Connection
 from app.store.messages import FULL, StoredMessage, message_from
 
@@ -17,8 +17,9 @@ SELECT {", ".join(f"m.{column}" for column in FULL.split(", "))}
 FROM artifacts a JOIN messages m ON m.tenant_id = a.tenant_id AND m.session_id = a.session_id AND m.seq = a.seq
 WHERE a.tenant_id = $1 AND a.sha256 = $2 AND m.status <> 'removed' ORDER BY a.created_at DESC LIMIT 1
 """
-# No message in wire form of so many bytes or fewer holds an output of more characters.
-LARGE_OUTPUT = DEFAULT_LIMITS.large_output_threshold
+# Characters. Whatever threshold a strategy sets for spilling, now or later, what it spills is to be found; and no
+# message in wire form of so many bytes or fewer holds an output of more characters.
+LARGE_OUTPUT = LEAST_SPILLED
 FORGET = "DELETE FROM artifacts WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::bigint[])"
 
 

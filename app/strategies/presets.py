@@ -8,6 +8,7 @@ from dataclasses import Field, asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from app.domain.errors import InvalidRequest
+from app.domain.tool_output import LEAST_SPILLED
 from app.strategies.epochs import check_number
 
 DEFAULT_REFERENCES = 2_000
@@ -94,7 +95,7 @@ class Compact:
     max_lines: int = _number(2_000, 1, _MANY)
     max_bytes: int = _number(50 * 1024, 100, 1 << 30)
     max_chars: int = _number(200 * 1024, 100, 1 << 30)
-    large_output_threshold: int = _number(200 * 1024, 100, 1 << 30)
+    large_output_threshold: int = _number(200 * 1024, LEAST_SPILLED, 1 << 30)
     truncate_mode: str = _choice("head_tail", "head")
     references: int | None = _index()
 

@@ -10,7 +10,7 @@ import asyncpg
 import httpx
 import pytest
 
-from app.domain.tool_output import normalize
+from app.domain.tool_output import LEAST_SPILLED, normalize
 from app.upstream.scripted import ScriptedReply
 from tests.api.conftest import Api, NewKey, serve
 from tests.conftest import Database
@@ -53,7 +53,7 @@ async def test_an_output_over_the_threshold_is_fetched_whole_by_the_sha_of_its_n
 
 
 async def test_only_a_pointer_is_stored_and_only_for_what_is_large(api: Api, database: Database) -> None:
-    at_most = "x" * 204_800
+    at_most = "x" * LEAST_SPILLED
     await api.append("s", *exchange(at_most), *exchange(LARGE), {"role": "user", "content": "y" * 300_000})
     (row,) = await rows(database)
     assert (row["session_id"], row["seq"], row["call_id"], row["chars"]) == ("s", 6, b"c", len(LARGE))
