@@ -19,6 +19,8 @@ from app.strategies.trimming import drop_half_over_turns
 # From this share of a limit on, what the cut will take is summarised. What is foreseen earlier is never more than what
 # is cut later, so a summary that was made ahead always fits.
 AHEAD = 0.75
+# A checkpoint is made ahead once in so many messages, not with each: what it leaves out is told without a model.
+CHECKPOINT_STEP = 8
 # Results are archived one by one in the course of a loop: this many are made ready beforehand.
 RESULTS_AHEAD = 2
 
@@ -77,19 +79,18 @@ def _halves(strategy: Trim, snapshot: Snapshot) -> tuple[Foreseen, ...]:
 
 
 def _checkpoint(strategy: Compact, snapshot: Snapshot) -> tuple[Foreseen, ...]:
-    limit = compact_limit(strategy, snapshot)
-    if limit is None:
+    limit, high = compact_limit(strategy, snapshot), needs_of(strategy, snapshot).high
+    if high is None:
         is_near = len(snapshot.kept) + len(snapshot.entries) >= AHEAD * strategy.max_messages
     else:
-        is_near = content_tokens(snapshot) + snapshot.fixed_tokens >= AHEAD * limit
-    if not (strategy.auto_compact and is_near):
+        is_near = content_tokens(snapshot) >= AHEAD * high
+    if not is_near:
         return ()
     gone = run(Draft(kept=snapshot.kept, tail=snapshot.entries), (split_of(strategy, limit),)).gone
     # A checkpoint takes up the one before it: it stands for everything from the beginning on.
-    return tuple(
-        Foreseen(purpose="checkpoint", first_seq=_floor(snapshot), last_seq=found.last_seq)
-        for found in _range("checkpoint", gone)
-    )
+    last = max((entry.seq for entry in gone), default=0) // CHECKPOINT_STEP * CHECKPOINT_STEP
+    first = _floor(snapshot)
+    return (Foreseen(purpose="checkpoint", first_seq=first, last_seq=last),) if last > first else ()
 
 
 def _results(strategy: Compact, snapshot: Snapshot) -> tuple[Foreseen, ...]:

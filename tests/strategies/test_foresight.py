@@ -40,6 +40,14 @@ def test_a_checkpoint_is_foreseen_from_the_beginning_and_fits_when_it_is_wanted(
     assert early.last_seq < due.epoch.cut
 
 
+def test_a_checkpoint_is_not_asked_for_with_every_message() -> None:
+    small = Compact(max_tokens=20_000)
+    wanted = [foresee(small, load(work(steps, size=1_200), None, fixed_tokens=2_000)) for steps in range(30, 50)]
+    checkpoints = {found for each in wanted for found in each if found.purpose == "checkpoint"}
+    assert 2 <= len(checkpoints) <= 5
+    assert foresee(Compact(max_tokens=8_000), load(chat(3), None, fixed_tokens=9_000)) == ()
+
+
 def test_results_are_made_ready_before_they_are_archived() -> None:
     found = [f for f in foresee(Compact(max_tokens=0), load(work(10), None)) if f.purpose == "tool_result"]
     assert [f.first_seq for f in found] == [3, 5]
