@@ -35,13 +35,15 @@ def replay(  # noqa: PLR0913 one argument for each option
     files: Annotated[list[Path], typer.Argument(help="Transcripts, one conversation per line (JSON Lines).")],
     strategy: Annotated[
         list[str] | None,
-        typer.Option(help="slim, full or JSON; may be repeated.", show_default="full and slim"),
+        typer.Option(help="A strategy's name or JSON; may be repeated.", show_default="full and slim"),
     ] = None,
     epoch: Annotated[
         list[str] | None,
         typer.Option(help="auto, every_request or JSON; may be repeated.", show_default="auto"),
     ] = None,
-    share: Annotated[float, typer.Option(help="Share of the final replies that get a terse tag.", min=0, max=1)] = 0.7,
+    share: Annotated[
+        float, typer.Option(help="Share of the final replies that get a terse tag or a state block.", min=0, max=1)
+    ] = 0.7,
     limit: Annotated[int | None, typer.Option(help="Only the first conversations of each file.", min=1)] = None,
     model: Annotated[str, typer.Option(help="The model that is asked for; it decides how tokens are counted.")] = MODEL,
     window: Annotated[

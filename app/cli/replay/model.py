@@ -1,7 +1,8 @@
 """The model's side of a replay: the strict scripted upstream, answering with what was recorded.
 
-A share of the replies get a ``<terse>`` tag, where the request asks for tags. Everything that looks like chance
-follows from a hash of the conversation and the call, so that a replay can be repeated.
+A share of the replies get a ``<terse>`` tag, where the request asks for tags, or a ``### STATE`` block where it asks
+for that. Everything that looks like chance follows from a hash of the conversation and the call, so that a replay can
+be repeated.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from app.upstream.scripted import Received, ScriptedModel, ScriptedReply
 
 KEY_HEADER = "x-replay-call"
 OPEN, CLOSE = "<terse>", "</terse>"
+HEADING = "### STATE"
 # Models put the tag where they were told to; of those they misplace, most stand at the beginning.
 AT_THE_END = 0.85
 # They were asked to tag final replies; some tag what they say before a tool call too.
@@ -83,8 +85,10 @@ class RecordedModel(ScriptedModel):
         if expected is None:
             return None
         message = {key: value for key, value in expected.message.items() if key != "role"}
-        if _asks_for_tags(received.request or {}):
+        if _asks_for(OPEN, received.request or {}):
             message["content"] = with_tag(message, expected)
+        elif _asks_for(HEADING, received.request or {}):
+            message["content"] = with_state(message, expected)
         size = 1 + int(chance("piece", *expected.seed) * MAX_PIECE)
         return ScriptedReply(message={**message, "refusal": None}, chunk_chars=size)
 
@@ -107,13 +111,25 @@ def with_tag(message: Mapping[str, Any], expected: Expected) -> object:
     return f"{head}{separator}{tag}{rest}" if separator and chance("inside", *expected.seed) < 0.5 else tag + content
 
 
+def with_state(message: Mapping[str, Any], expected: Expected) -> object:
+    """The content of a reply with a state block at its end, as `with_tag` would tag it."""
+    content = message.get("content")
+    if not isinstance(content, str) or not content.strip() or HEADING in content or _FENCE.search(content):
+        return content
+    share = expected.share * (WITH_CALLS if message.get("tool_calls") else 1)
+    if content != content.rstrip() or chance("tag", *expected.seed) >= share:
+        return content
+    said = _summary(content)
+    return f"{content}\n\n{HEADING}\nGoal: {said}\nContext: none\nResolved: none\nTechnical Anchors: none"
+
+
 def _summary(content: str) -> str:
     words = re.sub(r"[<>`~]", " ", content).split()
     return " ".join(words[:SUMMARY_WORDS])
 
 
-def _asks_for_tags(request: Mapping[str, Any]) -> bool:
+def _asks_for(mark: str, request: Mapping[str, Any]) -> bool:
     messages = request.get("messages") or ()
     return any(
-        message.get("role") in {"system", "developer"} and OPEN in str(message.get("content")) for message in messages
+        message.get("role") in {"system", "developer"} and mark in str(message.get("content")) for message in messages
     )
