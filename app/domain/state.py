@@ -116,6 +116,8 @@ class StateStream:
 
     def close(self) -> str:
         """The text is over: what was held back was a block, or text after all."""
+        if self._where == "block" and self._line and _HEADING.match(self._line):
+            self._end_block(self._line)
         is_block = self._where == "block" or (self._line or "").rstrip(_BLANK) == HEADING
         held, self._held = self._held, ""
         self._where, self._line = "text", None

@@ -98,6 +98,7 @@ def by_lines(text: str) -> tuple[str, tuple[str, ...]]:
         ("a  \n### STATE\nGoal: x", "a  ", ("Goal: x",)),
         ("a\n### STATE\nGoal: x\n\n# Next\nb", "a\n\n# Next\nb", ("Goal: x",)),
         ("a\n### STATE\nGoal: x\n   ##\nb", "a\n   ##\nb", ("Goal: x",)),
+        ("a\n### STATE\nGoal: x\n\n#", "a\n\n#", ("Goal: x",)),
         ("a\n### STATE\n1\n\n### STATE\n2", "a", ("1", "2")),
         ("a\n### STATE\n1\n## B\nb\n### STATE\n2\n", "a\n## B\nb", ("1", "2")),
         ("a\n### STATE", "a", ()),
