@@ -7,6 +7,7 @@ from typing import Any
 
 from app.dialects.dialect import Dialect
 from app.domain.errors import (
+    Busy,
     Conflict,
     ContextTooLarge,
     Forbidden,
@@ -33,6 +34,7 @@ STATUSES: dict[type[TerselyError], tuple[int, str]] = {
     Forbidden: (403, "Forbidden"),
     ContextTooLarge: (422, "Context too large"),
     StoreUnavailable: (503, "Database away"),
+    Busy: (503, "Busy"),
     UpstreamUnavailable: (502, "Upstream unavailable"),
     TerselyError: (500, "Internal error"),
 }

@@ -27,6 +27,7 @@ TAGS = [
     {"name": "messages", "description": "The longhand, byte for byte."},
     {"name": "turns", "description": "A user message and everything up to the next one."},
     {"name": "context", "description": "What a model would get, and what it can look up."},
+    {"name": "query", "description": "The agent's own SQL over its session."},
     {"name": "transfer", "description": "The terse log, export and import."},
     {"name": "notes", "description": "What a session keeps in mind: state block and scratchpad."},
     {"name": "memos", "description": "Tagged knowledge across sessions."},

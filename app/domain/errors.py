@@ -9,6 +9,7 @@ TerselyError
  +- Forbidden                from a web page, or under a name that is not this machine's
  +- ContextTooLarge          no valid context fits the budget
  +- StoreUnavailable         the database is away or too slow
+ +- Busy                     too much of that is going on at the moment
  +- UpstreamUnavailable      the model host cannot be reached, or broke off
 """
 
@@ -61,6 +62,10 @@ class ContextTooLarge(TerselyError):
 
 class StoreUnavailable(TerselyError):
     """The database is away."""
+
+
+class Busy(TerselyError):
+    """Too much of that is going on at the moment."""
 
 
 class UpstreamUnavailable(TerselyError):

@@ -18,6 +18,7 @@ from app.api.rest.memos import memos_router
 from app.api.rest.messages import exports_router, messages_router
 from app.api.rest.notes import notes_router
 from app.api.rest.problems import install_problems
+from app.api.rest.queries import queries_router
 from app.api.rest.schemas import Problem
 from app.api.rest.sessions import sessions_router, turns_router
 from app.service.artifacts import Artifacts
@@ -29,6 +30,7 @@ from app.service.messages import Messages
 from app.service.metrics import Metrics
 from app.service.notes import Notes
 from app.service.previews import Previews
+from app.service.queries import Queries
 from app.service.search import Searcher
 from app.service.sessions import Sessions
 from app.service.stats import Figures
@@ -56,6 +58,7 @@ class Services:
     exports: Exports
     previews: Previews
     searcher: Searcher
+    queries: Queries
     figures: Figures
     followers: Followers
     artifacts: Artifacts
@@ -74,6 +77,7 @@ def install_rest(app: FastAPI, services: Services, *, guard: Guard, metrics: Met
         "messages": partial(messages_router, services.messages),
         "turns": partial(turns_router, services.sessions),
         "context": partial(contexts_router, services.previews, services.searcher),
+        "query": partial(queries_router, services.queries),
         "transfer": partial(exports_router, services.exports, strategy=strategy, epoch=epoch),
         "compaction": partial(compactions_router, services.compactions),
         "notes": partial(notes_router, services.notes),

@@ -120,6 +120,24 @@ class SearchRequest(Body):
     turnId: str | None = Field(None, max_length=20, examples=["t5"])  # noqa: N815 the document's name
 
 
+class RunQuery(Body):
+    """A query."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "sql": "SELECT id, role, content FROM messages WHERE status != 'dropped' "
+                    "AND content LIKE '%refactor plan%' ORDER BY id DESC LIMIT 5"
+                },
+                {"sql": "SELECT content FROM messages WHERE id = 17"},
+            ]
+        }
+    )
+
+    sql: str = Field(description="One SELECT (or WITH ... SELECT), of at most 20,000 characters.")
+
+
 class ImportSession(Body):
     """A session in the shapes of `context.json` and `context.terse.json`, as `export` gives them."""
 
@@ -421,6 +439,17 @@ class SearchOut(BaseModel):
     excerpts: list[ExcerptOut]
     total: int = Field(description="Messages of the live history.")
     truncated: bool = Field(description="Whether something was left out; `text` says what.")
+
+
+class QueryOut(BaseModel):
+    """What a query gave."""
+
+    columns: list[str]
+    rows: list[list[str | int | float | None]] = Field(
+        description="A blob is shown as `x'00ff'`, an infinite number as `Infinity`."
+    )
+    truncated: bool = Field(description="Whether something was left out; `notes` say what.")
+    notes: list[str]
 
 
 class TerseOut(BaseModel):
