@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
@@ -101,6 +102,12 @@ class Searcher:
         self._indexes = TermIndexes(database)
         # Of several first searches of one session, one makes the pages and the others wait for it.
         self._building: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+
+    def within(self, bounds: Bounds) -> Searcher:
+        """The same searches, with other bounds of what an answer may hold."""
+        other = copy(self)
+        other._bounds = bounds  # noqa: SLF001 it is one of us
+        return other
 
     async def look_up(self, tenant: str, session_id: str, lookup: Lookup) -> Findings:
         """Raises `NotFound` for a session that is not there."""

@@ -8,18 +8,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, datetime
 
+from asyncpg import Record
+
 from app.store.connection import Connection
 
 ADD = """
 INSERT INTO memory (tenant_id, session_id, day, first_seq, last_seq, created_at, text)
 VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING
 """
-OF_DAY = """
-SELECT session_id, first_seq, last_seq, created_at, text FROM memory
+COLUMNS = "session_id, first_seq, last_seq, created_at, text"
+OF_DAY = f"""
+SELECT {COLUMNS} FROM memory
 WHERE tenant_id = $1 AND day = $2 ORDER BY created_at DESC, session_id, last_seq DESC LIMIT $3
+"""
+NEWEST = f"""
+SELECT {COLUMNS} FROM memory
+WHERE tenant_id = $1 AND ($2::date IS NULL OR day = $2) AND ($3::text IS NULL OR session_id = $3)
+  AND ($4::timestamptz IS NULL OR (created_at, session_id, first_seq, last_seq) < ($4, $5, $6, $7))
+ORDER BY created_at DESC, session_id DESC, first_seq DESC, last_seq DESC LIMIT $8
 """
 FORGET_RANGE = "DELETE FROM memory WHERE tenant_id = $1 AND session_id = $2 AND first_seq <= $4 AND last_seq >= $3"
 FORGET_SESSION = "DELETE FROM memory WHERE tenant_id = $1 AND session_id = $2"
+FORGET = """
+DELETE FROM memory
+WHERE tenant_id = $1 AND ($2::date IS NULL OR day = $2) AND ($3::text IS NULL OR session_id = $3) RETURNING 1
+"""
+
+# Time, session, first and last sequence number: where an entry stands in the list.
+Place = tuple[datetime, str, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +59,21 @@ async def add(connection: Connection, tenant: str, entry: MemoryEntry) -> None:
 
 async def of_day(connection: Connection, tenant: str, day: date, *, limit: int = 100) -> list[MemoryEntry]:
     """The newest ``limit`` entries of a day, oldest first."""
-    records = await connection.fetch(OF_DAY, tenant, day, limit)
-    return [
-        MemoryEntry(
-            session_id=record["session_id"],
-            first_seq=record["first_seq"],
-            last_seq=record["last_seq"],
-            created_at=record["created_at"],
-            text=record["text"].decode("utf-8", "replace"),
-        )
-        for record in reversed(records)
-    ]
+    return [_entry(record) for record in reversed(await connection.fetch(OF_DAY, tenant, day, limit))]
+
+
+async def newest(
+    connection: Connection,
+    tenant: str,
+    *,
+    day: date | None = None,
+    session_id: str | None = None,
+    before: Place | None = None,
+    limit: int,
+) -> list[MemoryEntry]:
+    """Entries, the newest first, behind the place ``before``: those of a day (UTC) and of a session, if given."""
+    place = before or (None, None, None, None)
+    return [_entry(record) for record in await connection.fetch(NEWEST, tenant, day, session_id, *place, limit)]
 
 
 async def forget_range(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> None:
@@ -64,3 +84,18 @@ async def forget_range(connection: Connection, tenant: str, session_id: str, fir
 async def forget_session(connection: Connection, tenant: str, session_id: str) -> None:
     """Delete what a session left behind."""
     await connection.execute(FORGET_SESSION, tenant, session_id)
+
+
+async def forget(connection: Connection, tenant: str, *, day: date | None, session_id: str | None) -> int:
+    """Delete the entries of a day and of a session, whichever is given; how many there were."""
+    return len(await connection.fetch(FORGET, tenant, day, session_id))
+
+
+def _entry(record: Record) -> MemoryEntry:
+    return MemoryEntry(
+        session_id=record["session_id"],
+        first_seq=record["first_seq"],
+        last_seq=record["last_seq"],
+        created_at=record["created_at"],
+        text=record["text"].decode("utf-8", "replace"),
+    )

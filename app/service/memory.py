@@ -1,0 +1,81 @@
+"""The daily memory of a tenant as it is listed, searched, exported and deleted: what left the contexts of sessions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import date
+
+from app.domain.errors import InvalidRequest
+from app.domain.relevance import rank_documents
+from app.store import memory
+from app.store.connection import Database
+from app.store.memory import MemoryEntry, Place
+
+# Of a larger memory only the newest entries are ranked.
+CANDIDATES = 1_000
+# Entries that an export reads at once.
+PAGE = 100
+# Seconds.
+LIMIT = 15.0
+
+
+class Memories:
+    """The verbs on the memory, within a tenant. Days are those of UTC."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def page(
+        self, tenant: str, *, day: date | None, session_id: str | None, after: Place | None, limit: int
+    ) -> tuple[list[MemoryEntry], Place | None]:
+        """The newest entries after a place, of a day and of a session if given; and the place to go on after."""
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
+            found = await memory.newest(
+                connection, tenant, day=day, session_id=session_id, before=after, limit=limit + 1
+            )
+        return found[:limit], place_of(found[limit - 1]) if len(found) > limit else None
+
+    async def search(
+        self, tenant: str, *, query: str, day: date | None = None, session_id: str | None = None, limit: int
+    ) -> list[MemoryEntry]:
+        """The entries that ``query`` is about, the best first. Stop words find nothing. Raises `InvalidRequest`."""
+        if not query.strip():
+            raise InvalidRequest("query must not be empty", field="query")
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
+            found = await memory.newest(connection, tenant, day=day, session_id=session_id, limit=CANDIDATES)
+        found.reverse()
+        best = rank_documents([entry.text for entry in found], query, most=limit, floor=0.0)
+        return [found[each.number] for each in best]
+
+    async def export(self, tenant: str) -> AsyncIterator[MemoryEntry]:
+        """All of it, the newest first."""
+        place: Place | None = None
+        while True:
+            found, place = await self.page(tenant, day=None, session_id=None, after=place, limit=PAGE)
+            for entry in found:
+                yield entry
+            if place is None:
+                return
+
+    async def forget(self, tenant: str, *, day: date | None, session_id: str | None) -> int:
+        """Delete the entries of a day, of a session, or of a session's day; how many. Raises `InvalidRequest`."""
+        if day is None and session_id is None:
+            raise InvalidRequest("day or session must be given", field="day")
+        async with self._database.transaction(tenant, limit=LIMIT) as connection:
+            return await memory.forget(connection, tenant, day=day, session_id=session_id)
+
+
+def place_of(entry: MemoryEntry) -> Place:
+    """Where an entry stands in the list."""
+    return entry.created_at, entry.session_id, entry.first_seq, entry.last_seq
+
+
+def read_day(text: str, *, field: str = "day") -> date:
+    """A day from ``YYYY-MM-DD``. Raises `InvalidRequest`."""
+    try:
+        day = date.fromisoformat(text)
+    except ValueError:
+        day = None
+    if day is None or day.isoformat() != text:
+        raise InvalidRequest(f"{field} must be a day as YYYY-MM-DD, not {text[:40]!r}", field=field)
+    return day
