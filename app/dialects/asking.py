@@ -16,10 +16,12 @@ Finish = Literal["stop", "length", "other", ""]
 _FINISHES: dict[str, Finish] = {
     "": "",
     "stop": "stop",
+    "completed": "stop",
     "end_turn": "stop",
     "stop_sequence": "stop",
     "length": "length",
     "max_tokens": "length",
+    "max_output_tokens": "length",
 }
 
 

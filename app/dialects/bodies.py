@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -74,6 +75,18 @@ def verbatim(raw: msgspec.Raw) -> bytes:
     """A member as it came; nothing where it is absent or null."""
     value = bytes(raw)
     return b"" if value == b"null" else value
+
+
+def session_ids(members: Mapping[str, object]) -> dict[str, str]:
+    """The members of a request by which clients of OpenAI's formats name their own sessions."""
+    metadata = members.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    named = {
+        "session_id": members.get("session_id") or metadata.get("session_id"),
+        "conversation_id": members.get("conversation_id") or metadata.get("conversation_id"),
+        "prompt_cache_key": members.get("prompt_cache_key"),
+    }
+    return {name: value for name, value in named.items() if isinstance(value, str)}
 
 
 def _value(name: str, raw: bytes, kind: Any) -> Any:

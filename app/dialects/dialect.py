@@ -183,3 +183,5 @@ class Dialect:
     open_stream: StreamOpener
     split_reply: Callable[[bytes, Extract], tuple[bytes, Reply]]
     classify_error: Callable[[int, bytes], Overflow | None]
+    without_history: Callable[[bytes], bytes] = bytes
+    """A request without the history of the provider's own that it refers to, for a context that brings the whole."""

@@ -22,6 +22,11 @@ from app.dialects.gemini_gca import stream as gca_stream
 from app.dialects.gemini_gca import tools as gca_tools
 from app.dialects.gemini_gca import write as gca_write
 from app.dialects.openai_chat import asking, read, stream, tools, write
+from app.dialects.openai_responses import asking as responses_asking
+from app.dialects.openai_responses import read as responses_read
+from app.dialects.openai_responses import stream as responses_stream
+from app.dialects.openai_responses import tools as responses_tools
+from app.dialects.openai_responses import write as responses_write
 from app.domain.messages import Dialect as DialectName
 
 OPENAI_CHAT = Dialect(
@@ -46,6 +51,31 @@ OPENAI_CHAT = Dialect(
     open_stream=stream.ReplyStream,
     split_reply=stream.split_reply,
     classify_error=classify_error,
+)
+
+OPENAI_RESPONSES = Dialect(
+    name="openai_responses",
+    read_request=responses_read.read_request,
+    read_message=responses_read.read_message,
+    read_reply=responses_read.read_message,
+    read_usage=responses_read.read_usage,
+    write_request=responses_write.write_request,
+    write_text=responses_write.write_text,
+    write_message=responses_write.write_message,
+    as_input=responses_write.as_input,
+    as_reply=responses_write.as_reply,
+    restore_reply=responses_write.restore_reply,
+    with_text=responses_write.with_text,
+    with_results=responses_write.with_results,
+    with_prefix=responses_write.with_prefix,
+    add_tools=responses_tools.add_tools,
+    forbid_tools=responses_tools.forbid_tools,
+    error_body=write.error_body,
+    error_event=responses_write.error_event,
+    open_stream=responses_stream.ReplyStream,
+    split_reply=responses_stream.split_reply,
+    classify_error=classify_error,
+    without_history=responses_write.without_history,
 )
 
 ANTHROPIC = Dialect(
@@ -108,11 +138,14 @@ GEMINI_GCA = replace(
     split_reply=gca_stream.split_reply,
 )
 
-DIALECTS: dict[DialectName, Dialect] = {each.name: each for each in (OPENAI_CHAT, ANTHROPIC, GEMINI, GEMINI_GCA)}
+DIALECTS: dict[DialectName, Dialect] = {
+    each.name: each for each in (OPENAI_CHAT, OPENAI_RESPONSES, ANTHROPIC, GEMINI, GEMINI_GCA)
+}
 
 # A plain question in Code Assist's envelope would need the caller's project.
 ASKING: dict[DialectName, Asking] = {
     OPENAI_CHAT.name: asking.ASKING,
+    OPENAI_RESPONSES.name: responses_asking.ASKING,
     ANTHROPIC.name: anthropic_asking.ASKING,
     GEMINI.name: gemini_asking.ASKING,
 }

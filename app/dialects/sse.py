@@ -34,6 +34,11 @@ class SseEvent:
     event: str = ""
     is_comment: bool = False
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether its blank line has come."""
+        return self.raw.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
+
 
 class SseDecoder:
     """Bytes in, whole events out. ``limit`` bounds what is kept of an event that has not ended."""

@@ -27,7 +27,7 @@ def replies(api: str, *, stream: bool) -> list[Path]:
 
 def requests(api: str) -> list[Path]:
     """The bodies of requests."""
-    return sorted({WIRE / line["request_file"] for line in index(api)})
+    return sorted({WIRE / line["request_file"] for line in index(api) if "request_file" in line})
 
 
 def client_requests(path: str) -> list[tuple[str, int, dict[str, Any]]]:

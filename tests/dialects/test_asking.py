@@ -11,11 +11,13 @@ from app.dialects.registry import ASKING, DIALECTS
 from app.domain.messages import Dialect
 from app.upstream.strict import check
 
-NAMES: tuple[Dialect, ...] = ("openai_chat", "anthropic", "gemini")
+NAMES: tuple[Dialect, ...] = ("openai_chat", "openai_responses", "anthropic", "gemini")
 
 ANSWERS: dict[Dialect, bytes] = {
     "openai_chat": b'{"id":"1","choices":[{"index":0,"message":{"role":"assistant","content":"words"},'
     b'"finish_reason":"%s"}],"usage":{"prompt_tokens":7,"completion_tokens":3}}',
+    "openai_responses": b'{"output":[{"type":"message","role":"assistant","content":[{"type":"output_text",'
+    b'"text":"words"}]}],"incomplete_details":{"reason":"%s"},"usage":{"input_tokens":7,"output_tokens":3}}',
     "anthropic": b'{"type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"words"}],'
     b'"stop_reason":"%s","usage":{"input_tokens":7,"output_tokens":3}}',
     "gemini": b'{"candidates":[{"content":{"role":"model","parts":[{"text":"words"}]},"finishReason":"%s","index":0}],'
@@ -23,12 +25,15 @@ ANSWERS: dict[Dialect, bytes] = {
 }
 FINISHES: dict[Dialect, dict[str, str]] = {
     "openai_chat": {"stop": "stop", "length": "length", "tool_calls": "other", "content_filter": "other"},
+    "openai_responses": {"max_output_tokens": "length", "content_filter": "other"},
     "anthropic": {"end_turn": "stop", "max_tokens": "length", "tool_use": "other", "refusal": "other"},
     "gemini": {"STOP": "stop", "MAX_TOKENS": "length", "SAFETY": "other"},
 }
 CALLS: dict[Dialect, bytes] = {
     "openai_chat": b'{"choices":[{"index":0,"message":{"role":"assistant","content":null,"tool_calls":[{"id":"c",'
     b'"type":"function","function":{"name":"read","arguments":"{}"}}]},"finish_reason":"tool_calls"}]}',
+    "openai_responses": b'{"status":"completed","output":[{"type":"function_call","call_id":"c","name":"read",'
+    b'"arguments":"{}"}]}',
     "anthropic": b'{"role":"assistant","content":[{"type":"tool_use","id":"c","name":"read","input":{}}],'
     b'"stop_reason":"tool_use","usage":{}}',
     "gemini": b'{"candidates":[{"content":{"role":"model","parts":[{"functionCall":{"name":"read","args":{}}}]},'

@@ -18,12 +18,14 @@ BODIES: dict[str, dict[str, Any]] = {
         "tools": [{"type": "function", "function": {"name": "own", "parameters": {"x": 1.0}}}],
         "messages": [],
     },
+    "openai_responses": {"model": "m", "tools": [{"type": "function", "name": "own", "parameters": {}}], "input": []},
     "anthropic": {"model": "m", "tools": [{"name": "own", "input_schema": {}}], "messages": []},
     "gemini": {"contents": [], "tools": [{"functionDeclarations": [{"name": "own"}]}], "toolConfig": {"a": 1}},
     "gemini_gca": {"model": "m", "request": {"contents": [], "tools": [{"functionDeclarations": [{"name": "own"}]}]}},
 }
 WITHOUT: dict[str, dict[str, Any]] = {
     "openai_chat": {"model": "m", "messages": []},
+    "openai_responses": {"model": "m", "input": []},
     "anthropic": {"model": "m", "messages": []},
     "gemini": {"contents": []},
     "gemini_gca": {"request": {"contents": []}},

@@ -16,17 +16,15 @@ from typing import Any
 import msgspec
 
 from app.dialects import raw_json
-from app.dialects.bodies import BodyDecoder, MessageDecoder, verbatim
+from app.dialects.bodies import BodyDecoder, MessageDecoder, session_ids, verbatim
 from app.dialects.dialect import Request, Usage
 from app.dialects.media import image_size, media_digest
+from app.dialects.openai_content import TEXT_TYPES
 from app.domain.errors import InvalidRequest
 from app.domain.messages import Media, MediaKind, Message, Part, Reasoning, Role, Text, ToolCall, ToolResult
 
 LEGACY_CALL_PREFIX = "function_call:"
 """``function_call`` messages carry no id; the call is known by its name, as role ``function`` answers it."""
-
-TEXT_TYPES = frozenset({"text", "input_text", "output_text", ""})
-"""Parts of these types are words."""
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -176,23 +174,13 @@ def _to_request(request: _Request, read: Callable[[bytes], Message]) -> Request:
         response_format=verbatim(request.response_format),
         stop=verbatim(request.stop),
         max_tokens=_whole(request.max_completion_tokens) or _whole(request.max_tokens),
-        ids=_read_ids(request),
+        ids=session_ids(msgspec.structs.asdict(request)),
         unreadable=unreadable,
     )
 
 
 def _whole(value: Any) -> int | None:
     return value if type(value) is int and value > 0 else None
-
-
-def _read_ids(request: _Request) -> dict[str, str]:
-    metadata = request.metadata if isinstance(request.metadata, dict) else {}
-    named = {
-        "session_id": request.session_id or metadata.get("session_id"),
-        "conversation_id": request.conversation_id or metadata.get("conversation_id"),
-        "prompt_cache_key": request.prompt_cache_key,
-    }
-    return {name: value for name, value in named.items() if isinstance(value, str)}
 
 
 def read_usage(raw: bytes) -> Usage:

@@ -15,7 +15,7 @@ import msgspec
 
 from app.dialects import raw_json
 from app.dialects.dialect import Reply, ReplyChoice
-from app.dialects.openai_chat.write import replace_text
+from app.dialects.openai_content import replace_text
 from app.dialects.sse import MAX_EVENT, EventTooLarge, SseDecoder, SseEvent, parse_event, with_data
 from app.domain.extraction import NOTHING, Extract, Extraction
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
 from app.dialects import raw_json
-from app.dialects.openai_chat.read import LEGACY_CALL_PREFIX, TEXT_TYPES, read_message, read_reply
+from app.dialects.openai_chat.read import LEGACY_CALL_PREFIX, read_message, read_reply
+from app.dialects.openai_content import append, prepend, with_words, without_lines
 from app.domain.errors import InvalidRequest
 from app.domain.messages import INSTRUCTION_ROLES, Media, Message, Reasoning, Role, Text, ToolCall, ToolResult
 
@@ -148,30 +149,8 @@ def with_text(echo: bytes, text: str | None) -> bytes:
     Where the echo's content is a list, the first text part takes the text and other text parts go.
     """
     members = raw_json.split_object(echo)
-    content = raw_json.load(members.get("content", b"null"))
-    if isinstance(content, list) and text is not None:
-        members["content"] = raw_json.join_array(replace_text(raw_json.split_array(members["content"]), text))
-    else:
-        members["content"] = raw_json.dump(text)
+    members["content"] = with_words(members.get("content", b"null"), text)
     return raw_json.join_object(members)
-
-
-def replace_text(parts: list[bytes], text: str) -> list[bytes]:
-    """``text`` in the first of the text parts, without the other ones; media and the like stay."""
-    kept: list[bytes] = []
-    placed = False
-    for part in parts:
-        value = raw_json.load(part)
-        if not _is_text(value):
-            kept.append(part)
-        elif not placed:
-            placed = True
-            words = raw_json.dump(text)
-            is_bare = isinstance(value, str)
-            kept.append(words if is_bare else raw_json.join_object({**raw_json.split_object(part), "text": words}))
-    if not placed and text:
-        kept.append(raw_json.dump({"type": "text", "text": text}))
-    return kept
 
 
 def with_results(raw: bytes, texts: Mapping[str, str]) -> bytes:
@@ -184,23 +163,14 @@ def with_results(raw: bytes, texts: Mapping[str, str]) -> bytes:
     if text is None:
         return raw
     content = members.get("content", b"null")
-    if content.startswith(b"["):
-        parts = raw_json.split_array(content)
-        members["content"] = raw_json.join_array(replace_text(parts, _without_placeholders(text, content)))
-    else:
-        members["content"] = raw_json.dump(text)
+    members["content"] = with_words(content, _without_placeholders(text, content))
     return raw_json.join_object(members)
 
 
 def with_prefix(raw: bytes, text: str) -> bytes:
     """A message with ``text`` in front of its words: a string grows by it and a blank line, a list by a text part."""
     members = raw_json.split_object(raw)
-    content = raw_json.load(members.get("content", b"null"))
-    if isinstance(content, list):
-        parts = raw_json.split_array(members["content"])
-        members["content"] = raw_json.join_array([raw_json.dump({"type": "text", "text": text}), *parts])
-    else:
-        members["content"] = raw_json.dump(f"{text}\n\n{content}" if content else text)
+    members["content"] = prepend(members.get("content", b"null"), text)
     return raw_json.join_object(members)
 
 
@@ -220,13 +190,6 @@ def error_event(body: bytes) -> bytes:
     return b"data: " + body + b"\n\n"
 
 
-def _is_text(part: object) -> bool:
-    """What `read_message` takes for words."""
-    if isinstance(part, dict):
-        return part.get("type", "") in TEXT_TYPES and isinstance(part.get("text"), str)
-    return isinstance(part, str)
-
-
 def _answered_call(members: Mapping[str, bytes]) -> str:
     call_id = raw_json.load(members.get("tool_call_id", b"null"))
     if isinstance(call_id, str):
@@ -237,12 +200,10 @@ def _answered_call(members: Mapping[str, bytes]) -> str:
 
 
 def _without_placeholders(text: str, content: bytes) -> str:
-    """``text`` without the lines that stand for the media of ``content``, since these stay where they are."""
-    lines = text.split("\n")
-    for part in read_message(raw_json.join_object({"role": b'"user"', "content": content})).parts:
-        if isinstance(part, Media) and f"[{part.kind}]" in lines:
-            lines.remove(f"[{part.kind}]")
-    return "\n".join(lines)
+    if not content.startswith(b"["):
+        return text
+    parts = read_message(raw_json.join_object({"role": b'"user"', "content": content})).parts
+    return without_lines(text, [f"[{part.kind}]" for part in parts if isinstance(part, Media)])
 
 
 def _with_usage(options: bytes | None) -> bytes:
@@ -258,12 +219,7 @@ def _role(raw: bytes) -> str:
 
 def _append_text(raw: bytes, text: str) -> bytes:
     members = raw_json.split_object(raw)
-    content = raw_json.load(members.get("content", b"null"))
-    if isinstance(content, list):
-        parts = raw_json.split_array(members["content"])
-        members["content"] = raw_json.join_array([*parts, raw_json.dump({"type": "text", "text": text})])
-    else:
-        members["content"] = raw_json.dump(f"{content}\n\n{text}" if content else text)
+    members["content"] = append(members.get("content", b"null"), text)
     return raw_json.join_object(members)
 
 

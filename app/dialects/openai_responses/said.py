@@ -1,0 +1,175 @@
+"""What a stream of events has said so far, as the model said it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import msgspec
+
+from app.dialects import raw_json
+
+TEXT_DELTA = "response.output_text.delta"
+
+_GROWING = {
+    TEXT_DELTA: ("content", "output_text", "text"),
+    "response.refusal.delta": ("content", "refusal", "refusal"),
+    "response.reasoning_text.delta": ("content", "reasoning_text", "text"),
+    "response.reasoning_summary_text.delta": ("summary", "summary_text", "text"),
+    "response.function_call_arguments.delta": ("arguments",),
+    "response.custom_tool_call_input.delta": ("input",),
+    "response.mcp_call_arguments.delta": ("arguments",),
+    "response.code_interpreter_call_code.delta": ("code",),
+}
+"""Where the words of a delta go: a member of the item, or of one of its parts (list, type of the part, member)."""
+
+ENDS = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
+
+
+class Delta(msgspec.Struct):
+    """An event that adds words."""
+
+    type: str
+    delta: str
+    output_index: int = 0
+    content_index: int | None = None
+    summary_index: int | None = None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which text it belongs to."""
+        return self.output_index, self.content_index or 0
+
+
+_decoder = msgspec.json.Decoder(Delta)
+
+
+def read_delta(data: bytes | None) -> Delta | None:
+    """An event of the kind that most are; None for every other."""
+    if not data or b'.delta"' not in data:
+        return None
+    try:
+        delta = _decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return delta if delta.type in _GROWING else None
+
+
+class Said:
+    """The items of a reply: those that ended as the provider repeats them, others as far as they were said."""
+
+    def __init__(self) -> None:
+        self.id = ""
+        self.model = ""
+        self.usage = b""
+        self.error = b""
+        self.end = ""
+        self._reason = ""
+        self._output: list[bytes] = []
+        self._items: dict[int, bytes] = {}
+        self._ended: set[int] = set()
+        self._grown: dict[int, dict[tuple[str, ...], dict[int, list[str]]]] = defaultdict(dict)
+
+    def add_delta(self, delta: Delta) -> None:
+        """Add words."""
+        part = delta.content_index if delta.content_index is not None else delta.summary_index or 0
+        parts = self._grown[delta.output_index].setdefault(_GROWING[delta.type], {})
+        parts.setdefault(part, []).append(delta.delta)
+
+    def text(self, place: tuple[int, int]) -> str:
+        """What was said of one text by deltas."""
+        return "".join(self._grown.get(place[0], {}).get(_GROWING[TEXT_DELTA], {}).get(place[1], ()))
+
+    def add(self, kind: str, members: dict[str, bytes]) -> None:
+        """Add any other event. Raises ValueError for one of a shape nobody has described."""
+        if kind in {"response.output_item.added", "response.output_item.done"} and "item" in members:
+            place = index(members, "output_index")
+            self._items[place] = members["item"]
+            if kind.endswith("done"):
+                self._ended.add(place)
+                self._grown.pop(place, None)
+        elif kind == "error" or (not kind and members.get("error", b"null") != b"null"):
+            error = members.get("error", b"null")
+            self.error = raw_json.join_object(members) if error == b"null" else error
+        elif "response" in members:
+            self._add_response(kind, raw_json.split_object(members["response"]))
+
+    def _add_response(self, kind: str, response: dict[str, bytes]) -> None:
+        self.id = self.id or string(response.get("id"))
+        self.model = self.model or string(response.get("model"))
+        if kind not in ENDS:
+            return
+        self.end = kind
+        if response.get("usage", b"null") != b"null":
+            self.usage = response["usage"]
+        if response.get("error", b"null") != b"null":
+            self.error = response["error"]
+        elif kind == "response.failed":
+            self.error = b"{}"
+        self._reason = incomplete_reason(response)
+        output = response.get("output", b"")
+        self._output = raw_json.split_array(output) if output.startswith(b"[") else []
+
+    @property
+    def finish(self) -> str:
+        """Why the reply ended; empty when it broke off."""
+        return self._reason or ("" if self.error else self.end.removeprefix("response."))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the provider ended the reply as its protocol says."""
+        return self.end in {"response.completed", "response.incomplete"}
+
+    @property
+    def items(self) -> list[bytes]:
+        """The items in order."""
+        places = sorted(self._items.keys() | self._grown.keys())
+        if len(self._output) > len(places) or not self._ended.issuperset(places):
+            return self._output or [self._item(place) for place in places]
+        return [self._items[place] for place in places]
+
+    def _item(self, place: int) -> bytes:
+        grown = self._grown.get(place)
+        known = self._items.get(place)
+        if not grown:
+            return known or b"{}"
+        item: dict[str, Any] = raw_json.load(known) if known else {}
+        item.setdefault("type", "message")
+        if item["type"] == "message":
+            item.setdefault("role", "assistant")
+        item["status"] = "in_progress"
+        for (name, *kind), parts in grown.items():
+            if kind:
+                item[name] = _grow_parts(item.get(name), kind, parts)
+            else:
+                item[name] = "".join(piece for pieces in parts.values() for piece in pieces)
+        return raw_json.dump(item)
+
+
+def incomplete_reason(response: dict[str, bytes]) -> str:
+    """Why a response is incomplete, if it is."""
+    details = raw_json.load(response.get("incomplete_details", b"null"))
+    reason = details.get("reason") if isinstance(details, dict) else None
+    return reason if isinstance(reason, str) else ""
+
+
+def string(raw: bytes | None) -> str:
+    """A member that is a string; nothing for everything else."""
+    value = raw_json.load(raw) if raw else None
+    return value if isinstance(value, str) else ""
+
+
+def index(members: dict[str, bytes], name: str) -> int:
+    """A member that is a number; 0 for everything else."""
+    value = raw_json.load(members.get(name, b"0"))
+    return value if type(value) is int else 0
+
+
+def _grow_parts(known: object, kind: list[str], parts: dict[int, list[str]]) -> list[Any]:
+    grown = list(known) if isinstance(known, list) else []
+    for place, pieces in sorted(parts.items()):
+        part: dict[str, Any] = {"type": kind[0], kind[1]: "".join(pieces)}
+        if kind[0] == "output_text":
+            part["annotations"] = []
+        grown[place : place + 1] = [part]
+    return grown

@@ -1,0 +1,224 @@
+"""Replies on their way to the client: what may go out now. No I/O.
+
+Events go out in order, each as soon as it is certain what of its text is shown: as it came where that is all of it,
+with other text where that is a part, not at all where that is nothing; then the numbers of the events behind it move
+up. A text is repeated whole where it ends, and its part, its item and the response: the same is taken out there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from app.dialects import raw_json
+from app.dialects.dialect import Reply
+from app.dialects.openai_responses.said import ENDS, TEXT_DELTA, Said, incomplete_reason, index, read_delta, string
+from app.dialects.openai_responses.taking_out import TakingOut, keep_tokens, moved
+from app.dialects.pieces import Piece, PieceFilter
+from app.dialects.sse import MAX_EVENT, EventTooLarge, SseDecoder, SseEvent, with_data
+from app.domain.extraction import Extract
+
+_Place = tuple[int, int]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Waiting:
+    """An event that may have to wait for its ``piece`` of a text; ``members``: what it says instead."""
+
+    event: SseEvent
+    piece: Piece | None = None
+    members: dict[str, bytes] | None = None
+
+
+class ReplyStream:
+    """One streamed reply. With nothing to take out, ``feed`` returns what it is given.
+
+    ``strip_usage`` changes nothing: usage is always part of the stream.
+    """
+
+    def __init__(self, *, extract: Extract, strip_usage: bool = False, max_event: int = MAX_EVENT) -> None:
+        del strip_usage
+        self._extract = extract
+        self._decoder = SseDecoder(limit=max_event)
+        self._said = Said()
+        self._taking_out = TakingOut(extract)
+        self._filters: dict[_Place, PieceFilter] = {}
+        self._queue: deque[_Waiting] = deque()
+        self._dropped = 0
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What goes to the client now. An event over ``max_event`` bytes goes through unread."""
+        try:
+            events = self._decoder.feed(chunk)
+        except EventTooLarge:
+            out = self._release() + b"".join([event.raw for event in self._decoder.close()])
+        else:
+            out = b"".join([self._forward(event) for event in events])
+        return out if self._extract else chunk
+
+    def close(self) -> bytes:
+        """The stream is over: what was held back, and an unfinished last event."""
+        out = b"".join([self._forward(event) for event in self._decoder.close()]) + self._release()
+        return out if self._extract else b""
+
+    @property
+    def reply(self) -> Reply:
+        """What was said so far; whole after ``close``."""
+        said = self._said
+        items = said.items
+        return Reply(
+            id=said.id,
+            model=said.model,
+            choices=(self._taking_out.choice(items, said.finish),) if items or said.is_done else (),
+            usage=said.usage,
+            error=said.error,
+            is_done=said.is_done,
+        )
+
+    def _forward(self, event: SseEvent) -> bytes:
+        delta = read_delta(event.data)
+        waiting = _Waiting(event=event)
+        released = b""
+        if delta is not None:
+            self._said.add_delta(delta)
+            if self._extract and delta.type == TEXT_DELTA:
+                waiting.piece = Piece(delta.delta)
+                self._filter(delta.place).feed(waiting.piece)
+        elif event.data:
+            try:
+                waiting.members = self._read(raw_json.split_object(event.data))
+            except (ValueError, TypeError, KeyError):
+                # A shape nobody has described goes through, and is not understood. So does half an event at the end.
+                released = b"" if event.is_whole else self._release()
+        if not self._extract:
+            return b""
+        self._queue.append(waiting)
+        return released + self._drain()
+
+    def _read(self, members: dict[str, bytes]) -> dict[str, bytes] | None:
+        """Note an event that is no delta. What it says instead, if something else."""
+        kind = string(members.get("type"))
+        self._said.add(kind, members)
+        if not self._extract:
+            return None
+        self._settle_at(kind, members)
+        changed = self._without(kind, members)
+        return None if changed == members else changed
+
+    def _without(self, kind: str, members: dict[str, bytes]) -> dict[str, bytes]:
+        """The members of an event with what is taken out of the texts that it repeats."""
+        match kind:
+            case "response.output_text.done":
+                return self._taking_out.words(members)
+            case "response.output_text.annotation.added":
+                places = self._taking_out.places(self._said.text(_place(members)))
+                return {**members, "annotation": moved(members["annotation"], places)}
+            case _:
+                for name, take_out in (
+                    ("part", self._taking_out.part),
+                    ("item", self._taking_out.item),
+                    ("response", self._taking_out.response),
+                ):
+                    if members.get(name, b"").startswith(b"{"):
+                        members = {**members, name: take_out(members[name])}
+                return members
+
+    # What waits
+
+    def _filter(self, place: _Place) -> PieceFilter:
+        found = self._filters.get(place)
+        if found is None:
+            found = self._filters[place] = PieceFilter(self._extract)
+        return found
+
+    def _settle_at(self, kind: str, members: dict[str, bytes]) -> None:
+        """Nothing of a text waits any more once it is over."""
+        if kind in ENDS or not kind or kind == "error":
+            ended = list(self._filters)
+        elif kind == "response.output_item.done":
+            ended = [place for place in self._filters if place[0] == _place(members)[0]]
+        elif kind in {"response.output_text.done", "response.content_part.done"}:
+            ended = [place for place in self._filters if place == _place(members)]
+        else:
+            return
+        for place in ended:
+            self._filters.pop(place).close()
+
+    def _release(self) -> bytes:
+        for each in self._filters.values():
+            each.close()
+        self._filters.clear()
+        return self._drain()
+
+    def _drain(self) -> bytes:
+        out: list[bytes] = []
+        while self._queue and not ((piece := self._queue[0].piece) and piece.waiting):
+            out.append(self._write(self._queue.popleft()))
+        return b"".join(out)
+
+    def _write(self, waiting: _Waiting) -> bytes:
+        """The event as the client gets it."""
+        event, piece, members = waiting.event, waiting.piece, waiting.members
+        if piece is not None and piece.shown != piece.text:
+            if not piece.shown:
+                self._dropped += 1
+                return b""
+            members = _with_delta(raw_json.split_object(event.data or b"{}"), piece.shown)
+        if self._dropped:
+            members = self._renumber(event, members)
+        return event.raw if members is None else with_data(event, raw_json.join_object(members))
+
+    def _renumber(self, event: SseEvent, members: dict[str, bytes] | None) -> dict[str, bytes] | None:
+        if b'"sequence_number"' not in (event.data or b""):
+            return members
+        try:
+            members = members or raw_json.split_object(event.data or b"{}")
+            number = raw_json.load(members["sequence_number"])
+        except (ValueError, KeyError):
+            return members
+        if type(number) is not int:
+            return members
+        return {**members, "sequence_number": raw_json.dump(number - self._dropped)}
+
+
+def split_reply(body: bytes, extract: Extract) -> tuple[bytes, Reply]:
+    """The body for the client of a reply that is not streamed, and the reply.
+
+    The very same bytes when nothing is taken out; else only the texts concerned are replaced. What is no response (an
+    error under status 200, no JSON at all) goes through, and its reply has no choices.
+    """
+    taking_out = TakingOut(extract)
+    try:
+        members = raw_json.split_object(body)
+        error = members.get("error", b"null")
+        error = b"" if error == b"null" else error
+    except ValueError:
+        return body, Reply()
+    try:
+        items = raw_json.split_array(members.get("output", b""))
+        status = string(members.get("status"))
+        choice = taking_out.choice(items, incomplete_reason(members) or status)
+        shown = taking_out.response(body) if choice.client_message is not choice.model_message else body
+    except (ValueError, AttributeError):
+        return body, Reply(error=error)
+    usage = members.get("usage", b"null")
+    reply = Reply(
+        id=string(members.get("id")),
+        model=string(members.get("model")),
+        choices=(choice,) if items or not error else (),
+        usage=b"" if usage == b"null" else usage,
+        error=error,
+        is_done=status in {"completed", "incomplete", ""} and not error,
+    )
+    return shown, reply
+
+
+def _with_delta(members: dict[str, bytes], shown: str) -> dict[str, bytes]:
+    changed = {**members, "delta": raw_json.dump(shown)}
+    if members.get("logprobs", b"null").startswith(b"[{"):
+        changed["logprobs"] = keep_tokens(members["logprobs"], shown)
+    return changed
+
+
+def _place(members: dict[str, bytes]) -> _Place:
+    return index(members, "output_index"), index(members, "content_index")

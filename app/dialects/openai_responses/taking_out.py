@@ -1,0 +1,181 @@
+"""Texts that come whole (a reply that is not streamed, the repetitions at a stream's end) without what is taken out.
+
+Only the texts concerned are replaced, with them what points into them: the places of annotations, the tokens of
+``logprobs``. Everything else keeps its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from app.dialects import raw_json
+from app.dialects.dialect import ReplyChoice
+from app.dialects.openai_responses.items import as_run
+from app.dialects.pieces import Piece, PieceFilter
+from app.domain.extraction import Extract, Extraction
+
+_PLACES = ("start_index", "end_index", "index")
+_REMEMBERED = 8
+"""A stream repeats each text three times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """A text as the client sees it, and what was taken out."""
+
+    shown: str
+    terse: tuple[str, ...]
+    state: str | None
+
+
+class TakingOut:
+    """Takes out what ``extract`` names."""
+
+    def __init__(self, extract: Extract) -> None:
+        self._extract = extract
+        self._known: dict[str, Taken] = {}
+
+    def choice(self, items: list[bytes], finish: str) -> ReplyChoice:
+        """The reply of ``items``, which are as the model said them."""
+        said = as_run(items)
+        shown = [self.item(raw) for raw in items] if self._extract else items
+        taken = [self.text(text) for raw in items for text in _texts(raw)] if self._extract else []
+        states = [each.state for each in taken if each.state is not None]
+        return ReplyChoice(
+            index=0,
+            model_message=said,
+            client_message=said if shown == items else as_run(shown),
+            terse=tuple(entry for each in taken for entry in each.terse),
+            state=states[-1] if states else None,
+            finish_reason=finish,
+        )
+
+    def response(self, raw: bytes) -> bytes:
+        """A whole response."""
+        members = raw_json.split_object(raw)
+        output = members.get("output", b"")
+        if not output.startswith(b"["):
+            return raw
+        items = raw_json.split_array(output)
+        shown = [self.item(item) for item in items]
+        if shown == items:
+            return raw
+        members["output"] = raw_json.join_array(shown)
+        if members.get("output_text", b"").startswith(b'"'):
+            members["output_text"] = raw_json.dump("".join(text for item in shown for text in _texts(item)))
+        return raw_json.join_object(members)
+
+    def item(self, raw: bytes) -> bytes:
+        """An item of the output."""
+        if b'"output_text"' not in raw:
+            return raw
+        members = raw_json.split_object(raw)
+        content = members.get("content", b"")
+        if not content.startswith(b"["):
+            return raw
+        parts = raw_json.split_array(content)
+        shown = [self.part(part) for part in parts]
+        return raw if shown == parts else raw_json.join_object({**members, "content": raw_json.join_array(shown)})
+
+    def part(self, raw: bytes) -> bytes:
+        """A part of a message's content."""
+        members = raw_json.split_object(raw)
+        if members.get("type") != b'"output_text"':
+            return raw
+        shown = self.words(members)
+        return raw if shown is members else raw_json.join_object(shown)
+
+    def words(self, members: dict[str, bytes]) -> dict[str, bytes]:
+        """The members of whatever holds a whole ``text``; the very same when nothing is taken out."""
+        said = _string(members.get("text"))
+        shown = self.text(said).shown
+        if shown == said:
+            return members
+        changed = {**members, "text": raw_json.dump(shown)}
+        places: list[int] | None = None
+        for name, adapt in (("annotations", _move_all), ("logprobs", _keep_shown)):
+            if name in members and members[name] not in {b"[]", b"null"}:
+                places = places or self.places(said)
+                changed[name] = adapt(members[name], places)
+        return changed
+
+    def text(self, said: str) -> Taken:
+        """A whole text."""
+        known = self._known.get(said)
+        if known is None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            extraction = Extraction(self._extract)
+            shown = extraction.feed(said) + extraction.close()
+            known = self._known[said] = Taken(shown=shown, terse=extraction.terse, state=extraction.state)
+        return known
+
+    def places(self, said: str) -> list[int]:
+        """Where each character of ``said``, and its end, is in what is shown of it."""
+        pieces = [Piece(character) for character in said]
+        sieve = PieceFilter(self._extract)
+        for piece in pieces:
+            sieve.feed(piece)
+        sieve.close()
+        return list(accumulate((len(piece.shown) for piece in pieces), initial=0))
+
+
+def moved(annotation: bytes, places: list[int]) -> bytes:
+    """An annotation whose places are those in the shown text."""
+    members = raw_json.split_object(annotation)
+    for name in _PLACES:
+        value = raw_json.load(members.get(name, b"null"))
+        if type(value) is int and 0 <= value < len(places):
+            members[name] = raw_json.dump(places[value])
+    return raw_json.join_object(members)
+
+
+def keep_tokens(logprobs: bytes, shown: str) -> bytes:
+    """Of the tokens of one delta those that its ``shown`` part consists of."""
+    kept: list[bytes] = []
+    place = 0
+    for raw in raw_json.split_array(logprobs):
+        token = _token(raw)
+        if token and shown.startswith(token, place):
+            kept.append(raw)
+            place += len(token)
+    return raw_json.join_array(kept)
+
+
+def _move_all(annotations: bytes, places: list[int]) -> bytes:
+    return raw_json.join_array([moved(raw, places) for raw in raw_json.split_array(annotations)])
+
+
+def _keep_shown(logprobs: bytes, places: list[int]) -> bytes:
+    kept: list[bytes] = []
+    start = 0
+    last = len(places) - 1
+    for raw in raw_json.split_array(logprobs):
+        end = start + len(_token(raw))
+        if places[min(end, last)] > places[min(start, last)]:
+            kept.append(raw)
+        start = end
+    return raw_json.join_array(kept)
+
+
+def _token(raw: bytes) -> str:
+    value: Any = raw_json.load(raw)
+    token = value.get("token") if isinstance(value, dict) else None
+    return token if isinstance(token, str) else ""
+
+
+def _texts(item: bytes) -> Iterable[str]:
+    if b'"output_text"' not in item:
+        return
+    content = raw_json.load(item).get("content")
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, dict) and part.get("type") == "output_text" and isinstance(part.get("text"), str):
+            yield part["text"]
+
+
+def _string(raw: bytes | None) -> str:
+    value = raw_json.load(raw) if raw else None
+    return value if isinstance(value, str) else ""
