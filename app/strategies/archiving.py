@@ -111,11 +111,6 @@ def archived_summaries(summaries: Iterable[Summary], tiers: Sequence[Tier]) -> t
     return tuple(latest[seq] for seq in sorted(latest))
 
 
-def tool_summary_message(summary: Summary, encode: Encode) -> HeadMessage:
-    """The user message that stands for one archived result."""
-    return _message(f"[Tool result #{summary.first_seq}, archived]\n{summary.text}", encode)
-
-
 def tool_digest_message(summaries: Sequence[Summary], *, limit: int, encode: Encode) -> HeadMessage | None:
     """The one user message that a compaction makes of all ``summaries``; None without any.
 

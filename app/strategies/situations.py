@@ -7,24 +7,23 @@
 | an error repeats | retrieve what was done about it |
 | a new task starts | compress the previous one, clear volatile memory |
 | a past topic is mentioned | retrieve and expand that topic |
+
+The first is the decision's (`compositions.needs_of`), the second comes by the ranking of session memory
+(`layers.insert_session_memory`); the others are here.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Literal
 
 from app.domain.history import Entry, Past
 from app.domain.messages import Message, Text, ToolResult
 from app.domain.turns import Turn
 from app.strategies.references import extract_identifiers, message_text
 
-Situation = Literal["over_capacity", "old_task", "error_repeats", "new_task", "past_topic"]
-
-# Relevance from which a past turn is what the user speaks of, and from which it is worth a look.
+# Relevance from which a past turn is what the user speaks of.
 PAST_TOPIC = 0.4
-OLD_TASK = 0.15
 
 _ERROR = re.compile(r"(?:Error|Exception)\b|error:|fatal:|panic:|\bfailed\b|not found|denied", re.IGNORECASE)
 _VARIABLE = re.compile(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"", re.IGNORECASE)
@@ -34,19 +33,9 @@ _MAX_LINES = 20
 _LINE_LENGTH = 200
 
 
-def over_capacity(tokens: int, total: int, *, trigger_percent: int) -> bool:
-    """Whether ``tokens`` fill more than the trigger's share of ``total``."""
-    return tokens * 100 > total * trigger_percent
-
-
 def past_topics(past: Sequence[Past]) -> tuple[int, ...]:
     """Turns to expand whole: what the user speaks of again."""
     return tuple(each.turn for each in past if each.relevance >= PAST_TOPIC)
-
-
-def old_tasks(past: Sequence[Past]) -> tuple[int, ...]:
-    """Turns whose summary is enough: related, but not what is spoken of."""
-    return tuple(each.turn for each in past if OLD_TASK <= each.relevance < PAST_TOPIC)
 
 
 def repeated_errors(running: Sequence[Entry], past: Sequence[Past]) -> tuple[int, ...]:

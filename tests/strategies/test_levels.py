@@ -12,8 +12,6 @@ from app.domain.turns import Turn, group_turns
 from app.strategies.levels import Score, is_older, recency, score_turns
 from app.strategies.situations import (
     error_signatures,
-    old_tasks,
-    over_capacity,
     past_topics,
     repeated_errors,
     starts_new_task,
@@ -67,16 +65,10 @@ def test_ages() -> None:
     assert is_older(turn, 300, START + timedelta(seconds=301))
 
 
-def test_context_over_80_percent_full() -> None:
-    assert not over_capacity(12_800, 16_000, trigger_percent=80)
-    assert over_capacity(12_801, 16_000, trigger_percent=80)
-
-
-def test_a_past_topic_is_expanded_an_old_task_is_summarised_the_rest_stays_away() -> None:
+def test_a_past_topic_is_expanded_the_rest_stays_away() -> None:
     first, second, third = turns("a", "b", "c")
     past = [bring_back(first, 0.9), bring_back(second, 0.3), bring_back(third, 0.1)]
     assert past_topics(past) == (1,)
-    assert old_tasks(past) == (2,)
 
 
 def test_a_repeating_error_brings_back_the_turn_that_met_it() -> None:

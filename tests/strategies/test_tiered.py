@@ -97,6 +97,17 @@ def test_level_2_is_compressed_after_thirty_minutes_and_bounded() -> None:
     assert lines[0].startswith("[t3")  # the newest come first when room is short
 
 
+def test_level_2_what_is_spoken_of_comes_first_when_room_is_short() -> None:
+    said = [user("why does lexer.py drop tokens"), assistant("an off by one in lexer.py")]
+    for number in range(60):
+        said += [user(f"chat about the weather number {number}"), assistant("it rains " * 12)]
+    history = place(*said, user("what was it with lexer.py?"))
+    tight = replace(NARROW, session_budget=300, total_budget=300)
+    lines = session_memory(call_model(load(history, None), strategy=tight, policy=LITERAL, now=at(history, 60)))
+    assert lines[0] == "[t1] an off by one in lexer.py"
+    assert lines[1][:3] == "[t5"
+
+
 def test_level_4_old_turns_stay_whole_while_there_is_room() -> None:
     said = [entry.message for entry in talk(6)[:-1]]
     question = user("does lexer.py drop parser tokens")
