@@ -105,7 +105,7 @@ def test_level_2_what_is_spoken_of_comes_first_when_room_is_short() -> None:
     tight = replace(NARROW, session_budget=300, total_budget=300)
     lines = session_memory(call_model(load(history, None), strategy=tight, policy=LITERAL, now=at(history, 60)))
     assert lines[0] == "[t1] an off by one in lexer.py"
-    assert lines[1][:3] == "[t5"
+    assert lines[1] > "[t4"  # then the newest
 
 
 def test_level_4_old_turns_stay_whole_while_there_is_room() -> None:
