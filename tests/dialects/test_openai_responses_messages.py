@@ -30,7 +30,7 @@ from app.domain.chain import canonical
 from app.domain.errors import InvalidRequest
 from app.domain.messages import Media, Message, Part, Reasoning, Text, ToolCall, ToolResult
 from app.domain.pairing import prove_pairing
-from tests.dialects.recordings import MISSING, client_requests, requests
+from tests.dialects.recordings import MISSING, SHARED, client_requests, requests
 
 REQUESTS = requests("openai.responses")
 CLIENTS = client_requests("/v1/responses")
@@ -485,6 +485,17 @@ def test_requests_of_real_clients_are_understood(client: str, number: int, sent:
     if client == "codex":
         assert read_request(raw(sent)).ids["prompt_cache_key"]
         assert not any("<environment_context>" in message.text and canonical(message) for message in linked[:1])
+
+
+@pytest.mark.skipif(not CLIENTS, reason=MISSING)
+@pytest.mark.parametrize("client", ["copilot-cli", "langchain", "llamaindex", "pi", "pydantic-ai", "vercel-ai-sdk"])
+def test_replies_are_known_again_in_what_real_clients_send_back(client: str):
+    sent = {number: body for name, number, body in CLIENTS if name == client}
+    lines = map(json.loads, (SHARED / "clients" / client / "responses.jsonl").read_text().splitlines())
+    replies = [read_message(raw({"output": line["reply"]})) for line in lines if line["n"] in sent]
+    last = read_request(raw(sent[max(sent)])).messages
+    assert len(replies) > 2
+    assert {canonical(each) for each in replies[:-1]} == {canonical(each) for each in last if each.role == "assistant"}
 
 
 def _check(sent: bytes) -> tuple[Message, ...]:

@@ -9,6 +9,7 @@ import msgspec
 from app.dialects import raw_json
 from app.dialects.anthropic.content import string_member
 from app.dialects.anthropic.write import PARTIAL
+from app.dialects.pieces import PieceFilter
 from app.domain.extraction import Extract, Extraction
 
 
@@ -35,11 +36,11 @@ class GrowingBlock:
         "_input",
         "_shown",
         "_start",
-        "extraction",
         "is_left_out",
         "is_open",
         "is_settled",
         "is_visible",
+        "sieve",
     )
 
     def __init__(self, start: dict[str, bytes], extract: Extract) -> None:
@@ -48,11 +49,11 @@ class GrowingBlock:
         self._input: list[str] = []
         self._citations: list[bytes] = []
         self._shown: list[str] = []
-        self.extraction = Extraction(extract) if extract and string_member(start, "type") == "text" else None
+        self.sieve = PieceFilter(extract) if extract and string_member(start, "type") == "text" else None
         self.is_open = True
         self.is_settled = False
         self.is_left_out = False
-        self.is_visible = self.extraction is None
+        self.is_visible = self.sieve is None
 
     def grow(self, delta: dict[str, bytes]) -> None:
         """Add a ``delta``."""
@@ -89,6 +90,11 @@ class GrowingBlock:
         self.is_left_out = self.is_gone
 
     @property
+    def extraction(self) -> Extraction | None:
+        """What was taken out of a text block; None for any other."""
+        return self.sieve.extraction if self.sieve else None
+
+    @property
     def said(self) -> str:
         """The words of a text block."""
         return string_member(self._start, "text") + "".join(self._grown["text"])
@@ -96,7 +102,7 @@ class GrowingBlock:
     @property
     def shown(self) -> str:
         """What of them the client has been shown."""
-        return self.said if self.extraction is None else "".join(self._shown)
+        return self.said if self.sieve is None else "".join(self._shown)
 
     @property
     def is_cut(self) -> bool:

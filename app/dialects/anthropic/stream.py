@@ -16,6 +16,7 @@ from app.dialects import raw_json
 from app.dialects.anthropic.block import GrowingBlock, StringDelta
 from app.dialects.anthropic.content import string_member
 from app.dialects.dialect import Reply, ReplyChoice
+from app.dialects.pieces import Piece
 from app.dialects.sse import MAX_EVENT, EventTooLarge, SseDecoder, SseEvent, with_data
 from app.domain.extraction import Extract
 
@@ -34,18 +35,16 @@ _delta_decoder = msgspec.json.Decoder(_DeltaEvent)
 
 @dataclass(slots=True, kw_only=True)
 class _Item:
-    """An event that may have to wait: ``waiting`` characters of its ``text`` may yet prove to be no text."""
+    """An event that may have to wait for its ``piece`` of a text."""
 
     event: SseEvent
     kind: str
+    piece: Piece
     block: GrowingBlock | None = None
-    text: str = ""
-    shown: str = ""
-    waiting: int = 0
 
     @property
     def is_ready(self) -> bool:
-        return not self.waiting and (self.block is None or self.block.is_visible)
+        return not self.piece.waiting and (self.block is None or self.block.is_visible)
 
 
 class ReplyStream:
@@ -86,59 +85,27 @@ class ReplyStream:
         kind, block, text = self._said.add(event.data)
         if not self._extract:
             return b""
-        released = self._release() if kind in _ENDS or (not kind and _is_broken(event)) else b""
-        item = _Item(event=event, kind=kind, block=block, text=text)
-        self._queue.append(item)
+        released = self._release() if kind in _ENDS or (not kind and event.data and not event.is_whole) else b""
+        piece = Piece(text)
+        self._queue.append(_Item(event=event, kind=kind, block=block, piece=piece))
         if block is not None and text:
-            self._feed_text(block, item)
+            self._feed_text(block, piece)
         if block is not None and not block.is_open:
             self._settle(block)
         return released + self._drain()
 
-    def _feed_text(self, block: GrowingBlock, item: _Item) -> None:
-        if block.extraction is None or block.is_settled:
-            block.show(item.text)
-            item.shown = item.text
-            return
-        before = block.extraction.held
-        shown = block.extraction.feed(item.text)
-        block.show(shown)
-        if shown + block.extraction.held == before + item.text:
-            rest = self._show_waiting(block, shown)
-            item.shown, item.waiting = rest, len(item.text) - len(rest)
+    def _feed_text(self, block: GrowingBlock, piece: Piece) -> None:
+        if block.sieve is None or block.is_settled:
+            piece.shown = piece.text
+            block.show(piece.text)
         else:
-            self._hide_waiting(block)
-            item.shown, item.waiting = shown, len(block.extraction.held)
-
-    def _show_waiting(self, block: GrowingBlock, shown: str) -> str:
-        """Give ``shown`` to the events that wait for it, in order; what is left of it."""
-        for item in self._queue:
-            if item.block is block and item.waiting:
-                piece = shown[: item.waiting]
-                item.shown += piece
-                item.waiting -= len(piece)
-                shown = shown[len(piece) :]
-        return shown
-
-    def _hide_waiting(self, block: GrowingBlock) -> None:
-        for item in self._queue:
-            if item.block is block:
-                item.waiting = 0
+            block.show(block.sieve.feed(piece))
 
     def _settle(self, block: GrowingBlock) -> None:
         """The block's text is over: nothing of it waits any more, and it is known whether it is shown at all."""
-        if block.extraction is None or block.is_settled:
-            return
-        held = block.extraction.held
-        shown = block.extraction.close()
-        block.show(shown)
-        if shown == held:
-            self._show_waiting(block, shown)
-        else:
-            last = next(item for item in reversed(self._queue) if item.block is block and item.waiting)
-            self._hide_waiting(block)
-            last.shown += shown
-        block.settle()
+        if block.sieve is not None and not block.is_settled:
+            block.show(block.sieve.close())
+            block.settle()
 
     def _release(self) -> bytes:
         for item in self._queue:
@@ -157,15 +124,16 @@ class ReplyStream:
         if item.block is not None and item.block.is_left_out:
             self._dropped += item.kind == "content_block_start"
             return b""
-        if item.shown == item.text and not self._dropped:
+        shown = item.piece.shown
+        if shown == item.piece.text and not self._dropped:
             return item.event.raw
         members = _object(item.event.data)
-        if item.shown != item.text:
+        if shown != item.piece.text:
             name = "content_block" if item.kind == "content_block_start" else "delta"
             holder = raw_json.split_object(members[name])
-            if not item.shown and holder.keys() == {"type", "text"} and name == "delta":
+            if not shown and holder.keys() == {"type", "text"} and name == "delta":
                 return b""
-            members[name] = raw_json.join_object({**holder, "text": raw_json.dump(item.shown)})
+            members[name] = raw_json.join_object({**holder, "text": raw_json.dump(shown)})
         elif item.block is None:
             return item.event.raw
         members["index"] = raw_json.dump(raw_json.load(members["index"]) - self._dropped)
@@ -326,8 +294,3 @@ def _read_delta(data: bytes | None) -> _DeltaEvent | None:
     except (msgspec.DecodeError, RecursionError):
         return None
     return event if event.type == "content_block_delta" else None
-
-
-def _is_broken(event: SseEvent) -> bool:
-    """Whether it is the first part of an event that never ended."""
-    return bool(event.data) and not event.raw.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
