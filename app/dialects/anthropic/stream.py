@@ -53,8 +53,10 @@ class ReplyStream:
     ``strip_usage`` changes nothing: usage is always part of the stream.
     """
 
-    def __init__(self, *, extract: Extract, strip_usage: bool = False, max_event: int = MAX_EVENT) -> None:
-        del strip_usage
+    def __init__(
+        self, *, extract: Extract, strip_usage: bool = False, sent: bytes = b"", max_event: int = MAX_EVENT
+    ) -> None:
+        del strip_usage, sent
         self._extract = extract
         self._decoder = SseDecoder(limit=max_event)
         self._said = _Said(extract)
@@ -214,7 +216,7 @@ class _Said:
         return _choice(self._message, blocks, [block.write() for block in blocks], self._finish)
 
 
-def split_reply(body: bytes, extract: Extract) -> tuple[bytes, Reply]:
+def split_reply(body: bytes, extract: Extract, *, sent: bytes = b"") -> tuple[bytes, Reply]:
     """The body for the client of a reply that is not streamed, and the reply.
 
     The very same bytes when nothing is taken out; else only the texts concerned are replaced. What is no message (an
