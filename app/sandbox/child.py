@@ -30,7 +30,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 MiB = 1024 * 1024
@@ -109,6 +109,10 @@ def give_up() -> None:
     """Everything that the process does not need. What the system does not let it do is left to the other limits."""
     os.chdir("/")
     if sys.platform == "linux":
+        with suppress(OSError):  # where memory is short, this goes first
+            descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+            os.write(descriptor, b"1000")
+            os.close(descriptor)
         kernel = ctypes.CDLL(None)
         kernel.unshare(CLONE_NEWNET)
         kernel.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -126,10 +130,8 @@ def give_up() -> None:
         (resource.RLIMIT_AS, ADDRESS_SPACE),
     ]
     for limit, value in limits:
-        try:
+        with suppress(ValueError, OSError):  # macOS has no limit of the address space
             resource.setrlimit(limit, (value, value))
-        except (ValueError, OSError):  # macOS has no limit of the address space
-            continue
 
 
 def limit_cpu() -> None:

@@ -118,6 +118,7 @@ class Queries:
         try:
             await self._add_new(tenant, session, desk)
             await self._mark(tenant, session, desk)
+            await desk.child.ready()  # the time of a query begins when all rows are there
         except (ChildDied, TookTooLong) as error:
             raise Busy("the session could not be made ready for a query") from error
         desk.known.version = session.version
