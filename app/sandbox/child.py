@@ -108,6 +108,7 @@ _NEAR = re.compile(r'near "(.*)": syntax error|unrecognized token: "(.*)"', re.D
 def give_up() -> None:
     """Everything that the process does not need. What the system does not let it do is left to the other limits."""
     os.chdir("/")
+    os.closerange(3, 1 << 20)  # nothing should be inherited
     if sys.platform == "linux":
         with suppress(OSError):  # where memory is short, this goes first
             descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
