@@ -290,7 +290,7 @@ class Proxy:
         finally:
             reply.close()
         ended = self._monotonic()
-        client_body, said = self._dialect.split_reply(body, prepared.extract)
+        client_body, said = self._dialect.split_reply(body, prepared.extract, sent=_sent(call, prepared))
         await self._recorder.commit(prepared, said, reply.status, is_whole=True)
         self._forethought.consider(call, prepared)
         self._observe(call, sent, ended)
@@ -344,7 +344,9 @@ class Proxy:
         self, call: Call, prepared: Prepared, reply: Reply, first: bytes, sent: float
     ) -> AsyncIterator[bytes]:
         """The reply as it comes, tags taken out; its end only when it is on disk."""
-        reader = self._dialect.open_stream(extract=prepared.extract, strip_usage=prepared.strip_usage)
+        reader = self._dialect.open_stream(
+            extract=prepared.extract, strip_usage=prepared.strip_usage, sent=_sent(call, prepared)
+        )
         ended = sent
         is_committed = False
         try:
@@ -409,6 +411,11 @@ def _as_addressed(request: Request, call: Call) -> Request:
     if not call.model and not call.streams:
         return request
     return replace(request, model=call.model or request.model, stream=call.streams or request.stream)
+
+
+def _sent(call: Call, prepared: Prepared) -> bytes:
+    """The client's request where another one went upstream: some replies repeat theirs."""
+    return b"" if prepared.body is call.body else call.body
 
 
 async def _let_go(sending: asyncio.Task[Reply]) -> None:
