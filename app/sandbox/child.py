@@ -93,14 +93,14 @@ string_agg substr substring sum time timediff total trim trunc typeof unicode un
 """
 
 
-def _available() -> frozenset[str]:
-    """Of those the ones that this SQLite has."""
+def _listed(pragma: str) -> frozenset[str]:
+    """What this SQLite has, by name."""
     with closing(sqlite3.connect(":memory:")) as db:
-        there = {name for (name,) in db.execute("SELECT name FROM pragma_function_list")}
-    return frozenset(there.intersection(_FUNCTIONS.split()))
+        return frozenset(name.lower() for (name,) in db.execute(f"SELECT name FROM {pragma}"))  # noqa: S608
 
 
-FUNCTIONS = _available()
+FUNCTIONS = _listed("pragma_function_list").intersection(_FUNCTIONS.split())
+MODULES = _listed("pragma_module_list")
 
 _NEAR = re.compile(r'near "(.*)": syntax error|unrecognized token: "(.*)"', re.DOTALL)
 
@@ -174,7 +174,7 @@ class Table:
         self._tools.update(calls)
         if answers:
             names = dict.fromkeys(self._tools[each] for each in answers if each in self._tools)
-            values[_TOOL_NAME] = ", ".join(names) or None
+            values[_TOOL_NAME] = ", ".join(names)[:NAME] or None
         return values
 
     def clear(self) -> None:
@@ -242,7 +242,7 @@ class Table:
 def _may_read(table: str, column: str) -> bool:
     """Of a table that no column is read of (``count(*)``) SQLite tells the name in the query, which may be its own."""
     name = table.lower()
-    return name in TABLES or (not column and not name.startswith(("sqlite_", "pragma_")))
+    return name in TABLES or not (column or name in MODULES or name.startswith(("sqlite_", "pragma_")))
 
 
 def _collect(cursor: sqlite3.Cursor) -> dict[str, Any]:
