@@ -108,7 +108,7 @@ _NEAR = re.compile(r'near "(.*)": syntax error|unrecognized token: "(.*)"', re.D
 def give_up() -> None:
     """Everything that the process does not need. What the system does not let it do is left to the other limits."""
     os.chdir("/")
-    os.closerange(3, 1 << 20)  # nothing should be inherited
+    os.closerange(3, min(1 << 20, os.sysconf("SC_OPEN_MAX")))  # nothing should be inherited
     if sys.platform == "linux":
         with suppress(OSError):  # where memory is short, this goes first
             descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
@@ -118,9 +118,10 @@ def give_up() -> None:
         kernel.unshare(CLONE_NEWNET)
         kernel.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if os.geteuid() == 0:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+        with suppress(PermissionError):  # a container's root may be none
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
     os.nice(5)
     limits = [
         (resource.RLIMIT_CORE, 0),
