@@ -37,6 +37,7 @@ from app.service.embedder import Embedder
 from app.service.epoch_keeping import EpochKeeper
 from app.service.exports import Exports
 from app.service.following import Followers
+from app.service.marks import Marks
 from app.service.memory import Memories
 from app.service.memos import Memos
 from app.service.messages import Messages
@@ -296,14 +297,16 @@ def build(
         artifacts=artifacts,
         offered=settings.offered_tools,
     )
+    previews = Previews(database, recipes, calibrations, retriever, clock=clock)
     services = Services(
         sessions=sessions,
         messages=messages,
+        marks=Marks(database, clock=clock),
         exports=Exports(database, messages, sessions, clock=clock, new_id=new_id),
-        previews=Previews(database, recipes, calibrations, retriever, clock=clock),
+        previews=previews,
         searcher=searcher,
         queries=queries,
-        figures=Figures(database),
+        figures=Figures(database, recipes, previews),
         followers=Followers(database),
         artifacts=artifacts,
         compactions=Compactions(database, recipes, summarizer, keeper, clock=clock),

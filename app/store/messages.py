@@ -9,7 +9,7 @@ from datetime import datetime
 import msgspec
 from asyncpg import Record
 
-from app.domain.history import Status
+from app.domain.history import DEFAULT_PRIORITY, Status
 from app.domain.lineage import Row
 from app.store.connection import Connection
 
@@ -28,6 +28,7 @@ class StoredMessage:
     client_visible: bool
     model_visible: bool
     pinned: bool
+    priority: int
     finish: str | None
     digest: bytes
     created_at: datetime
@@ -37,23 +38,23 @@ class StoredMessage:
 
 ROW = "seq, place, turn, tokens, role, status, digest, chain IS NOT NULL AS relayed, call"
 FULL = (
-    "seq, turn, place, tokens, role, status, dialect, client_visible, model_visible, pinned, finish, digest, "
+    "seq, turn, place, tokens, role, status, dialect, client_visible, model_visible, pinned, priority, finish, digest, "
     "created_at, raw, model_raw"
 )
 HERE = "tenant_id = $1 AND session_id = $2"
 
 # Instructions are found by an index of their own, so that the cost depends on the tail alone.
 TAIL_ROWS = f"""
-SELECT {ROW}, pinned, created_at, model_raw FROM messages
+SELECT {ROW}, pinned, priority, created_at, model_raw FROM messages
 WHERE {HERE} AND seq >= $3 AND status <> 'superseded' AND turn > 0 AND client_visible
 UNION ALL
-SELECT {ROW}, pinned, created_at, NULL FROM messages
+SELECT {ROW}, pinned, priority, created_at, NULL FROM messages
 WHERE {HERE} AND turn = 0 AND status = 'live'
 ORDER BY place, seq
 """
 
 ALL_ROWS = f"""
-SELECT {ROW}, pinned, created_at, model_raw FROM messages
+SELECT {ROW}, pinned, priority, created_at, model_raw FROM messages
 WHERE {HERE} AND client_visible ORDER BY place, seq
 """
 
@@ -75,6 +76,7 @@ class TailRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     row: Row
     pinned: bool
+    priority: int = DEFAULT_PRIORITY
     created_at: datetime
     model_raw: bytes | None
 
@@ -93,6 +95,7 @@ def _row(record: Record) -> TailRow:
             call=record["call"],
         ),
         pinned=record["pinned"],
+        priority=record["priority"],
         created_at=record["created_at"],
         model_raw=record["model_raw"],
     )
@@ -133,7 +136,9 @@ async def instructions(connection: Connection, tenant: str, session_id: str) -> 
     return [message_from(r) for r in await connection.fetch(INSTRUCTIONS, tenant, session_id)]
 
 
-KEPT_ROWS = f"SELECT {ROW}, pinned, created_at, model_raw FROM messages WHERE {HERE} AND seq = ANY($3::bigint[])"
+KEPT_ROWS = f"""
+SELECT {ROW}, pinned, priority, created_at, model_raw FROM messages WHERE {HERE} AND seq = ANY($3::bigint[])
+"""
 
 
 async def rows_of(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> list[TailRow]:
