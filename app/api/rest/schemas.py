@@ -98,6 +98,8 @@ class BuildContext(Body):
 class ChosenSettings(Body):
     """Strategy and policy of the calls to come, where they are neither the session's nor the configured ones."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{}, {"strategy": "compact"}]})
+
     strategy: Setting = None
     epoch: Setting = None
 
