@@ -44,6 +44,8 @@ _EVENT = re.compile(rb"data:.*?(?:\n\n|\r\n\r\n|\r\r)", re.DOTALL)
 
 _OnReply = Callable[[SaidReply], Awaitable[None]]
 
+# Ids of a history that the model host keeps and puts in front: what is sent is then not the whole conversation.
+HOST_HISTORY = frozenset({"previous_response_id", "conversation"})
 EVENT_STREAM = "text/event-stream"
 JSON = "application/json"
 MAX_ERROR_BODY = 1024 * 1024
@@ -135,10 +137,16 @@ class Proxy:
         self._recipes.check(strategy=call.options.strategy, epoch=call.options.epoch)
         request = await aside(len(call.body), self._dialect.read_request, call.body, self._memo.read)
         request = _as_addressed(request, call)
-        if request.unreadable is not None or not request.messages:
+        if request.unreadable is not None or not request.messages or not HOST_HISTORY.isdisjoint(request.ids):
             return await self.forward(call, "passthrough")
         headers = call.header_map
-        kind = clients.side_call(headers, request.messages, has_tools=bool(request.tools), stops=request.stop)
+        kind = clients.side_call(
+            headers,
+            request.messages,
+            has_tools=bool(request.tools),
+            stops=request.stop,
+            max_tokens=request.max_tokens,
+        )
         if kind is not None:
             return await self._side_call(call, request, kind)
         try:
