@@ -12,7 +12,7 @@ from tests.api.conftest import Api
 
 TABLES = (
     "tenants", "keys", "sessions", "messages", "terse", "epochs", "calls", "attributes", "appends", "side_replies",
-    "search_pages", "search_words", "calibration",
+    "search_pages", "search_words",
 )  # fmt: skip
 
 
