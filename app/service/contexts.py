@@ -27,7 +27,7 @@ from app.store.messages import StoredMessage, TailRow
 from app.strategies.activity_log import derive_missing
 from app.strategies.epochs import Advance, Policy
 from app.strategies.planning import build, decide, load_from, plan_epoch, turns_to_load, with_retrieved
-from app.strategies.presets import Slim, Strategy, Window
+from app.strategies.presets import Slim, Strategy, Tiered, Window
 
 # (the client's echo of a reply, the reply as the model said it) -> the echo with the model's own words.
 Restore = Callable[[Message, bytes], Message]
@@ -368,12 +368,17 @@ def make(history: History, recipe: Recipe, around: Circumstances, model: str) ->
     seen = sum(entry.tokens for entry in gone if entry not in snapshot.kept)
     epoch = replace(epoch, older_tokens=snapshot.older_tokens + seen)
     derived: tuple[TerseEntry, ...] = ()
-    if isinstance(recipe.strategy, Slim) and recipe.strategy.derive_terse:
+    if _tells_of_each_turn(recipe.strategy):
         running = {entry.turn for entry in loaded if entry.seq >= epoch.cut}
         derived = derive_missing([entry for entry in gone if entry.turn not in running], history.material.terse)
     whole = with_retrieved(snapshot, history.material, epoch)
     context = build(whole, epoch, strategy=recipe.strategy, encode=partial(tokens.recount, name=name))
     return Built(context=context, starts_epoch=True, derived=derived)
+
+
+def _tells_of_each_turn(strategy: Strategy) -> bool:
+    """Whether what a turn came to is told in every later epoch: then it is stored when the turn is cut."""
+    return strategy.derive_terse if isinstance(strategy, Slim) else isinstance(strategy, Tiered)
 
 
 async def after_overflow(
