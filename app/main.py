@@ -32,6 +32,7 @@ from app.service.artifacts import Artifacts
 from app.service.auth import Auth
 from app.service.calibrations import Calibrations
 from app.service.cleanup import Cleanup
+from app.service.commands import Commands
 from app.service.compactions import Compactions
 from app.service.embedder import Embedder
 from app.service.epoch_keeping import EpochKeeper
@@ -298,6 +299,7 @@ def build(
         offered=settings.offered_tools,
     )
     previews = Previews(database, recipes, calibrations, retriever, clock=clock)
+    compactions = Compactions(database, recipes, summarizer, keeper, clock=clock)
     services = Services(
         sessions=sessions,
         messages=messages,
@@ -309,11 +311,20 @@ def build(
         figures=Figures(database, recipes, previews),
         followers=Followers(database),
         artifacts=artifacts,
-        compactions=Compactions(database, recipes, summarizer, keeper, clock=clock),
+        compactions=compactions,
         notes=notes,
         memos=memos,
         memories=memories,
         tools=tools,
+        commands=Commands(
+            database,
+            sessions=sessions,
+            previews=previews,
+            compactions=compactions,
+            notes=notes,
+            strategy=settings.strategy,
+            epoch=settings.epoch,
+        ),
         strategy=settings.strategy,
         epoch=settings.epoch,
     )
