@@ -11,9 +11,11 @@ from datetime import datetime
 from functools import partial
 
 from app.dialects.dialect import Dialect
+from app.dialects.registry import DIALECTS
 from app.domain.context import Context, ContextMessage
 from app.domain.extraction import Extract
 from app.domain.history import Entry, Epoch, HeadMessage, Material, Snapshot, TerseEntry
+from app.domain.isolation import share_messages, words_of
 from app.domain.messages import Message, ToolResult
 from app.domain.sessions import Session
 from app.service import tokens
@@ -29,8 +31,9 @@ from app.strategies.epochs import Advance, Policy
 from app.strategies.planning import build, decide, load_from, plan_epoch, turns_to_load, with_retrieved
 from app.strategies.presets import Slim, Strategy, Tiered, Window
 
-# (the client's echo of a reply, the reply as the model said it) -> the echo with the model's own words.
-Restore = Callable[[Message, bytes], Message]
+# (the client's echo of a reply, the reply as the model said it, the dialect of that) -> the echo with the model's own
+# words.
+Restore = Callable[[Message, bytes, str], Message]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +126,7 @@ async def load(
         kept_entries = _stored_entries(kept, dialect)
         if not any(not incoming.is_link for incoming in arrival.incoming):
             rows = await messages.instructions(connection, tenant, session.id)
-            stored_instructions = tuple(row.raw for row in rows)
+            stored_instructions = tuple(_stored_instruction(row, dialect) for row in rows)
     else:
         kept_rows = await _kept_rows(connection, tenant, found, epoch, cut)
         restore = restore or partial(restore_reply, dialect)
@@ -283,13 +286,19 @@ async def entries_of(
         return []
     if found.is_delta:
         stored = await messages.content(connection, tenant, found.session.id, seqs)
-        return [_stored_entry(message, dialect) for message in stored]
+        return _stored_entries(stored, dialect)
     rows = await messages.rows_of(connection, tenant, found.session.id, seqs)
     return _find_resent(found, arrival, rows, restore)
 
 
-def restore_reply(dialect: Dialect, echo: Message, model_raw: bytes) -> Message:
-    """The client's echo of a reply with the model's own words put back; a user's message as the model was shown it."""
+def restore_reply(dialect: Dialect, echo: Message, model_raw: bytes, said_in: str) -> Message:
+    """The client's echo of a reply with the model's own words put back; a user's message as the model was shown it.
+
+    ``said_in``: the dialect of these words.
+    """
+    if not share_messages(said_in, dialect.name):
+        text = DIALECTS[said_in].read_reply(model_raw).text  # type: ignore[index]
+        return dialect.read_message(dialect.with_text(echo.raw, text))
     if echo.role == "user":
         return dialect.read_message(model_raw)
     return dialect.read_message(dialect.restore_reply(echo.raw, model_raw))
@@ -297,7 +306,7 @@ def restore_reply(dialect: Dialect, echo: Message, model_raw: bytes) -> Message:
 
 def _known_entry(message: Message, row: TailRow, restore: Restore) -> Entry:
     if row.model_raw is not None:
-        message = restore(message, row.model_raw)
+        message = restore(message, row.model_raw, row.dialect)
     return Entry(
         seq=row.row.seq,
         turn=row.row.turn,
@@ -326,23 +335,43 @@ def _bytes_of(stored: Sequence[StoredMessage]) -> int:
 
 
 def _stored_entries(stored: Sequence[StoredMessage], dialect: Dialect) -> list[Entry]:
-    return [_stored_entry(message, dialect) for message in stored]
+    entries = (_stored_entry(message, dialect) for message in stored)
+    return [entry for entry in entries if entry is not None]
 
 
-def _stored_entry(stored: StoredMessage, dialect: Dialect) -> Entry:
-    """A stored message as the model saw it; a reply in the form in which a provider takes it back."""
-    raw = stored.model_raw if stored.model_raw is not None else stored.raw
-    if stored.role == "assistant":
-        raw = dialect.as_input(raw)
+def _stored_entry(stored: StoredMessage, dialect: Dialect) -> Entry | None:
+    """A stored message as the model saw it; a reply in the form in which a provider takes it back.
+
+    Of what was said in another dialect the words alone, and None where there are none.
+    """
+    message = _stored_message(stored, dialect)
+    if message is None:
+        return None
     return Entry(
         seq=stored.seq,
         turn=stored.turn,
-        message=dialect.read_message(raw),
+        message=message,
         tokens=stored.tokens,
         created_at=stored.created_at,
         pinned=stored.pinned,
         priority=stored.priority,
     )
+
+
+def _stored_message(stored: StoredMessage, dialect: Dialect) -> Message | None:
+    raw = stored.model_raw if stored.model_raw is not None else stored.raw
+    if not share_messages(stored.dialect, dialect.name):
+        own = DIALECTS[stored.dialect]  # type: ignore[index]
+        return words_of(own.read_reply(raw) if stored.role == "assistant" else own.read_message(raw))
+    return dialect.read_message(dialect.as_input(raw) if stored.role == "assistant" else raw)
+
+
+def _stored_instruction(stored: StoredMessage, dialect: Dialect) -> bytes:
+    """Instructions in wire form."""
+    if share_messages(stored.dialect, dialect.name):
+        return stored.raw
+    text = DIALECTS[stored.dialect].read_message(stored.raw).text  # type: ignore[index]
+    return dialect.write_text("system", text)
 
 
 def make(history: History, recipe: Recipe, around: Circumstances, model: str) -> Built:

@@ -45,16 +45,16 @@ HERE = "tenant_id = $1 AND session_id = $2"
 
 # Instructions are found by an index of their own, so that the cost depends on the tail alone.
 TAIL_ROWS = f"""
-SELECT {ROW}, pinned, priority, created_at, model_raw FROM messages
+SELECT {ROW}, dialect, pinned, priority, created_at, model_raw FROM messages
 WHERE {HERE} AND seq >= $3 AND status <> 'superseded' AND turn > 0 AND client_visible
 UNION ALL
-SELECT {ROW}, pinned, priority, created_at, NULL FROM messages
+SELECT {ROW}, dialect, pinned, priority, created_at, NULL FROM messages
 WHERE {HERE} AND turn = 0 AND status = 'live'
 ORDER BY place, seq
 """
 
 ALL_ROWS = f"""
-SELECT {ROW}, pinned, priority, created_at, model_raw FROM messages
+SELECT {ROW}, dialect, pinned, priority, created_at, model_raw FROM messages
 WHERE {HERE} AND client_visible ORDER BY place, seq
 """
 
@@ -72,9 +72,10 @@ INSTRUCTIONS = f"SELECT {FULL} FROM messages WHERE {HERE} AND turn = 0 AND statu
 
 
 class TailRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A row of the tail, with the model's view where it differs from the client's."""
+    """A row of the tail, with the model's view where it differs from the client's; ``dialect`` is that of both."""
 
     row: Row
+    dialect: str
     pinned: bool
     priority: int = DEFAULT_PRIORITY
     created_at: datetime
@@ -94,6 +95,7 @@ def _row(record: Record) -> TailRow:
             relayed=record["relayed"],
             call=record["call"],
         ),
+        dialect=record["dialect"],
         pinned=record["pinned"],
         priority=record["priority"],
         created_at=record["created_at"],
@@ -137,7 +139,7 @@ async def instructions(connection: Connection, tenant: str, session_id: str) -> 
 
 
 KEPT_ROWS = f"""
-SELECT {ROW}, pinned, priority, created_at, model_raw FROM messages WHERE {HERE} AND seq = ANY($3::bigint[])
+SELECT {ROW}, dialect, pinned, priority, created_at, model_raw FROM messages WHERE {HERE} AND seq = ANY($3::bigint[])
 """
 
 
