@@ -123,7 +123,7 @@ async def test_through_a_running_service(run, database: Database) -> None:
     text, stored = new_key("north", "", now=clock(), key_id=secrets.token_hex(8), secret=secrets.token_urlsafe(32))
     await keys.add(store, stored)
     await store.close()
-    settings = Settings(_env_file=None)  # type: ignore[call-arg]
+    settings = Settings(_env_file=None)
     async with run_service(settings, database.dsn, "http://127.0.0.1:9") as url:
         where = ("--url", url, "--key", text)
         assert (await run("add", "user", "hi", *where, local=False)).code == 0
