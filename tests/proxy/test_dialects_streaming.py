@@ -104,8 +104,8 @@ SPEAKERS = {
         end=event(_generated(".", finishReason="STOP"), newline=b"\r\n"),
         error=b'data: {"error":{"code":50',
         heartbeat=b"",
-        overflow=b'{"error":{"code":400,"message":"The input token count (1100000) exceeds the maximum number of tokens '
-        b'allowed (1048576).","status":"INVALID_ARGUMENT"}}',
+        overflow=b'{"error":{"code":400,"message":"The input token count (1100000) exceeds the maximum number of '
+        b'tokens allowed (1048576).","status":"INVALID_ARGUMENT"}}',
         hangs=False,
     ),
 }
