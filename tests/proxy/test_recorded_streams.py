@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ PATHS = {
     "gemini.generateContent": "/v1beta/models/m:generateContent",
     "gemini.streamGenerateContent": "/v1beta/models/m:streamGenerateContent?alt=sse",
 }
-BODIES = {
+BODIES: Mapping[str, dict[str, Any]] = {
     "openai.responses": {"model": "m", "input": "hello"},
     "gemini": {"contents": [{"role": "user", "parts": [{"text": "hello"}]}]},
     "": {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]},
@@ -68,7 +69,7 @@ async def test_a_reply_comes_through_byte_for_byte(
         pieces = [piece for piece in re.split(rb"(?<=\n\n)|(?<=\r\n\r\n)", recorded) if piece]
         raw.answer(http_head(kind), *pieces)
         body = next(each for begin, each in BODIES.items() if api.startswith(begin))
-        sent = dict(body)
+        sent: dict[str, Any] = dict(body)
         if line["stream"] and not api.startswith("gemini"):
             sent |= {"stream": True, **({"stream_options": {"include_usage": True}} if api.endswith("chat") else {})}
         session = f"{key}-{number}"
