@@ -208,3 +208,19 @@ def test_tiered_tells_of_every_turn_also_after_many_epochs(service: Service, mod
     memory = next(m["content"] for m in client.sent["messages"] if "Session Memory" in str(m["content"]))
     for turn in range(8):
         assert f"[t{turn + 1}]" in memory or f"crank of engine{turn}." in str(client.sent["messages"])
+
+
+def test_compactions_are_among_the_events_with_their_counts(service: Service, model: Model) -> None:
+    client = Client(service, model, "events", "trim", "auto")
+    for turn in range(4):
+        client.ask(user(f"question {turn} " + "word " * 300), reply="answer " + "word " * 300)
+    url = f"{service.url}/api/sessions/{client.session}"
+    assert httpx.post(f"{url}/compact", json={"strategy": "trim"}).status_code == 200
+    events = httpx.get(f"{url}/events").json()["items"]
+    (start,) = [each for each in events if each["type"] == "compaction_start"]
+    (end,) = [each for each in events if each["type"] == "compaction_end"]
+    assert (start["purpose"], start["messages"], end["result"]) == ("trim", 6, "extractive")
+    assert end["tokens_after"] < end["tokens_before"] == start["tokens_before"]
+    assert [each["reason"] for each in events if each["type"] == "epoch"][-1] == "compact"
+    page = httpx.get(f"{url}/events", params={"limit": 1}).json()
+    assert httpx.get(f"{url}/events", params={"after": page["next"]}).json()["items"] == events[1:]
