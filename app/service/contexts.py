@@ -31,6 +31,10 @@ from app.strategies.presets import Slim, Strategy, Window
 
 # (the client's echo of a reply, the reply as the model said it) -> the echo with the model's own words.
 Restore = Callable[[Message, bytes], Message]
+# (place, entry)
+_Placed = tuple[float, Entry]
+# Stands where the client has nothing to echo.
+_NOT_ECHOED = Message(role="user", parts=(), raw=b"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +205,7 @@ def _older_tokens(epoch: Epoch, entries: Sequence[Entry]) -> int:
 
 
 def _missing_kept(found: Found, epoch: Epoch, cut: int) -> list[int]:
-    loaded = {row.row.seq for row in found.rows}
+    loaded = {row.row.seq for row in (*found.rows, *found.hidden)}
     return [seq for seq in epoch.kept if seq < cut and seq not in loaded]
 
 
@@ -234,23 +238,48 @@ def _resent_entries(
     cut: int,
     now: datetime,
 ) -> tuple[list[Entry], list[Entry]]:
-    """Entries of a history that the client resent whole: its own bytes, with the model's words put back."""
+    """Entries of a history that the client resent whole: its own bytes, with the model's words put back, and at their
+    places the messages that it knows nothing of.
+    """
     rows = {row.row.seq: row for row in found.rows}
     kept_seqs = set(found.session.plan.kept) if found.session and found.session.plan else set()
-    entries: list[Entry] = []
-    kept: list[Entry] = []
+    entries: list[_Placed] = []
+    kept: list[_Placed] = []
     for message, incoming, placed in zip(arrival.messages, arrival.incoming, found.decision.placed, strict=True):
         if not incoming.is_link or placed.seq == 0 or placed.status != "live":
             continue
         row = rows.get(placed.seq)
         if placed.is_new or row is None:
-            entries.append(_new_entry(message, placed.seq, placed.turn, now))
+            entries.append((placed.place, _new_entry(message, placed.seq, placed.turn, now)))
         elif placed.seq >= cut:
-            entries.append(_known_entry(message, row, restore))
+            entries.append((placed.place, _known_entry(message, row, restore)))
         elif placed.seq in kept_seqs:
-            kept.append(_known_entry(message, row, restore))
-    kept += _find_resent(found, arrival, kept_rows, restore)
-    return entries, kept
+            kept.append((placed.place, _known_entry(message, row, restore)))
+    for row in _live_hidden(found):
+        if row.row.seq >= cut:
+            entries.append((row.row.place, _known_entry(_NOT_ECHOED, row, restore)))
+        elif row.row.seq in kept_seqs:
+            kept.append((row.row.place, _known_entry(_NOT_ECHOED, row, restore)))
+    return _in_order(entries), _in_order(kept) + _find_resent(found, arrival, kept_rows, restore)
+
+
+def _in_order(entries: list[_Placed]) -> list[Entry]:
+    return [entry for _, entry in sorted(entries, key=lambda placed: (placed[0], placed[1].seq))]
+
+
+def _live_hidden(found: Found) -> list[TailRow]:
+    """Hidden messages that are part of the history as the request has it: they go the way of the reply they came with."""
+    if not found.hidden:
+        return []
+    calls = {row.row.seq: row.row.call for row in found.rows}
+    gone = {calls.get(seq) for seq in found.decision.superseded}
+    back = {calls.get(seq) for seq in found.decision.revived}
+    return [
+        row
+        for row in found.hidden
+        if (row.row.call not in gone if row.row.status == "live" else row.row.call in back)
+        and row.row.status in {"live", "superseded"}
+    ]
 
 
 def _find_resent(found: Found, arrival: Arrival, rows: Sequence[TailRow], restore: Restore) -> list[Entry]:
@@ -263,9 +292,10 @@ def _find_resent(found: Found, arrival: Arrival, rows: Sequence[TailRow], restor
     latest = {arrival.incoming[index].digest: index for index in arrival.links if placed[index].seq == 0}
     shown: list[Entry] = []
     for row in sorted(rows, key=lambda each: each.row.place):
-        index = known.get(row.row.seq, latest.get(row.row.digest))
-        if index is not None and row.row.status == "live":
-            shown.append(_known_entry(arrival.messages[index], row, restore))
+        index = None if row.is_hidden else known.get(row.row.seq, latest.get(row.row.digest))
+        if row.row.status == "live" and (index is not None or row.is_hidden):
+            echo = _NOT_ECHOED if index is None else arrival.messages[index]
+            shown.append(_known_entry(echo, row, restore))
     return shown
 
 
@@ -289,7 +319,9 @@ async def entries_of(
 
 
 def restore_reply(dialect: Dialect, echo: Message, model_raw: bytes) -> Message:
-    """The client's echo of a reply with the model's own words put back; a user's message as the model was shown it."""
+    """The client's echo of a reply with the model's own words put back; a user's message as the model was shown it, and
+    so what the client does not know of.
+    """
     if echo.role == "user":
         return dialect.read_message(model_raw)
     said = dialect.read_reply(model_raw)
