@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from app import __version__
 from app.api.health import health_router
+from app.api.mcp import McpEndpoint
 from app.api.proxy import ProxyRoutes
 from app.api.rest.guard import Guard
 from app.api.rest.router import Services, install_rest
@@ -33,6 +34,7 @@ from app.service.embedder import Embedder
 from app.service.epoch_keeping import EpochKeeper
 from app.service.exports import Exports
 from app.service.following import Followers
+from app.service.memory import Memories
 from app.service.memos import Memos
 from app.service.messages import Messages
 from app.service.metrics import Metrics
@@ -47,6 +49,7 @@ from app.service.sessions import Sessions
 from app.service.stats import Figures
 from app.service.summarizer import Summarizer
 from app.service.summary_models import Host, Models, SummarizerConfig
+from app.service.tools import Tools
 from app.settings import Settings
 from app.store.connection import Database
 from app.store.migrations import migrate
@@ -235,6 +238,8 @@ def build(
                 await embedder.open()
                 stack.push_async_callback(embedder.close)
             stack.push_async_callback(queries.close)
+            await mcp.open()
+            stack.push_async_callback(mcp.close)
             await summarizer.open()
             stack.push_async_callback(summarizer.close)
             # Reading a vocabulary takes some tenths of a second, which no request should wait for.
@@ -251,6 +256,20 @@ def build(
     sessions = Sessions(database, recipes, clock=clock, new_id=new_id)
     keeper = EpochKeeper(database, recipes, clock=clock)
     messages = Messages(database, writer, recipes, keep_up=keeper.keep_up, clock=clock)
+    notes = Notes(database, clock=clock)
+    memos = Memos(database, clock=clock, new_id=partial(new_id, "m"))
+    memories = Memories(database)
+    artifacts = Artifacts(database)
+    tools = Tools(
+        database,
+        searcher=searcher,
+        queries=queries,
+        notes=notes,
+        memos=memos,
+        memories=memories,
+        artifacts=artifacts,
+        offered=settings.offered_tools,
+    )
     services = Services(
         sessions=sessions,
         messages=messages,
@@ -260,15 +279,19 @@ def build(
         queries=queries,
         figures=Figures(database),
         followers=Followers(database),
-        artifacts=Artifacts(database),
+        artifacts=artifacts,
         compactions=Compactions(database, recipes, summarizer, keeper, clock=clock),
-        notes=Notes(database, clock=clock),
-        memos=Memos(database, clock=clock, new_id=partial(new_id, "m")),
+        notes=notes,
+        memos=memos,
+        memories=memories,
+        tools=tools,
         strategy=settings.strategy,
         epoch=settings.epoch,
     )
     guard = Guard(auth=auth, max_body=settings.max_body, body_timeout=settings.body_timeout)
     install_rest(rest, services, guard=guard, metrics=metrics)
+    mcp = McpEndpoint(tools, guard)
+    rest.router.routes.append(mcp.route())
     return ProxyRoutes(
         rest,
         proxy=proxy,

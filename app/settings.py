@@ -16,6 +16,9 @@ from pydantic_settings import (
 )
 from typing_extensions import override
 
+from app.domain.errors import InvalidRequest
+from app.domain.tool_catalog import parse_offer
+
 OnOff = Literal["on", "off"]
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -52,6 +55,7 @@ class Settings(BaseSettings):
     strategy: str = "slim"
     epoch: str = "auto"
     references: int | None = Field(default=None, ge=0, le=100_000)
+    tools: str | None = None
     instructions: OnOff = "on"
     derive_terse: OnOff = "on"
     fail_open: OnOff = "on"
@@ -93,6 +97,20 @@ class Settings(BaseSettings):
         if value and not given.data.get("embeddings_base_url"):
             raise ValueError("needs TERSELY_EMBEDDINGS_BASE_URL")
         return value
+
+    @field_validator("tools")
+    @classmethod
+    def _names_tools(cls, value: str | None) -> str | None:
+        try:
+            parse_offer(value or "off")
+        except InvalidRequest as error:
+            raise ValueError(error.detail.removeprefix("tools ")) from error
+        return value
+
+    @property
+    def offered_tools(self) -> tuple[str, ...] | None:
+        """The tools that models are offered; None: each strategy's own."""
+        return None if self.tools is None else parse_offer(self.tools)
 
     @model_validator(mode="before")
     @classmethod

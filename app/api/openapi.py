@@ -31,6 +31,8 @@ TAGS = [
     {"name": "transfer", "description": "The terse log, export and import."},
     {"name": "notes", "description": "What a session keeps in mind: state block and scratchpad."},
     {"name": "memos", "description": "Tagged knowledge across sessions."},
+    {"name": "memory", "description": "What left the contexts of sessions, by day."},
+    {"name": "tools", "description": "What models can call; over MCP too, at `/mcp`."},
     {"name": "artifacts", "description": "Oversized tool outputs, whole."},
     {"name": "figures", "description": "What it was good for."},
     {"name": "operations", "description": "Health and metrics."},

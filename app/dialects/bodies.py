@@ -71,6 +71,14 @@ class MessageDecoder(Generic[_Struct]):
             raise InvalidRequest(f"a message that cannot be understood: {error}") from error
 
 
+def try_decode(decoder: msgspec.json.Decoder[_Struct], raw: bytes) -> _Struct | None:
+    """What ``raw`` says; None where that is not of the decoder's kind."""
+    try:
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
 def verbatim(raw: msgspec.Raw) -> bytes:
     """A member as it came; nothing where it is absent or null."""
     value = bytes(raw)

@@ -140,8 +140,18 @@ class RequestWriter(Protocol):
 class StreamOpener(Protocol):
     """Makes a ``ReplyReader``."""
 
-    def __call__(self, *, extract: Extract, strip_usage: bool) -> ReplyReader:
-        """``extract`` says what is taken out of the text; ``strip_usage``: the usage that only we asked for, too."""
+    def __call__(self, *, extract: Extract, strip_usage: bool, sent: bytes = b"") -> ReplyReader:
+        """``extract`` says what is taken out of the text; ``strip_usage``: the usage that only we asked for, too.
+
+        ``sent``: the client's own request, where another one went upstream, for replies that repeat their request.
+        """
+
+
+class ReplySplitter(Protocol):
+    """Reads a reply that is not streamed; see the dialect's ``split_reply``."""
+
+    def __call__(self, body: bytes, extract: Extract, *, sent: bytes = b"") -> tuple[bytes, Reply]:
+        """The body for the client, and the reply. ``sent`` as in `StreamOpener`."""
 
 
 class ErrorWriter(Protocol):
@@ -181,7 +191,7 @@ class Dialect:
     error_body: ErrorWriter
     error_event: Callable[[bytes], bytes]
     open_stream: StreamOpener
-    split_reply: Callable[[bytes, Extract], tuple[bytes, Reply]]
+    split_reply: ReplySplitter
     classify_error: Callable[[int, bytes], Overflow | None]
     without_history: Callable[[bytes], bytes] = bytes
     """A request without the history of the provider's own that it refers to, for a context that brings the whole."""

@@ -16,8 +16,8 @@ MAX_ARGUMENTS = 256 * 1024
 """Bytes of arguments."""
 
 
-def read_arguments(tool: Tool, given: bytes | str | Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as ``tool`` wants them. An optional one that is null is one that is not there.
+def read_arguments(tool: Tool, given: object) -> dict[str, Any]:
+    """The arguments as ``tool`` wants them, from JSON text or what that says. Null stands for one that is not there.
 
     Raises `InvalidRequest` for what is no JSON object, an unknown or missing parameter, or a value of the wrong kind.
     """
@@ -32,10 +32,12 @@ def read_arguments(tool: Tool, given: bytes | str | Mapping[str, Any]) -> dict[s
     return {name: _checked(name, value, properties[name]) for name, value in arguments.items()}
 
 
-def as_object(tool: Tool, given: bytes | str | Mapping[str, Any]) -> Mapping[str, Any]:
+def as_object(tool: Tool, given: object) -> Mapping[str, Any]:
     """The arguments, not checked but for their being a JSON object. Raises `InvalidRequest`."""
     if isinstance(given, Mapping):
         return given
+    if not isinstance(given, bytes | str):
+        raise InvalidRequest(f"the arguments must be a JSON object. {_usage(tool)}")
     if len(given) > MAX_ARGUMENTS:
         raise InvalidRequest(f"the arguments are too long: at most {MAX_ARGUMENTS} bytes, not {len(given)}")
     try:

@@ -141,6 +141,9 @@ _CATALOG = (
 TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in _CATALOG}
 """All tools, by name."""
 
+CHANGING = frozenset({"manage_scratchpad", "save_memo"})
+"""Those that can change something; the others only look."""
+
 OFFERED: Mapping[str, tuple[str, ...]] = {
     "slim": ("context_search",),
     "full": ("context_search",),

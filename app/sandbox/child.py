@@ -7,8 +7,8 @@ The one thing that no limit here can stop is a single SQLite function that spins
 
 Frames, both ways: 4 bytes of length (big-endian), then JSON. Commands:
 
-- ``{"add": [row, ...]}``: rows as in `ROW`, with two more members: ``[[call id, tool], ...]`` of the calls that the
-  message makes, and the call ids that it answers. No reply.
+- ``{"add": [row, ...]}``: rows as in `ROW` (times in ISO 8601, UTC), with two more members: ``[[call id, tool], ...]``
+  of the calls that the message makes, and the call ids that it answers. No reply.
 - ``{"clear": true}``: no rows. No reply.
 - ``{"mark": {"dropped": [id, ...], "removed": [id, ...]}}``: everything else is live; rows of turn 0 go. No reply.
 - ``{"ready": true}`` -> ``{}``: all that came before is done.
@@ -30,6 +30,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from typing import Any
 
 MiB = 1024 * 1024
@@ -55,6 +56,8 @@ PR_SET_NO_NEW_PRIVS = 38
 
 ROW = "id, turn, role, kind, status, content, tool_name, created_at, tokens"
 COLUMNS = ROW.split(", ")
+_TOOL_NAME = COLUMNS.index("tool_name")
+_CREATED_AT = COLUMNS.index("created_at")
 CREATE = """
 CREATE TABLE messages (id INTEGER PRIMARY KEY, turn INTEGER NOT NULL, role TEXT NOT NULL, kind TEXT NOT NULL,
     status TEXT NOT NULL, content TEXT NOT NULL, tool_name TEXT, created_at TEXT NOT NULL, tokens INTEGER NOT NULL)
@@ -83,12 +86,21 @@ TABLES = frozenset({"messages", "json_each", "json_tree"})
 _FUNCTIONS = """
 abs avg ceil ceiling char coalesce concat concat_ws count cume_dist current_date current_time current_timestamp date
 datetime dense_rank exp first_value floor glob group_concat hex ifnull iif instr json json_array json_array_length
-json_each json_extract json_group_array json_group_object json_object json_quote json_tree json_type json_valid
+json_extract json_group_array json_group_object json_object json_quote json_type json_valid
 julianday lag last_value lead length like likelihood likely ln log log10 log2 lower ltrim max min mod nth_value ntile
 nullif octet_length percent_rank pow power quote random rank replace round row_number rtrim sign sqrt strftime
 string_agg substr substring sum time timediff total trim trunc typeof unicode unixepoch unlikely upper -> ->>
 """
-FUNCTIONS = frozenset(_FUNCTIONS.split())
+
+
+def _available() -> frozenset[str]:
+    """Of those the ones that this SQLite has."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        there = {name for (name,) in db.execute("SELECT name FROM pragma_function_list")}
+    return frozenset(there.intersection(_FUNCTIONS.split()))
+
+
+FUNCTIONS = _available()
 
 _NEAR = re.compile(r'near "(.*)": syntax error|unrecognized token: "(.*)"', re.DOTALL)
 
@@ -96,7 +108,12 @@ _NEAR = re.compile(r'near "(.*)": syntax error|unrecognized token: "(.*)"', re.D
 def give_up() -> None:
     """Everything that the process does not need. What the system does not let it do is left to the other limits."""
     os.chdir("/")
+    os.closerange(3, 1 << 20)  # nothing should be inherited
     if sys.platform == "linux":
+        with suppress(OSError):  # where memory is short, this goes first
+            descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+            os.write(descriptor, b"1000")
+            os.close(descriptor)
         kernel = ctypes.CDLL(None)
         kernel.unshare(CLONE_NEWNET)
         kernel.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -114,10 +131,8 @@ def give_up() -> None:
         (resource.RLIMIT_AS, ADDRESS_SPACE),
     ]
     for limit, value in limits:
-        try:
+        with suppress(ValueError, OSError):  # macOS has no limit of the address space
             resource.setrlimit(limit, (value, value))
-        except (ValueError, OSError):  # macOS has no limit of the address space
-            continue
 
 
 def limit_cpu() -> None:
@@ -154,10 +169,12 @@ class Table:
 
     def _named(self, row: list[Any]) -> list[Any]:
         *values, calls, answers = row
+        # As SQLite's own functions write a time, so that the two compare.
+        values[_CREATED_AT] = values[_CREATED_AT][:19].replace("T", " ")
         self._tools.update(calls)
         if answers:
             names = dict.fromkeys(self._tools[each] for each in answers if each in self._tools)
-            values[COLUMNS.index("tool_name")] = ", ".join(names) or None
+            values[_TOOL_NAME] = ", ".join(names) or None
         return values
 
     def clear(self) -> None:

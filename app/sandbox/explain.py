@@ -56,9 +56,7 @@ def explain(reply: dict[str, Any], sql: str) -> str:
     if reply["denied"]:
         return _refusal(*reply["denied"])
     if found := _COLUMN.fullmatch(message):
-        # SQLite takes a text in double quotes for a name.
-        hint = "" if found[1].replace(".", "").isidentifier() else " (texts stand in 'single quotes')"
-        return f"there is no column {_name(found[1])}; the columns of messages are {', '.join(COLUMNS)}{hint}"
+        return f"there is no column {_name(found[1])}; the columns of messages are {', '.join(COLUMNS)}"
     if found := _TABLE.fullmatch(message):
         return f"there is no table {_name(found[1])}; the only one is {TABLE}"
     if found := _FUNCTION.fullmatch(message):

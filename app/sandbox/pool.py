@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from app.domain.errors import Busy
 from app.sandbox.gate import Gate
 from app.sandbox.process import Child
 
@@ -89,12 +90,22 @@ class Pool(Generic[K]):
         return None
 
     async def _open(self, key: Hashable) -> Desk[K]:
-        self._children = {child for child in self._children if child.is_alive}
+        self._children = {child for child in self._children if not child.has_ended}
         while self._resting and self._busy + len(self._resting) > self._width:
             self._dismiss(self._resting[0])
+        self._check_open()
         child = await Child.start()
         self._children.add(child)
+        try:
+            self._check_open()
+        except Busy:
+            child.kill()
+            raise
         return Desk(key=key, child=child, known=self._new())
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Busy("the service is going down")
 
     def _rest(self, desk: Desk[K]) -> None:
         if self._is_closed or not desk.child.is_alive:

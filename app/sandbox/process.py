@@ -38,6 +38,7 @@ class Child:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
+        self._is_killed = False
 
     @classmethod
     async def start(cls) -> Child:
@@ -57,14 +58,14 @@ class Child:
         return cls(process)
 
     @property
-    def pid(self) -> int:
-        """The process's id."""
-        return self._process.pid
+    def is_alive(self) -> bool:
+        """Whether it can be used, as far as known."""
+        return not self._is_killed and not self.has_ended
 
     @property
-    def is_alive(self) -> bool:
-        """Whether it still runs, as far as known."""
-        return self._process.returncode is None
+    def has_ended(self) -> bool:
+        """Whether it has been collected."""
+        return self._process.returncode is not None
 
     async def feed(self, command: bytes) -> None:
         """Send a frame; no reply comes. Raises `ChildDied`."""
@@ -77,9 +78,12 @@ class Child:
             self.kill()
             raise ChildDied from error
 
+    async def ready(self) -> None:
+        """Wait until it has stored all that it was fed. Raises `TookTooLong` and `ChildDied`."""
+        await self._ask({"ready": True}, FEED_LIMIT)
+
     async def run(self, sql: str) -> Reply:
         """The reply to a query. Raises `TookTooLong` after killing the process, and `ChildDied`."""
-        await self._ask({"ready": True}, FEED_LIMIT)  # only then has it stored all rows, and the query's time begins
         return await self._ask({"run": sql}, child.HARD_LIMIT)
 
     async def _ask(self, command: object, limit: float) -> Reply:
@@ -105,7 +109,8 @@ class Child:
 
     def kill(self) -> None:
         """End the process at once; the event loop collects it."""
-        if self.is_alive:
+        self._is_killed = True
+        if not self.has_ended:
             self._process.kill()
 
     async def ended(self) -> None:

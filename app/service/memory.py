@@ -7,6 +7,7 @@ from datetime import date
 
 from app.domain.errors import InvalidRequest
 from app.domain.relevance import rank_documents
+from app.service.calls import check_session_id
 from app.store import memory
 from app.store.connection import Database
 from app.store.memory import MemoryEntry, Place
@@ -28,7 +29,11 @@ class Memories:
     async def page(
         self, tenant: str, *, day: date | None, session_id: str | None, after: Place | None, limit: int
     ) -> tuple[list[MemoryEntry], Place | None]:
-        """The newest entries after a place, of a day and of a session if given; and the place to go on after."""
+        """The newest entries after a place, of a day and of a session if given; and the place to go on after.
+
+        Here and below raises `InvalidRequest` for what cannot be a session's id.
+        """
+        _check(session_id)
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             found = await memory.newest(
                 connection, tenant, day=day, session_id=session_id, before=after, limit=limit + 1
@@ -41,6 +46,7 @@ class Memories:
         """The entries that ``query`` is about, the best first. Stop words find nothing. Raises `InvalidRequest`."""
         if not query.strip():
             raise InvalidRequest("query must not be empty", field="query")
+        _check(session_id)
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             found = await memory.newest(connection, tenant, day=day, session_id=session_id, limit=CANDIDATES)
         found.reverse()
@@ -61,8 +67,14 @@ class Memories:
         """Delete the entries of a day, of a session, or of a session's day; how many. Raises `InvalidRequest`."""
         if day is None and session_id is None:
             raise InvalidRequest("day or session must be given", field="day")
+        _check(session_id)
         async with self._database.transaction(tenant, limit=LIMIT) as connection:
             return await memory.forget(connection, tenant, day=day, session_id=session_id)
+
+
+def _check(session_id: str | None) -> None:
+    if session_id is not None:
+        check_session_id(session_id, "session")
 
 
 def place_of(entry: MemoryEntry) -> Place:

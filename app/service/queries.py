@@ -14,12 +14,11 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC
 from typing import Any
 
 from app.dialects.registry import DIALECTS
 from app.domain.errors import Busy, InvalidRequest, NotFound
-from app.domain.messages import Media, Message, Reasoning, searchable_text
+from app.domain.messages import Media, Message, searchable_text
 from app.domain.sessions import Session
 from app.sandbox.child import CELL, ROWS
 from app.sandbox.explain import TOO_LARGE, TOO_LONG, complaint, explain
@@ -119,6 +118,7 @@ class Queries:
         try:
             await self._add_new(tenant, session, desk)
             await self._mark(tenant, session, desk)
+            await desk.child.ready()  # the time of a query begins when all rows are there
         except (ChildDied, TookTooLong) as error:
             raise Busy("the session could not be made ready for a query") from error
         desk.known.version = session.version
@@ -186,34 +186,29 @@ def _frame(rows: Sequence[QueryRow]) -> bytes:
 def _row(row: QueryRow) -> list[Any]:
     """A message as the child takes it: the columns of its table, the calls made, and the calls answered."""
     message = DIALECTS[row.dialect].read_reply(row.raw)  # type: ignore[index]
+    calls = [[_clean(call.id), _clean(call.name)] for call in message.calls]
+    answers = [_clean(result.call_id) for result in message.results]
+    text = _content(message)
     return [
         row.seq,
         row.turn,
         row.role,
-        kind_of(message),
+        "tool_call" if calls else "tool_result" if answers else _kind(message, text),
         "live" if row.status == "live" else "dropped",
-        _content(message),
-        _clean(", ".join(dict.fromkeys(call.name for call in message.calls))) or None,
-        row.created_at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S"),
+        text,
+        ", ".join(dict.fromkeys(name for _, name in calls)) if calls else None,
+        row.created_at,
         row.tokens,
-        [[_clean(call.id), _clean(call.name)] for call in message.calls],
-        [_clean(result.call_id) for result in message.results],
+        calls,
+        answers,
     ]
 
 
-def kind_of(message: Message) -> str:
-    """What a message is: ``tool_call``, ``tool_result``, ``text``, ``media`` or ``reasoning``, the first that fits."""
-    if message.calls:
-        return "tool_call"
-    if message.results:
-        return "tool_result"
-    if not message.text:
-        for part in message.parts:
-            if isinstance(part, Media):
-                return "media"
-            if isinstance(part, Reasoning):
-                return "reasoning"
-    return "text"
+def _kind(message: Message, text: str) -> str:
+    """What a message without tool traffic is: ``text``, ``media`` or ``reasoning``, the first that fits."""
+    if text or not message.parts:
+        return "text"
+    return "media" if any(isinstance(part, Media) for part in message.parts) else "reasoning"
 
 
 def _content(message: Message) -> str:
@@ -224,7 +219,7 @@ def _content(message: Message) -> str:
 
 
 def _clean(text: str) -> str:
-    return _UNSTORABLE.sub("\ufffd", text)
+    return _UNSTORABLE.sub("\ufffd", text) if _UNSTORABLE.search(text) else text
 
 
 def _result(reply: Reply, known: Known) -> QueryResult:

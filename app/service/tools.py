@@ -7,7 +7,7 @@ labelled as such, and nothing in them can look like the end of the label's reach
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from app.domain.memos import Memo
 from app.domain.tool_arguments import as_object, read_arguments
 from app.domain.tool_catalog import ARTIFACT_CHARS, OFFERED, TOOLS, Tool
 from app.service.artifacts import Artifacts
+from app.service.calls import check_session_id
 from app.service.memory import Memories, read_day
 from app.service.memos import Memos
 from app.service.notes import Notes
@@ -37,8 +38,6 @@ SHORTER = "ask for fewer rows (LIMIT) or columns, or for a piece of a long text,
 # Memos or entries of an answer, unless more are asked for.
 FOUND = 5
 ENTRY_CHARS = 6_000
-
-Given = bytes | str | Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +124,11 @@ class Tools:
             if name in self._run
         )
 
-    async def run(self, tenant: str, session_id: str, name: str, arguments: Given) -> str:
-        """The text for the model. Never fails: what went wrong is the text then."""
+    async def run(self, tenant: str, session_id: str, name: str, arguments: object) -> str:
+        """The text for the model. Never fails: what went wrong is the text then.
+
+        ``arguments`` are JSON text, as the model gave them, or what that says.
+        """
         try:
             return (await self.call(tenant, session_id, name, arguments)).text
         except StoreUnavailable:
@@ -137,11 +139,12 @@ class Tools:
             _log.error("a tool failed: %s", type(error).__name__)
             return f"{name} failed. Go on without it."
 
-    async def call(self, tenant: str, session_id: str, name: str, arguments: Given) -> Answer:
-        """The same for callers who have statuses: raises `NotFound` for tool or session, and `StoreUnavailable`."""
+    async def call(self, tenant: str, session_id: str, name: str, arguments: object) -> Answer:
+        """The same for callers who have statuses: raises `NotFound` for tool or session, `StoreUnavailable`, `Busy`."""
         run = self._run.get(name)
         if run is None:
             raise NotFound(f"there is no tool {name[:40]!r}; there are {', '.join(self._run)}")
+        check_session_id(session_id, "session")
         async with self._database.reading(tenant) as connection:
             if await sessions.get(connection, tenant, session_id) is None:
                 raise NotFound("there is no such session")

@@ -448,3 +448,46 @@ def test_a_body():
 def test_a_body_that_is_an_error():
     error = b'{"error":{"message":"no"}}'
     assert split_reply(error, TERSE) == (error, Reply(error=b'{"message":"no"}'))
+
+
+# What a response repeats of its request
+
+ASKED = {"model": "m", "instructions": "S", "previous_response_id": "resp_0", "conversation": "conv_1"}
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "name": name, "parameters": {}, "strict": True}
+
+
+@pytest.mark.parametrize("own", [{"tools": [tool("own"), {"type": "web_search"}]}, {}])
+def test_the_client_is_told_what_it_asked(own: dict[str, Any]):
+    told = {"previous_response_id": None, "conversation": None, "tool_choice": "none"}
+    theirs = own.get("tools", [])
+    upstream = response("completed", message("a"), instructions="S\n\nT", tools=[*theirs, tool("ours")], **told)
+    sent = json.dumps({**ASKED, **own}).encode()
+    expected = response(
+        "completed",
+        message("a"),
+        instructions="S",
+        tools=theirs,
+        previous_response_id="resp_0",
+        conversation={"id": "conv_1"},
+        tool_choice="auto",
+    )
+    shown, reply = split_reply(json.dumps(upstream).encode(), NOTHING, sent=sent)
+    assert json.loads(shown) == expected
+    assert json.loads(reply.choices[0].model_message)["output"] == [message("a")]
+    events = [{"type": kind, "response": upstream} for kind in ("response.created", "response.completed")]
+    for extract in (NOTHING, TERSE):
+        told_stream, _ = run([written([events[0], delta("a <"), events[1]])], extract=extract, sent=sent)
+        assert [each["response"] for each in payloads(told_stream) if "response" in each] == [expected, expected]
+        assert assembled(told_stream) == {(0, 0): "a <"}
+
+
+def test_what_was_not_added_to_is_repeated_to_the_byte():
+    same = response("completed", message("a"), instructions="S", tools=[tool("own")], previous_response_id="resp_0")
+    body = json.dumps(same, indent=1).encode()
+    sent = json.dumps({**ASKED, "tools": [tool("own")]}).encode()
+    assert split_reply(body, NOTHING, sent=sent)[0] == body
+    stream = written(whole(["a", "b"]))
+    assert run(cut(stream, [9, 700]), extract=NOTHING, sent=b"{}")[0] == stream

@@ -113,9 +113,10 @@ class RestEdge:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        if scope["type"] != "http" or not scope["path"].startswith("/api/"):
+        if scope["type"] != "http" or not scope["path"].startswith(("/api/", "/mcp")):
             await self._app(scope, receive, send)
             return
+        route = "api" if scope["path"].startswith("/api/") else "mcp"
         status = 499
 
         async def count(message: Any) -> None:
@@ -127,7 +128,7 @@ class RestEdge:
         try:
             await self._app(_with_slashes(scope), receive, count)
         finally:
-            self._metrics.requests.labels("api", "", "", str(status)).inc()
+            self._metrics.requests.labels(route, "", "", str(status)).inc()
 
 
 def _with_slashes(scope: Scope) -> Scope:

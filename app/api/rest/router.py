@@ -14,6 +14,7 @@ from app.api.rest.compactions import compactions_router
 from app.api.rest.contexts import contexts_router
 from app.api.rest.figures import figures_router
 from app.api.rest.guard import Guard, RestEdge, guarded
+from app.api.rest.memory import memory_router
 from app.api.rest.memos import memos_router
 from app.api.rest.messages import exports_router, messages_router
 from app.api.rest.notes import notes_router
@@ -21,10 +22,12 @@ from app.api.rest.problems import install_problems
 from app.api.rest.queries import queries_router
 from app.api.rest.schemas import Problem
 from app.api.rest.sessions import sessions_router, turns_router
+from app.api.rest.tools import tools_router
 from app.service.artifacts import Artifacts
 from app.service.compactions import Compactions
 from app.service.exports import Exports
 from app.service.following import Followers
+from app.service.memory import Memories
 from app.service.memos import Memos
 from app.service.messages import Messages
 from app.service.metrics import Metrics
@@ -34,6 +37,7 @@ from app.service.queries import Queries
 from app.service.search import Searcher
 from app.service.sessions import Sessions
 from app.service.stats import Figures
+from app.service.tools import Tools
 
 PROBLEMS: dict[int | str, dict[str, object]] = {
     status: {"model": Problem, "description": text}
@@ -65,6 +69,8 @@ class Services:
     compactions: Compactions
     notes: Notes
     memos: Memos
+    memories: Memories
+    tools: Tools
     strategy: str
     epoch: str
 
@@ -82,6 +88,8 @@ def install_rest(app: FastAPI, services: Services, *, guard: Guard, metrics: Met
         "compaction": partial(compactions_router, services.compactions),
         "notes": partial(notes_router, services.notes),
         "memos": partial(memos_router, services.memos),
+        "memory": partial(memory_router, services.memories),
+        "tools": partial(tools_router, services.tools),
         "artifacts": partial(artifacts_router, services.artifacts),
         "figures": partial(figures_router, services.figures, services.followers),
     }

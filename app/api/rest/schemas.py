@@ -219,6 +219,25 @@ class SearchMemos(Body):
     limit: int = Field(5, ge=1, le=100)
 
 
+class SearchMemory(Body):
+    """By words, perhaps of one day or of one session only."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"query": "which port did we choose?"}]})
+
+    query: str = Field(max_length=8000, description="Entries that share a word with this, stop words aside.")
+    day: str | None = Field(None, max_length=10, examples=["2026-01-31"], description="YYYY-MM-DD, in UTC.")
+    session: str | None = Field(None, max_length=256)
+    limit: int = Field(5, ge=1, le=100)
+
+
+class CallTool(Body):
+    """A call of a tool, with the arguments as the model gave them: JSON text, or what that says."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"arguments": {"mode": "tail", "last": 5}}]})
+
+    arguments: Any = Field(default_factory=dict)
+
+
 # Answers
 
 
@@ -513,6 +532,53 @@ class MemoPage(BaseModel):
 
     items: list[MemoOut]
     next: str | None
+
+
+class MemoryOut(BaseModel):
+    """What is remembered of a session's messages `first_seq` to `last_seq`."""
+
+    day: str
+    session: str
+    first_seq: int
+    last_seq: int
+    text: str
+    created_at: str
+
+
+class MemoryPage(BaseModel):
+    """Memory: listed, the newest first; found by words, the best first."""
+
+    items: list[MemoryOut]
+    next: str | None
+
+
+class ForgottenOut(BaseModel):
+    """How many entries were deleted."""
+
+    deleted: int
+
+
+class ToolOut(BaseModel):
+    """A tool as a model is told of it; `parameters` is a JSON schema."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    strategies: list[str] = Field(description="Under which a model is offered it in proxied chats.")
+
+
+class ToolPage(BaseModel):
+    """The tools."""
+
+    items: list[ToolOut]
+    next: None
+
+
+class ToolAnswer(BaseModel):
+    """What a tool says to a model."""
+
+    text: str
+    is_error: bool = Field(description="It could not do what it was asked to; `text` says why.")
 
 
 class ExportOut(BaseModel):

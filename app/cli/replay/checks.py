@@ -13,11 +13,14 @@ from app.cli.replay.client import Answer, Request
 from app.cli.replay.measure import common
 from app.cli.replay.model import Turned
 from app.cli.replay.transcripts import Conversation, Said
+from app.strategies.prompts import ANSWER_NOW
 from app.upstream.strict import check as find_refusal
 
 EXCERPT = 60
 OVERFLOW = b'"context_length_exceeded"'
 CONTEXTS = frozenset({"built", "passthrough"})
+# The end of what `trim` says when a turn has used up its steps.
+CLOSING = ANSWER_NOW.rpartition("}")[2].encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +99,14 @@ def _compare_text(name: str, got: object, wanted: object) -> Iterator[str]:
 
 
 def check_prefix(sent: Sequence[bytes], before: Sequence[bytes] | None, *, same_epoch: bool) -> Iterator[str]:
-    """Within an epoch each request begins with the whole request before, unless that had to be mended."""
+    """Within an epoch each request begins with the whole request before, unless that had to be mended.
+
+    A closing request for an answer is said anew at the end of each call that needs it.
+    """
     if before is None or not same_epoch:
         return
+    if before and CLOSING in before[-1]:
+        before = before[:-1]
     same = common(sent, before)
     if same < len(before):
         yield (

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from app.dialects import raw_json
-from app.dialects.bodies import BodyDecoder, MessageDecoder, verbatim
+from app.dialects.bodies import BodyDecoder, MessageDecoder, try_decode, verbatim
 from app.dialects.dialect import Request, Usage
 from app.dialects.media import image_size, media_digest
 from app.domain.chain import without_injected
@@ -133,11 +133,8 @@ def read_reply(raw: bytes) -> Message:
 
 def read_usage(raw: bytes) -> Usage:
     """The ``usage`` of a reply: ``input`` counts what was read from the cache and written to it as well."""
-    if not raw:
-        return Usage()
-    try:
-        usage = _usage_decoder.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
+    usage = try_decode(_usage_decoder, raw)
+    if usage is None:
         return Usage()
     fresh, cached = usage.input_tokens, usage.cache_read_input_tokens
     total = None if fresh is None else fresh + (cached or 0) + (usage.cache_creation_input_tokens or 0)

@@ -11,13 +11,16 @@ from collections import deque
 from dataclasses import dataclass
 
 import msgspec
+from typing_extensions import override
 
 from app.dialects import raw_json
 from app.dialects.anthropic.block import GrowingBlock, StringDelta
 from app.dialects.anthropic.content import string_member
+from app.dialects.bodies import try_decode
 from app.dialects.dialect import Reply, ReplyChoice
+from app.dialects.event_filter import EventFilter
 from app.dialects.pieces import Piece
-from app.dialects.sse import MAX_EVENT, EventTooLarge, SseDecoder, SseEvent, with_data
+from app.dialects.sse import MAX_EVENT, SseEvent, with_data
 from app.domain.extraction import Extract
 
 _ENDS = frozenset({"message_delta", "message_stop", "error"})
@@ -47,43 +50,30 @@ class _Item:
         return not self.piece.waiting and (self.block is None or self.block.is_visible)
 
 
-class ReplyStream:
+class ReplyStream(EventFilter):
     """One streamed reply. With nothing to take out, ``feed`` returns what it is given.
 
     ``strip_usage`` changes nothing: usage is always part of the stream.
     """
 
-    def __init__(self, *, extract: Extract, strip_usage: bool = False, max_event: int = MAX_EVENT) -> None:
-        del strip_usage
-        self._extract = extract
-        self._decoder = SseDecoder(limit=max_event)
+    def __init__(
+        self, *, extract: Extract, strip_usage: bool = False, sent: bytes = b"", max_event: int = MAX_EVENT
+    ) -> None:
+        del strip_usage, sent
+        super().__init__(is_changing=bool(extract), max_event=max_event)
         self._said = _Said(extract)
         self._queue: deque[_Item] = deque()
         self._dropped = 0
-
-    def feed(self, chunk: bytes) -> bytes:
-        """What goes to the client now. An event over ``max_event`` bytes goes through unread."""
-        try:
-            events = self._decoder.feed(chunk)
-        except EventTooLarge:
-            out = self._release() + b"".join([event.raw for event in self._decoder.close()])
-        else:
-            out = b"".join([self._forward(event) for event in events])
-        return out if self._extract else chunk
-
-    def close(self) -> bytes:
-        """The stream is over: what was held back, and an unfinished last event."""
-        out = b"".join([self._forward(event) for event in self._decoder.close()]) + self._release()
-        return out if self._extract else b""
 
     @property
     def reply(self) -> Reply:
         """What was said so far; whole after ``close``."""
         return self._said.reply
 
+    @override
     def _forward(self, event: SseEvent) -> bytes:
         kind, block, text = self._said.add(event.data)
-        if not self._extract:
+        if not self._is_changing:
             return b""
         released = self._release() if kind in _ENDS or (not kind and event.data and not event.is_whole) else b""
         piece = Piece(text)
@@ -107,6 +97,7 @@ class ReplyStream:
             block.show(block.sieve.close())
             block.settle()
 
+    @override
     def _release(self) -> bytes:
         for item in self._queue:
             if item.block is not None:
@@ -214,7 +205,7 @@ class _Said:
         return _choice(self._message, blocks, [block.write() for block in blocks], self._finish)
 
 
-def split_reply(body: bytes, extract: Extract) -> tuple[bytes, Reply]:
+def split_reply(body: bytes, extract: Extract, *, sent: bytes = b"") -> tuple[bytes, Reply]:
     """The body for the client of a reply that is not streamed, and the reply.
 
     The very same bytes when nothing is taken out; else only the texts concerned are replaced. What is no message (an
@@ -289,8 +280,5 @@ def _read_delta(data: bytes | None) -> _DeltaEvent | None:
     """An event of the kind that most are; None for every other."""
     if not data or b'"content_block_delta"' not in data:
         return None
-    try:
-        event = _delta_decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return event if event.type == "content_block_delta" else None
+    event = try_decode(_delta_decoder, data)
+    return event if event and event.type == "content_block_delta" else None

@@ -94,9 +94,11 @@ class ReplyStream:
         *,
         extract: Extract,
         strip_usage: bool = False,
+        sent: bytes = b"",
         wrapper: str = "",
         max_event: int = MAX_EVENT,
     ) -> None:
+        del strip_usage, sent
         self._extract = extract
         self._wrapper = wrapper
         self._max_event = max_event
@@ -308,7 +310,7 @@ class _Candidate:
         return raw_json.join_object({"parts": raw_json.join_array(parts), "role": b'"model"'})
 
 
-def split_reply(body: bytes, extract: Extract, *, wrapper: str = "") -> tuple[bytes, Reply]:
+def split_reply(body: bytes, extract: Extract, *, sent: bytes = b"", wrapper: str = "") -> tuple[bytes, Reply]:
     """The body for the client of a reply that was read whole, array or object, and the reply.
 
     The very same bytes when nothing is taken out. What is no reply (an error under status 200, no JSON at all) goes

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from app.dialects import raw_json
-from app.dialects.bodies import BodyDecoder, MessageDecoder, session_ids, verbatim
+from app.dialects.bodies import BodyDecoder, MessageDecoder, session_ids, try_decode, verbatim
 from app.dialects.dialect import Request, Usage
 from app.dialects.media import image_size, media_digest
 from app.dialects.openai_content import TEXT_TYPES
@@ -187,11 +187,8 @@ def read_usage(raw: bytes) -> Usage:
     """The ``usage`` member of a reply; DeepSeek's name for cached tokens too. Nothing for what cannot be
     read.
     """
-    if not raw:
-        return Usage()
-    try:
-        usage = _usage_decoder.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
+    usage = try_decode(_usage_decoder, raw)
+    if usage is None:
         return Usage()
     details = usage.prompt_tokens_details
     cached = details.cached_tokens if details is not None else usage.prompt_cache_hit_tokens

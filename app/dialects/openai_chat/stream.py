@@ -102,7 +102,8 @@ class ReplyStream:
     what it is given.
     """
 
-    def __init__(self, *, extract: Extract, strip_usage: bool, max_event: int = MAX_EVENT) -> None:
+    def __init__(self, *, extract: Extract, strip_usage: bool, sent: bytes = b"", max_event: int = MAX_EVENT) -> None:
+        del sent  # these replies repeat nothing of it
         self._max_event = max_event
         self._extract = extract
         self._marks = (_TERSE_MARKS if extract.terse else ()) + (_STATE_MARKS if extract.state else ())
@@ -594,7 +595,7 @@ class _ChoiceState:
         return call
 
 
-def split_reply(body: bytes, extract: Extract) -> tuple[bytes, Reply]:
+def split_reply(body: bytes, extract: Extract, *, sent: bytes = b"") -> tuple[bytes, Reply]:
     """The body for the client of a reply that is not streamed, and the reply.
 
     The very same bytes when nothing is taken out; else only the content of the messages concerned is

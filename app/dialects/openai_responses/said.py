@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from app.dialects import raw_json
+from app.dialects.bodies import try_decode
 
 TEXT_DELTA = "response.output_text.delta"
 
@@ -48,11 +49,8 @@ def read_delta(data: bytes | None) -> Delta | None:
     """An event of the kind that most are; None for every other."""
     if not data or b'.delta"' not in data:
         return None
-    try:
-        delta = _decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return delta if delta.type in _GROWING else None
+    delta = try_decode(_decoder, data)
+    return delta if delta and delta.type in _GROWING else None
 
 
 class Said:

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from app.dialects import raw_json
 from app.dialects.dialect import Reply
+from app.dialects.event_filter import EventFilter
 from app.dialects.openai_responses.said import ENDS, TEXT_DELTA, Said, incomplete_reason, index, read_delta, string
 from app.dialects.openai_responses.taking_out import TakingOut, keep_tokens, moved
 from app.dialects.pieces import Piece, PieceFilter
-from app.dialects.sse import MAX_EVENT, EventTooLarge, SseDecoder, SseEvent, with_data
+from app.dialects.sse import MAX_EVENT, SseEvent, with_data
 from app.domain.extraction import Extract
 
 _Place = tuple[int, int]
@@ -30,36 +33,24 @@ class _Waiting:
     members: dict[str, bytes] | None = None
 
 
-class ReplyStream:
+class ReplyStream(EventFilter):
     """One streamed reply. With nothing to take out, ``feed`` returns what it is given.
 
-    ``strip_usage`` changes nothing: usage is always part of the stream.
+    A response repeats its request: where something was added to the one that the client ``sent``, it is told what
+    it asked. ``strip_usage`` changes nothing: usage is always part of the stream.
     """
 
-    def __init__(self, *, extract: Extract, strip_usage: bool = False, max_event: int = MAX_EVENT) -> None:
+    def __init__(
+        self, *, extract: Extract, strip_usage: bool = False, sent: bytes = b"", max_event: int = MAX_EVENT
+    ) -> None:
         del strip_usage
         self._extract = extract
-        self._decoder = SseDecoder(limit=max_event)
         self._said = Said()
-        self._taking_out = TakingOut(extract)
+        self._taking_out = TakingOut(extract, sent)
+        super().__init__(is_changing=bool(self._taking_out), max_event=max_event)
         self._filters: dict[_Place, PieceFilter] = {}
         self._queue: deque[_Waiting] = deque()
         self._dropped = 0
-
-    def feed(self, chunk: bytes) -> bytes:
-        """What goes to the client now. An event over ``max_event`` bytes goes through unread."""
-        try:
-            events = self._decoder.feed(chunk)
-        except EventTooLarge:
-            out = self._release() + b"".join([event.raw for event in self._decoder.close()])
-        else:
-            out = b"".join([self._forward(event) for event in events])
-        return out if self._extract else chunk
-
-    def close(self) -> bytes:
-        """The stream is over: what was held back, and an unfinished last event."""
-        out = b"".join([self._forward(event) for event in self._decoder.close()]) + self._release()
-        return out if self._extract else b""
 
     @property
     def reply(self) -> Reply:
@@ -75,6 +66,7 @@ class ReplyStream:
             is_done=said.is_done,
         )
 
+    @override
     def _forward(self, event: SseEvent) -> bytes:
         delta = read_delta(event.data)
         waiting = _Waiting(event=event)
@@ -90,7 +82,7 @@ class ReplyStream:
             except (ValueError, TypeError, KeyError):
                 # A shape nobody has described goes through, and is not understood. So does half an event at the end.
                 released = b"" if event.is_whole else self._release()
-        if not self._extract:
+        if not self._is_changing:
             return b""
         self._queue.append(waiting)
         return released + self._drain()
@@ -99,7 +91,7 @@ class ReplyStream:
         """Note an event that is no delta. What it says instead, if something else."""
         kind = string(members.get("type"))
         self._said.add(kind, members)
-        if not self._extract:
+        if not self._is_changing:
             return None
         self._settle_at(kind, members)
         changed = self._without(kind, members)
@@ -144,6 +136,7 @@ class ReplyStream:
         for place in ended:
             self._filters.pop(place).close()
 
+    @override
     def _release(self) -> bytes:
         for each in self._filters.values():
             each.close()
@@ -181,13 +174,13 @@ class ReplyStream:
         return {**members, "sequence_number": raw_json.dump(number - self._dropped)}
 
 
-def split_reply(body: bytes, extract: Extract) -> tuple[bytes, Reply]:
+def split_reply(body: bytes, extract: Extract, *, sent: bytes = b"") -> tuple[bytes, Reply]:
     """The body for the client of a reply that is not streamed, and the reply.
 
     The very same bytes when nothing is taken out; else only the texts concerned are replaced. What is no response (an
     error under status 200, no JSON at all) goes through, and its reply has no choices.
     """
-    taking_out = TakingOut(extract)
+    taking_out = TakingOut(extract, sent)
     try:
         members = raw_json.split_object(body)
         error = members.get("error", b"null")
@@ -198,7 +191,7 @@ def split_reply(body: bytes, extract: Extract) -> tuple[bytes, Reply]:
         items = raw_json.split_array(members.get("output", b""))
         status = string(members.get("status"))
         choice = taking_out.choice(items, incomplete_reason(members) or status)
-        shown = taking_out.response(body) if choice.client_message is not choice.model_message else body
+        shown = taking_out.response(body) if taking_out else body
     except (ValueError, AttributeError):
         return body, Reply(error=error)
     usage = members.get("usage", b"null")

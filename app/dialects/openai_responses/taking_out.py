@@ -13,6 +13,7 @@ from typing import Any
 
 from app.dialects import raw_json
 from app.dialects.dialect import ReplyChoice
+from app.dialects.openai_responses.echo import Echo
 from app.dialects.openai_responses.items import as_run
 from app.dialects.pieces import Piece, PieceFilter
 from app.domain.extraction import Extract, Extraction
@@ -32,10 +33,11 @@ class Taken:
 
 
 class TakingOut:
-    """Takes out what ``extract`` names."""
+    """Takes out what ``extract`` names, and what was added to the request that the client ``sent``."""
 
-    def __init__(self, extract: Extract) -> None:
+    def __init__(self, extract: Extract, sent: bytes = b"") -> None:
         self._extract = extract
+        self._echo = Echo(sent)
         self._known: dict[str, Taken] = {}
 
     def choice(self, items: list[bytes], finish: str) -> ReplyChoice:
@@ -53,20 +55,27 @@ class TakingOut:
             finish_reason=finish,
         )
 
+    def __bool__(self) -> bool:
+        """Whether anything may have to be taken out."""
+        return bool(self._extract or self._echo)
+
     def response(self, raw: bytes) -> bytes:
-        """A whole response."""
+        """A whole response; the very same bytes when nothing is taken out."""
         members = raw_json.split_object(raw)
+        changed = self._echo.restore(members)
         output = members.get("output", b"")
-        if not output.startswith(b"["):
-            return raw
-        items = raw_json.split_array(output)
+        if self._extract and output.startswith(b"["):
+            changed = self._with_output(changed, raw_json.split_array(output))
+        return raw if changed == members else raw_json.join_object(changed)
+
+    def _with_output(self, members: dict[str, bytes], items: list[bytes]) -> dict[str, bytes]:
         shown = [self.item(item) for item in items]
         if shown == items:
-            return raw
-        members["output"] = raw_json.join_array(shown)
+            return members
+        changed = {**members, "output": raw_json.join_array(shown)}
         if members.get("output_text", b"").startswith(b'"'):
-            members["output_text"] = raw_json.dump("".join(text for item in shown for text in _texts(item)))
-        return raw_json.join_object(members)
+            changed["output_text"] = raw_json.dump("".join(text for item in shown for text in _texts(item)))
+        return changed
 
     def item(self, raw: bytes) -> bytes:
         """An item of the output."""

@@ -30,6 +30,8 @@ CHAIN = ("previous_response_id", "conversation")
 """Members by which the provider puts a history of its own in front of the input."""
 
 _UNFINISHED = frozenset({"in_progress", "incomplete"})
+_IDLESS = frozenset({"message", "function_call", "custom_tool_call"})
+"""What may come without an id."""
 _BLANK_IMAGE = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII="
 )
@@ -110,7 +112,7 @@ def as_input(reply: bytes) -> bytes:
     """A reply as the provider takes it in a request: its items, as they are.
 
     Left out are calls and the like that were not said to the end, and thoughts that lie with the provider alone, if at
-    all; the items behind such a thought lose their ids, by which the provider would miss it.
+    all; words and calls behind such a thought lose their ids, by which the provider would miss it.
     """
     items = items_of(reply)
     kept: list[bytes] = []
@@ -120,7 +122,7 @@ def as_input(reply: bytes) -> bytes:
         if item_type(item) == "reasoning" and not (item.get("encrypted_content") or item.get("content")):
             is_missed = True
         elif item_type(item) in {"message", "reasoning"} or item.get("status") not in _UNFINISHED:
-            kept.append(_without_id(raw) if is_missed else raw)
+            kept.append(_without_id(raw) if is_missed and item_type(item) in _IDLESS else raw)
     if kept == items:
         return reply
     return as_message(kept) if kept else write_text("assistant", "")

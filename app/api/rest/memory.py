@@ -1,0 +1,93 @@
+"""``/api/memory``: what was trimmed or cleared from the contexts of sessions, by day."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import StreamingResponse
+
+from app.api.rest import schemas
+from app.api.rest.answers import answer, moment, page, printable
+from app.api.rest.guard import Tenant
+from app.api.rest.schemas import Limit, SearchMemory
+from app.domain.errors import InvalidRequest
+from app.service.cursors import read_cursor, write_cursor
+from app.service.memory import Memories, read_day
+from app.store.memory import MemoryEntry, Place
+
+JSON_LINES = "application/x-ndjson"
+After = Annotated[str | None, Query(max_length=2000, description="The `next` of the page before.")]
+Day = Annotated[str | None, Query(max_length=10, description="YYYY-MM-DD, in UTC.", examples=["2026-01-31"])]
+OfSession = Annotated[str | None, Query(alias="session", max_length=256, description="What that session left behind.")]
+
+
+def memory_router(service: Memories, router: APIRouter) -> None:
+    """Add the routes."""
+
+    @router.get("/memory", summary="List the memory", response_model=schemas.MemoryPage)
+    async def listed(
+        tenant: Tenant, day: Day = None, session: OfSession = None, after: After = None, limit: Limit = 100
+    ) -> Response:
+        """The newest first: summaries of what left the contexts of sessions."""
+        place = None if after is None else _read_place(after)
+        found, following = await service.page(tenant, day=_day(day), session_id=session, after=place, limit=limit)
+        return page([_write(entry) for entry in found], None if following is None else _write_place(following))
+
+    @router.post("/memory/search", summary="Search the memory", response_model=schemas.MemoryPage)
+    async def search(tenant: Tenant, body: SearchMemory) -> Response:
+        """The best first. Stop words find nothing."""
+        found = await service.search(
+            tenant, query=body.query, day=_day(body.day), session_id=body.session, limit=body.limit
+        )
+        return page([_write(entry) for entry in found], None)
+
+    @router.get(
+        "/memory/export",
+        summary="Export the memory",
+        response_class=Response,
+        responses={200: {"description": "One entry per line", "content": {JSON_LINES: {"schema": {"type": "string"}}}}},
+    )
+    async def export(tenant: Tenant) -> Response:
+        """All of it, the newest first, streamed as JSON lines."""
+        return StreamingResponse(_lines(service.export(tenant)), media_type=JSON_LINES)
+
+    @router.delete("/memory", summary="Delete memory", response_model=schemas.ForgottenOut)
+    async def forget(tenant: Tenant, day: Day = None, session: OfSession = None) -> Response:
+        """The entries of a day, of a session, or of a session's day; one of both must be given."""
+        return answer({"deleted": await service.forget(tenant, day=_day(day), session_id=session)})
+
+
+async def _lines(entries: AsyncIterator[MemoryEntry]) -> AsyncIterator[bytes]:
+    async for entry in entries:
+        yield msgspec.json.encode(_write(entry)) + b"\n"
+
+
+def _write(entry: MemoryEntry) -> dict[str, Any]:
+    return {
+        "day": entry.created_at.date().isoformat(),
+        "session": entry.session_id,
+        "first_seq": entry.first_seq,
+        "last_seq": entry.last_seq,
+        "text": printable(entry.text),
+        "created_at": moment(entry.created_at),
+    }
+
+
+def _day(text: str | None) -> Any:
+    return None if text is None else read_day(text)
+
+
+def _write_place(place: Place) -> str:
+    at, session_id, first, last = place
+    return write_cursor(at, f"{first} {last} {session_id}")
+
+
+def _read_place(cursor: str) -> Place:
+    at, item = read_cursor(cursor)
+    steps = item.split(" ", 2)
+    if len(steps) != 3 or not all(step.isascii() and step.isdigit() and len(step) < 19 for step in steps[:2]):
+        raise InvalidRequest("after must be the `next` of a page before", field="after")
+    return at, steps[2], int(steps[0]), int(steps[1])
