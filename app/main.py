@@ -14,6 +14,7 @@ from functools import partial
 
 from asyncpg import PostgresError
 from fastapi import FastAPI
+from pydantic import SecretStr
 from sqlalchemy.exc import DBAPIError
 
 from app import __version__
@@ -22,8 +23,10 @@ from app.api.mcp import McpEndpoint
 from app.api.proxy import ProxyRoutes
 from app.api.rest.guard import Guard
 from app.api.rest.router import Services, install_rest
-from app.dialects.registry import OPENAI_CHAT
+from app.dialects.registry import DIALECTS
 from app.domain.errors import StoreUnavailable
+from app.domain.headers import key_header
+from app.domain.messages import Dialect as DialectName
 from app.service import tokens
 from app.service.artifacts import Artifacts
 from app.service.auth import Auth
@@ -115,6 +118,25 @@ def _spare_the_collector() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
+def _hosts(settings: Settings, openai_base_url: str) -> dict[DialectName, Host]:
+    """The model host of each dialect; dialects of one address share its connections."""
+    timeouts = Timeouts(
+        connect=settings.connect_timeout, first_byte=settings.first_byte_timeout, idle=settings.idle_timeout
+    )
+    addresses: dict[DialectName, tuple[str, SecretStr | None]] = {
+        "openai_chat": (openai_base_url, settings.openai_api_key),
+        "openai_responses": (openai_base_url, settings.openai_api_key),
+        "anthropic": (settings.anthropic_base_url, settings.anthropic_api_key),
+        "gemini": (settings.gemini_base_url, settings.gemini_api_key),
+        "gemini_gca": (settings.gemini_gca_base_url, None),
+    }
+    upstreams = {address: Upstream(address, timeouts) for address, _ in addresses.values()}
+    return {
+        name: Host(upstream=upstreams[address], dialect=name, api_key=key.get_secret_value() if key else None)
+        for name, (address, key) in addresses.items()
+    }
+
+
 def _summarizer_host(settings: Settings, openai_base_url: str) -> Host | None:
     """The summarizer's own model host, or its own key for the sessions' one, if it has either."""
     key = settings.summarizer_api_key
@@ -171,18 +193,10 @@ def build(
         pooler=settings.database_pooler == "on",
     )
     writer = Writer(database)
-    upstream = Upstream(
-        openai_base_url or settings.openai_base_url,
-        Timeouts(
-            connect=settings.connect_timeout,
-            first_byte=settings.first_byte_timeout,
-            idle=settings.idle_timeout,
-        ),
-    )
+    hosts = _hosts(settings, openai_base_url or settings.openai_base_url)
     metrics = Metrics()
     recipes = recipes_of(settings)
     calibrations = Calibrations()
-    api_key = settings.openai_api_key.get_secret_value() if settings.openai_api_key else None
     own_host = _summarizer_host(settings, openai_base_url or settings.openai_base_url)
     summarizer = Summarizer(
         database,
@@ -194,7 +208,7 @@ def build(
                 window=settings.summarizer_window,
             ),
             own=own_host,
-            hosts={OPENAI_CHAT.name: Host(upstream=upstream, api_key=api_key)},
+            hosts=hosts,
             metrics=metrics,
         ),
         metrics,
@@ -218,8 +232,19 @@ def build(
         monotonic=time.perf_counter,
         new_id=new_id,
     )
-    config = ProxyConfig(api_key=api_key, fail_open=settings.fail_open == "on", heartbeat=settings.heartbeat)
-    proxy = Proxy(OPENAI_CHAT, upstream, shared, config)
+    proxies = {
+        name: Proxy(
+            DIALECTS[name],
+            host.upstream,
+            shared,
+            ProxyConfig(
+                key=key_header(name, host.api_key) if host.api_key else None,
+                fail_open=settings.fail_open == "on",
+                heartbeat=settings.heartbeat,
+            ),
+        )
+        for name, host in hosts.items()
+    }
     cleanup = Cleanup(database, recipes, clock=clock, days=settings.cleanup_days)
     auth = Auth(database, required=settings.auth == "keys", monotonic=time.monotonic, is_local=is_local)
 
@@ -228,8 +253,9 @@ def build(
         async with AsyncExitStack() as stack:
             await database.open()
             stack.push_async_callback(database.close)
-            await upstream.open()
-            stack.push_async_callback(upstream.close)
+            for upstream in {host.upstream for host in hosts.values()}:
+                await upstream.open()
+                stack.push_async_callback(upstream.close)
             if own_host is not None:
                 await own_host.upstream.open()
                 stack.push_async_callback(own_host.upstream.close)
@@ -294,8 +320,7 @@ def build(
     rest.router.routes.append(mcp.route())
     return ProxyRoutes(
         rest,
-        proxy=proxy,
-        dialect=OPENAI_CHAT,
+        proxies=proxies,
         auth=auth,
         metrics=metrics,
         max_body=settings.max_body,

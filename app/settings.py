@@ -26,7 +26,7 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 PREFIX = "TERSELY_"
 # What the service tells its own workers.
 INTERNAL = "TERSELY_RUNNING_"
-LATER = ("TERSELY_TOOLS", "TERSELY_CHAT_COMMANDS", "TERSELY_ANTHROPIC_", "TERSELY_GEMINI_")
+LATER = ("TERSELY_CHAT_COMMANDS",)
 
 
 class Settings(BaseSettings):
@@ -46,6 +46,11 @@ class Settings(BaseSettings):
 
     openai_base_url: str = "https://api.openai.com/v1"
     openai_api_key: SecretStr | None = None
+    anthropic_base_url: str = "https://api.anthropic.com"
+    anthropic_api_key: SecretStr | None = None
+    gemini_base_url: str = "https://generativelanguage.googleapis.com"
+    gemini_api_key: SecretStr | None = None
+    gemini_gca_base_url: str = "https://cloudcode-pa.googleapis.com"
     connect_timeout: float = Field(default=10.0, gt=0)
     first_byte_timeout: float = Field(default=600.0, gt=0)
     idle_timeout: float = Field(default=300.0, gt=0)
@@ -81,7 +86,14 @@ class Settings(BaseSettings):
     body_timeout: float = Field(default=60.0, gt=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
-    @field_validator("openai_base_url", "summarizer_base_url", "embeddings_base_url")
+    @field_validator(
+        "openai_base_url",
+        "anthropic_base_url",
+        "gemini_base_url",
+        "gemini_gca_base_url",
+        "summarizer_base_url",
+        "embeddings_base_url",
+    )
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:
         if value is None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from fastapi import FastAPI
 
 from app.api.body import Disconnected, Receive, Scope, Send, read_body
 from app.api.errors import in_dialect
-from app.dialects.dialect import Dialect
+from app.api.targets import Target, find_target
 from app.domain.errors import InvalidRequest, TerselyError
 from app.domain.headers import Headers
+from app.domain.messages import Dialect as DialectName
 from app.service.auth import Auth
 from app.service.calls import Answer, Call, read_options
 from app.service.metrics import Metrics
@@ -20,21 +21,27 @@ from app.service.proxy import Proxy
 
 _log = logging.getLogger(__name__)
 
-PREFIX = "/v1/"
-CHAT = "/v1/chat/completions"
+PREFIX = "/v1"
+# A model call as the metrics call it.
+ROUTES: Mapping[DialectName, str] = {
+    "openai_chat": "chat",
+    "openai_responses": "responses",
+    "anthropic": "messages",
+    "gemini": "generate",
+    "gemini_gca": "generate",
+}
 # How long what a refused client still sends is thrown away, in seconds.
 LINGER = 2.0
 
 
 class ProxyRoutes:
-    """Everything under ``/v1/``; what is not the proxy's goes to ``fallback``, kept as ``rest``."""
+    """Every provider's addresses; what is none of them goes to ``fallback``, kept as ``rest``."""
 
     def __init__(
         self,
         fallback: FastAPI,
         *,
-        proxy: Proxy,
-        dialect: Dialect,
+        proxies: Mapping[DialectName, Proxy],
         auth: Auth,
         metrics: Metrics,
         max_body: int,
@@ -42,8 +49,7 @@ class ProxyRoutes:
         monotonic: Callable[[], float],
     ) -> None:
         self.rest = fallback
-        self._proxy = proxy
-        self._dialect = dialect
+        self._proxies = proxies
         self._auth = auth
         self._metrics = metrics
         self._max_body = max_body
@@ -52,28 +58,38 @@ class ProxyRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        path = scope.get("path", "")
-        if scope["type"] != "http" or not path.startswith(PREFIX):
+        if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
+            if scope["type"] == "http" and scope["method"] == "HEAD" and scope["path"] == "/":
+                await _respond(send, Answer(status=200, headers=[]))  # clients ask whether there is anybody
+                return
             await self.rest(scope, receive, send)
             return
-        route = "chat" if path == CHAT and scope["method"] == "POST" else "passthrough"
+        headers: Headers = [(_text(name), _text(value)) for name, value in scope["headers"]]
+        target = find_target(scope["method"], scope["path"], _raw_target(scope), dict(headers))
+        if target is None:
+            await self.rest(scope, receive, send)
+            return
         self._metrics.in_flight.inc()
         status, strategy = 499, ""
         try:
-            status, strategy = await self._serve(scope, receive, send, is_chat=route == "chat")
+            status, strategy = await self._serve(scope, receive, send, target, headers)
         finally:
             self._metrics.in_flight.dec()
-            self._metrics.requests.labels(route, self._dialect.name, strategy, str(status)).inc()
+            route = ROUTES[target.dialect] if target.is_call else "passthrough"
+            self._metrics.requests.labels(route, target.dialect, strategy, str(status)).inc()
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, *, is_chat: bool) -> tuple[int, str]:
+    async def _serve(
+        self, scope: Scope, receive: Receive, send: Send, target: Target, headers: Headers
+    ) -> tuple[int, str]:
         """Answer one request; status and strategy for the metrics (499: the client went away)."""
         received = self._monotonic()
         is_read = False
-        headers: Headers = [(_text(name), _text(value)) for name, value in scope["headers"]]
+        proxy = self._proxies[target.dialect]
+        headers = target.with_key(headers)
         try:
             by_name = dict(headers)
             if by_name.get("upgrade", "").lower() == "websocket":
-                return await self._refuse_websocket(send)
+                return await _refuse_websocket(send, proxy)
             _check_target(scope)
             caller = await self._auth.caller(headers)
             body = await read_body(scope, receive, limit=self._max_body, deadline=self._body_timeout)
@@ -81,28 +97,27 @@ class ProxyRoutes:
             call = Call(
                 tenant=caller.tenant,
                 method=scope["method"],
-                path=_upstream_path(scope),
+                path=target.path,
                 headers=headers,
                 body=body,
                 options=read_options(by_name),
                 received=received,
                 key_headers=caller.key_headers,
+                model=target.model,
+                streams=target.streams,
             )
         except Disconnected:
             return 499, ""
         except TerselyError as error:
-            refusal = in_dialect(error, self._dialect)
+            refusal = in_dialect(error, proxy.dialect)
             if is_read or not _has_body(scope):
                 return await _refuse(send, *refusal), ""
             return await _refuse_unread(scope, receive, send, *refusal), ""
-        return await self._answer(call, receive, send, is_chat=is_chat)
+        return await self._answer(proxy, call, receive, send, is_call=target.is_call)
 
-    async def _refuse_websocket(self, send: Send) -> tuple[int, str]:
-        """Clients that try a websocket first go on over HTTP when they are told so."""
-        body = self._dialect.error_body("There are no websockets here: use HTTP.", type="invalid_request_error")
-        return await _refuse(send, 426, [("content-type", "application/json"), ("connection", "close")], body), ""
-
-    async def _answer(self, call: Call, receive: Receive, send: Send, *, is_chat: bool) -> tuple[int, str]:
+    async def _answer(
+        self, proxy: Proxy, call: Call, receive: Receive, send: Send, *, is_call: bool
+    ) -> tuple[int, str]:
         """Answer, and stop at once when the client goes away: its model call stops with it."""
         me = asyncio.current_task()
         assert me is not None
@@ -115,7 +130,7 @@ class ProxyRoutes:
 
         gone.add_done_callback(stop)
         try:
-            answer = await (self._proxy.chat(call) if is_chat else self._proxy.forward(call))
+            answer = await (proxy.converse(call) if is_call else proxy.forward(call))
             started = True
             await _respond(send, answer)
             return answer.status, _strategy(answer)
@@ -126,7 +141,7 @@ class ProxyRoutes:
         except TerselyError as error:
             if started:
                 raise
-            return await _refuse(send, *in_dialect(error, self._dialect)), ""
+            return await _refuse(send, *in_dialect(error, proxy.dialect)), ""
         finally:
             finished = True
             gone.cancel()
@@ -137,10 +152,16 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-def _upstream_path(scope: Scope) -> str:
-    """What follows the base URL, as the client encoded it."""
+async def _refuse_websocket(send: Send, proxy: Proxy) -> tuple[int, str]:
+    """Clients that try a websocket first go on over HTTP when they are told so."""
+    body = proxy.dialect.error_body("There are no websockets here: use HTTP.", type="invalid_request_error")
+    return await _refuse(send, 426, [("content-type", "application/json"), ("connection", "close")], body), ""
+
+
+def _raw_target(scope: Scope) -> str:
+    """Path and query as the client encoded them."""
     raw = scope.get("raw_path") or scope["path"].encode()
-    path: str = raw.decode("latin-1").partition("?")[0].removeprefix("/v1")
+    path: str = raw.decode("latin-1").partition("?")[0]
     query: str = scope.get("query_string", b"").decode("latin-1")
     return f"{path}?{query}" if query else path
 

@@ -38,7 +38,7 @@ from app.upstream.scripted import run_scripted
 _log = logging.getLogger("tersely")
 
 DATABASE_VARIABLE = "TERSELY_RUNNING_DATABASE_URL"
-UPSTREAM_VARIABLE = "TERSELY_RUNNING_OPENAI_BASE_URL"
+UPSTREAM_VARIABLE = "TERSELY_RUNNING_UPSTREAM"
 LOCAL_VARIABLE = "TERSELY_RUNNING_LOCAL"
 GRACE_SECONDS = 10
 BACKLOG = 2048
@@ -144,7 +144,7 @@ def _unusable(host: str, port: int, error: OSError) -> Refused:
 def _serve_here(
     settings: Settings, serving: Serving, url: str, upstream: str | None, sockets: list[socket.socket]
 ) -> None:
-    application = build(settings, database_url=url, openai_base_url=upstream, is_local=serving.host in LOOPBACK)
+    application = build(_behind(settings, upstream), database_url=url, is_local=serving.host in LOOPBACK)
     config = _config(application, serving)
     server = _Server(config, settings, is_scripted=serving.is_scripted)
     _on_hangup(lambda _, frame: server.handle_exit(signal.SIGTERM, frame))
@@ -197,11 +197,18 @@ def worker() -> object:
     DeadlineProtocol.header_timeout = settings.header_timeout
     threading.Thread(target=_follow_parent, name="parent", daemon=True).start()
     return build(
-        settings,
+        _behind(settings, os.environ.get(UPSTREAM_VARIABLE)),
         database_url=os.environ[DATABASE_VARIABLE],
-        openai_base_url=os.environ.get(UPSTREAM_VARIABLE),
         is_local=LOCAL_VARIABLE in os.environ,
     )
+
+
+def _behind(settings: Settings, upstream: str | None) -> Settings:
+    """The settings with one host for all providers, if there is one."""
+    if upstream is None:
+        return settings
+    others = dict.fromkeys(("anthropic_base_url", "gemini_base_url", "gemini_gca_base_url"), upstream)
+    return settings.model_copy(update={**others, "openai_base_url": f"{upstream}/v1"})
 
 
 def _follow_parent() -> None:
@@ -262,7 +269,7 @@ def _greet(settings: Settings, host: str, port: int, *, is_scripted: bool) -> No
     print(
         f"Tersely serves on {base}\n"
         f"  models:   {upstream}\n"
-        f"  use it:   export OPENAI_BASE_URL={base}/v1\n"
+        f"  use it:   export OPENAI_BASE_URL={base}/v1   ANTHROPIC_BASE_URL={base}\n"
         f"  look:     {base}/docs   {base}/metrics\n"
         f"  stop:     Ctrl-C",
         flush=True,
@@ -307,7 +314,7 @@ def _scripted() -> Iterator[str]:
         nonlocal stop, address
         stop = asyncio.Event()
         async with run_scripted("127.0.0.1", 0) as server:
-            address = server.base_url
+            address = server.root
             ready.set()
             await stop.wait()
 

@@ -170,6 +170,27 @@ class ErrorWriter(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Streaming:
+    """How the streams of a dialect begin and end, and what may be put into them.
+
+    ``heartbeat`` is an event that means nothing; empty: the clients bear none. The last event of a stream begins with a
+    line that begins with one of ``end_marks``; ``end_words``, one of which is in each of these, are what is looked for
+    first. ``is_mark_whole``: that line is the whole event. Where no event is known for the last one by its first line,
+    it has ``finish_key`` in it, or one before it had. ``preamble`` begins events that come before anything is said.
+    ``reply_key`` is in every reply that is not streamed. ``has_arrays``: a stream may come as a JSON array.
+    """
+
+    heartbeat: bytes = b""
+    end_marks: tuple[bytes, ...] = ()
+    end_words: tuple[bytes, ...] = ()
+    is_mark_whole: bool = False
+    finish_key: bytes = b""
+    preamble: tuple[bytes, ...] = ()
+    reply_key: bytes = b""
+    has_arrays: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """A wire format: the functions of its modules ``read``, ``write`` and ``stream`` under one name."""
 
@@ -198,3 +219,4 @@ class Dialect:
     """None: models of this dialect are offered no tools of ours."""
     without_history: Callable[[bytes], bytes] = bytes
     """A request without the history of the provider's own that it refers to, for a context that brings the whole."""
+    streaming: Streaming

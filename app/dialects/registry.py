@@ -10,7 +10,7 @@ from app.dialects.anthropic import stream as anthropic_stream
 from app.dialects.anthropic import tools as anthropic_tools
 from app.dialects.anthropic import write as anthropic_write
 from app.dialects.asking import Asking
-from app.dialects.dialect import Dialect
+from app.dialects.dialect import Dialect, Streaming
 from app.dialects.errors import classify_error
 from app.dialects.gemini import asking as gemini_asking
 from app.dialects.gemini import read as gemini_read
@@ -28,6 +28,15 @@ from app.dialects.openai_responses import stream as responses_stream
 from app.dialects.openai_responses import tools as responses_tools
 from app.dialects.openai_responses import write as responses_write
 from app.domain.messages import Dialect as DialectName
+
+_RESPONSE_ENDS = (b"response.completed", b"response.failed", b"response.incomplete")
+
+
+def _beginnings(*types: bytes) -> tuple[bytes, ...]:
+    """How the first line of an event of one of these types may begin."""
+    lines = (b"event: %b", b"event:%b", b'data: {"type":"%b"', b'data: {"type": "%b"', b'data:{"type":"%b"')
+    return tuple(line % kind for line in lines for kind in types)
+
 
 OPENAI_CHAT = Dialect(
     name="openai_chat",
@@ -51,6 +60,13 @@ OPENAI_CHAT = Dialect(
     open_stream=stream.ReplyStream,
     split_reply=stream.split_reply,
     classify_error=classify_error,
+    streaming=Streaming(
+        heartbeat=b": keep-alive\n\n",
+        end_marks=(b"data: [DONE]", b"data:[DONE]"),
+        end_words=(b"[DONE]",),
+        is_mark_whole=True,
+        reply_key=b'"choices"',
+    ),
 )
 
 OPENAI_RESPONSES = Dialect(
@@ -76,6 +92,13 @@ OPENAI_RESPONSES = Dialect(
     split_reply=responses_stream.split_reply,
     classify_error=classify_error,
     without_history=responses_write.without_history,
+    streaming=Streaming(
+        heartbeat=b": keep-alive\n\n",
+        end_marks=_beginnings(*_RESPONSE_ENDS),
+        end_words=_RESPONSE_ENDS,
+        preamble=_beginnings(b"response.created", b"response.in_progress", b"response.queued"),
+        reply_key=b'"output"',
+    ),
 )
 
 ANTHROPIC = Dialect(
@@ -100,6 +123,12 @@ ANTHROPIC = Dialect(
     open_stream=anthropic_stream.ReplyStream,
     split_reply=anthropic_stream.split_reply,
     classify_error=classify_error,
+    streaming=Streaming(
+        heartbeat=b'event: ping\ndata: {"type": "ping"}\n\n',
+        end_marks=_beginnings(b"message_stop"),
+        end_words=(b"message_stop",),
+        reply_key=b'"content"',
+    ),
 )
 
 GEMINI = Dialect(
@@ -124,6 +153,8 @@ GEMINI = Dialect(
     open_stream=gemini_stream.ReplyStream,
     split_reply=gemini_stream.split_reply,
     classify_error=classify_error,
+    # Gemini's own clients break at a comment.
+    streaming=Streaming(finish_key=b'"finishReason"', reply_key=b'"candidates"', has_arrays=True),
 )
 
 GEMINI_GCA = replace(

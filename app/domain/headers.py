@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from app.domain.messages import Dialect
+
 Headers = list[tuple[str, str]]
 
 PREFIX = "x-tersely-"
@@ -38,22 +40,38 @@ NOT_UPSTREAM = HOP_BY_HOP | {
     "x-forwarded-proto",
     "x-real-ip",
 }
+# Which of these counts is the provider's to say: none of the caller's goes where the operator's own key does.
+CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key"})
 NOT_DOWNSTREAM = HOP_BY_HOP | {"set-cookie", "alt-svc", "strict-transport-security", "server", "date"}
 
 
-def upstream_headers(headers: Iterable[tuple[str, str]], *, api_key: str | None, drop: frozenset[str]) -> Headers:
+def key_header(dialect: Dialect, key: str) -> tuple[str, str]:
+    """The header by which a provider is given a key."""
+    match dialect:
+        case "anthropic":
+            return "x-api-key", key
+        case "gemini":
+            return "x-goog-api-key", key
+        case _:
+            return "authorization", f"Bearer {key}"
+
+
+def upstream_headers(
+    headers: Iterable[tuple[str, str]], *, key: tuple[str, str] | None, drop: frozenset[str]
+) -> Headers:
     """The client's headers as the upstream gets them; names in lower case.
 
-    ``api_key`` is the operator's, sent in place of the caller's. ``drop`` names headers that carried a Tersely key.
+    ``key`` is the operator's, as a header, sent in place of the caller's. ``drop`` names headers that carried a Tersely
+    key.
     """
     passed = [
         (name, value)
         for name, value in headers
         if name not in NOT_UPSTREAM and not name.startswith(PREFIX) and name not in drop
     ]
-    if api_key is not None:
-        passed = [(name, value) for name, value in passed if name != "authorization"]
-        passed.append(("authorization", f"Bearer {api_key}"))
+    if key is not None:
+        passed = [(name, value) for name, value in passed if name not in CREDENTIALS]
+        passed.append(key)
     passed.append(("accept-encoding", "identity"))
     return passed
 

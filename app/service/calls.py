@@ -28,7 +28,7 @@ class Call:
     """A request to be proxied. ``path`` follows the upstream's base URL and carries the query, still encoded.
 
     Header names are in lower case; ``received`` is a monotonic time in seconds. ``key_headers`` carried a
-    Tersely key and stay here.
+    Tersely key and stay here. ``model`` and ``streams`` are what the address says, where the body does not.
     """
 
     tenant: str
@@ -39,6 +39,8 @@ class Call:
     options: Options
     received: float
     key_headers: frozenset[str] = frozenset()
+    model: str = ""
+    streams: bool = False
 
     @property
     def header_map(self) -> dict[str, str]:

@@ -324,8 +324,7 @@ def restore_reply(dialect: Dialect, echo: Message, model_raw: bytes) -> Message:
     """
     if echo.role == "user":
         return dialect.read_message(model_raw)
-    said = dialect.read_reply(model_raw)
-    return dialect.read_message(dialect.with_text(echo.raw, said.text))
+    return dialect.read_message(dialect.restore_reply(echo.raw, model_raw))
 
 
 def _known_entry(message: Message, row: TailRow, restore: Restore) -> Entry:
@@ -338,6 +337,7 @@ def _known_entry(message: Message, row: TailRow, restore: Restore) -> Entry:
         tokens=row.row.tokens,
         created_at=row.created_at,
         pinned=row.pinned,
+        priority=row.priority,
     )
 
 
@@ -373,6 +373,7 @@ def _stored_entry(stored: StoredMessage, dialect: Dialect) -> Entry:
         tokens=stored.tokens,
         created_at=stored.created_at,
         pinned=stored.pinned,
+        priority=stored.priority,
     )
 
 
@@ -424,7 +425,15 @@ async def after_overflow(
     )
 
 
-def lay_out(context: Context, dialect: Dialect, history: History, arrival: Arrival, found: Found) -> list[bytes]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaidOut:
+    """All messages of a request in wire form. ``breakpoints``: the last of the head's, and of all."""
+
+    messages: list[bytes]
+    breakpoints: tuple[int, ...]
+
+
+def lay_out(context: Context, dialect: Dialect, history: History, arrival: Arrival, found: Found) -> LaidOut:
     """All messages of a request in wire form: instructions first, then the context.
 
     Instructions in the middle of a history stay where they are, before the message that they preceded, so that
@@ -434,12 +443,18 @@ def lay_out(context: Context, dialect: Dialect, history: History, arrival: Arriv
     """
     leading, asides, trailing = _asides(arrival, found)
     rendered: list[bytes] = []
+    head = 0
     for message in context.messages:
-        if not isinstance(message, HeadMessage) and message.seq >= context.epoch.cut:
+        if isinstance(message, HeadMessage) or message.seq < context.epoch.cut:
+            head = len(rendered) + 1
+        else:
             rendered += [aside.raw for aside in asides.pop(message.seq, ())]
         rendered += render(message, dialect)
     hoisted = [message.raw for seq in sorted(asides) for message in asides[seq] if message.is_instruction]
-    return [*history.instructions, *leading, *hoisted, *rendered, *(message.raw for message in trailing)]
+    front = [*history.instructions, *leading, *hoisted]
+    messages = [*front, *rendered, *(message.raw for message in trailing)]
+    ends = {len(front) + head, len(messages)}
+    return LaidOut(messages=messages, breakpoints=tuple(sorted(end - 1 for end in ends if end)))
 
 
 def _asides(arrival: Arrival, found: Found) -> tuple[list[bytes], dict[int, list[Message]], list[Message]]:

@@ -27,7 +27,9 @@ from app.store import epochs, sessions, summaries
 from app.store.connection import Connection, Database
 from app.store.sessions import write_epoch
 from app.store.writes import NewEpoch
+from app.strategies.compositions import needs_of
 from app.strategies.epochs import Advance, Auto, Reason
+from app.strategies.presets import Slim, Tiered, Window
 
 # Seconds. What is read is bounded by the watermark and by one append.
 LIMIT = 15.0
@@ -44,15 +46,19 @@ class EpochKeeper:
         self._clock = clock
 
     async def keep_up(self, tenant: str, session_id: str, dialect: str) -> None:
-        """Start an epoch if the session's tail asks for one; a session that moves on meanwhile is left alone."""
+        """Start an epoch if the session's tail asks for one; a session that moves on meanwhile is left alone.
+
+        What `trim` and `compact` cut depends on a call: on its model's window, and on who pays for the summary.
+        """
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             session = await sessions.get(connection, tenant, session_id)
             if session is None:
                 return
             recipe = self._recipes.choose(session=session)
-            if not isinstance(recipe.policy, Auto) or not recipe.extract.terse:
+            if not isinstance(recipe.policy, Auto) or not isinstance(recipe.strategy, Slim | Window | Tiered):
                 return
-            if await epochs.tail_tokens(connection, tenant, session) <= recipe.policy.high:
+            high = needs_of(recipe.strategy).high or recipe.policy.high
+            if await epochs.tail_tokens(connection, tenant, session) <= high:
                 return
             history, around = await self._load(connection, tenant, session, dialect_of(dialect), recipe)
         if history.advance is not None:

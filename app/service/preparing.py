@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -190,11 +190,15 @@ class Preparer:
         if is_verbatim and not asks_usage:
             return call.body, False
         if is_verbatim:
-            messages: Sequence[bytes] = [message.raw for message in arrival.messages]
+            laid_out = contexts.LaidOut(messages=[message.raw for message in arrival.messages], breakpoints=())
         else:
-            messages = contexts.lay_out(built.context, self._dialect, history, arrival, found)
+            laid_out = contexts.lay_out(built.context, self._dialect, history, arrival, found)
         body = self._dialect.write_request(
-            call.body, messages=messages, instructions=recipe.instructions, include_usage=asks_usage
+            call.body,
+            messages=laid_out.messages,
+            instructions=recipe.instructions,
+            include_usage=asks_usage,
+            breakpoints=laid_out.breakpoints,
         )
         if built.context.must_answer:
             body = self._dialect.forbid_tools(body)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
-from app.dialects import raw_json
 from app.dialects.dialect import Dialect
 from app.domain.context import Report, TurnReport
 from app.domain.errors import NotFound
 from app.domain.lineage import append
 from app.domain.models import known_window, usable_window
+from app.domain.readable import read_context
 from app.domain.sessions import Session
 from app.service import contexts, tokens
 from app.service.arrival import Arrival, arrive
@@ -139,6 +139,13 @@ class Previews:
         )
 
 
+def as_text(preview: Preview, dialect: str) -> str:
+    """A context as people read it; ``dialect`` is that of the wish."""
+    read = dialect_of(dialect).read_message
+    messages = [read(raw) for raw in (*preview.instructions, *preview.messages)]
+    return read_context(messages, preview.report, preview.strategy)
+
+
 async def _fixed_tokens(connection: Connection, tenant: str, session_id: str, arrival: Arrival, model: str) -> int:
     """Tokens of the instructions: those given, else those stored."""
     given = [m for m, i in zip(arrival.messages, arrival.incoming, strict=True) if not i.is_link]
@@ -171,10 +178,8 @@ def _lay_out(
     built: Built, dialect: Dialect, history: History, arrival: Arrival, found: Found, recipe: Recipe
 ) -> tuple[list[bytes], list[bytes]]:
     """Leading instructions and everything else, exactly as the proxy would send them."""
-    laid_out = contexts.lay_out(built.context, dialect, history, arrival, found)
-    body = dialect.write_request(b'{"messages":[]}', messages=laid_out, instructions=recipe.instructions)
-    whole = raw_json.split_array(raw_json.split_object(body)["messages"])
-    leading = 0
-    while leading < len(whole) and dialect.read_message(whole[leading]).is_instruction:
-        leading += 1
-    return whole[:leading], whole[leading:]
+    laid_out = contexts.lay_out(built.context, dialect, history, arrival, found).messages
+    body = dialect.write_request(b"{}", messages=laid_out, instructions=recipe.instructions)
+    whole = dialect.read_request(body).messages
+    leading = next((place for place, message in enumerate(whole) if not message.is_instruction), len(whole))
+    return [message.raw for message in whole[:leading]], [message.raw for message in whole[leading:]]

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from app.dialects.dialect import Dialect, Overflow, ReplyReader, Request
@@ -30,7 +30,7 @@ from app.service.preparing import Prepared, Preparer
 from app.service.recipes import Recipes
 from app.service.recording import Recorder
 from app.service.retrieval import Retriever
-from app.service.stream_end import StreamEnd, until_end, whole_events
+from app.service.stream_end import end_of, until_end, whole_events
 from app.service.summaries import Summaries
 from app.service.summarizer import Summarizer
 from app.store.connection import Database
@@ -40,24 +40,26 @@ from app.upstream.client import Reply, Upstream
 
 _log = logging.getLogger(__name__)
 
-_FIRST_EVENT = re.compile(rb"data:.*?(?:\n\n|\r\n\r\n|\r\r)", re.DOTALL)
+_EVENT = re.compile(rb"data:.*?(?:\n\n|\r\n\r\n|\r\r)", re.DOTALL)
 
 _OnReply = Callable[[SaidReply], Awaitable[None]]
 
-HEARTBEAT = b": keep-alive\n\n"
 EVENT_STREAM = "text/event-stream"
+JSON = "application/json"
 MAX_ERROR_BODY = 1024 * 1024
 MAX_FIRST_EVENT = 64 * 1024
+# How long (seconds) is waited for what comes after a stream's preamble: a refusal comes at once.
+AFTER_PREAMBLE = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyConfig:
     """``max_reply`` and ``memo`` in bytes, ``heartbeat`` in seconds.
 
-    ``api_key`` goes upstream in place of the caller's.
+    ``key`` is the operator's, as a header: it goes upstream in place of the caller's.
     """
 
-    api_key: str | None = None
+    key: tuple[str, str] | None = None
     fail_open: bool = True
     heartbeat: float = 15.0
     max_reply: int = 64 * 1024 * 1024
@@ -113,9 +115,14 @@ class Proxy:
         )
         self._summaries = Summaries(dialect=dialect, database=shared.database, memo=self._memo, clock=shared.clock)
 
+    @property
+    def dialect(self) -> Dialect:
+        """In which its clients speak."""
+        return self._dialect
+
     # The ways a call can go
 
-    async def chat(self, call: Call) -> Answer:
+    async def converse(self, call: Call) -> Answer:
         """A model call: stored, and sent with a context of its own.
 
         Raises `InvalidRequest` for a body that cannot be read, `UpstreamUnavailable`, and, where failing
@@ -127,6 +134,7 @@ class Proxy:
             return await self.forward(call, "passthrough")
         self._recipes.check(strategy=call.options.strategy, epoch=call.options.epoch)
         request = await aside(len(call.body), self._dialect.read_request, call.body, self._memo.read)
+        request = _as_addressed(request, call)
         if request.unreadable is not None or not request.messages:
             return await self.forward(call, "passthrough")
         headers = call.header_map
@@ -141,7 +149,7 @@ class Proxy:
             self._metrics.fail_open.labels("read").inc()
             _log.warning("forwarding without the store: %s", error)
             return await self.forward(call, "fail-open")
-        return await self._converse(call, prepared)
+        return await self._exchange(call, prepared)
 
     async def forward(
         self, call: Call, kind: ContextKind = "passthrough", *, on_reply: _OnReply | None = None
@@ -213,7 +221,7 @@ class Proxy:
 
     # The conversation
 
-    async def _converse(self, call: Call, prepared: Prepared) -> Answer:
+    async def _exchange(self, call: Call, prepared: Prepared) -> Answer:
         sent = self._monotonic()
         prepared.labels.overhead_ms = (sent - call.received) * 1000
         sending = asyncio.get_running_loop().create_task(self._send(call, prepared.body))
@@ -225,7 +233,7 @@ class Proxy:
             first = b""
             if reply.status == 200 and reply.content_type == EVENT_STREAM:
                 first = await self._first_chunk(reply)
-            overflowed, error_body = await self._overflow_of(reply, first)
+            overflowed, error_body = await self._overflow_of(prepared, reply, first)
         except UpstreamUnavailable:
             await _let_go(sending)
             await self._recorder.commit_failure(prepared, None)
@@ -246,7 +254,9 @@ class Proxy:
         try:
             reply = await self._send(call, prepared.body)
             reply.unpack()
-            overflowed, error_body = (None, b"") if reply.status < 400 else await self._overflow_of(reply, b"")
+            overflowed, error_body = None, b""
+            if reply.status >= 400:
+                overflowed, error_body = await self._overflow_of(prepared, reply, b"")
         except BaseException as error:
             if reply is not None:
                 reply.close()
@@ -269,7 +279,7 @@ class Proxy:
             await self._recorder.commit_failure(prepared, reply.status)
             self._observe(call, sent, self._monotonic())
             return Answer(status=reply.status, headers=headers, body=error_body)
-        if reply.content_type == EVENT_STREAM:
+        if self._is_streamed(prepared, reply):
             chunks = self._stream(call, prepared, reply, first, sent)
             return Answer(status=reply.status, headers=_unbuffered(headers), chunks=chunks)
         try:
@@ -286,23 +296,34 @@ class Proxy:
         self._observe(call, sent, ended)
         return Answer(status=reply.status, headers=headers, body=client_body)
 
+    def _is_streamed(self, prepared: Prepared, reply: Reply) -> bool:
+        """Whether the reply comes piece by piece: as events, or, where that was asked for, as an array."""
+        if reply.content_type == EVENT_STREAM:
+            return True
+        is_array = self._dialect.streaming.has_arrays and prepared.request.stream
+        return is_array and reply.content_type == JSON and reply.status == 200
+
     async def _first_chunk(self, reply: Reply) -> bytes:
-        """The first event of a stream, so that an overflow told there can still be mended."""
+        """The first event of a stream that says something, so that an overflow told there can still be mended."""
         first = b""
         end = self._monotonic() + self._config.heartbeat
-        while len(first) < MAX_FIRST_EVENT and not _FIRST_EVENT.search(first):
-            piece = await reply.peek(max(0.0, end - self._monotonic()))
+        while len(first) < MAX_FIRST_EVENT:
+            events = _EVENT.findall(first)
+            if not all(event.startswith(self._dialect.streaming.preamble) for event in events):
+                break
+            wait = end - self._monotonic()
+            piece = await reply.peek(max(0.0, min(wait, AFTER_PREAMBLE) if events else wait))
             if not piece:
                 break
             first += piece
         return first
 
-    async def _overflow_of(self, reply: Reply, first: bytes) -> tuple[Overflow | None, bytes]:
+    async def _overflow_of(self, prepared: Prepared, reply: Reply, first: bytes) -> tuple[Overflow | None, bytes]:
         """What the reply says of an overflow, and the body if it had to be read for that."""
         if reply.status >= 400:
             body = await reply.read(MAX_ERROR_BODY)
             return self._dialect.classify_error(reply.status, body), body
-        if reply.content_type == EVENT_STREAM:
+        if self._is_streamed(prepared, reply):
             if b"error" not in first:
                 return None, b""
             reader = self._dialect.open_stream(extract=NOTHING, strip_usage=False)
@@ -312,9 +333,12 @@ class Proxy:
                 return None, b""
             return self._dialect.classify_error(reply.status, first), b""
         body = await reply.read(self._config.max_reply)
-        if b'"choices"' not in body or b'"error"' in body[:200]:
-            return self._dialect.classify_error(reply.status, body), body
-        return None, body
+        if self._dialect.streaming.reply_key in body and b'"error"' not in body[:200]:
+            return None, body
+        _, said = self._dialect.split_reply(body, NOTHING)
+        if said.choices and not said.error:
+            return None, body
+        return self._dialect.classify_error(reply.status, body), body
 
     async def _stream(
         self, call: Call, prepared: Prepared, reply: Reply, first: bytes, sent: float
@@ -324,14 +348,15 @@ class Proxy:
         ended = sent
         is_committed = False
         try:
-            end = StreamEnd()
+            end = end_of(self._dialect.streaming)
+            heartbeat = self._dialect.streaming.heartbeat
             try:
                 if first and (out := end.hold(reader.feed(first))):
                     yield out
                 async for chunk in until_end(reply, end, self._config.heartbeat):
                     if not chunk:
-                        if end.is_between_events:
-                            yield HEARTBEAT
+                        if heartbeat and end.is_between_events:
+                            yield heartbeat
                         continue
                     if out := end.hold(reader.feed(chunk)):
                         yield out
@@ -341,7 +366,7 @@ class Proxy:
                 rest = end.hold(whole_events(reader.close()))
                 is_committed = True
                 await self._recorder.commit(prepared, reader.reply, reply.status, is_whole=False)
-                if not end.is_between_events:
+                if not end.is_between_events or reply.content_type != EVENT_STREAM:
                     raise  # half an event is out already: the client's connection breaks as the host's did
                 yield rest + self._error_event(str(error))
                 return
@@ -365,7 +390,7 @@ class Proxy:
 
     def _error_event(self, message: str) -> bytes:
         body = self._dialect.error_body(message, type="upstream_error", code="upstream_unavailable")
-        return b"data: " + body + b"\n\n"
+        return self._dialect.error_event(body)
 
     def _observe(self, call: Call, sent: float, ended: float) -> None:
         now = self._monotonic()
@@ -375,8 +400,15 @@ class Proxy:
     # Towards the upstream
 
     async def _send(self, call: Call, body: bytes) -> Reply:
-        headers = upstream_headers(call.headers, api_key=self._config.api_key, drop=call.key_headers)
+        headers = upstream_headers(call.headers, key=self._config.key, drop=call.key_headers)
         return await self._upstream.send(call.method, call.path, headers, body)
+
+
+def _as_addressed(request: Request, call: Call) -> Request:
+    """The request with what its address says of it, where that is not said in the body."""
+    if not call.model and not call.streams:
+        return request
+    return replace(request, model=call.model or request.model, stream=call.streams or request.stream)
 
 
 async def _let_go(sending: asyncio.Task[Reply]) -> None:

@@ -26,6 +26,9 @@ TASK = 600
 # So much of a text is looked through, half of it at each end: what fails is said at the end, what is asked in front.
 LOOK_AT = 20_000
 MAX_LINES = 400
+# Of a longer history the beginning and the newest messages are looked through: of each section the first lines and the
+# newest are what stays anyway, and reading ten thousand messages takes seconds.
+FIRST_ENTRIES, NEWEST_ENTRIES = 100, 900
 HEADING = "### STATE"
 # A turn of so many steps is told step by step; a sentence of fewer blanks says little.
 LONG_TURN = 6
@@ -128,6 +131,8 @@ def _known(heading: str) -> str:
 
 
 def _sections(entries: Sequence[Entry]) -> dict[str, list[str]]:
+    if len(entries) > FIRST_ENTRIES + NEWEST_ENTRIES:
+        entries = [*entries[:FIRST_ENTRIES], *entries[-NEWEST_ENTRIES:]]
     turns = group_turns(entries)
     names = gather((), entries)[: MOST["Files and names"]]
     return {

@@ -45,7 +45,9 @@ class Score:
 def score_turns(turns: Sequence[Turn], relevance: Mapping[int, float], now: datetime) -> dict[int, Score]:
     """The priority of each of ``turns`` (in order). ``relevance``: turn number -> 0 to 1; what is missing has none."""
     mentions = [_mentions(turn.entries) for turn in turns]
-    total: Counter[str] = sum(mentions, Counter())
+    total: Counter[str] = Counter()
+    for named in mentions:
+        total.update(named)
     earlier: Counter[str] = Counter()
     scores: dict[int, Score] = {}
     for turn, named in zip(turns, mentions, strict=True):

@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 MESSAGE = "some words about the work that was done on module number "
 
 
@@ -27,6 +29,20 @@ async def test_appending_past_the_high_watermark_starts_an_epoch(api):
     assert context["report"]["epoch"]["cut"] > 1
     assert context["report"]["tokens_after"] < 32_000
     assert context["messages"][0]["content"].startswith("[Context -- Activity Log]")
+
+
+@pytest.mark.parametrize(("strategy", "limit"), [("window", 32_000), ("tiered", 12_800)])
+async def test_other_strategies_keep_up_too(api, strategy, limit):
+    await api.http.post("/api/sessions", json={"id": strategy, "strategy": strategy})
+    await fill(api, strategy, 600)
+
+    events = (await api.http.get(f"/api/sessions/{strategy}/events")).json()["items"]
+    context = (await api.http.post(f"/api/sessions/{strategy}/context", json={})).json()
+
+    assert events, "no epoch was started"
+    assert context["report"]["epoch"]["number"] == events[-1]["number"]
+    assert context["report"]["epoch"]["cut"] > 1
+    assert context["report"]["tokens_after"] < limit
 
 
 async def test_short_sessions_are_left_alone(api):

@@ -83,8 +83,14 @@ class Service:
 
 @contextmanager
 def serve(database: Database, upstream: str, *, dsn: str | None = None, **settings: Any) -> Iterator[Service]:
-    """The service as `serve` runs it, with these settings. ``dsn``: where it is told that the database is."""
-    config = Settings(_env_file=None, **settings)
+    """The service as `serve` runs it, with these settings. ``dsn``: where it is told that the database is.
+
+    ``upstream`` (with ``/v1``) is the host of all providers.
+    """
+    others = dict.fromkeys(
+        ("anthropic_base_url", "gemini_base_url", "gemini_gca_base_url"), upstream.removesuffix("/v1")
+    )
+    config = Settings(_env_file=None, **{**others, **settings})
     listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
     application = build(config, database_url=dsn or database.dsn, openai_base_url=upstream)
     uvicorn_config = serving._config(
@@ -114,12 +120,12 @@ class Model:
         self.replies: dict[str, list[ScriptedReply]] = {}
 
     def script(self, key: str, *replies: ScriptedReply) -> str:
-        """Answer requests whose ``user`` is ``key`` like this, in order."""
+        """Answer requests whose ``user``, or whose header ``X-Script``, is ``key`` like this, in order."""
         self.replies.setdefault(key, []).extend(replies)
         return key
 
     def _decide(self, received: Received) -> ScriptedReply | None:
-        key = (received.request or {}).get("user")
+        key = received.headers.get("X-Script") or (received.request or {}).get("user")
         queue = self.replies.get(key) if isinstance(key, str) else None
         return queue.pop(0) if queue else None
 

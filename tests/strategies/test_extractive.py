@@ -56,6 +56,18 @@ def test_a_models_checkpoint_is_taken_up_under_its_headings():
     assert "write docs" in said["Open"]
 
 
+def test_of_a_long_history_the_beginning_and_the_newest_are_read():
+    history = place(
+        *chain.from_iterable(
+            (user(f"Do step {n} in src/mod_{n}.py"), assistant(f"I decided it {n}.")) for n in range(3_000)
+        )
+    )
+    text = summarize(history, limit=2_000, encode=estimate_text)
+    assert text == summarize([*history[:100], *history[-900:]], limit=2_000, encode=estimate_text)
+    assert "t1: Do step 0" in text
+    assert "I decided it 2999." in text
+
+
 def test_summaries_of_summaries_do_not_grow():
     text = ""
     for _ in range(30):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from datetime import timedelta
 
@@ -46,6 +47,14 @@ def test_references_are_later_mentions_over_all_mentions() -> None:
     assert scores[1].references == pytest.approx(2 / 3)
     assert scores[2].references == 0
     assert scores[3].references == 0
+
+
+def test_scores_of_many_turns_cost_no_more_than_their_number() -> None:
+    history = turns(*(" ".join(f"src/module_{n}_{i}.py" for i in range(10)) for n in range(3_000)))
+    started = time.process_time()
+    assert len(score_turns(history, {}, START)) == 3_000
+    # What counts all names anew for each turn takes some ten times as long.
+    assert time.process_time() - started < 2
 
 
 def test_relevance_is_given_and_bounded() -> None:

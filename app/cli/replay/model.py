@@ -16,7 +16,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from app.upstream.scripted import Received, ScriptedModel, ScriptedReply
+from app.upstream.scripted import CHAT, Received, ScriptedModel, ScriptedReply, Wire
 
 KEY_HEADER = "x-replay-call"
 OPEN, CLOSE = "<terse>", "</terse>"
@@ -74,8 +74,8 @@ class RecordedModel(ScriptedModel):
         return self._turned.pop(key, [])
 
     @override
-    async def decide(self, received: Received) -> ScriptedReply:
-        reply = await super().decide(received)
+    async def decide(self, received: Received, wire: Wire = CHAT) -> ScriptedReply:
+        reply = await super().decide(received, wire)
         key = received.headers.get(KEY_HEADER, "")
         self._turned[key].append(Turned(body=received.body, status=reply.status, refusal=reply.body))
         return reply

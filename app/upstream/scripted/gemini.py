@@ -1,0 +1,166 @@
+"""Gemini's generated content, scripted, and the same as Code Assist wraps it. A reply may give Gemini's ``parts``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from app.upstream.scripted.replies import Asked, Exchange, ScriptedReply, Wire, calls_of, dump, pieces, text_of
+from app.upstream.strict import Refusal
+from app.upstream.strict_gemini import check, overflow
+
+_FINISHES = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
+
+
+def _asked(request: Mapping[str, Any]) -> Asked:
+    contents: list[dict[str, Any]] = [each for each in request.get("contents") or () if isinstance(each, dict)]
+    parts = contents[-1].get("parts") or [] if contents else []
+    results = [part["functionResponse"] for part in parts if "functionResponse" in part]
+    declared = [tool.get("functionDeclarations") or () for tool in request.get("tools") or ()]
+    system = request.get("systemInstruction") or {}
+    return Asked(
+        messages=len(contents),
+        words=_words(results[-1].get("response")) if results else text_of(parts),
+        system=system if isinstance(system, str) else text_of(system.get("parts")),
+        tools=frozenset(function["name"] for functions in declared for function in functions),
+        is_result=bool(results),
+    )
+
+
+def _words(response: object) -> str:
+    values = list(response.values()) if isinstance(response, dict) else []
+    return values[0] if len(values) == 1 and isinstance(values[0], str) else dump(response).decode()
+
+
+def _parts(reply: ScriptedReply) -> list[dict[str, Any]]:
+    if "parts" in reply.message:
+        return list(reply.message["parts"])
+    text = reply.message.get("content")
+    parts: list[dict[str, Any]] = [{"text": text}] if text else []
+    for call in calls_of(reply):
+        said = {"id": call["id"], "name": call["name"], "args": json.loads(call["arguments"] or "{}")}
+        parts.append({"functionCall": said})
+    return parts
+
+
+def _usage(exchange: Exchange) -> dict[str, Any]:
+    counted = exchange.counted
+    return (
+        dict(exchange.reply.usage)
+        if exchange.reply.usage is not None
+        else {
+            "promptTokenCount": counted.input,
+            "candidatesTokenCount": counted.output,
+            "totalTokenCount": counted.input + counted.output,
+            "cachedContentTokenCount": counted.cached,
+        }
+    )
+
+
+def _generated(exchange: Exchange, parts: list[dict[str, Any]], *, is_last: bool) -> dict[str, Any]:
+    finish = exchange.reply.finish_reason
+    candidate: dict[str, Any] = {"content": {"parts": parts, "role": "model"}}
+    if is_last:
+        candidate["finishReason"] = _FINISHES.get(finish, finish) or "STOP"
+    return {
+        "candidates": [{**candidate, "index": 0}],
+        "usageMetadata": _usage(exchange),
+        "modelVersion": exchange.model,
+        "responseId": exchange.id,
+    }
+
+
+def _whole(exchange: Exchange) -> bytes:
+    return dump(_generated(exchange, _parts(exchange.reply), is_last=True))
+
+
+def _chunks(exchange: Exchange) -> list[dict[str, Any]]:
+    said: list[list[dict[str, Any]]] = []
+    for part in _parts(exchange.reply):
+        if "text" in part:
+            said += [[{**part, "text": piece}] for piece in pieces(exchange.reply, part["text"])]
+        else:
+            said.append([part])
+    last = len(said) - 1
+    return [
+        _generated(exchange, parts, is_last=place == last and exchange.reply.has_done)
+        for place, parts in enumerate(said)
+    ]
+
+
+def _events(exchange: Exchange) -> list[bytes]:
+    crlf = replace(exchange, reply=replace(exchange.reply, crlf=True))
+    return [crlf.event(chunk) for chunk in _chunks(exchange)]
+
+
+def _refuse(refusal: Refusal) -> bytes:
+    return dump({"error": {"code": refusal.status, "message": refusal.message, "status": "INVALID_ARGUMENT"}})
+
+
+def _error(exchange: Exchange) -> bytes:
+    error = {"code": 503, "message": "The model is overloaded. Please try again later.", "status": "UNAVAILABLE"}
+    return exchange.event({"error": error})
+
+
+def _prompt(request: Mapping[str, Any]) -> Iterable[bytes]:
+    for name in ("tools", "systemInstruction"):
+        if value := request.get(name):
+            yield dump(value)
+    for content in request.get("contents") or ():
+        yield dump(content)
+
+
+def _sizes(request: Mapping[str, Any]) -> tuple[int, int]:
+    contents = sum(len(dump(content)) for content in request.get("contents") or ())
+    tools = request.get("tools")
+    return contents + len(dump(request.get("systemInstruction") or "")), len(dump(tools)) if tools else 0
+
+
+GEMINI = Wire(
+    check=check,
+    overflow=overflow,
+    refuse=_refuse,
+    prompt=_prompt,
+    sizes=_sizes,
+    asked=_asked,
+    whole=_whole,
+    events=_events,
+    error=_error,
+)
+
+
+def _inner(request: Mapping[str, Any]) -> dict[str, Any]:
+    inner = request.get("request")
+    return inner if isinstance(inner, dict) else {}
+
+
+def _wrapped(exchange: Exchange, generated: dict[str, Any]) -> dict[str, Any]:
+    return {"response": generated, "traceId": exchange.id}
+
+
+def _wrapped_events(exchange: Exchange) -> list[bytes]:
+    crlf = replace(exchange, reply=replace(exchange.reply, crlf=True))
+    return [crlf.event(_wrapped(exchange, chunk)) for chunk in _chunks(exchange)]
+
+
+def _check_wrapped(request: dict[str, Any]) -> Refusal | None:
+    if not isinstance(request.get("request"), dict):
+        return Refusal(message="Request contains an invalid argument: request is required.")
+    return check(_inner(request))
+
+
+def _of_inner(function: Callable[[Mapping[str, Any]], Any]) -> Callable[[Mapping[str, Any]], Any]:
+    return lambda request: function(_inner(request))
+
+
+GCA = replace(
+    GEMINI,
+    check=_check_wrapped,
+    prompt=_of_inner(_prompt),
+    sizes=_of_inner(_sizes),
+    asked=_of_inner(_asked),
+    whole=lambda exchange: dump(_wrapped(exchange, _generated(exchange, _parts(exchange.reply), is_last=True))),
+    events=_wrapped_events,
+)

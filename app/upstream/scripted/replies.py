@@ -1,0 +1,212 @@
+"""What a scripted model is asked and what it answers, whatever the format on the wire."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from app.upstream.strict import Refusal
+
+MODEL = "scripted"
+CREATED = 1_700_000_000
+_REPEATED = 400
+_WORDS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """A request as it came. ``number`` counts from 1; ``request`` is None when the body was no JSON object."""
+
+    number: int
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    request: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedReply:
+    """What to answer. ``message`` is an assistant's message as chat completions write it, or in the wire form of the
+    dialect that is asked in; with ``n`` choices each gets the same.
+
+    ``status`` and ``body`` answer with an error (or anything else) instead. For streams: ``pieces`` cuts the
+    content just so (else every ``chunk_chars`` characters), ``first_delay`` and ``delay`` are seconds
+    before the first and between later events; after ``break_after`` events comes ``break_with``:
+    ``"error"`` (an error event, then the end), ``"disconnect"`` (the connection is cut) or ``"stall"``
+    (nothing more, until the client goes).
+    """
+
+    message: Mapping[str, Any] = field(default_factory=dict)
+    finish_reason: str = ""
+    usage: Mapping[str, Any] | None = None
+    status: int = 200
+    body: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    pieces: Sequence[str] | None = None
+    chunk_chars: int = 16
+    first_delay: float = 0.0
+    delay: float = 0.0
+    break_after: int | None = None
+    break_with: str = "error"
+    has_done: bool = True
+    crlf: bool = False
+
+
+Script = Callable[[Received], ScriptedReply | Awaitable[ScriptedReply | None] | None]
+"""Decides about a request; None: answer as without a script."""
+
+
+class Queues:
+    """A script of replies in order, per key: the value of ``X-Script`` or else of ``user`` or ``model`` in
+    the request.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[str, deque[ScriptedReply]] = {}
+
+    def push(self, key: str, *replies: ScriptedReply) -> None:
+        """Add replies for ``key``; "*" serves the keys that have none."""
+        self._queues.setdefault(key, deque()).extend(replies)
+
+    def __call__(self, received: Received) -> ScriptedReply | None:
+        """The next reply for the request's key."""
+        request = received.request or {}
+        for key in (received.headers.get("X-Script"), request.get("user"), request.get("model"), "*"):
+            if isinstance(key, str) and (queue := self._queues.get(key)):
+                return queue.popleft()
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a request asks: how many messages it has, and what the last one says. ``system`` is all instructions."""
+
+    messages: int
+    words: str
+    system: str
+    tools: frozenset[str]
+    is_result: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Tokens of a call; ``cached`` is part of ``input``."""
+
+    input: int
+    cached: int
+    output: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A request and what it is answered with. ``id`` is told by the request alone; ``model`` may be said by the
+    address, as may that the reply is streamed.
+    """
+
+    request: dict[str, Any]
+    reply: ScriptedReply
+    counted: Counted
+    id: str
+    model: str
+
+    @property
+    def newline(self) -> bytes:
+        """As the reply wants the ends of lines."""
+        return b"\r\n" if self.reply.crlf else b"\n"
+
+    def event(self, data: object, name: str = "") -> bytes:
+        """A server-sent event; ``data`` as JSON, or as it is."""
+        written = data if isinstance(data, bytes) else dump(data)
+        head = b"event: " + name.encode() + self.newline if name else b""
+        return head + b"data: " + written + self.newline * 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """A format: what is refused in it, what a request asks, how a reply is written.
+
+    ``prompt`` gives what a provider's cache goes by, in its order; ``sizes`` the bytes of messages and of tools.
+    """
+
+    check: Callable[[dict[str, Any]], Refusal | None]
+    overflow: Callable[..., Refusal | None]
+    refuse: Callable[[Refusal], bytes]
+    prompt: Callable[[Mapping[str, Any]], Iterable[bytes]]
+    sizes: Callable[[Mapping[str, Any]], tuple[int, int]]
+    asked: Callable[[Mapping[str, Any]], Asked]
+    whole: Callable[[Exchange], bytes]
+    events: Callable[[Exchange], list[bytes]]
+    error: Callable[[Exchange], bytes]
+
+
+def answer_to(asked: Asked) -> dict[str, Any]:
+    """The message that answers what no script answers, as chat completions write it. Deterministic."""
+    call = None if asked.is_result else _asked_call(asked)
+    if call is not None:
+        name, arguments = call
+        call_id = "call_" + digest(dump([asked.messages, name, arguments]))[:24]
+        function = {"name": name, "arguments": arguments}
+        return {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": call_id, "type": "function", "function": function}],
+        }
+    terse = f"\n<terse>{_summary(asked.words)}</terse>" if "<terse>" in asked.system else ""
+    speaker = "The tool answered" if asked.is_result else "You said"
+    content = f"I was sent {asked.messages} messages. {speaker}: {asked.words[:_REPEATED]}"
+    return {"role": "assistant", "content": content + terse, "refusal": None}
+
+
+def calls_of(reply: ScriptedReply) -> list[dict[str, Any]]:
+    """The calls of a message as chat completions write it: ``id``, ``name``, ``arguments`` (JSON text)."""
+    return [{"id": call["id"], **call["function"]} for call in reply.message.get("tool_calls") or ()]
+
+
+def pieces(reply: ScriptedReply, content: str) -> Iterable[str]:
+    """A text as it is streamed."""
+    if reply.pieces is not None:
+        return reply.pieces
+    size = max(1, reply.chunk_chars)
+    return (content[start : start + size] for start in range(0, len(content), size))
+
+
+def text_of(content: object) -> str:
+    """The words of a content: a string, or the texts of its parts."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = (part.get("text") for part in parts if isinstance(part, dict))
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def dump(value: object) -> bytes:
+    """Compact JSON."""
+    try:
+        return msgspec.json.encode(value)
+    except (UnicodeEncodeError, OverflowError):  # a lone surrogate, an integer beyond 64 bits
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def digest(content: bytes) -> str:
+    """A short name for bytes."""
+    return blake2b(content, digest_size=12).hexdigest()
+
+
+def _asked_call(asked: Asked) -> tuple[str, str] | None:
+    """``call NAME {json}``, when a tool of that name is offered; the JSON text as it was said."""
+    verb, _, rest = asked.words.strip().partition(" ")
+    name, _, arguments = rest.strip().partition(" ")
+    if verb.lower() != "call" or name not in asked.tools:
+        return None
+    return name, arguments.strip() or "{}"
+
+
+def _summary(words: str) -> str:
+    return "answered: " + (" ".join(words.replace("<", " ").replace(">", " ").split()[:_WORDS]) or "nothing")

@@ -1,0 +1,106 @@
+"""What Gemini's ``generateContent`` refuses, in its own words. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.upstream.strict import Refusal
+
+_DATA = frozenset(
+    {"text", "inlineData", "fileData", "functionCall", "functionResponse", "executableCode", "codeExecutionResult"}
+    | {"inline_data", "file_data", "function_call", "function_response"}
+)
+_PART = _DATA | {"thought", "thoughtSignature", "thought_signature", "videoMetadata", "mediaResolution", "toolCall"}
+
+
+def check(request: dict[str, Any]) -> Refusal | None:
+    """The first thing that is wrong with a request."""
+    contents = request.get("contents")
+    if isinstance(contents, dict):
+        contents = [contents]
+    if not isinstance(contents, list) or not contents:
+        return Refusal(message="* GenerateContentRequest.contents: contents is not specified\n")
+    for place, content in enumerate(contents):
+        if refusal := _check_content(content, f"contents[{place}]"):
+            return refusal
+    return check_pairing(contents)
+
+
+def overflow(*, window: int, messages: int, tools: int) -> Refusal | None:
+    """The refusal of a prompt over ``window`` tokens."""
+    needed = messages + tools
+    if needed <= window:
+        return None
+    return Refusal(message=f"The input token count ({needed}) exceeds the maximum number of tokens allowed ({window}).")
+
+
+def check_pairing(contents: list[dict[str, Any]]) -> Refusal | None:
+    """A turn of calls follows the user or results, and the results of all its calls follow it."""
+    calls: list[dict[str, Any]] = []
+    before = ""
+    for content in contents:
+        parts = content["parts"]
+        results = _distinct([part["functionResponse"] for part in parts if "functionResponse" in part])
+        if results and not calls:
+            return Refusal(
+                message="Please ensure that function response turn comes immediately after a function call turn."
+            )
+        if calls and len(results) != len(calls):
+            return Refusal(
+                message="Please ensure that the number of function response parts is equal to the number of function "
+                "call parts of the function call turn."
+            )
+        if calls and sorted(str(each.get("name")) for each in results) != sorted(str(c.get("name")) for c in calls):
+            return Refusal(message="Please ensure that function responses are named after the functions they answer.")
+        calls = [part["functionCall"] for part in parts if "functionCall" in part]
+        if calls and before == "model":
+            return Refusal(
+                message="Please ensure that function call turn comes immediately after a user turn or after a function "
+                "response turn."
+            )
+        if calls and content.get("role") != "model":
+            return Refusal(message="Please use the role model for function calls.")
+        before = content.get("role", "user")
+    if calls:
+        return Refusal(message="Please ensure that a function response turn comes after each function call turn.")
+    return None
+
+
+def _distinct(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A client that resumes says the same result more than once, which is borne."""
+    kept: list[dict[str, Any]] = []
+    for result in results:
+        if not (result.get("id") and result in kept):
+            kept.append(result)
+    return kept
+
+
+def _check_content(content: object, path: str) -> Refusal | None:
+    if not isinstance(content, dict):
+        return Refusal(message=f"Invalid value at '{path}'.")
+    if extra := content.keys() - {"role", "parts"}:
+        return _unknown(min(extra), path)
+    if content.get("role", "user") not in {"user", "model", "function"}:
+        return Refusal(message="Please use a valid role: user, model.")
+    parts = content.get("parts")
+    if not isinstance(parts, list) or not parts:
+        return Refusal(message=f"* GenerateContentRequest.{path}.parts: contents.parts must not be empty.\n")
+    for place, part in enumerate(parts):
+        if not isinstance(part, dict) or not part.keys() & _DATA:
+            return Refusal(
+                message=f"* GenerateContentRequest.{path}.parts[{place}].data: required oneof field 'data' must have "
+                "one initialized field\n"
+            )
+        if extra := part.keys() - _PART:
+            return _unknown(min(extra), f"{path}.parts[{place}]")
+        for key in ("functionCall", "functionResponse"):
+            if key in part and not part[key].get("name"):
+                return Refusal(message=f"* GenerateContentRequest.{path}.parts[{place}].{key}.name: [FIELD_INVALID]\n")
+        response = part.get("functionResponse")
+        if response is not None and not isinstance(response.get("response"), dict):
+            return Refusal(message=f"Invalid value at '{path}.parts[{place}].function_response.response'.")
+    return None
+
+
+def _unknown(name: str, path: str) -> Refusal:
+    return Refusal(message=f"Invalid JSON payload received. Unknown name \"{name}\" at '{path}': Cannot find field.")
