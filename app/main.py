@@ -166,9 +166,10 @@ def _embedder(settings: Settings, database: Database) -> Embedder | None:
     return Embedder(database, host, monotonic=time.monotonic)
 
 
-def recipes_of(settings: Settings) -> Recipes:
-    """Strategies and policies as configured."""
+def recipes_of(settings: Settings, tools: Tools | None = None) -> Recipes:
+    """Strategies and policies as configured; ``tools`` are offered to models."""
     return Recipes(
+        offers=None if tools is None else tools.offers,
         strategy=settings.strategy,
         epoch=settings.epoch,
         references=settings.references,
@@ -195,7 +196,6 @@ def build(
     writer = Writer(database)
     hosts = _hosts(settings, openai_base_url or settings.openai_base_url)
     metrics = Metrics()
-    recipes = recipes_of(settings)
     calibrations = Calibrations()
     own_host = _summarizer_host(settings, openai_base_url or settings.openai_base_url)
     summarizer = Summarizer(
@@ -220,6 +220,21 @@ def build(
     searcher = Searcher(database, metrics, embedder)
     retriever = Retriever(database, searcher)
     queries = Queries(database)
+    notes = Notes(database, clock=clock)
+    memos = Memos(database, clock=clock, new_id=partial(new_id, "m"))
+    memories = Memories(database)
+    artifacts = Artifacts(database)
+    tools = Tools(
+        database,
+        searcher=searcher,
+        queries=queries,
+        notes=notes,
+        memos=memos,
+        memories=memories,
+        artifacts=artifacts,
+        offered=settings.offered_tools,
+    )
+    recipes = recipes_of(settings, tools)
     shared = Shared(
         database=database,
         writer=writer,
@@ -228,6 +243,7 @@ def build(
         metrics=metrics,
         summarizer=summarizer,
         retriever=retriever,
+        tools=tools,
         clock=clock,
         monotonic=time.perf_counter,
         new_id=new_id,
@@ -282,20 +298,6 @@ def build(
     sessions = Sessions(database, recipes, clock=clock, new_id=new_id)
     keeper = EpochKeeper(database, recipes, clock=clock)
     messages = Messages(database, writer, recipes, keep_up=keeper.keep_up, clock=clock)
-    notes = Notes(database, clock=clock)
-    memos = Memos(database, clock=clock, new_id=partial(new_id, "m"))
-    memories = Memories(database)
-    artifacts = Artifacts(database)
-    tools = Tools(
-        database,
-        searcher=searcher,
-        queries=queries,
-        notes=notes,
-        memos=memos,
-        memories=memories,
-        artifacts=artifacts,
-        offered=settings.offered_tools,
-    )
     services = Services(
         sessions=sessions,
         messages=messages,

@@ -21,7 +21,7 @@ from app.dialects.gemini_gca import read as gca_read
 from app.dialects.gemini_gca import stream as gca_stream
 from app.dialects.gemini_gca import tools as gca_tools
 from app.dialects.gemini_gca import write as gca_write
-from app.dialects.openai_chat import asking, read, stream, tools, write
+from app.dialects.openai_chat import asking, read, rounds, stream, tools, write
 from app.dialects.openai_responses import asking as responses_asking
 from app.dialects.openai_responses import read as responses_read
 from app.dialects.openai_responses import stream as responses_stream
@@ -67,6 +67,7 @@ OPENAI_CHAT = Dialect(
         is_mark_whole=True,
         reply_key=b'"choices"',
     ),
+    rounds=rounds.ROUNDS,
 )
 
 OPENAI_RESPONSES = Dialect(

@@ -35,7 +35,7 @@ class Rounds:
     without_calls: Callable[[bytes, frozenset[str]], bytes]
     """A reply's message without its calls to tools of these names; the very same bytes when there are none."""
     join: Callable[[Sequence[bytes]], bytes]
-    """The messages of all rounds, as the client was shown them, as one: its words are theirs, all else the last one's."""
+    """The messages of all rounds, as the client was shown them, as one: the words of all, all else the last one's."""
     with_calls: Callable[[bytes, bytes], bytes]
     """(a client's echo of a reply, the reply as the model said it) -> the echo with all calls of the latter."""
     write_body: Callable[[bytes, bytes, bytes, bytes], bytes]

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 
-from app.dialects.dialect import Dialect
+from app.dialects.dialect import Dialect, ToolOffer
 from app.domain.context import Context, ContextMessage
 from app.domain.extraction import Extract
 from app.domain.history import Entry, Epoch, HeadMessage, Material, Snapshot, TerseEntry
 from app.domain.messages import Message, ToolResult
 from app.domain.sessions import Session
+from app.domain.tiers import Way
 from app.service import tokens
 from app.service.arrival import Arrival
 from app.service.aside import aside
@@ -27,7 +28,7 @@ from app.store.messages import StoredMessage, TailRow
 from app.strategies.activity_log import derive_missing
 from app.strategies.epochs import Advance, Policy
 from app.strategies.planning import build, decide, load_from, plan_epoch, turns_to_load, with_retrieved
-from app.strategies.presets import Slim, Strategy, Window
+from app.strategies.presets import Full, Slim, Strategy, Window
 
 # (the client's echo of a reply, the reply as the model said it) -> the echo with the model's own words.
 Restore = Callable[[Message, bytes], Message]
@@ -39,11 +40,20 @@ _NOT_ECHOED = Message(role="user", parts=(), raw=b"")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a context is to be built. ``instructions`` is Tersely's own text for the model, if any."""
+    """How a context is to be built. ``instructions`` is Tersely's own text for the model, if any; ``offers`` are the
+    tools of its own that it may offer the model.
+    """
 
     strategy: Strategy
     policy: Policy
     instructions: str | None
+    offers: tuple[ToolOffer, ...] = ()
+
+    @property
+    def way(self) -> Way:
+        """The tool by which the model gets back what the strategy shortens."""
+        names = {offer.name for offer in self.offers} if not isinstance(self.strategy, Slim | Full) else ()
+        return "query_db" if "query_db" in names else "context_search" if "context_search" in names else ""
 
     @property
     def extract(self) -> Extract:
@@ -97,6 +107,12 @@ class Circumstances:
     model_window: int | None = None
 
 
+def offers_in(epoch: Epoch, recipe: Recipe) -> list[ToolOffer]:
+    """What a model is offered throughout an epoch: `context_search` only where there is something out of view."""
+    is_cut = epoch.cut > 1 or any(tier.way for tier in epoch.tiers)
+    return [offer for offer in recipe.offers if is_cut or offer.name != "context_search"]
+
+
 async def load(
     connection: Connection,
     tenant: str,
@@ -134,7 +150,7 @@ async def load(
         entries, kept_entries = await aside(
             arrival.size, _resent_entries, found, arrival, restore, kept_rows, cut, around.now
         )
-    snapshot = _snapshot(found, entries, kept_entries, cut, around)
+    snapshot = _snapshot(found, entries, kept_entries, cut, around, recipe.way)
     advance = decide(snapshot, strategy=recipe.strategy, policy=recipe.policy, now=around.now)
     material = Material()
     if (needs_material or isinstance(advance, Advance)) and session is not None:
@@ -167,7 +183,7 @@ def of_resent(
     if _missing_kept(found, session.plan, cut):
         return None
     entries, kept = _resent_entries(found, arrival, restore, (), cut, around.now)
-    snapshot = _snapshot(found, entries, kept, cut, around)
+    snapshot = _snapshot(found, entries, kept, cut, around, recipe.way)
     if isinstance(decide(snapshot, strategy=recipe.strategy, policy=recipe.policy, now=around.now), Advance):
         return None
     return History(
@@ -179,7 +195,7 @@ def of_resent(
 
 
 def _snapshot(
-    found: Found, entries: Sequence[Entry], kept: Sequence[Entry], cut: int, around: Circumstances
+    found: Found, entries: Sequence[Entry], kept: Sequence[Entry], cut: int, around: Circumstances, way: Way
 ) -> Snapshot:
     session = found.session
     epoch = session.plan if session else None
@@ -194,6 +210,7 @@ def _snapshot(
         calls=session.calls if session else 0,
         last_call_at=session.last_call_at if session else None,
         older_tokens=0 if epoch is None or cut == 1 else _older_tokens(epoch, entries),
+        way=way,
     )
 
 
@@ -268,7 +285,7 @@ def _in_order(entries: list[_Placed]) -> list[Entry]:
 
 
 def _live_hidden(found: Found) -> list[TailRow]:
-    """Hidden messages that are part of the history as the request has it: they go the way of the reply they came with."""
+    """Hidden messages of the history as the request has it: they go the way of the reply that they came with."""
     if not found.hidden:
         return []
     calls = {row.row.seq: row.row.call for row in found.rows}
@@ -324,7 +341,10 @@ def restore_reply(dialect: Dialect, echo: Message, model_raw: bytes) -> Message:
     """
     if echo.role == "user":
         return dialect.read_message(model_raw)
-    return dialect.read_message(dialect.restore_reply(echo.raw, model_raw))
+    restored = dialect.restore_reply(echo.raw, model_raw)
+    if dialect.rounds is not None:
+        restored = dialect.rounds.with_calls(restored, model_raw)
+    return dialect.read_message(restored)
 
 
 def _known_entry(message: Message, row: TailRow, restore: Restore) -> Entry:

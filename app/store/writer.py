@@ -210,8 +210,8 @@ ON CONFLICT (tenant_id, id) DO NOTHING RETURNING id
 SET_STATUS = """
 UPDATE messages SET status = $4 WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::bigint[])
 """
-# What the model did beside its replies, hidden from the client, goes the way of the replies. The condition is that of the
-# index `messages_exceptions`, word for word.
+# What the model did beside its replies, hidden from the client, goes the way of the replies. The condition is that of
+# the index `messages_exceptions`, word for word.
 SET_STATUS_OF_HIDDEN = """
 UPDATE messages SET status = $4 WHERE tenant_id = $1 AND session_id = $2 AND status = $5 AND NOT client_visible
   AND CASE WHEN status <> 'live' OR turn = 0 OR place <> seq::float8 OR NOT client_visible OR NOT model_visible
@@ -230,7 +230,8 @@ SELECT a.status,
      WHERE n.tenant_id = $1 AND n.session_id = $2 AND n.place > a.place AND n.turn = a.turn AND n.turn + 0 IS NOT NULL
        AND n.role = 'assistant' AND n.status = 'live'
        AND NOT EXISTS (SELECT FROM messages b WHERE b.tenant_id = $1 AND b.session_id = $2 AND b.status = 'live'
-                       AND b.role <> 'assistant' AND b.client_visible AND b.turn > 0 AND b.place > a.place AND b.place < n.place)
+                       AND b.role <> 'assistant' AND b.client_visible AND b.turn > 0 AND b.place > a.place
+                       AND b.place < n.place)
     ) AS rival
 FROM messages a WHERE a.tenant_id = $1 AND a.session_id = $2 AND a.seq = $3
 """

@@ -1,7 +1,7 @@
 """Replies in rounds in OpenAI's chat format: see `app.dialects.rounds`.
 
 The first delta of a call nearly always carries its name. A call is held back until it is clear whose it is; words go
-out at once. Of several rounds the client sees the ids of the first, the words of all, the calls and the end of the last.
+out at once. Of several rounds the client sees the ids of the first, the words of all, calls and end of the last.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def write_body(first: bytes, last: bytes, message: bytes, usage: bytes) -> bytes
 
 @dataclass(slots=True, kw_only=True)
 class _Call:
-    """A call on its way. ``is_ours`` None: not known yet, and its deltas are held. ``number``: its index for the client."""
+    """A call on its way. ``is_ours`` None: not known yet, its deltas are held. ``number``: its index for the client."""
 
     id: str = ""
     name: str = ""
@@ -323,6 +323,4 @@ def _said(value: bytes | None) -> object:
     return raw_json.load(value) if value else None
 
 
-ROUNDS = Rounds(
-    without_calls=without_calls, join=join, with_calls=with_calls, write_body=write_body, open=ChatRounds
-)
+ROUNDS = Rounds(without_calls=without_calls, join=join, with_calls=with_calls, write_body=write_body, open=ChatRounds)
