@@ -37,6 +37,7 @@ from app.service.embedder import Embedder
 from app.service.epoch_keeping import EpochKeeper
 from app.service.exports import Exports
 from app.service.following import Followers
+from app.service.marks import Marks
 from app.service.memory import Memories
 from app.service.memos import Memos
 from app.service.messages import Messages
@@ -298,14 +299,33 @@ def build(
     sessions = Sessions(database, recipes, clock=clock, new_id=new_id)
     keeper = EpochKeeper(database, recipes, clock=clock)
     messages = Messages(database, writer, recipes, keep_up=keeper.keep_up, clock=clock)
+<<<<<<< HEAD
+=======
+    notes = Notes(database, clock=clock)
+    memos = Memos(database, clock=clock, new_id=partial(new_id, "m"))
+    memories = Memories(database)
+    artifacts = Artifacts(database)
+    tools = Tools(
+        database,
+        searcher=searcher,
+        queries=queries,
+        notes=notes,
+        memos=memos,
+        memories=memories,
+        artifacts=artifacts,
+        offered=settings.offered_tools,
+    )
+    previews = Previews(database, recipes, calibrations, retriever, clock=clock)
+>>>>>>> main
     services = Services(
         sessions=sessions,
         messages=messages,
+        marks=Marks(database, clock=clock),
         exports=Exports(database, messages, sessions, clock=clock, new_id=new_id),
-        previews=Previews(database, recipes, calibrations, retriever, clock=clock),
+        previews=previews,
         searcher=searcher,
         queries=queries,
-        figures=Figures(database),
+        figures=Figures(database, recipes, previews),
         followers=Followers(database),
         artifacts=artifacts,
         compactions=Compactions(database, recipes, summarizer, keeper, clock=clock),

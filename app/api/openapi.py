@@ -25,6 +25,7 @@ TAGS = [
     {"name": "proxy", "description": "The drop-in base URL for model calls."},
     {"name": "sessions", "description": "Stored conversations and their configuration."},
     {"name": "messages", "description": "The longhand, byte for byte."},
+    {"name": "marks", "description": "Messages that are pinned, or important."},
     {"name": "turns", "description": "A user message and everything up to the next one."},
     {"name": "context", "description": "What a model would get, and what it can look up."},
     {"name": "query", "description": "The agent's own SQL over its session."},

@@ -13,7 +13,8 @@ TEXT_TYPES = frozenset({"text", "input_text", "output_text", ""})
 def is_text(part: object) -> bool:
     """Whether a part is words."""
     if isinstance(part, dict):
-        return part.get("type", "") in TEXT_TYPES and isinstance(part.get("text"), str)
+        kind = part.get("type", "")
+        return isinstance(kind, str) and kind in TEXT_TYPES and isinstance(part.get("text"), str)
     return isinstance(part, str)
 
 

@@ -7,15 +7,18 @@ a call beside the conversation: it is forwarded and forgotten. Everything here i
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from app.domain.messages import Message
+from app.domain.messages import Message, Text
 
 IdSource = Literal["header", "body"]
-SideCall = Literal["title", "summary", "memory", "routing", "planning", "commit", "subagent", "suggestion", "quota"]
+SideCall = Literal[
+    "title", "summary", "memory", "routing", "planning", "commit", "subagent", "suggestion", "quota", "prewarm"
+]
 
 MAX_ID = 256
 _PRINTABLE = re.compile(r"[\x21-\x7e]{1,256}")
@@ -46,10 +49,19 @@ SIDE_HEADERS: tuple[tuple[str, str, SideCall], ...] = (
     ("x-interaction-type", "conversation-title", "title"),
 )
 
-# Words at the beginning of the instructions. Further in, an agent may be told about its helpers in the same words.
+# What Codex says of a call, as JSON: the names and values by which it marks what is no turn.
+CODEX_METADATA = "x-codex-turn-metadata"
+CODEX_MARKS: Mapping[tuple[str, str], SideCall] = {
+    ("request_kind", "compaction"): "summary",
+    ("request_kind", "prewarm"): "prewarm",
+    ("thread_source", "thread_title"): "title",
+}
+
+# Words at the beginning of a part of the instructions. Further in, an agent may be told about others in the same words.
 MARK_WITHIN = 200
 SIDE_INSTRUCTIONS: tuple[tuple[str, SideCall], ...] = (
     ("You are a title generator", "title"),  # opencode
+    ("Generate a concise, sentence-case title", "title"),  # Claude Code
     ("context summarization agent", "summary"),  # opencode
     ("context summarization assistant", "summary"),  # pi
     ("one-line Git commit messages", "commit"),  # aider
@@ -62,7 +74,7 @@ SIDE_INSTRUCTIONS: tuple[tuple[str, SideCall], ...] = (
     ("Task Routing AI", "routing"),  # Gemini CLI
 )
 
-# How the last user message of a side call begins.
+# How a part of the last user message of a side call begins.
 SIDE_QUESTIONS: tuple[tuple[str, SideCall], ...] = (
     ("Generate a title for this conversation:", "title"),  # opencode
     ("<role>\nContext Extraction Assistant", "summary"),  # LangChain
@@ -70,11 +82,15 @@ SIDE_QUESTIONS: tuple[tuple[str, SideCall], ...] = (
     ("Please create a detailed summary of the conversation so far", "summary"),  # Copilot CLI
     ("First, reason in your scratchpad", "summary"),  # Qwen Code, Gemini CLI
     ("Managed memory directory:", "memory"),  # Qwen Code
-    ("CRITICAL: Respond with TEXT ONLY", "summary"),  # Claude Code
+    ("CRITICAL: Respond with TEXT ONLY", "summary"),  # Claude Code, behind what the user said last
+    ("You are performing a CONTEXT CHECKPOINT COMPACTION", "summary"),  # Codex
     ("### Task:\nGenerate a concise, 3-5 word title", "title"),  # Open WebUI
     ("### Task:\nGenerate 1-3 broad tags", "title"),  # Open WebUI
     ("### Task:\nSuggest 3-5 relevant follow-up questions", "suggestion"),  # Open WebUI
 )
+
+# All that Claude Code says to learn how much it may still use.
+QUOTA_QUESTION = "quota"
 
 _INSTRUCTION_MARKS = re.compile("|".join(re.escape(mark) for mark, _ in SIDE_INSTRUCTIONS))
 _QUESTION_MARKS = tuple(mark for mark, _ in SIDE_QUESTIONS)
@@ -110,7 +126,12 @@ def _first(values: Mapping[str, object], names: Sequence[str]) -> str | None:
 
 
 def side_call(
-    headers: Mapping[str, str], messages: Sequence[Message], *, has_tools: bool, stops: bytes = b""
+    headers: Mapping[str, str],
+    messages: Sequence[Message],
+    *,
+    has_tools: bool,
+    stops: bytes = b"",
+    max_tokens: int | None = None,
 ) -> SideCall | None:
     """What kind of side call a request is, or None for a call of the conversation itself.
 
@@ -120,17 +141,37 @@ def side_call(
     for header, value, kind in SIDE_HEADERS:
         if headers.get(header) == value:
             return kind
-    openings = "\n".join(message.text[:MARK_WITHIN] for message in messages[:3] if message.is_instruction)
+    if CODEX_METADATA in headers and (said := _codex_call(headers[CODEX_METADATA])) is not None:
+        return said
+    instructions = [message for message in messages[:3] if message.is_instruction]
+    openings = "\n".join(text[:MARK_WITHIN] for message in instructions for text in _texts(message))
     if _INSTRUCTION_MARKS.search(openings):
         return next(kind for mark, kind in SIDE_INSTRUCTIONS if mark in openings)
     if b"<end_plan>" in stops and not has_tools:
         return "planning"  # smolagents
     last = next((message for message in reversed(messages) if message.role == "user"), None)
-    if last is not None:
-        text = last.text.lstrip()
+    if last is None:
+        return None
+    if max_tokens == 1 and last.text.strip() == QUOTA_QUESTION:
+        return "quota"
+    for text in _texts(last):
         if text.startswith(_QUESTION_MARKS):
             return next(kind for mark, kind in SIDE_QUESTIONS if text.startswith(mark))
     return None
+
+
+def _texts(message: Message) -> list[str]:
+    return [part.text.lstrip() for part in message.parts if isinstance(part, Text)]
+
+
+def _codex_call(metadata: str) -> SideCall | None:
+    try:
+        said = json.loads(metadata)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(said, dict):
+        return None
+    return next((kind for (name, value), kind in CODEX_MARKS.items() if said.get(name) == value), None)
 
 
 def is_retry(headers: Mapping[str, str]) -> bool:

@@ -93,14 +93,14 @@ string_agg substr substring sum time timediff total trim trunc typeof unicode un
 """
 
 
-def _available() -> frozenset[str]:
-    """Of those the ones that this SQLite has."""
+def _listed(pragma: str) -> frozenset[str]:
+    """What this SQLite has, by name."""
     with closing(sqlite3.connect(":memory:")) as db:
-        there = {name for (name,) in db.execute("SELECT name FROM pragma_function_list")}
-    return frozenset(there.intersection(_FUNCTIONS.split()))
+        return frozenset(name.lower() for (name,) in db.execute(f"SELECT name FROM {pragma}"))  # noqa: S608
 
 
-FUNCTIONS = _available()
+FUNCTIONS = _listed("pragma_function_list").intersection(_FUNCTIONS.split())
+MODULES = _listed("pragma_module_list")
 
 _NEAR = re.compile(r'near "(.*)": syntax error|unrecognized token: "(.*)"', re.DOTALL)
 
@@ -108,7 +108,7 @@ _NEAR = re.compile(r'near "(.*)": syntax error|unrecognized token: "(.*)"', re.D
 def give_up() -> None:
     """Everything that the process does not need. What the system does not let it do is left to the other limits."""
     os.chdir("/")
-    os.closerange(3, 1 << 20)  # nothing should be inherited
+    os.closerange(3, min(1 << 20, os.sysconf("SC_OPEN_MAX")))  # nothing should be inherited
     if sys.platform == "linux":
         with suppress(OSError):  # where memory is short, this goes first
             descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
@@ -118,9 +118,10 @@ def give_up() -> None:
         kernel.unshare(CLONE_NEWNET)
         kernel.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if os.geteuid() == 0:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+        with suppress(PermissionError):  # a container's root may be none
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
     os.nice(5)
     limits = [
         (resource.RLIMIT_CORE, 0),
@@ -174,7 +175,7 @@ class Table:
         self._tools.update(calls)
         if answers:
             names = dict.fromkeys(self._tools[each] for each in answers if each in self._tools)
-            values[_TOOL_NAME] = ", ".join(names) or None
+            values[_TOOL_NAME] = ", ".join(names)[:NAME] or None
         return values
 
     def clear(self) -> None:
@@ -242,7 +243,7 @@ class Table:
 def _may_read(table: str, column: str) -> bool:
     """Of a table that no column is read of (``count(*)``) SQLite tells the name in the query, which may be its own."""
     name = table.lower()
-    return name in TABLES or (not column and not name.startswith(("sqlite_", "pragma_")))
+    return name in TABLES or not (column or name in MODULES or name.startswith(("sqlite_", "pragma_")))
 
 
 def _collect(cursor: sqlite3.Cursor) -> dict[str, Any]:

@@ -59,8 +59,13 @@ class Arrival:
         return found
 
     def summaries(self) -> list[bytes]:
-        """Anchors of what may be a client's own summary: in the first messages of the history."""
-        return [anchor for message in self.messages[:4] for anchor in summary_anchors(message)]
+        """Anchors of what may be a client's own summary: in the first messages of the history.
+
+        Codex puts it behind everything that the user ever said.
+        """
+        roles = [message.role for message in self.messages]
+        first = roles.index("assistant") if "assistant" in roles else len(roles)
+        return [anchor for message in self.messages[: max(4, first)] for anchor in summary_anchors(message)]
 
     def index_of_chain(self, chain: bytes) -> int:
         """The message whose chain that is: the first of equal ones, since instructions repeat the value before."""

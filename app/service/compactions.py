@@ -17,6 +17,7 @@ from app.service.summarizer import Compaction, Summarizer
 from app.service.summary_jobs import Job
 from app.store import sessions, states, summaries
 from app.store.connection import Connection, Database
+from app.strategies.epochs import Reason
 from app.strategies.presets import Compact, Strategy, Tiered, Trim, strategy_name
 from app.strategies.summary_prompts import Purpose
 
@@ -26,9 +27,15 @@ PURPOSES: dict[type[Strategy], Purpose] = {Compact: "checkpoint", Trim: "trim", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """With what a session is summarised: the caller's own model, dialect and key. ``model`` empty: the last call's."""
+    """With what a session is summarised: the caller's own model, dialect and key. ``model`` empty: the last call's.
+
+    ``strategy`` and ``epoch``, as in the configuration, are those of the calls to come where they are not the
+    session's.
+    """
 
     dialect: DialectName = "openai_chat"
+    strategy: str | None = None
+    epoch: str | None = None
     model: str = ""
     credentials: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
@@ -68,21 +75,21 @@ class Compactions:
             session = await _require(connection, tenant, session_id)
             last_seq = await summaries.last_turn_begins(connection, tenant, session_id) - 1
             means = await _with_model(connection, tenant, session_id, means)
-        strategy = self._recipes.choose(session=session).strategy
+        strategy = self._recipes.choose(strategy=means.strategy, session=session).strategy
         purpose = PURPOSES.get(type(strategy))
         done = None
         if purpose is not None and last_seq >= session.floor:
             job = _job(session, tenant, means, strategy, purpose, session.floor, last_seq)
             done = await self._run(job)
-        report = await self._keeper.begin(tenant, session_id, "compact", dialect=means.dialect)
+        report = await self._begin(tenant, session_id, "compact", means)
         return Compacted(summary=done, report=report)
 
-    async def clear(self, tenant: str, session_id: str) -> Report:
+    async def clear(self, tenant: str, session_id: str, means: Means) -> Report:
         """An empty context from here on: nothing before is shown or told of, but for what is pinned.
 
         History and memory stay.
         """
-        report = await self._keeper.begin(tenant, session_id, "clear")
+        report = await self._begin(tenant, session_id, "clear", means)
         async with self._database.transaction(tenant) as connection:
             if not await sessions.mark_edited(connection, tenant, session_id, self._clock()):
                 raise NotFound("there is no such session")
@@ -109,6 +116,11 @@ class Compactions:
             if not await sessions.mark_edited(connection, tenant, session_id, self._clock()):
                 raise NotFound("there is no such session")
             return await states.add(connection, tenant, session_id, text, "rebuilt", self._clock())
+
+    async def _begin(self, tenant: str, session_id: str, reason: Reason, means: Means) -> Report:
+        return await self._keeper.begin(
+            tenant, session_id, reason, dialect=means.dialect, strategy=means.strategy, epoch=means.epoch
+        )
 
     async def _run(self, job: Job) -> Compaction:
         done = await self._summarizer.run_now(job)

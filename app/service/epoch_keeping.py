@@ -67,8 +67,18 @@ class EpochKeeper:
             except ContextTooLarge:
                 return
 
-    async def begin(self, tenant: str, session_id: str, reason: Reason, *, dialect: str = "openai_chat") -> Report:
-        """Start an epoch for ``reason``; its report.
+    async def begin(
+        self,
+        tenant: str,
+        session_id: str,
+        reason: Reason,
+        *,
+        dialect: str = "openai_chat",
+        strategy: str | None = None,
+        epoch: str | None = None,
+    ) -> Report:
+        """Start an epoch for ``reason``; its report. ``strategy`` and ``epoch`` are those of the calls to come, where
+        they are not the session's.
 
         Raises `NotFound`, `ContextTooLarge`, and `Conflict` when the session moves on faster than this.
         """
@@ -77,7 +87,7 @@ class EpochKeeper:
                 session = await sessions.get(connection, tenant, session_id)
                 if session is None:
                     raise NotFound("there is no such session")
-                recipe = self._recipes.choose(session=session)
+                recipe = self._recipes.choose(strategy=strategy, epoch=epoch, session=session)
                 history, around = await self._load(connection, tenant, session, dialect_of(dialect), recipe)
             report = await self._start(
                 tenant, session, replace(history, advance=Advance(reason=reason)), recipe, around

@@ -54,7 +54,8 @@ class Wish:
 class Preview:
     """A context in wire form. ``instructions`` go before ``messages``, Tersely's own text is part of them.
 
-    ``text`` is what the instructions say. ``turns_omitted`` counts turns that the report does not list.
+    ``text`` is what the instructions say. ``turns_omitted`` counts turns that the report does not list; ``retrieved``
+    are the turns that were brought back for their relevance.
     """
 
     instructions: tuple[bytes, ...]
@@ -63,6 +64,7 @@ class Preview:
     report: Report
     turns: tuple[TurnReport, ...]
     turns_omitted: int
+    retrieved: tuple[int, ...]
     strategy: str
 
 
@@ -112,6 +114,7 @@ class Previews:
             report=built.context.report,
             turns=told,
             turns_omitted=omitted,
+            retrieved=built.context.epoch.retrieved,
             strategy=strategy_name(recipe.strategy),
         )
 

@@ -46,6 +46,8 @@ _EVENT = re.compile(rb"data:.*?(?:\n\n|\r\n\r\n|\r\r)", re.DOTALL)
 
 _OnReply = Callable[[SaidReply], Awaitable[None]]
 
+# Ids of a history that the model host keeps and puts in front: what is sent is then not the whole conversation.
+HOST_HISTORY = frozenset({"previous_response_id", "conversation"})
 EVENT_STREAM = "text/event-stream"
 JSON = "application/json"
 MAX_ERROR_BODY = 1024 * 1024
@@ -148,10 +150,16 @@ class Proxy:
         self._recipes.check(strategy=call.options.strategy, epoch=call.options.epoch)
         request = await aside(len(call.body), self._dialect.read_request, call.body, self._memo.read)
         request = _as_addressed(request, call)
-        if request.unreadable is not None or not request.messages:
+        if request.unreadable is not None or not request.messages or not HOST_HISTORY.isdisjoint(request.ids):
             return await self.forward(call, "passthrough")
         headers = call.header_map
-        kind = clients.side_call(headers, request.messages, has_tools=bool(request.tools), stops=request.stop)
+        kind = clients.side_call(
+            headers,
+            request.messages,
+            has_tools=bool(request.tools),
+            stops=request.stop,
+            max_tokens=request.max_tokens,
+        )
         if kind is not None:
             return await self._side_call(call, request, kind)
         try:
@@ -306,11 +314,15 @@ class Proxy:
         finally:
             reply.close()
         ended = self._monotonic()
+<<<<<<< HEAD
         if prepared.tools:
             body, status = await self._rounds.whole(call, prepared, body, reply.status)
             self._observe(call, sent, self._monotonic())
             return Answer(status=status, headers=headers, body=body)
         client_body, said = self._dialect.split_reply(body, prepared.extract)
+=======
+        client_body, said = self._dialect.split_reply(body, prepared.extract, sent=_sent(call, prepared))
+>>>>>>> main
         await self._recorder.commit(prepared, said, reply.status, is_whole=True)
         self._forethought.consider(call, prepared)
         self._observe(call, sent, ended)
@@ -373,7 +385,9 @@ class Proxy:
         self, call: Call, prepared: Prepared, reply: Reply, first: bytes, sent: float
     ) -> AsyncIterator[bytes]:
         """The reply as it comes, tags taken out; its end only when it is on disk."""
-        reader = self._dialect.open_stream(extract=prepared.extract, strip_usage=prepared.strip_usage)
+        reader = self._dialect.open_stream(
+            extract=prepared.extract, strip_usage=prepared.strip_usage, sent=_sent(call, prepared)
+        )
         ended = sent
         is_committed = False
         try:
@@ -438,6 +452,11 @@ def _as_addressed(request: Request, call: Call) -> Request:
     if not call.model and not call.streams:
         return request
     return replace(request, model=call.model or request.model, stream=call.streams or request.stream)
+
+
+def _sent(call: Call, prepared: Prepared) -> bytes:
+    """The client's request where another one went upstream: some replies repeat theirs."""
+    return b"" if prepared.body is call.body else call.body
 
 
 async def _let_go(sending: asyncio.Task[Reply]) -> None:

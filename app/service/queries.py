@@ -30,8 +30,9 @@ from app.store.query_rows import Portions, QueryRow
 
 # What a child holds of a session, the newest rows, and what it is sent at once. Sizes as stored.
 MOST = Portions(size=64 * 1024 * 1024, rows=250_000, portion_size=1024 * 1024, portion_rows=2_000)
-# Bytes of one message's text.
+# Bytes of one message's text, and characters of the names of the tools that it calls: less than a value may have.
 MAX_CONTENT = 4 * 1024 * 1024
+MAX_NAMES = 1_000
 # Seconds that reading one portion may take.
 LIMIT = 10.0
 # So many messages that a query names by their id are found however old they are.
@@ -186,7 +187,7 @@ def _frame(rows: Sequence[QueryRow]) -> bytes:
 def _row(row: QueryRow) -> list[Any]:
     """A message as the child takes it: the columns of its table, the calls made, and the calls answered."""
     message = DIALECTS[row.dialect].read_reply(row.raw)  # type: ignore[index]
-    calls = [[_clean(call.id), _clean(call.name)] for call in message.calls]
+    calls = [[_clean(call.id), _clean(call.name)[:MAX_NAMES]] for call in message.calls]
     answers = [_clean(result.call_id) for result in message.results]
     text = _content(message)
     return [
@@ -196,7 +197,7 @@ def _row(row: QueryRow) -> list[Any]:
         "tool_call" if calls else "tool_result" if answers else _kind(message, text),
         "live" if row.status == "live" else "dropped",
         text,
-        ", ".join(dict.fromkeys(name for _, name in calls)) if calls else None,
+        ", ".join(dict.fromkeys(name for _, name in calls))[:MAX_NAMES] if calls else None,
         row.created_at,
         row.tokens,
         calls,

@@ -4,15 +4,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.domain.errors import NotFound
+from app.domain.errors import ContextTooLarge, InvalidRequest, NotFound
 from app.domain.history import Status
 from app.domain.sessions import Session
+from app.service.previews import Preview, Previews, Wish
+from app.service.recipes import Recipes
 from app.store import positions, sessions, stats
 from app.store.connection import Database
-from app.store.stats import CallTotals, EpochRow
+from app.store.stats import CallTotals, Compression, EpochRow
+from app.strategies.presets import Tiered
 
 # Seconds; sums over the calls of a long session take a while.
 LIMIT = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """A memory level of the context as it is now, in tokens; without a ``budget`` it takes what is left."""
+
+    name: str
+    tokens: int
+    budget: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieredFigures:
+    """What Fifth prints of a context (its "Metrics"). ``retrieved`` are turns that were brought back."""
+
+    tokens: int
+    budget: int
+    levels: tuple[Level, ...]
+    retrieved: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +47,8 @@ class Stats:
     calls: CallTotals
     epochs: dict[str, int]
     terse: dict[str, int]
+    compression: Compression
+    tiered: TieredFigures | None
 
     @property
     def saved(self) -> int:
@@ -42,14 +66,37 @@ class Stats:
         return self.calls.cached / self.calls.input_of_cached if self.calls.input_of_cached else None
 
 
+def levels_of(preview: Preview, strategy: Tiered) -> TieredFigures:
+    """How a context is made up: what is always there, what stands for old turns, the newest ones, what came back."""
+    tokens = {layer.name: layer.tokens for layer in preview.report.layers}
+    retrieved = set(preview.retrieved)
+    kept, working = tokens.pop("kept", 0), tokens.pop("tail", 0)
+    volatile = min(kept, sum(turn.tokens for turn in preview.turns if turn.turn in retrieved))
+    permanent = tokens.pop("instructions", 0) + kept - volatile
+    return TieredFigures(
+        tokens=preview.report.tokens_after,
+        budget=strategy.total_budget,
+        levels=(
+            Level(name="permanent", tokens=permanent, budget=strategy.permanent_budget),
+            Level(name="session", tokens=sum(tokens.values()), budget=strategy.session_budget),
+            Level(name="working", tokens=working, budget=strategy.working_budget),
+            Level(name="volatile", tokens=volatile, budget=None),
+        ),
+        retrieved=preview.retrieved,
+    )
+
+
 class Figures:
     """Statistics and events, within a tenant."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, recipes: Recipes, previews: Previews) -> None:
         self._database = database
+        self._recipes = recipes
+        self._previews = previews
 
     async def stats(self, tenant: str, session_id: str) -> Stats:
         """Raises `NotFound`."""
+        tiered = await self._tiered(tenant, session_id)
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             session = await sessions.get(connection, tenant, session_id)
             if session is None:
@@ -65,7 +112,21 @@ class Figures:
                 calls=await stats.call_totals(connection, tenant, session_id),
                 epochs=await stats.epochs_by_reason(connection, tenant, session_id),
                 terse=await stats.terse_by_source(connection, tenant, session_id),
+                compression=await stats.compression(connection, tenant, session_id),
+                tiered=tiered,
             )
+
+    async def _tiered(self, tenant: str, session_id: str) -> TieredFigures | None:
+        """The levels of the next context, for a session under `tiered`; None where it cannot be built."""
+        async with self._database.reading(tenant) as connection:
+            session = await sessions.get(connection, tenant, session_id)
+        strategy = self._recipes.choose(session=session).strategy
+        if session is None or not isinstance(strategy, Tiered):
+            return None
+        try:
+            return levels_of(await self._previews.build(tenant, session_id, Wish()), strategy)
+        except (ContextTooLarge, InvalidRequest):
+            return None
 
     async def epochs(
         self, tenant: str, session_id: str, *, after: int, limit: int

@@ -23,8 +23,8 @@ MAX_BATCH = 64
 
 _S = ", ".join(f"s.{name}" for name in COLUMNS.split(", "))
 _ROW = (
-    "r.seq, r.place, r.turn, r.tokens, r.role, r.status, r.digest, r.chain, r.call, r.pinned, r.created_at, "
-    "r.model_raw, r.client_visible"
+    "r.seq, r.place, r.turn, r.tokens, r.role, r.status, r.digest, r.chain, r.call, r.pinned, r.priority, "
+    "r.created_at, r.model_raw"
 )
 _LISTS = {
     "seqs": "seq",
@@ -37,6 +37,7 @@ _LISTS = {
     "relayed": "chain IS NOT NULL",
     "row_calls": "call",
     "pins": "pinned",
+    "priorities": "priority",
     "times": "created_at",
     "model_raws": "model_raw",
     "hidden": "NOT client_visible",
@@ -208,11 +209,25 @@ def _tail(record: Record) -> list[TailRow]:
                 call=call,
             ),
             pinned=pinned,
+            priority=priority,
             created_at=created_at,
             model_raw=model_raw,
             is_hidden=is_hidden,
         )
-        for seq, place, turn, tokens, role, status, digest, relayed, call, pinned, created_at, model_raw, is_hidden in zip(
-            *(record[name] for name in _LISTS), strict=True
-        )
+        for (
+            seq,
+            place,
+            turn,
+            tokens,
+            role,
+            status,
+            digest,
+            relayed,
+            call,
+            pinned,
+            priority,
+            created_at,
+            model_raw,
+            is_hidden,
+        ) in zip(*(record[name] for name in _LISTS), strict=True)
     ]

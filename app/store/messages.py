@@ -9,7 +9,7 @@ from datetime import datetime
 import msgspec
 from asyncpg import Record
 
-from app.domain.history import Status
+from app.domain.history import DEFAULT_PRIORITY, Status
 from app.domain.lineage import Row
 from app.store.connection import Connection
 
@@ -28,6 +28,7 @@ class StoredMessage:
     client_visible: bool
     model_visible: bool
     pinned: bool
+    priority: int
     finish: str | None
     digest: bytes
     created_at: datetime
@@ -36,9 +37,9 @@ class StoredMessage:
 
 
 ROW = "seq, place, turn, tokens, role, status, digest, chain IS NOT NULL AS relayed, call"
-TAIL = f"{ROW}, pinned, created_at, model_raw, NOT client_visible AS is_hidden"
+TAIL = f"{ROW}, pinned, priority, created_at, model_raw, NOT client_visible AS is_hidden"
 FULL = (
-    "seq, turn, place, tokens, role, status, dialect, client_visible, model_visible, pinned, finish, digest, "
+    "seq, turn, place, tokens, role, status, dialect, client_visible, model_visible, pinned, priority, finish, digest, "
     "created_at, raw, model_raw"
 )
 HERE = "tenant_id = $1 AND session_id = $2"
@@ -76,6 +77,7 @@ class TailRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     row: Row
     pinned: bool
+    priority: int = DEFAULT_PRIORITY
     created_at: datetime
     model_raw: bytes | None
     is_hidden: bool = False
@@ -95,6 +97,7 @@ def _row(record: Record) -> TailRow:
             call=record["call"],
         ),
         pinned=record["pinned"],
+        priority=record["priority"],
         created_at=record["created_at"],
         model_raw=record["model_raw"],
         is_hidden=record["is_hidden"],

@@ -22,6 +22,26 @@ EPOCHS = f"""
 SELECT number, cut, reason, head_tokens, tokens_before, tokens_after, created_at FROM epochs
 WHERE {HERE} AND number > $3 ORDER BY number LIMIT $4
 """
+SUMMARIES = f"SELECT count(*) FROM summaries WHERE {HERE} AND text IS NOT NULL"
+COMPRESSION = f"""
+SELECT max(created_at) AS last_at, avg(before / after)::float8 AS ratio FROM (
+    SELECT created_at, (told ->> 'tokens_before')::numeric AS before, (told ->> 'tokens_after')::numeric AS after
+    FROM (
+        SELECT created_at, convert_from(body, 'UTF8')::jsonb AS told FROM events
+        WHERE {HERE} AND kind = 'compaction_end'
+    ) AS ends
+    WHERE told ->> 'result' IN ('model', 'extractive')
+) AS done WHERE after > 0
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compression:
+    """What became of compactions: how many summaries there are, the mean of tokens before / after, the last one."""
+
+    summaries: int
+    ratio: float | None
+    last_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +88,14 @@ async def epochs_by_reason(connection: Connection, tenant: str, session_id: str)
 async def terse_by_source(connection: Connection, tenant: str, session_id: str) -> dict[str, int]:
     """Source -> how many terse entries."""
     return {r["source"]: r["entries"] for r in await connection.fetch(TERSE, tenant, session_id)}
+
+
+async def compression(connection: Connection, tenant: str, session_id: str) -> Compression:
+    """Over all compactions that made something."""
+    record = await connection.fetchrow(COMPRESSION, tenant, session_id)
+    assert record is not None  # an aggregate always gives a row
+    summaries = await connection.fetchval(SUMMARIES, tenant, session_id)
+    return Compression(summaries=summaries, ratio=record["ratio"], last_at=record["last_at"])
 
 
 async def epochs(connection: Connection, tenant: str, session_id: str, *, after: int, limit: int) -> list[EpochRow]:

@@ -41,7 +41,9 @@ FROM messages WHERE {BY_TURN} AND turn BETWEEN $3 AND $4 AND turn > 0 GROUP BY t
 # A call belongs to the turn that it was made for.
 USAGE = f"""
 SELECT turn, count(*) AS calls, sum(tokens_before) AS tokens_before, sum(tokens_after) AS tokens_after,
-    sum(input_tokens) AS input, sum(cached_tokens) AS cached, sum(output_tokens) AS output
+    sum(input_tokens) AS input, sum(cached_tokens) AS cached, sum(output_tokens) AS output,
+    (array_agg(coalesce(input_tokens, tokens_after) + coalesce(output_tokens, 0) ORDER BY number DESC)
+        FILTER (WHERE status < 400))[1] AS weight
 FROM calls WHERE {HERE} AND turn BETWEEN $3 AND $4 GROUP BY turn
 """
 TERSE = f"""
@@ -65,7 +67,10 @@ WHERE tenant_id = $1 AND id = $2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """The calls made for a turn, in tokens: as estimated before and after, and as the provider reported them."""
+    """The calls made for a turn, in tokens: as estimated before and after, and as the provider reported them.
+
+    ``weight`` is what the session weighed at the last of them, prompt and completion (std::slop, "Token Accounting").
+    """
 
     calls: int = 0
     tokens_before: int = 0
@@ -73,6 +78,7 @@ class Usage:
     input: int | None = None
     cached: int | None = None
     output: int | None = None
+    weight: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

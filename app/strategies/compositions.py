@@ -291,7 +291,7 @@ def _trim(strategy: Trim, start: Start) -> Composition:
     else:
         shape = (
             start.shorten(lambda entries: past_result_tiers(entries, chars=strategy.max_result_chars, way=way)),
-            drop_half_over_turns(strategy.max_context_turns),
+            drop_half_over_turns(1 if start.advance.reason == "compact" else strategy.max_context_turns),
             fit_budget(budget),
         )
     summary = inject_summary(

@@ -177,8 +177,11 @@ def fingerprint(strategy_text: str, policy: Policy) -> str:
             assert_never(policy)
 
 
-def watermarks(snapshot: Snapshot, policy: Policy, needs: Needs, *, overflow: bool = False) -> Marks:
-    """The marks for this snapshot: the policy's, lifted over what cannot be cut, and held within the window."""
+def watermarks(snapshot: Snapshot, policy: Policy, needs: Needs, *, halved: bool = False) -> Marks:
+    """The marks for this snapshot: the policy's, lifted over what cannot be cut, and held within the window.
+
+    ``halved``: the context has to shrink, whatever the policy says: to a half of what it is at most.
+    """
     room = None if snapshot.window is None else max(0, snapshot.window - snapshot.fixed_tokens)
     wanted = policy if isinstance(policy, Auto) else Auto()
     high = needs.high or wanted.high
@@ -190,7 +193,7 @@ def watermarks(snapshot: Snapshot, policy: Policy, needs: Needs, *, overflow: bo
     high = max(high, low + span // 2)
     if room is not None:
         high, low = min(high, room), min(low, room // 2)
-    if overflow:
+    if halved:
         low = min(low, content_tokens(snapshot) // 2)
     return Marks(high=high, low=low, room=room)
 

@@ -113,7 +113,7 @@ def plan_epoch(
         material=_above_floor(material, _floor(snapshot)),
         policy=policy,
         advance=advance,
-        marks=watermarks(snapshot, policy, needs, overflow=advance.reason == "overflow"),
+        marks=watermarks(snapshot, policy, needs, halved=advance.reason in {"overflow", "compact"}),
         now=now,
         encode=cache(encode),
         overflows=overflows,
@@ -264,7 +264,7 @@ def _starting_draft(snapshot: Snapshot, *, widen: bool) -> Draft:
 def _limits(start: Start, *, cuts_itself: bool, by_turns: bool) -> tuple[int | None, int | None]:
     """Above how many tokens of content this plan has to cut, and down to how many; None: it need not."""
     marks = start.marks
-    if start.is_overflow:
+    if start.is_overflow or start.advance.reason == "compact":
         return marks.low, marks.low
     if isinstance(start.policy, EveryRequest):
         return marks.room, marks.room

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Iterable
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 
-import aiohttp
-from multidict import CIMultiDict
 from yarl import URL
 
 from app.domain.errors import UpstreamUnavailable
+from app.upstream.connection import BrokenOff, Connection, Headers
+from app.upstream.pool import Pool
+from app.upstream.request_head import write_head
 
-Headers = list[tuple[str, str]]
-
-READ_BUFFER = 256 * 1024
 # How much comes out of a compressed piece at a time, however much is in it.
 MAX_INFLATED = 1024 * 1024
 MAX_TRAILER = 64 * 1024
+# Requests that may be sent again when it is not known whether the host has seen them.
+_REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,23 +38,28 @@ class Timeouts:
 class Reply:
     """A host's reply whose headers have arrived. Close it, whatever happens."""
 
-    def __init__(self, response: aiohttp.ClientResponse, idle: float) -> None:
-        """``idle``: how many seconds the host may be silent."""
-        self._response = response
+    def __init__(self, connection: Connection, release: Callable[[Connection], None], idle: float) -> None:
+        """``release`` takes the connection back; ``idle``: how many seconds the host may be silent."""
+        self._connection: Connection | None = connection
+        self._release = release
         self._idle = idle
+        self._now = asyncio.get_running_loop().time
         self._inflate: zlib._Decompress | None = None
-        self.status = response.status
-        self.headers: Headers = list(response.headers.items())
+        self.status = connection.status
+        self.headers: Headers = connection.headers
+
+    def _header(self, wanted: str) -> str:
+        """The first value under that name, in lower case; empty without one."""
+        return next((value.strip().lower() for name, value in self.headers if name.lower() == wanted), "")
 
     @property
     def content_type(self) -> str:
         """The media type, without parameters, in lower case."""
-        return self._response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        return self._header("content-type").partition(";")[0].strip()
 
     def unpack(self) -> None:
         """Give the body uncompressed from here on, where the host compressed it although it was not asked to."""
-        encoding = self._response.headers.get("Content-Encoding", "").strip().lower()
-        if encoding in ("gzip", "x-gzip", "deflate"):
+        if self._header("content-encoding") in ("gzip", "x-gzip", "deflate"):
             self._inflate = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)
             self.headers = [
                 (name, value)
@@ -61,47 +67,41 @@ class Reply:
                 if name.lower() not in ("content-encoding", "content-length")
             ]
 
-    async def _read_some(self) -> bytes:
-        """The next bytes; ``b""`` at the end."""
+    def _at_hand(self) -> bytes | None:
+        """What has arrived already, ``b""`` at the end; None where one has to wait."""
+        if self._connection is None:
+            raise BrokenOff("closed")
         inflate = self._inflate
         if inflate is None:
-            return await self._response.content.readany()
-        while True:
-            packed = inflate.unconsumed_tail or await self._response.content.readany()
-            if not packed:
-                return b""
+            return self._connection.take()
+        while packed := inflate.unconsumed_tail or self._connection.take():
             if piece := inflate.decompress(packed, MAX_INFLATED):
                 return piece
+        return packed
 
-    def _at_hand(self) -> bytes | None:
-        """What has arrived already, ``b""`` at the end; None where one has to wait, or to unpack."""
-        content = self._response.content
-        if self._inflate is not None or content.exception() is not None:
-            return None
-        if content.at_eof():
-            return b""
-        return content.read_nowait() or None
+    async def _next(self, deadline: float) -> bytes | None:
+        """The next bytes, ``b""`` at the end; None when it is ``deadline``, in the loop's time, before that."""
+        while (piece := self._at_hand()) is None:
+            assert self._connection is not None
+            if not await self._connection.wait(deadline):
+                return None
+        return piece
 
     async def peek(self, wait: float) -> bytes:
         """The first bytes of the body, or ``b""`` when there are none within ``wait`` seconds."""
-        if (found := self._at_hand()) is not None:
-            return found
         try:
-            async with asyncio.timeout(wait):
-                return await self._read_some()
-        except TimeoutError:
-            return b""
-        except (aiohttp.ClientError, OSError, zlib.error) as error:
-            raise UpstreamUnavailable(f"the model host broke off: {type(error).__name__}") from error
+            return await self._next(self._now() + wait) or b""
+        except (OSError, zlib.error) as error:
+            raise _broken_off(error) from error
 
     async def trailer(self, wait: float) -> bytes:
         """What comes after a reply's own end mark, if it comes within ``wait`` seconds; nothing depends on it."""
         found = b""
+        deadline = self._now() + wait
         try:
-            async with asyncio.timeout(wait):
-                while len(found) < MAX_TRAILER and (piece := await self._read_some()):
-                    found += piece
-        except (aiohttp.ClientError, OSError, zlib.error):  # time is up, too
+            while len(found) < MAX_TRAILER and (piece := await self._next(deadline)):
+                found += piece
+        except (OSError, zlib.error):
             pass
         return found
 
@@ -110,27 +110,22 @@ class Reply:
 
         Raises `UpstreamUnavailable` when the host breaks off or is silent for too long.
         """
-        silence = 0.0
         pause = min(heartbeat or self._idle, self._idle)
+        heard = self._now()
         try:
             while True:
-                try:
-                    # A timer costs more than what is at hand already.
-                    if (chunk := self._at_hand()) is None:
-                        async with asyncio.timeout(pause):
-                            chunk = await self._read_some()
-                except TimeoutError:
-                    silence += pause
+                if (chunk := await self._next(min(self._now() + pause, heard + self._idle))) is None:
+                    silence = self._now() - heard
                     if silence >= self._idle:
-                        raise UpstreamUnavailable(f"the model host was silent for {silence:.0f} s") from None
+                        raise UpstreamUnavailable(f"the model host was silent for {silence:.0f} s")
                     yield b""
                     continue
-                silence = 0.0
                 if not chunk:
                     return
                 yield chunk
-        except (aiohttp.ClientError, OSError, zlib.error) as error:
-            raise UpstreamUnavailable(f"the model host broke off: {type(error).__name__}") from error
+                heard = self._now()
+        except (OSError, zlib.error) as error:
+            raise _broken_off(error) from error
 
     async def read(self, limit: int) -> bytes:
         """The whole body, at most ``limit`` bytes."""
@@ -144,11 +139,10 @@ class Reply:
         return b"".join(pieces)
 
     def close(self) -> None:
-        """Return the connection to the pool if the body was read, else cut it: the host stops working."""
-        if self._response.content.at_eof():
-            self._response.release()
-        else:
-            self._response.close()
+        """Return the connection to the pool if the body has arrived, else cut it: the host stops working."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._release(connection)
 
 
 class Upstream:
@@ -158,43 +152,72 @@ class Upstream:
         """``base_url`` comes from the operator's configuration alone."""
         self._base = base_url.rstrip("/")
         self._timeouts = timeouts
-        self._session: aiohttp.ClientSession | None = None
+        self._pool: Pool | None = None
+        self._host = self._path = ""
+        self._login: tuple[str, str] | None = None
 
     async def open(self) -> None:
-        """Make the pool; connects to nobody yet."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, keepalive_timeout=30),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            trust_env=False,
-            read_bufsize=READ_BUFFER,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._timeouts.connect),
-            skip_auto_headers=("User-Agent", "Content-Type", "Accept", "Accept-Encoding"),
-        )
+        """Make the pool; connects to nobody yet. Raises `ValueError` for a base URL without host or port."""
+        base = URL(self._base, encoded=True)
+        if not base.raw_host or base.port is None or base.scheme not in ("http", "https"):
+            raise ValueError("the base URL of a model host must be http:// or https:// and a host")
+        self._host = base.host_port_subcomponent or ""
+        self._path = base.raw_path.rstrip("/")
+        if base.raw_user is not None:
+            login = f"{base.user or ''}:{base.password or ''}"
+            self._login = ("authorization", "Basic " + b64encode(login.encode()).decode())
+        self._pool = Pool(base.raw_host, base.port, secure=base.scheme == "https", connect=self._timeouts.connect)
 
     async def close(self) -> None:
         """Close every connection."""
-        if self._session is not None:
-            await self._session.close()
+        if self._pool is not None:
+            await self._pool.close()
 
     async def send(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> Reply:
         """Send a request; returns when the reply's headers are there.
 
         ``path`` follows the base URL and carries the query, already encoded. Raises `UpstreamUnavailable`.
         """
-        assert self._session is not None
-        url = URL(self._base + path, encoded=True)
+        assert self._pool is not None
+        deadline = asyncio.get_running_loop().time() + self._timeouts.first_byte
         try:
-            async with asyncio.timeout(self._timeouts.first_byte):
-                response = await self._session.request(
-                    method,
-                    url,
-                    headers=CIMultiDict(headers),
-                    data=body or None,
-                    allow_redirects=False,
-                )
+            head = self._head(method, path, headers, len(body))
+            connection = await self._exchange(self._pool, method, head, body, deadline)
         except TimeoutError as error:
             raise UpstreamUnavailable("the model host did not answer in time") from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise UpstreamUnavailable(f"the model host cannot be reached: {type(error).__name__}") from error
-        return Reply(response, self._timeouts.idle)
+        return Reply(connection, self._pool.release, self._timeouts.idle)
+
+    def _head(self, method: str, path: str, headers: Iterable[tuple[str, str]], length: int) -> bytes:
+        if self._login is not None:
+            headers = [(name, value) for name, value in headers if name.lower() != "authorization"] + [self._login]
+        return write_head(method, self._path + path, self._host, headers, length)
+
+    async def _exchange(self, pool: Pool, method: str, head: bytes, body: bytes, deadline: float) -> Connection:
+        """The connection on which the reply's headers have arrived."""
+        used = pool.take()
+        if used is not None:
+            try:
+                return await _ask(used, method, head, body, deadline)
+            except BrokenOff:
+                # The host may have hung up while the request was on its way, or while it worked on it.
+                if used.has_begun or method not in _REPEATABLE:
+                    raise
+        return await _ask(await pool.make(deadline), method, head, body, deadline)
+
+
+async def _ask(connection: Connection, method: str, head: bytes, body: bytes, deadline: float) -> Connection:
+    try:
+        connection.send(method, head, body)
+        if await connection.wait_for_head(deadline):
+            return connection
+    except BaseException:
+        connection.abort()
+        raise
+    connection.abort()
+    raise TimeoutError
+
+
+def _broken_off(error: Exception) -> UpstreamUnavailable:
+    return UpstreamUnavailable(f"the model host broke off: {type(error).__name__}")

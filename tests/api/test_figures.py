@@ -49,10 +49,12 @@ async def test_figures(api: Api, database) -> None:
         "cache_hit_share": 0.25,
         "epochs": {"total": 3, "current": 3, "by_reason": {"first": 1, "high_watermark": 2}},
         "terse": {"derived": 3},
+        "summaries": {"total": 0, "compression_ratio": None, "last_at": None},
+        "tiered": None,
     }
     turn = (await api.http.get("/api/sessions/s/turns/t1")).json()
     assert turn["usage"] == {
-        "calls": 2, "tokens_before": 2000, "tokens_after": 1000, "input": 1200, "cached": 300, "output": 50,
+        "calls": 2, "tokens_before": 2000, "tokens_after": 1000, "input": 1200, "cached": 300, "output": 50, "weight": 730,
     }  # fmt: skip
     first = (await api.http.get("/api/sessions/s/events", params={"limit": 2})).json()
     assert [(e["type"], e["number"], e["reason"], e["cut"]) for e in first["items"]] == [
@@ -67,3 +69,29 @@ async def test_an_empty_session_has_figures_too(api: Api) -> None:
     await api.http.post("/api/sessions", json={"id": "s"})
     stats = (await api.http.get("/api/sessions/s/stats")).json()
     assert (stats["messages_by_status"], stats["saved_share"], stats["cache_hit_share"]) == ({"live": 0}, None, None)
+
+
+async def test_figures_of_tiered(api: Api) -> None:
+    await api.http.post("/api/sessions", json={"id": "s", "strategy": "tiered", "epoch": "every_request"})
+    for number in range(12):
+        await api.append(
+            "s",
+            {"role": "user", "content": f"Question {number} " + "about the palette " * 300},
+            {"role": "assistant", "content": f"Answer {number}. " + "Some words of it. " * 100},
+        )
+    await api.http.post("/api/sessions/s/messages/1/pin")
+    await api.http.post("/api/sessions/s/compact")
+    stats = (await api.http.get("/api/sessions/s/stats")).json()
+    tiered = stats["tiered"]
+    assert [level["name"] for level in tiered["levels"]] == ["permanent", "session", "working", "volatile"]
+    assert [level["budget"] for level in tiered["levels"]] == [2_000, 4_000, 8_000, None]
+    assert tiered["budget"] == 16_000
+    assert sum(level["tokens"] for level in tiered["levels"]) == tiered["tokens"]
+    assert 0 < tiered["share"] < 1
+    assert stats["summaries"]["total"] >= 1
+    assert stats["summaries"]["compression_ratio"] > 1
+    assert stats["summaries"]["last_at"] is not None
+    await api.append("plain", {"role": "user", "content": "hi"})
+    plain = (await api.http.get("/api/sessions/plain/stats")).json()
+    assert plain["tiered"] is None
+    assert plain["summaries"] == {"total": 0, "compression_ratio": None, "last_at": None}

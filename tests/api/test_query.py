@@ -206,6 +206,20 @@ async def test_texts_of_every_kind(api: Api) -> None:
     assert await rows(api, "SELECT id FROM messages WHERE content LIKE '%🐎%'") == [[1]]
 
 
+async def test_of_a_very_long_message_the_beginning_is_there(api: Api) -> None:
+    functions = [{"name": f"{n}" * 5_000, "arguments": "{}"} for n in range(9)]
+    calls = [{"id": f"c{n}", "type": "function", "function": each} for n, each in enumerate(functions)]
+    results = [{"role": "tool", "tool_call_id": f"c{n}", "content": "done"} for n in range(9)]
+    await api.append("s", said("é" * 3_000_000), {"role": "assistant", "content": None, "tool_calls": calls}, *results)
+    assert await rows(api, "SELECT length(content), substr(content, -2) FROM messages WHERE id = 1") == [
+        [2 * 2**20, "éé"]
+    ]
+    names = await rows(
+        api, "SELECT kind, length(tool_name) <= 1000, substr(tool_name, 1, 2) FROM messages WHERE id > 1"
+    )
+    assert names == [["tool_call", 1, "00"], *(["tool_result", 1, f"{n}{n}"] for n in range(9))]
+
+
 async def test_an_answer_is_bounded_and_says_so(api: Api) -> None:
     await api.append("s", *(said(f"{number} " + "ž" * 700) for number in range(500)), said("é" * 100_000))
     answer = (await ask(api, "SELECT id FROM messages ORDER BY id")).json()

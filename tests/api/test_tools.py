@@ -93,7 +93,7 @@ async def test_manage_scratchpad(api: Api) -> None:
     assert "content is missing" in await refused(api, "manage_scratchpad", {"action": "append"})
     assert "at most" in await refused(api, "manage_scratchpad", {"action": "append", "content": "x" * MAX_SCRATCHPAD})
     # What a model writes stands in its own call: no epoch for that.
-    assert (await api.http.post("/api/sessions/s/context", json={})).json()["report"]["epoch"]["reason"] != "edited"
+    assert (await api.http.post("/api/sessions/s/context", json={})).json()["report"]["epoch"]["reason"] != "edit"
 
 
 async def test_memos_are_fenced(api: Api) -> None:

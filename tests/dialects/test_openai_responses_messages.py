@@ -119,7 +119,8 @@ def test_refused(sent: bytes, field: str | None):
 
 
 @pytest.mark.parametrize(
-    "item", [7, "x", {"role": "wizard", "content": ""}, {"content": "x"}, {**USER, "content": [7]}]
+    "item",
+    [7, "x", {"role": "wizard", "content": ""}, {"content": "x"}, {**USER, "content": [7]}, {**USER, "content": 7}],
 )
 def test_the_provider_judges_items_that_nobody_understands(item: object):
     request = read_request(body(USER, item))
@@ -228,6 +229,14 @@ def test_calls(item: dict[str, Any], expected: tuple[str, str]):
 def test_results(item: dict[str, Any], expected: str):
     message = read_message(raw({**item, "call_id": "c"}))
     assert (message.role, message.parts) == ("tool", (ToolResult(call_id="c", text=expected),))
+
+
+def test_odd_types_are_no_reason_to_fail():
+    odd = {"type": ["x"], "text": "a"}
+    assert (
+        read_message(raw({"role": "user", "content": [odd]})).parts[0] == parts({"role": "user", "content": [odd]})[0]
+    )
+    assert as_input(run({**CALL, "status": {}})) == run({**CALL, "status": {}})
 
 
 def test_an_approval_is_a_result():

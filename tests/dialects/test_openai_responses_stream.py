@@ -417,6 +417,8 @@ def test_what_only_the_end_says_counts():
         b'data: {"type":"response.output_item.done","output_index":"x","item":7}\n\n',
         b'data: {"type":"response.output_text.delta","delta":7,"sequence_number":null}\n\n',
         b'data: {"type":"response.output_text.annotation.added"}\n\n',
+        b'data: {"type":"response.output_item.done","item":{"content":[7,{"type":"output_text"}]}}\n\n',
+        b'data: {"type":"response.output_text.done","text":"a","annotations":[7],"logprobs":7}\n\n',
         b'data: {"type":"response.completed","response":{"output":[7],"usage":[]}}\n\n',
         b'data: {"response":7}\n\n: c\r\n\r\ndata: [DONE]\n\n',
         b"data: " + b"[" * 100_000 + b"\n\n",
@@ -426,6 +428,13 @@ def test_junk_goes_through(junk: bytes):
     assert run([junk])[0] == junk
     assert run(cut(junk, [3, 9]))[0] == junk
     assert split_reply(junk, TERSE)[0] == junk
+
+
+def test_odd_members_of_a_text_are_left_alone():
+    odd = {"annotations": [7, {"start_index": "x"}, {"start_index": 999}], "logprobs": [7, {"token": None}]}
+    sent, reply = run([written(whole([f"a{TAG}"], **odd))])
+    assert ended(sent)[0]["content"][0] == part("a", annotations=odd["annotations"], logprobs=[])
+    assert as_input(reply.choices[0].model_message)
 
 
 def test_an_event_that_is_too_large_goes_through():

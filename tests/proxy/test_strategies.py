@@ -146,3 +146,53 @@ def test_a_first_call_is_answered_under_every_strategy(service: Service, model: 
     client = Client(service, model, f"f-{strategy}", strategy, "auto")
     sent = client.ask(user("hello"), reply="hi")
     assert sent["messages"][-1] == user("hello")
+
+
+@pytest.mark.parametrize("strategy", ["full", "slim", "window", "trim", "compact", "tiered"])
+def test_after_a_clear_the_model_sees_only_what_is_new(service: Service, model: Model, strategy: str) -> None:
+    client = Client(service, model, f"clear-{strategy}", strategy, "auto")
+    client.ask(user("the secret is xyzzy"), reply="noted: xyzzy")
+    client.ask(user("say it"), reply="xyzzy")
+    answer = httpx.post(f"{service.url}/api/sessions/{client.session}/clear", json={"strategy": strategy})
+    assert answer.status_code == 200
+    assert answer.json()["report"]["epoch"]["reason"] == "clear"
+    before = client.session
+    sent = client.ask(user("what now?"), reply="hello")
+    assert "xyzzy" not in str(sent["messages"])
+    assert sent["messages"][-1] == user("what now?")
+    sent = client.ask(user("and now?"), reply="hello again")
+    assert "xyzzy" not in str(sent["messages"])
+    assert [m["content"] for m in sent["messages"][-3:]] == ["what now?", "hello", "and now?"]
+    assert client.session == before
+    found = httpx.post(f"{service.url}/api/sessions/{before}/search", json={"mode": "search", "query": "xyzzy"}).json()
+    assert "the secret is xyzzy" in found["text"]
+
+
+@pytest.mark.parametrize("strategy", ["slim", "window", "trim", "compact", "tiered"])
+def test_compacting_now_leaves_a_valid_shorter_context(service: Service, model: Model, strategy: str) -> None:
+    client = Client(service, model, f"compact-{strategy}", strategy, "auto")
+    for turn in range(9):
+        client.ask(user(f"question {turn} about src/part_{turn}.py " + "word " * 300), reply="answer " + "word " * 300)
+    whole = sum(len(str(message)) for message in client.history)
+    answer = httpx.post(f"{service.url}/api/sessions/{client.session}/compact", json={"strategy": strategy})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["report"]["epoch"]["reason"] == "compact"
+    if strategy in {"trim", "compact"}:
+        assert answer.json()["summary"]["result"] == "extractive"
+    sent = client.ask(user("go on"), reply="fine")
+    assert sum(len(str(message)) for message in sent["messages"]) < 0.75 * whole
+    assert sent["messages"][-1] == user("go on")
+
+
+def test_what_is_not_there_or_not_ours_is_404(service: Service) -> None:
+    for verb in ("compact", "clear", "state/rebuild"):
+        assert httpx.post(f"{service.url}/api/sessions/nobodys/{verb}").status_code == 404
+
+
+def test_the_state_is_made_anew_from_the_window(service: Service, model: Model) -> None:
+    client = Client(service, model, "rebuild", "window", "auto")
+    client.ask(user("ship src/app.py"), reply=f"ok\n\n{STATE}")
+    answer = httpx.post(f"{service.url}/api/sessions/{client.session}/state/rebuild", json={})
+    assert answer.status_code == 200
+    assert answer.json()["source"] == "rebuilt"
+    assert "src/app.py" in answer.json()["text"]

@@ -96,7 +96,9 @@ def test_a_call_of_ours_is_answered_and_the_client_sees_one_reply(
         {
             "role": "assistant",
             "content": "Let me note that.",
-            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": PAD[1], "arguments": json.dumps(PAD[2])}}],
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": PAD[1], "arguments": json.dumps(PAD[2])}}
+            ],
         },
         {"role": "tool", "tool_call_id": "c1", "content": second["messages"][2]["content"]},
     ]

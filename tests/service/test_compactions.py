@@ -65,7 +65,7 @@ async def test_a_strategy_without_summaries_is_cut_all_the_same(fill, pool, star
 
 async def test_a_cleared_context_begins_anew_and_its_state_is_empty(fill, compactions, pool, admin):
     await fill(turns=4)
-    report = await compactions.clear("north", "s1")
+    report = await compactions.clear("north", "s1", MEANS)
     assert (report.reason, report.cut, report.tokens_after) == ("clear", 9, 0)
     async with pool.transaction("north") as connection:
         session = await sessions.get(connection, "north", "s1")
@@ -122,4 +122,4 @@ async def test_other_peoples_sessions_are_not_there(fill, compactions):
         with pytest.raises(NotFound):
             await verb("south", "s1", MEANS)
     with pytest.raises(NotFound):
-        await compactions.clear("south", "s1")
+        await compactions.clear("south", "s1", MEANS)

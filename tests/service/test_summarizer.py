@@ -161,7 +161,9 @@ async def test_a_model_that_takes_too_long_is_not_waited_for(fill, pool, host, s
 async def test_a_host_that_is_not_there_is_no_harm(fill, host, start):
     await fill()
     summarizer = await start()
-    summarizer._scribe._models._own.upstream._base = "http://127.0.0.1:9/v1"
+    upstream = summarizer._scribe._models._own.upstream
+    upstream._base = "http://127.0.0.1:9/v1"
+    await upstream.open()
     done = await summarizer.run_now(job())
     assert (done.result, done.error) == ("extractive", "the host cannot be reached")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 
 from app.api.rest import schemas
 from app.api.rest.answers import answer, printable
@@ -13,16 +13,29 @@ from app.api.rest.guard import SessionId, Tenant, verbatim_items
 from app.api.rest.schemas import BuildContext, SearchRequest
 from app.domain.excerpts import parse_lookup, render_row
 from app.domain.turns import write_turn_id
-from app.service.previews import Preview, Previews, Wish
+from app.service.previews import Preview, Previews, Wish, as_text
 from app.service.search import Findings, Searcher
 
 
 def contexts_router(previews: Previews, searcher: Searcher, router: APIRouter) -> None:
     """Add the routes."""
 
-    @router.post("/sessions/{session_id}/context", summary="Build a context", response_model=schemas.ContextOut)
-    async def context(request: Request, tenant: Tenant, session_id: SessionId, body: BuildContext) -> Response:
+    @router.post(
+        "/sessions/{session_id}/context",
+        summary="Build a context",
+        response_model=schemas.ContextOut,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
+    async def context(
+        request: Request,
+        tenant: Tenant,
+        session_id: SessionId,
+        body: BuildContext,
+        accept: Annotated[str, Header(include_in_schema=False)] = "",
+    ) -> Response:
         """The context of the session's next call, with its report. Nothing is stored or changed.
+
+        With `format: "text"`, or `Accept: text/plain`, as text for people.
 
         422 with `needed` and `budget` when nothing valid fits `max_tokens`.
         """
@@ -34,7 +47,10 @@ def contexts_router(previews: Previews, searcher: Searcher, router: APIRouter) -
             max_tokens=body.max_tokens,
             messages=verbatim_items(request, "messages"),
         )
-        return answer(_write(await previews.build(tenant, session_id, wish)))
+        preview = await previews.build(tenant, session_id, wish)
+        if body.format == "text" or accept.lower().startswith("text/plain"):
+            return Response(printable(as_text(preview, body.dialect)), media_type="text/plain; charset=utf-8")
+        return answer(_write(preview))
 
     @router.post("/sessions/{session_id}/search", summary="Search a session", response_model=schemas.SearchOut)
     async def search(tenant: Tenant, session_id: SessionId, body: SearchRequest) -> Response:

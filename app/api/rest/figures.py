@@ -13,8 +13,9 @@ from app.api.rest import schemas
 from app.api.rest.answers import answer, moment, page
 from app.api.rest.guard import SessionId, Tenant
 from app.api.rest.schemas import MAX_TURN, Limit
+from app.domain.turns import write_turn_id
 from app.service.following import Cursor, Followers, Happened
-from app.service.stats import Figures, Stats
+from app.service.stats import Figures, Stats, TieredFigures
 from app.store.events import Event
 from app.store.stats import EpochRow
 
@@ -81,7 +82,7 @@ async def write_stream(news: AsyncIterator[list[Happened]]) -> AsyncIterator[byt
 
 
 def _write(stats: Stats) -> dict[str, Any]:
-    session, calls = stats.session, stats.calls
+    session, calls, compression = stats.session, stats.calls, stats.compression
     return {
         "messages": session.last_seq,
         "messages_by_status": stats.messages,
@@ -98,6 +99,22 @@ def _write(stats: Stats) -> dict[str, Any]:
         "cache_hit_share": stats.cache_hit_share,
         "epochs": {"total": sum(stats.epochs.values()), "current": session.epoch, "by_reason": stats.epochs},
         "terse": stats.terse,
+        "summaries": {
+            "total": compression.summaries,
+            "compression_ratio": compression.ratio,
+            "last_at": None if compression.last_at is None else moment(compression.last_at),
+        },
+        "tiered": None if stats.tiered is None else _write_tiered(stats.tiered),
+    }
+
+
+def _write_tiered(tiered: TieredFigures) -> dict[str, Any]:
+    return {
+        "tokens": tiered.tokens,
+        "budget": tiered.budget,
+        "share": tiered.tokens / tiered.budget,
+        "levels": tiered.levels,
+        "retrieved": [write_turn_id(turn) for turn in tiered.retrieved],
     }
 
 

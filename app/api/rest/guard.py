@@ -38,7 +38,7 @@ class Guard:
         """The request with its tenant and its body. Raises `TerselyError`, `UnsupportedMedia`, `Disconnected`."""
         caller = await self.auth.caller(dict(request.headers))
         request.state.tenant = caller.tenant
-        if not has_body:
+        if not has_body or _is_empty(request):
             return request
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
@@ -49,6 +49,13 @@ class Guard:
         admitted._body = body  # noqa: SLF001 where Starlette keeps a body that was read
         admitted._json = parse(body)  # noqa: SLF001
         return admitted
+
+
+def _is_empty(request: Request) -> bool:
+    """Whether nothing was sent, not even the kind of it: for routes whose body says what may be left unsaid."""
+    headers = request.headers
+    is_unsaid = "transfer-encoding" not in headers and "content-type" not in headers
+    return is_unsaid and headers.get("content-length", "0") == "0"
 
 
 def parse(body: bytes) -> Any:

@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from app.api.rest import schemas
 from app.api.rest.answers import answer, moment, page, printable, verbatim
 from app.api.rest.guard import SessionId, Tenant, verbatim_items
-from app.api.rest.schemas import MAX_SEQ, AppendMessages, ImportSession, Limit
+from app.api.rest.schemas import MAX_SEQ, AppendMessages, ImportSession, Limit, PutPriority
 from app.api.rest.sessions import write_session
 from app.domain.errors import InvalidRequest
 from app.domain.turns import write_turn_id
 from app.service.exports import Exports, Import, write_entry
+from app.service.marks import Marks
 from app.service.messages import Messages, View
 from app.service.sessions import Change
 from app.store.messages import StoredMessage
 from app.store.terse import Place
 
 After = Annotated[int, Query(ge=0, le=MAX_SEQ, description="A sequence number; the page starts behind it.")]
+Seq = Annotated[int, Path(ge=1, le=MAX_SEQ, description="The message's sequence number.")]
 Key = Annotated[
     str | None,
     Header(description="A second request with the same key and messages stores nothing and answers the same."),
@@ -76,6 +78,32 @@ def messages_router(service: Messages, router: APIRouter) -> None:
         return page([_write(message, view) for message in found], following)
 
 
+def marks_router(service: Marks, router: APIRouter) -> None:
+    """Add the routes."""
+
+    @router.post(
+        "/sessions/{session_id}/messages/{seq}/pin", summary="Pin a message", response_model=schemas.MessageOut
+    )
+    async def pin(tenant: Tenant, session_id: SessionId, seq: Seq) -> Response:
+        """From the next context on it is in every one, even if it was cut before."""
+        return answer(_write(await service.pin(tenant, session_id, seq, pinned=True), "all"))
+
+    @router.delete(
+        "/sessions/{session_id}/messages/{seq}/pin", summary="Unpin a message", response_model=schemas.MessageOut
+    )
+    async def unpin(tenant: Tenant, session_id: SessionId, seq: Seq) -> Response:
+        return answer(_write(await service.pin(tenant, session_id, seq, pinned=False), "all"))
+
+    @router.put(
+        "/sessions/{session_id}/messages/{seq}/priority",
+        summary="Say how important a message is",
+        response_model=schemas.MessageOut,
+    )
+    async def set_priority(tenant: Tenant, session_id: SessionId, seq: Seq, body: PutPriority) -> Response:
+        """`tiered` keeps turns with important messages longer."""
+        return answer(_write(await service.set_priority(tenant, session_id, seq, body.priority), "all"))
+
+
 def exports_router(service: Exports, router: APIRouter, *, strategy: str, epoch: str) -> None:
     """Add the routes. ``strategy`` and ``epoch`` are the configured defaults."""
 
@@ -126,6 +154,8 @@ def _write(message: StoredMessage, view: View) -> dict[str, Any]:
         "status": message.status,
         "dialect": message.dialect,
         "tokens": message.tokens,
+        "pinned": message.pinned,
+        "priority": message.priority,
         "finish": message.finish,
         "created_at": moment(message.created_at),
     }

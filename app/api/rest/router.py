@@ -16,7 +16,7 @@ from app.api.rest.figures import figures_router
 from app.api.rest.guard import Guard, RestEdge, guarded
 from app.api.rest.memory import memory_router
 from app.api.rest.memos import memos_router
-from app.api.rest.messages import exports_router, messages_router
+from app.api.rest.messages import exports_router, marks_router, messages_router
 from app.api.rest.notes import notes_router
 from app.api.rest.problems import install_problems
 from app.api.rest.queries import queries_router
@@ -27,6 +27,7 @@ from app.service.artifacts import Artifacts
 from app.service.compactions import Compactions
 from app.service.exports import Exports
 from app.service.following import Followers
+from app.service.marks import Marks
 from app.service.memory import Memories
 from app.service.memos import Memos
 from app.service.messages import Messages
@@ -59,6 +60,7 @@ class Services:
 
     sessions: Sessions
     messages: Messages
+    marks: Marks
     exports: Exports
     previews: Previews
     searcher: Searcher
@@ -81,6 +83,7 @@ def install_rest(app: FastAPI, services: Services, *, guard: Guard, metrics: Met
     routes: dict[str, Callable[[APIRouter], None]] = {
         "sessions": partial(sessions_router, services.sessions, strategy=strategy, epoch=epoch),
         "messages": partial(messages_router, services.messages),
+        "marks": partial(marks_router, services.marks),
         "turns": partial(turns_router, services.sessions),
         "context": partial(contexts_router, services.previews, services.searcher),
         "query": partial(queries_router, services.queries),

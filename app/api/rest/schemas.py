@@ -92,6 +92,16 @@ class BuildContext(Body):
     messages: list[Wire] = Field(
         default_factory=list, max_length=10_000, description="Messages that come after the stored ones."
     )
+    format: Literal["json", "text"] = Field("json", description="`text`: for people to read.")
+
+
+class ChosenSettings(Body):
+    """Strategy and policy of the calls to come, where they are neither the session's nor the configured ones."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{}, {"strategy": "compact"}]})
+
+    strategy: Setting = None
+    epoch: Setting = None
 
 
 class SearchRequest(Body):
@@ -219,6 +229,12 @@ class SearchMemos(Body):
     limit: int = Field(5, ge=1, le=100)
 
 
+class PutPriority(Body):
+    """How important a message is."""
+
+    priority: int = Field(ge=0, le=100, examples=[75], description="50 unless set; from 75 on it counts as important.")
+
+
 class SearchMemory(Body):
     """By words, perhaps of one day or of one session only."""
 
@@ -305,6 +321,8 @@ class MessageOut(BaseModel):
     status: StatusName
     dialect: str
     tokens: int
+    pinned: bool = Field(description="Whether it stays in every context.")
+    priority: int = Field(description="0 to 100; from 75 on it is marked important.")
     finish: str | None
     created_at: str
     raw: Wire | None = Field(description="The message in wire form, byte for byte; null once removed.")
@@ -329,6 +347,7 @@ class UsageOut(BaseModel):
     input: int | None
     cached: int | None
     output: int | None
+    weight: int | None = Field(description="What the session weighed at the last call: its prompt and its completion.")
 
 
 class TurnOut(BaseModel):
@@ -604,6 +623,32 @@ class EpochCounts(BaseModel):
     by_reason: dict[str, int]
 
 
+class SummariesOut(BaseModel):
+    """What became of compactions; `compression_ratio` is the mean of tokens before / after."""
+
+    total: int
+    compression_ratio: float | None
+    last_at: str | None
+
+
+class LevelOut(BaseModel):
+    """A memory level of `tiered`, in tokens; without a budget it takes what is left."""
+
+    name: Literal["permanent", "session", "working", "volatile"]
+    tokens: int
+    budget: int | None
+
+
+class TieredOut(BaseModel):
+    """The next context under `tiered`: how much of its budget is used, and by what."""
+
+    tokens: int
+    budget: int
+    share: float
+    levels: list[LevelOut]
+    retrieved: list[TurnId] = Field(description="Turns that were brought back for their relevance.")
+
+
 class StatsOut(BaseModel):
     """Figures of a session. Shares are null where there is nothing to divide by."""
 
@@ -622,6 +667,8 @@ class StatsOut(BaseModel):
     cache_hit_share: float | None
     epochs: EpochCounts
     terse: dict[str, int]
+    summaries: SummariesOut
+    tiered: TieredOut | None = Field(description="null under other strategies.")
 
 
 class EventOut(BaseModel):

@@ -247,6 +247,8 @@ def _read_other(item: dict[str, Any]) -> Media:
 def _read_content(content: object) -> list[Part]:
     if isinstance(content, str):
         return [Text(text=content)] if content else []
+    if not (content is None or isinstance(content, list)):
+        raise InvalidRequest("content that is neither text nor a list", field="content")
     return [part for part in map(_read_part, _list(content)) if part is not None]
 
 

@@ -80,9 +80,10 @@ class Said:
 
     def add(self, kind: str, members: dict[str, bytes]) -> None:
         """Add any other event. Raises ValueError for one of a shape nobody has described."""
-        if kind in {"response.output_item.added", "response.output_item.done"} and "item" in members:
+        item = members.get("item", b"")
+        if kind in {"response.output_item.added", "response.output_item.done"} and item.startswith(b"{"):
             place = index(members, "output_index")
-            self._items[place] = members["item"]
+            self._items[place] = item
             if kind.endswith("done"):
                 self._ended.add(place)
                 self._grown.pop(place, None)
@@ -105,8 +106,7 @@ class Said:
         elif kind == "response.failed":
             self.error = b"{}"
         self._reason = incomplete_reason(response)
-        output = response.get("output", b"")
-        self._output = raw_json.split_array(output) if output.startswith(b"[") else []
+        self._output = output_items(response)
 
     @property
     def finish(self) -> str:
@@ -142,6 +142,11 @@ class Said:
             else:
                 item[name] = "".join(piece for pieces in parts.values() for piece in pieces)
         return raw_json.dump(item)
+
+
+def output_items(response: dict[str, bytes]) -> list[bytes]:
+    """The items of a response. Raises ValueError where it has no list of them."""
+    return [raw for raw in raw_json.split_array(response.get("output", b"[]")) if raw.startswith(b"{")]
 
 
 def incomplete_reason(response: dict[str, bytes]) -> str:

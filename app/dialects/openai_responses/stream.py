@@ -15,7 +15,16 @@ from typing_extensions import override
 from app.dialects import raw_json
 from app.dialects.dialect import Reply
 from app.dialects.event_filter import EventFilter
-from app.dialects.openai_responses.said import ENDS, TEXT_DELTA, Said, incomplete_reason, index, read_delta, string
+from app.dialects.openai_responses.said import (
+    ENDS,
+    TEXT_DELTA,
+    Said,
+    incomplete_reason,
+    index,
+    output_items,
+    read_delta,
+    string,
+)
 from app.dialects.openai_responses.taking_out import TakingOut, keep_tokens, moved
 from app.dialects.pieces import Piece, PieceFilter
 from app.dialects.sse import MAX_EVENT, SseEvent, with_data
@@ -188,7 +197,7 @@ def split_reply(body: bytes, extract: Extract, *, sent: bytes = b"") -> tuple[by
     except ValueError:
         return body, Reply()
     try:
-        items = raw_json.split_array(members.get("output", b""))
+        items = output_items({"output": members.get("output", b"")})
         status = string(members.get("status"))
         choice = taking_out.choice(items, incomplete_reason(members) or status)
         shown = taking_out.response(body) if taking_out else body

@@ -91,6 +91,8 @@ class TakingOut:
 
     def part(self, raw: bytes) -> bytes:
         """A part of a message's content."""
+        if not raw.startswith(b"{"):
+            return raw
         members = raw_json.split_object(raw)
         if members.get("type") != b'"output_text"':
             return raw
@@ -106,7 +108,7 @@ class TakingOut:
         changed = {**members, "text": raw_json.dump(shown)}
         places: list[int] | None = None
         for name, adapt in (("annotations", _move_all), ("logprobs", _keep_shown)):
-            if name in members and members[name] not in {b"[]", b"null"}:
+            if members.get(name, b"[]") != b"[]" and members[name].startswith(b"["):
                 places = places or self.places(said)
                 changed[name] = adapt(members[name], places)
         return changed
@@ -134,6 +136,8 @@ class TakingOut:
 
 def moved(annotation: bytes, places: list[int]) -> bytes:
     """An annotation whose places are those in the shown text."""
+    if not annotation.startswith(b"{"):
+        return annotation
     members = raw_json.split_object(annotation)
     for name in _PLACES:
         value = raw_json.load(members.get(name, b"null"))

@@ -29,7 +29,7 @@ from app.domain.messages import Media, Message, Reasoning, Role, Text, ToolCall,
 CHAIN = ("previous_response_id", "conversation")
 """Members by which the provider puts a history of its own in front of the input."""
 
-_UNFINISHED = frozenset({"in_progress", "incomplete"})
+_UNFINISHED = ("in_progress", "incomplete")
 _IDLESS = frozenset({"message", "function_call", "custom_tool_call"})
 """What may come without an id."""
 _BLANK_IMAGE = (
