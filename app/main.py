@@ -299,24 +299,7 @@ def build(
     sessions = Sessions(database, recipes, clock=clock, new_id=new_id)
     keeper = EpochKeeper(database, recipes, clock=clock)
     messages = Messages(database, writer, recipes, keep_up=keeper.keep_up, clock=clock)
-<<<<<<< HEAD
-=======
-    notes = Notes(database, clock=clock)
-    memos = Memos(database, clock=clock, new_id=partial(new_id, "m"))
-    memories = Memories(database)
-    artifacts = Artifacts(database)
-    tools = Tools(
-        database,
-        searcher=searcher,
-        queries=queries,
-        notes=notes,
-        memos=memos,
-        memories=memories,
-        artifacts=artifacts,
-        offered=settings.offered_tools,
-    )
     previews = Previews(database, recipes, calibrations, retriever, clock=clock)
->>>>>>> main
     services = Services(
         sessions=sessions,
         messages=messages,

@@ -314,15 +314,11 @@ class Proxy:
         finally:
             reply.close()
         ended = self._monotonic()
-<<<<<<< HEAD
         if prepared.tools:
             body, status = await self._rounds.whole(call, prepared, body, reply.status)
             self._observe(call, sent, self._monotonic())
             return Answer(status=status, headers=headers, body=body)
-        client_body, said = self._dialect.split_reply(body, prepared.extract)
-=======
         client_body, said = self._dialect.split_reply(body, prepared.extract, sent=_sent(call, prepared))
->>>>>>> main
         await self._recorder.commit(prepared, said, reply.status, is_whole=True)
         self._forethought.consider(call, prepared)
         self._observe(call, sent, ended)
