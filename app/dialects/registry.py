@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from app.dialects.anthropic import asking as anthropic_asking
 from app.dialects.anthropic import read as anthropic_read
+from app.dialects.anthropic import rounds as anthropic_rounds
 from app.dialects.anthropic import stream as anthropic_stream
 from app.dialects.anthropic import tools as anthropic_tools
 from app.dialects.anthropic import write as anthropic_write
@@ -124,6 +125,7 @@ ANTHROPIC = Dialect(
     open_stream=anthropic_stream.ReplyStream,
     split_reply=anthropic_stream.split_reply,
     classify_error=classify_error,
+    rounds=anthropic_rounds.ROUNDS,
     streaming=Streaming(
         heartbeat=b'event: ping\ndata: {"type": "ping"}\n\n',
         end_marks=_beginnings(b"message_stop"),

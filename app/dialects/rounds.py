@@ -36,8 +36,6 @@ class Rounds:
     """A reply's message without its calls to tools of these names; the very same bytes when there are none."""
     join: Callable[[Sequence[bytes]], bytes]
     """The messages of all rounds, as the client was shown them, as one: the words of all, all else the last one's."""
-    with_calls: Callable[[bytes, bytes], bytes]
-    """(a client's echo of a reply, the reply as the model said it) -> the echo with all calls of the latter."""
     write_body: Callable[[bytes, bytes, bytes, bytes], bytes]
     """(body of the first round, body of the last one, message, usage) -> the body for the client."""
     open: Callable[[frozenset[str]], RoundsStream]

@@ -5,7 +5,7 @@ What is read here is a snapshot of one moment; nothing in the store changes beca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -259,6 +259,7 @@ def _resent_entries(
     places the messages that it knows nothing of.
     """
     rows = {row.row.seq: row for row in found.rows}
+    accompanied = {row.row.call for row in found.hidden}
     kept_seqs = set(found.session.plan.kept) if found.session and found.session.plan else set()
     entries: list[_Placed] = []
     kept: list[_Placed] = []
@@ -269,15 +270,22 @@ def _resent_entries(
         if placed.is_new or row is None:
             entries.append((placed.place, _new_entry(message, placed.seq, placed.turn, now)))
         elif placed.seq >= cut:
-            entries.append((placed.place, _known_entry(message, row, restore)))
+            entries.append((placed.place, _known_entry(_echo_of(message, row, accompanied), row, restore)))
         elif placed.seq in kept_seqs:
-            kept.append((placed.place, _known_entry(message, row, restore)))
+            kept.append((placed.place, _known_entry(_echo_of(message, row, accompanied), row, restore)))
     for row in _live_hidden(found):
         if row.row.seq >= cut:
             entries.append((row.row.place, _known_entry(_NOT_ECHOED, row, restore)))
         elif row.row.seq in kept_seqs:
             kept.append((row.row.place, _known_entry(_NOT_ECHOED, row, restore)))
     return _in_order(entries), _in_order(kept) + _find_resent(found, arrival, kept_rows, restore)
+
+
+def _echo_of(message: Message, row: TailRow, accompanied: Set[int]) -> Message:
+    """What the client's echo of a message is good for. A reply that was said in rounds (calls ``accompanied`` by hidden
+    messages) is told to the client as one: of that, nothing is what the model said last.
+    """
+    return _NOT_ECHOED if row.row.call in accompanied and row.model_raw is not None else message
 
 
 def _in_order(entries: list[_Placed]) -> list[Entry]:
@@ -307,11 +315,12 @@ def _find_resent(found: Found, arrival: Arrival, rows: Sequence[TailRow], restor
     placed = found.decision.placed
     known = {placed[index].seq: index for index in arrival.links if placed[index].seq > 0}
     latest = {arrival.incoming[index].digest: index for index in arrival.links if placed[index].seq == 0}
+    accompanied = {row.row.call for row in (*found.hidden, *rows) if row.is_hidden}
     shown: list[Entry] = []
     for row in sorted(rows, key=lambda each: each.row.place):
         index = None if row.is_hidden else known.get(row.row.seq, latest.get(row.row.digest))
         if row.row.status == "live" and (index is not None or row.is_hidden):
-            echo = _NOT_ECHOED if index is None else arrival.messages[index]
+            echo = _NOT_ECHOED if index is None else _echo_of(arrival.messages[index], row, accompanied)
             shown.append(_known_entry(echo, row, restore))
     return shown
 
@@ -341,10 +350,7 @@ def restore_reply(dialect: Dialect, echo: Message, model_raw: bytes) -> Message:
     """
     if echo.role == "user":
         return dialect.read_message(model_raw)
-    restored = dialect.restore_reply(echo.raw, model_raw)
-    if dialect.rounds is not None:
-        restored = dialect.rounds.with_calls(restored, model_raw)
-    return dialect.read_message(restored)
+    return dialect.read_message(dialect.restore_reply(echo.raw, model_raw))
 
 
 def _known_entry(message: Message, row: TailRow, restore: Restore) -> Entry:

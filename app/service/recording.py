@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from app.dialects.dialect import Dialect
@@ -116,7 +117,7 @@ class Recorder:
         replies = self._replies(prepared, said, is_whole=is_whole, now=now)
         if replies and beside is not NOTHING_BESIDE:
             before, after = (self._hidden(prepared, hidden) for hidden in (beside.before, beside.after))
-            replies = [*before, *replies, *after]
+            replies = [*before, *map(self._as_input, replies), *after]
         self._count_call(prepared, call_report, is_one=not beside.before)
         return self._writer.submit(
             ReplyWrite(
@@ -158,6 +159,10 @@ class Recorder:
                 )
             )
         return found
+
+    def _as_input(self, reply: NewReply) -> NewReply:
+        """A reply said in rounds: it goes back to the model as that said it last, whatever the client makes of it."""
+        return replace(reply, model_raw=self._dialect.as_input(reply.model_raw)) if reply.model_raw else reply
 
     def _hidden(self, prepared: Prepared, messages: Sequence[Hidden]) -> list[NewReply]:
         """What the client never sees. All of it is the model's view: nothing else tells it from what a client sent."""

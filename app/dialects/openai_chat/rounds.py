@@ -49,17 +49,6 @@ def join(messages: Sequence[bytes]) -> bytes:
     return raw_json.join_object(members)
 
 
-def with_calls(echo: bytes, said: bytes) -> bytes:
-    """``echo`` with all calls of ``said``, in their order; those that it has keep their bytes."""
-    calls = _calls(raw_json.split_object(said))
-    members = raw_json.split_object(echo)
-    known = {call.get("id"): raw for raw, call in _calls(members)}
-    if all(call.get("id") in known for _, call in calls):
-        return echo
-    members["tool_calls"] = raw_json.join_array([known.get(call.get("id"), raw) for raw, call in calls])
-    return raw_json.join_object(members)
-
-
 def write_body(first: bytes, last: bytes, message: bytes, usage: bytes) -> bytes:
     """The ``last`` body with the ids of the ``first``, and with that message and usage."""
     begun, members = raw_json.split_object(first), raw_json.split_object(last)
@@ -323,4 +312,4 @@ def _said(value: bytes | None) -> object:
     return raw_json.load(value) if value else None
 
 
-ROUNDS = Rounds(without_calls=without_calls, join=join, with_calls=with_calls, write_body=write_body, open=ChatRounds)
+ROUNDS = Rounds(without_calls=without_calls, join=join, write_body=write_body, open=ChatRounds)
