@@ -24,7 +24,7 @@ MAX_BATCH = 64
 _S = ", ".join(f"s.{name}" for name in COLUMNS.split(", "))
 _ROW = (
     "r.seq, r.place, r.turn, r.tokens, r.role, r.status, r.digest, r.chain, r.call, r.pinned, r.priority, "
-    "r.created_at, r.model_raw"
+    "r.created_at, r.model_raw, r.client_visible"
 )
 _LISTS = {
     "seqs": "seq",
