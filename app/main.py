@@ -32,6 +32,7 @@ from app.service.artifacts import Artifacts
 from app.service.auth import Auth
 from app.service.calibrations import Calibrations
 from app.service.cleanup import Cleanup
+from app.service.commands import Commands
 from app.service.compactions import Compactions
 from app.service.embedder import Embedder
 from app.service.epoch_keeping import EpochKeeper
@@ -300,6 +301,7 @@ def build(
     keeper = EpochKeeper(database, recipes, clock=clock)
     messages = Messages(database, writer, recipes, keep_up=keeper.keep_up, clock=clock)
     previews = Previews(database, recipes, calibrations, retriever, clock=clock)
+    compactions = Compactions(database, recipes, summarizer, keeper, clock=clock)
     services = Services(
         sessions=sessions,
         messages=messages,
@@ -311,11 +313,20 @@ def build(
         figures=Figures(database, recipes, previews),
         followers=Followers(database),
         artifacts=artifacts,
-        compactions=Compactions(database, recipes, summarizer, keeper, clock=clock),
+        compactions=compactions,
         notes=notes,
         memos=memos,
         memories=memories,
         tools=tools,
+        commands=Commands(
+            database,
+            sessions=sessions,
+            previews=previews,
+            compactions=compactions,
+            notes=notes,
+            strategy=settings.strategy,
+            epoch=settings.epoch,
+        ),
         strategy=settings.strategy,
         epoch=settings.epoch,
     )

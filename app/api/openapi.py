@@ -34,6 +34,7 @@ TAGS = [
     {"name": "memos", "description": "Tagged knowledge across sessions."},
     {"name": "memory", "description": "What left the contexts of sessions, by day."},
     {"name": "tools", "description": "What models can call; over MCP too, at `/mcp`."},
+    {"name": "commands", "description": "What people type into a chat to handle its context."},
     {"name": "artifacts", "description": "Oversized tool outputs, whole."},
     {"name": "figures", "description": "What it was good for."},
     {"name": "operations", "description": "Health and metrics."},

@@ -11,9 +11,11 @@ from datetime import datetime
 from functools import partial
 
 from app.dialects.dialect import Dialect, ToolOffer
+from app.dialects.registry import DIALECTS
 from app.domain.context import Context, ContextMessage
 from app.domain.extraction import Extract
 from app.domain.history import Entry, Epoch, HeadMessage, Material, Snapshot, TerseEntry
+from app.domain.isolation import share_messages, words_of
 from app.domain.messages import Message, ToolResult
 from app.domain.sessions import Session
 from app.domain.tiers import Way
@@ -28,10 +30,11 @@ from app.store.messages import StoredMessage, TailRow
 from app.strategies.activity_log import derive_missing
 from app.strategies.epochs import Advance, Policy
 from app.strategies.planning import build, decide, load_from, plan_epoch, turns_to_load, with_retrieved
-from app.strategies.presets import Full, Slim, Strategy, Window
+from app.strategies.presets import Full, Slim, Strategy, Tiered, Window
 
-# (the client's echo of a reply, the reply as the model said it) -> the echo with the model's own words.
-Restore = Callable[[Message, bytes], Message]
+# (the client's echo of a reply, the reply as the model said it, the dialect of that) -> the echo with the model's own
+# words.
+Restore = Callable[[Message, bytes, str], Message]
 # (place, entry)
 _Placed = tuple[float, Entry]
 # Stands where the client has nothing to echo.
@@ -143,7 +146,7 @@ async def load(
         kept_entries = _stored_entries(kept, dialect)
         if not any(not incoming.is_link for incoming in arrival.incoming):
             rows = await messages.instructions(connection, tenant, session.id)
-            stored_instructions = tuple(row.raw for row in rows)
+            stored_instructions = tuple(_stored_instruction(row, dialect) for row in rows)
     else:
         kept_rows = await _kept_rows(connection, tenant, found, epoch, cut)
         restore = restore or partial(restore_reply, dialect)
@@ -270,22 +273,21 @@ def _resent_entries(
         if placed.is_new or row is None:
             entries.append((placed.place, _new_entry(message, placed.seq, placed.turn, now)))
         elif placed.seq >= cut:
-            entries.append((placed.place, _known_entry(_echo_of(message, row, accompanied), row, restore)))
+            entries.append((placed.place, _known_entry(message, row, restore, accompanied)))
         elif placed.seq in kept_seqs:
-            kept.append((placed.place, _known_entry(_echo_of(message, row, accompanied), row, restore)))
+            kept.append((placed.place, _known_entry(message, row, restore, accompanied)))
     for row in _live_hidden(found):
         if row.row.seq >= cut:
-            entries.append((row.row.place, _known_entry(_NOT_ECHOED, row, restore)))
+            entries += _hidden_entry(row, restore)
         elif row.row.seq in kept_seqs:
-            kept.append((row.row.place, _known_entry(_NOT_ECHOED, row, restore)))
+            kept += _hidden_entry(row, restore)
     return _in_order(entries), _in_order(kept) + _find_resent(found, arrival, kept_rows, restore)
 
 
-def _echo_of(message: Message, row: TailRow, accompanied: Set[int]) -> Message:
-    """What the client's echo of a message is good for. A reply that was said in rounds (calls ``accompanied`` by hidden
-    messages) is told to the client as one: of that, nothing is what the model said last.
-    """
-    return _NOT_ECHOED if row.row.call in accompanied and row.model_raw is not None else message
+def _hidden_entry(row: TailRow, restore: Restore) -> list[_Placed]:
+    """A hidden message at its place; nothing where it was said in a dialect that does not share its messages."""
+    entry = _known_entry(_NOT_ECHOED, row, restore)
+    return [(row.row.place, entry)] if entry.message.parts else []
 
 
 def _in_order(entries: list[_Placed]) -> list[Entry]:
@@ -319,9 +321,12 @@ def _find_resent(found: Found, arrival: Arrival, rows: Sequence[TailRow], restor
     shown: list[Entry] = []
     for row in sorted(rows, key=lambda each: each.row.place):
         index = None if row.is_hidden else known.get(row.row.seq, latest.get(row.row.digest))
-        if row.row.status == "live" and (index is not None or row.is_hidden):
-            echo = _NOT_ECHOED if index is None else _echo_of(arrival.messages[index], row, accompanied)
-            shown.append(_known_entry(echo, row, restore))
+        if row.row.status != "live":
+            continue
+        if row.is_hidden:
+            shown += [entry for _, entry in _hidden_entry(row, restore)]
+        elif index is not None:
+            shown.append(_known_entry(arrival.messages[index], row, restore, accompanied))
     return shown
 
 
@@ -339,23 +344,34 @@ async def entries_of(
         return []
     if found.is_delta:
         stored = await messages.content(connection, tenant, found.session.id, seqs)
-        return [_stored_entry(message, dialect) for message in stored]
+        return _stored_entries(stored, dialect)
     rows = await messages.rows_of(connection, tenant, found.session.id, seqs)
     return _find_resent(found, arrival, rows, restore)
 
 
-def restore_reply(dialect: Dialect, echo: Message, model_raw: bytes) -> Message:
+def restore_reply(dialect: Dialect, echo: Message, model_raw: bytes, said_in: str) -> Message:
     """The client's echo of a reply with the model's own words put back; a user's message as the model was shown it, and
-    so what the client does not know of.
+    so what the client does not know of: nothing, where that was said in a dialect which does not share its messages.
+
+    ``said_in``: the dialect of these words.
     """
+    if not share_messages(said_in, dialect.name):
+        if not echo.raw:
+            return _NOT_ECHOED
+        text = DIALECTS[said_in].read_reply(model_raw).text  # type: ignore[index]
+        return dialect.read_message(dialect.with_text(echo.raw, text))
     if echo.role == "user":
         return dialect.read_message(model_raw)
     return dialect.read_message(dialect.restore_reply(echo.raw, model_raw))
 
 
-def _known_entry(message: Message, row: TailRow, restore: Restore) -> Entry:
+def _known_entry(message: Message, row: TailRow, restore: Restore, accompanied: Set[int] = frozenset()) -> Entry:
+    """``message`` is the client's echo. A reply that was said in rounds (calls ``accompanied`` by hidden messages) it was
+    told as one: then nothing of the echo is what the model said last.
+    """
     if row.model_raw is not None:
-        message = restore(message, row.model_raw)
+        said = restore(_NOT_ECHOED, row.model_raw, row.dialect) if row.row.call in accompanied else _NOT_ECHOED
+        message = said if said.parts else restore(message, row.model_raw, row.dialect)
     return Entry(
         seq=row.row.seq,
         turn=row.row.turn,
@@ -384,23 +400,43 @@ def _bytes_of(stored: Sequence[StoredMessage]) -> int:
 
 
 def _stored_entries(stored: Sequence[StoredMessage], dialect: Dialect) -> list[Entry]:
-    return [_stored_entry(message, dialect) for message in stored]
+    entries = (_stored_entry(message, dialect) for message in stored)
+    return [entry for entry in entries if entry is not None]
 
 
-def _stored_entry(stored: StoredMessage, dialect: Dialect) -> Entry:
-    """A stored message as the model saw it; a reply in the form in which a provider takes it back."""
-    raw = stored.model_raw if stored.model_raw is not None else stored.raw
-    if stored.role == "assistant":
-        raw = dialect.as_input(raw)
+def _stored_entry(stored: StoredMessage, dialect: Dialect) -> Entry | None:
+    """A stored message as the model saw it; a reply in the form in which a provider takes it back.
+
+    Of what was said in another dialect the words alone, and None where there are none.
+    """
+    message = _stored_message(stored, dialect)
+    if message is None:
+        return None
     return Entry(
         seq=stored.seq,
         turn=stored.turn,
-        message=dialect.read_message(raw),
+        message=message,
         tokens=stored.tokens,
         created_at=stored.created_at,
         pinned=stored.pinned,
         priority=stored.priority,
     )
+
+
+def _stored_message(stored: StoredMessage, dialect: Dialect) -> Message | None:
+    raw = stored.model_raw if stored.model_raw is not None else stored.raw
+    if not share_messages(stored.dialect, dialect.name):
+        own = DIALECTS[stored.dialect]  # type: ignore[index]
+        return words_of(own.read_reply(raw) if stored.role == "assistant" else own.read_message(raw))
+    return dialect.read_message(dialect.as_input(raw) if stored.role == "assistant" else raw)
+
+
+def _stored_instruction(stored: StoredMessage, dialect: Dialect) -> bytes:
+    """Instructions in wire form."""
+    if share_messages(stored.dialect, dialect.name):
+        return stored.raw
+    text = DIALECTS[stored.dialect].read_message(stored.raw).text  # type: ignore[index]
+    return dialect.write_text("system", text)
 
 
 def make(history: History, recipe: Recipe, around: Circumstances, model: str) -> Built:
@@ -426,12 +462,17 @@ def make(history: History, recipe: Recipe, around: Circumstances, model: str) ->
     seen = sum(entry.tokens for entry in gone if entry not in snapshot.kept)
     epoch = replace(epoch, older_tokens=snapshot.older_tokens + seen)
     derived: tuple[TerseEntry, ...] = ()
-    if isinstance(recipe.strategy, Slim) and recipe.strategy.derive_terse:
+    if _tells_of_each_turn(recipe.strategy):
         running = {entry.turn for entry in loaded if entry.seq >= epoch.cut}
         derived = derive_missing([entry for entry in gone if entry.turn not in running], history.material.terse)
     whole = with_retrieved(snapshot, history.material, epoch)
     context = build(whole, epoch, strategy=recipe.strategy, encode=partial(tokens.recount, name=name))
     return Built(context=context, starts_epoch=True, derived=derived)
+
+
+def _tells_of_each_turn(strategy: Strategy) -> bool:
+    """Whether what a turn came to is told in every later epoch: then it is stored when the turn is cut."""
+    return strategy.derive_terse if isinstance(strategy, Slim) else isinstance(strategy, Tiered)
 
 
 async def after_overflow(

@@ -36,11 +36,11 @@ class MessageMemo:
             self._identities.put(message.raw, known, len(message.raw))
         return known
 
-    def restore(self, echo: Message, model_raw: bytes) -> Message:
-        """The client's echo of a reply with the model's own words put back."""
+    def restore(self, echo: Message, model_raw: bytes, said_in: str) -> Message:
+        """The client's echo of a reply with the model's own words put back; ``said_in`` is the dialect of these."""
         size = len(echo.raw) + len(model_raw)
         restored = self._restored.get((echo.raw, model_raw), size)
         if restored is None:
-            restored = restore_reply(self._dialect, echo, model_raw)
+            restored = restore_reply(self._dialect, echo, model_raw, said_in)
             self._restored.put((echo.raw, model_raw), restored, size)
         return restored

@@ -23,7 +23,7 @@ MAX_BATCH = 64
 
 _S = ", ".join(f"s.{name}" for name in COLUMNS.split(", "))
 _ROW = (
-    "r.seq, r.place, r.turn, r.tokens, r.role, r.status, r.digest, r.chain, r.call, r.pinned, r.priority, "
+    "r.seq, r.place, r.turn, r.tokens, r.role, r.status, r.digest, r.chain, r.call, r.dialect, r.pinned, r.priority, "
     "r.created_at, r.model_raw, r.client_visible"
 )
 _LISTS = {
@@ -36,6 +36,7 @@ _LISTS = {
     "digests": "digest",
     "relayed": "chain IS NOT NULL",
     "row_calls": "call",
+    "dialects": "dialect",
     "pins": "pinned",
     "priorities": "priority",
     "times": "created_at",
@@ -208,6 +209,7 @@ def _tail(record: Record) -> list[TailRow]:
                 relayed=relayed,
                 call=call,
             ),
+            dialect=dialect,
             pinned=pinned,
             priority=priority,
             created_at=created_at,
@@ -224,6 +226,7 @@ def _tail(record: Record) -> list[TailRow]:
             digest,
             relayed,
             call,
+            dialect,
             pinned,
             priority,
             created_at,

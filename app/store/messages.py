@@ -37,7 +37,7 @@ class StoredMessage:
 
 
 ROW = "seq, place, turn, tokens, role, status, digest, chain IS NOT NULL AS relayed, call"
-TAIL = f"{ROW}, pinned, priority, created_at, model_raw, NOT client_visible AS is_hidden"
+TAIL = f"{ROW}, dialect, pinned, priority, created_at, model_raw, NOT client_visible AS is_hidden"
 FULL = (
     "seq, turn, place, tokens, role, status, dialect, client_visible, model_visible, pinned, priority, finish, digest, "
     "created_at, raw, model_raw"
@@ -70,12 +70,13 @@ INSTRUCTIONS = f"SELECT {FULL} FROM messages WHERE {HERE} AND turn = 0 AND statu
 
 
 class TailRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A row of the tail, with the model's view where it differs from the client's.
+    """A row of the tail, with the model's view where it differs from the client's; ``dialect`` is that of both.
 
     ``is_hidden``: the client knows nothing of it, so that ``model_raw`` is all of it.
     """
 
     row: Row
+    dialect: str
     pinned: bool
     priority: int = DEFAULT_PRIORITY
     created_at: datetime
@@ -96,6 +97,7 @@ def _row(record: Record) -> TailRow:
             relayed=record["relayed"],
             call=record["call"],
         ),
+        dialect=record["dialect"],
         pinned=record["pinned"],
         priority=record["priority"],
         created_at=record["created_at"],

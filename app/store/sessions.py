@@ -78,12 +78,18 @@ GET = f"SELECT {COLUMNS} FROM sessions WHERE tenant_id = $1 AND id = $2"
 
 # The longest match wins, then the client's own id, then a history that ends there, then the newest.
 # A conversation that a client calls by another id is another conversation, whatever is said in it.
+# OFFSET 0 keeps the order of the joins: of a table that was never analysed the planner would rather read everything of
+# the tenant.
 BY_CHAIN = f"""
 SELECT {_S}, m.seq AS hit_seq, m.chain AS hit_chain, m.status <> 'superseded' AS hit_is_current
-FROM messages m JOIN sessions s ON s.tenant_id = m.tenant_id AND s.id = m.session_id
-WHERE m.tenant_id = $1 AND m.chain = ANY($2::bytea[])
-      AND ($3::text IS NULL OR s.client_id IS NULL OR s.client_id = $3)
-      AND ($4::text IS NULL OR m.session_id = $4)
+FROM (
+    SELECT session_id, seq, chain, status FROM messages
+    WHERE tenant_id = $1 AND chain = ANY($2::bytea[]) AND ($4::text IS NULL OR session_id = $4) OFFSET 0
+) AS m
+CROSS JOIN LATERAL (
+    SELECT {COLUMNS} FROM sessions
+    WHERE tenant_id = $1 AND id = m.session_id AND ($3::text IS NULL OR client_id IS NULL OR client_id = $3) OFFSET 0
+) AS s
 ORDER BY array_position($2::bytea[], m.chain), (s.client_id = $3) IS TRUE DESC, m.seq = s.last_seq DESC,
          s.updated_at DESC, s.id
 LIMIT 1

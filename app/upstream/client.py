@@ -47,15 +47,15 @@ class Reply:
         self._inflate: zlib._Decompress | None = None
         self.status = connection.status
         self.headers: Headers = connection.headers
+        # The media type, without parameters, in lower case.
+        self.content_type = self._header("content-type").partition(";")[0].strip()
 
     def _header(self, wanted: str) -> str:
         """The first value under that name, in lower case; empty without one."""
-        return next((value.strip().lower() for name, value in self.headers if name.lower() == wanted), "")
-
-    @property
-    def content_type(self) -> str:
-        """The media type, without parameters, in lower case."""
-        return self._header("content-type").partition(";")[0].strip()
+        for name, value in self.headers:
+            if len(name) == len(wanted) and name.lower() == wanted:
+                return value.strip().lower()
+        return ""
 
     def unpack(self) -> None:
         """Give the body uncompressed from here on, where the host compressed it although it was not asked to."""
@@ -131,11 +131,16 @@ class Reply:
         """The whole body, at most ``limit`` bytes."""
         pieces: list[bytes] = []
         size = 0
-        async for chunk in self.chunks():
-            size += len(chunk)
-            if size > limit:
-                raise UpstreamUnavailable(f"the model host's reply is over {limit} bytes")
-            pieces.append(chunk)
+        try:
+            while chunk := await self._next(self._now() + self._idle):
+                size += len(chunk)
+                if size > limit:
+                    raise UpstreamUnavailable(f"the model host's reply is over {limit} bytes")
+                pieces.append(chunk)
+        except (OSError, zlib.error) as error:
+            raise _broken_off(error) from error
+        if chunk is None:
+            raise UpstreamUnavailable(f"the model host was silent for {self._idle:.0f} s")
         return b"".join(pieces)
 
     def close(self) -> None:

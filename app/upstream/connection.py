@@ -130,7 +130,7 @@ class Connection(asyncio.Protocol):
     def keep_alive(self, most: float) -> float:
         """How many seconds the host lets the connection idle, at most ``most``."""
         for name, value in self.headers:
-            if name.lower() == "keep-alive":
+            if len(name) == 10 and name.lower() == "keep-alive":
                 said = value.lower().partition("timeout=")[2].partition(",")[0].strip()
                 if said.isascii() and said.isdigit():
                     # It counts from when the host wrote its reply, not from now.
@@ -231,12 +231,12 @@ class Connection(asyncio.Protocol):
         """A header, or a trailer; those are dropped, as everything of one hop is."""
         if self.status or self._is_complete:
             return
-        lower = name.lower()
-        if lower == b"transfer-encoding":
+        # Most names are of another length, and this is called for each.
+        if len(name) == 17 and name.lower() == b"transfer-encoding":
             if self._has_framing or value.strip(b" \t").lower() != b"chunked":
                 raise ValueError("a transfer coding that was not asked for")
             self._has_framing = True
-        elif lower == b"content-length":
+        elif len(name) == 14 and name.lower() == b"content-length":
             self._has_framing = True
         self.headers.append((name.decode("latin-1"), value.strip(b" \t").decode("utf-8", "surrogateescape")))
 

@@ -352,15 +352,6 @@ TABLES = {
             PRIMARY KEY (tenant_id, session_id, number),
             FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
         )""",
-    "calibration": """
-        CREATE TABLE calibration (
-            tenant_id text NOT NULL,
-            model text NOT NULL,
-            ratio double precision NOT NULL,
-            samples bigint NOT NULL,
-            updated_at timestamptz NOT NULL,
-            PRIMARY KEY (tenant_id, model)
-        )""",
 }
 
 # Where there is `vector` (and we may have it), embeddings are stored and compared with it; elsewhere as bytes.

@@ -54,7 +54,8 @@ async def test_figures(api: Api, database) -> None:
     }
     turn = (await api.http.get("/api/sessions/s/turns/t1")).json()
     assert turn["usage"] == {
-        "calls": 2, "tokens_before": 2000, "tokens_after": 1000, "input": 1200, "cached": 300, "output": 50, "weight": 730,
+        "calls": 2, "tokens_before": 2000, "tokens_after": 1000, "input": 1200, "cached": 300, "output": 50,
+        "weight": 730,
     }  # fmt: skip
     first = (await api.http.get("/api/sessions/s/events", params={"limit": 2})).json()
     assert [(e["type"], e["number"], e["reason"], e["cut"]) for e in first["items"]] == [

@@ -196,3 +196,15 @@ def test_the_state_is_made_anew_from_the_window(service: Service, model: Model) 
     assert answer.status_code == 200
     assert answer.json()["source"] == "rebuilt"
     assert "src/app.py" in answer.json()["text"]
+
+
+@pytest.mark.parametrize("epoch", ["every_request", "auto"])
+def test_tiered_tells_of_every_turn_also_after_many_epochs(service: Service, model: Model, epoch: str) -> None:
+    strategy = '{"name": "tiered", "total_budget": 2000, "working_budget": 500, "session_budget": 1000}'
+    client = Client(service, model, f"tiered-memory-{epoch}", strategy, epoch)
+    filler = "and so on and so forth " * 40
+    for turn in range(12):
+        client.ask(user(f"Turn the crank of engine{turn}. {filler}"), reply=f"Engine{turn} runs. {filler}")
+    memory = next(m["content"] for m in client.sent["messages"] if "Session Memory" in str(m["content"]))
+    for turn in range(8):
+        assert f"[t{turn + 1}]" in memory or f"crank of engine{turn}." in str(client.sent["messages"])

@@ -10,6 +10,7 @@ from fastapi import APIRouter, FastAPI
 
 from app.api.openapi import install_openapi
 from app.api.rest.artifacts import artifacts_router
+from app.api.rest.commands import commands_router
 from app.api.rest.compactions import compactions_router
 from app.api.rest.contexts import contexts_router
 from app.api.rest.figures import figures_router
@@ -24,6 +25,7 @@ from app.api.rest.schemas import Problem
 from app.api.rest.sessions import sessions_router, turns_router
 from app.api.rest.tools import tools_router
 from app.service.artifacts import Artifacts
+from app.service.commands import Commands
 from app.service.compactions import Compactions
 from app.service.exports import Exports
 from app.service.following import Followers
@@ -73,6 +75,7 @@ class Services:
     memos: Memos
     memories: Memories
     tools: Tools
+    commands: Commands
     strategy: str
     epoch: str
 
@@ -93,6 +96,7 @@ def install_rest(app: FastAPI, services: Services, *, guard: Guard, metrics: Met
         "memos": partial(memos_router, services.memos),
         "memory": partial(memory_router, services.memories),
         "tools": partial(tools_router, services.tools),
+        "commands": partial(commands_router, services.commands),
         "artifacts": partial(artifacts_router, services.artifacts),
         "figures": partial(figures_router, services.figures, services.followers),
     }

@@ -235,6 +235,12 @@ class PutPriority(Body):
     priority: int = Field(ge=0, le=100, examples=[75], description="50 unless set; from 75 on it counts as important.")
 
 
+class RunCommand(Body):
+    """A command as it is typed into a chat."""
+
+    text: str = Field(max_length=4_000, examples=["/context show", "/message list 5"])
+
+
 class SearchMemory(Body):
     """By words, perhaps of one day or of one session only."""
 
@@ -575,6 +581,12 @@ class ForgottenOut(BaseModel):
     """How many entries were deleted."""
 
     deleted: int
+
+
+class CommandAnswer(BaseModel):
+    """What a command says to whoever typed it."""
+
+    text: str
 
 
 class ToolOut(BaseModel):

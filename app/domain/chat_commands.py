@@ -1,0 +1,96 @@
+"""Commands that people type into a chat (std::slop, "Commands Reference"; CowAgent, "Commands"), taken apart.
+
+A command is one line that begins with one of the known words; anything else is something said to the model.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from app.domain.errors import InvalidRequest
+from app.domain.turns import read_turn_id
+
+Verb = Literal[
+    "context", "clear", "window", "show", "rebuild", "drop", "undo",
+    "list", "show turn", "remove", "scratchpad", "config",
+]  # fmt: skip
+
+DEFAULT_LIST = 10
+MAX_LIST = 200
+MAX_NUMBER = 1_000_000
+HELP = """\
+/context                  what the context is made of now
+/context clear            start an empty context; history and memory stay
+/context window N         turns that a context holds
+/context show             the exact context that would be sent
+/context rebuild          make the state block anew from the current window
+/context drop TURN        hide a turn from every context
+/undo                     take the last turn back
+/message list [N]         the last N turns, with their tokens
+/message show TURN        a turn, whole
+/message remove TURN      remove a turn for good
+/session scratchpad       the scratchpad
+/config [KEY VALUE]       the session's settings: strategy, epoch, or a parameter of the strategy"""
+
+_WORDS = frozenset({"/context", "/undo", "/message", "/messages", "/session", "/config"})
+_TURN_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What is asked for. ``number`` is a turn, a count or a size; ``key`` and ``value`` are those of ``config``."""
+
+    verb: Verb
+    number: int = 0
+    key: str = ""
+    value: str = ""
+
+
+def is_command(text: str) -> bool:
+    """Whether this is a command, be it right or wrong."""
+    line = text.strip()
+    return "\n" not in line and line.split(" ", 1)[0] in _WORDS
+
+
+def parse_command(text: str) -> Command:
+    """The command. Raises `InvalidRequest` that says how it is written."""
+    word, *rest = text.split()
+    match word, rest:
+        case "/undo", []:
+            return Command(verb="undo")
+        case "/context", []:
+            return Command(verb="context")
+        case "/context", ["clear" | "show" | "rebuild" as verb]:
+            return Command(verb=verb)  # type: ignore[arg-type]
+        case "/context", ["window", size]:
+            return Command(verb="window", number=_count(size, 0, MAX_NUMBER))
+        case "/context", ["drop", turn]:
+            return Command(verb="drop", number=_turn(turn))
+        case (("/message" | "/messages"), [] | ["list"]):
+            return Command(verb="list", number=DEFAULT_LIST)
+        case (("/message" | "/messages"), ["list", count]):
+            return Command(verb="list", number=_count(count, 1, MAX_LIST))
+        case (("/message" | "/messages"), ["show", turn]):
+            return Command(verb="show turn", number=_turn(turn))
+        case (("/message" | "/messages"), ["remove", turn]):
+            return Command(verb="remove", number=_turn(turn))
+        case "/session", ["scratchpad"]:
+            return Command(verb="scratchpad")
+        case "/config", []:
+            return Command(verb="config")
+        case "/config", [key, _, *_]:
+            return Command(verb="config", key=key, value=text.split(maxsplit=2)[2].strip())
+    usage = [line for line in HELP.splitlines() if line.startswith(word.removesuffix("s"))]
+    raise InvalidRequest("\n".join([f"{text.strip()[:60]!r} is not how it is written:", *usage]))
+
+
+def _turn(text: str) -> int:
+    return int(text) if _TURN_NUMBER.fullmatch(text) else read_turn_id(text, field="turn")
+
+
+def _count(text: str, low: int, high: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and low <= int(text) <= high):
+        raise InvalidRequest(f"a number from {low} to {high} is needed, not {text[:40]!r}")
+    return int(text)

@@ -1,0 +1,191 @@
+"""The commands of a chat, carried out: what its user types instead of something for the model."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from app.domain.chat_commands import Command, is_command, parse_command
+from app.domain.errors import InvalidRequest, TerselyError
+from app.domain.messages import searchable_text
+from app.domain.readable import read_out
+from app.domain.sessions import Session
+from app.domain.turns import write_turn_id
+from app.service.compactions import Compactions, Means
+from app.service.messages import dialect_of
+from app.service.notes import Notes
+from app.service.previews import Previews, Wish, as_text
+from app.service.sessions import Change, Sessions
+from app.store import messages
+from app.store.connection import Database
+from app.store.messages import StoredMessage
+from app.store.turns import TurnRow
+
+# A strategy's own name for "the last N turns".
+WINDOWS = {"window": "context_size", "slim": "recent_turns", "trim": "max_context_turns"}
+# CowAgent's names.
+AGENT_PREFIX = "agent_"
+MAX_SHOWN = 1_000
+LIMIT = 15.0
+
+
+class Commands:
+    """Answers commands, within a tenant and one of its sessions. Nothing of it is stored as conversation."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        sessions: Sessions,
+        previews: Previews,
+        compactions: Compactions,
+        notes: Notes,
+        strategy: str,
+        epoch: str,
+    ) -> None:
+        """``strategy`` and ``epoch`` are the configured defaults."""
+        self._database = database
+        self._sessions = sessions
+        self._previews = previews
+        self._compactions = compactions
+        self._notes = notes
+        self._strategy = strategy
+        self._epoch = epoch
+
+    async def answer(self, tenant: str, session_id: str, text: str, means: Means | None = None) -> str | None:
+        """What the user is told; None where ``text`` is no command. What goes wrong is told, never raised.
+
+        ``means``: with what a model is asked, where one is needed.
+        """
+        if not is_command(text):
+            return None
+        try:
+            return await self.run(tenant, session_id, parse_command(text), means or Means())
+        except TerselyError as error:
+            return error.detail
+
+    async def run(self, tenant: str, session_id: str, command: Command, means: Means) -> str:
+        """The same for callers who have statuses: raises what the use cases raise."""
+        match command.verb:
+            case "context":
+                return await self._context(tenant, session_id, means)
+            case "show":
+                return as_text(await self._previews.build(tenant, session_id, _wish(means)), means.dialect)
+            case "clear":
+                report = await self._compactions.clear(tenant, session_id, means)
+                return f"The context is empty now: {report.tokens_after:,} tokens. History and memory stay."
+            case "window":
+                return await self._set_window(tenant, session_id, command.number)
+            case "rebuild":
+                state = await self._compactions.rebuild_state(tenant, session_id, means)
+                return state.text if state else "There is nothing to make a state of."
+            case "drop":
+                turn = await self._sessions.drop(tenant, session_id, command.number)
+                return f"{write_turn_id(turn.turn)} is hidden from every context."
+            case "undo":
+                turn = await self._sessions.undo(tenant, session_id)
+                return f"{write_turn_id(turn.turn)} was taken back."
+            case "remove":
+                await self._sessions.remove(tenant, session_id, command.number)
+                return f"{write_turn_id(command.number)} was removed for good."
+            case "list":
+                return await self._list(tenant, session_id, command.number)
+            case "show turn":
+                return await self._show_turn(tenant, session_id, command.number)
+            case "scratchpad":
+                return (await self._notes.scratchpad(tenant, session_id)).text or "The scratchpad is empty."
+            case "config":
+                return await self._config(tenant, session_id, command.key, command.value)
+
+    async def _context(self, tenant: str, session_id: str, means: Means) -> str:
+        preview = await self._previews.build(tenant, session_id, _wish(means))
+        read = dialect_of(means.dialect).read_message
+        built = [read(raw) for raw in (*preview.instructions, *preview.messages)]
+        roles = Counter(message.role for message in built)
+        report = preview.report
+        lines = [
+            f"{len(built)} messages: {', '.join(f'{count} {role}' for role, count in roles.items()) or 'none'}",
+            f"{sum(len(searchable_text(message)) for message in built):,} characters",
+            f"{report.tokens_after:,} tokens, of {report.tokens_before:,} in all",
+            *(f"  {layer.name}: {layer.tokens:,} tokens" for layer in report.layers),
+            f"strategy {preview.strategy}, epoch {report.epoch} ({report.reason})",
+        ]
+        return "\n".join(lines)
+
+    async def _list(self, tenant: str, session_id: str, count: int) -> str:
+        session = await self._sessions.get(tenant, session_id)
+        after = max(0, session.turns - count)
+        rows, _ = await self._sessions.turns(tenant, session_id, after=after, limit=count)
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
+            openings = await messages.content(connection, tenant, session_id, [row.first_seq for row in rows])
+        words = {opening.seq: _first_words(opening) for opening in openings}
+        return "\n".join(_tell_turn(row, words.get(row.first_seq, "")) for row in rows) or "Nothing has been said yet."
+
+    async def _show_turn(self, tenant: str, session_id: str, number: int) -> str:
+        row = await self._sessions.turn(tenant, session_id, number)
+        seqs = range(row.first_seq, min(row.last_seq, row.first_seq + MAX_SHOWN) + 1)
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
+            found = await messages.content(connection, tenant, session_id, seqs)
+        shown = [_read(message) for message in found if message.turn == number and message.status == row.status]
+        return "\n\n".join([_tell_turn(row, ""), *shown])
+
+    async def _set_window(self, tenant: str, session_id: str, size: int) -> str:
+        setting = _as_object((await self._sessions.get(tenant, session_id)).strategy or self._strategy)
+        parameter = WINDOWS.get(str(setting["name"]))
+        if parameter is None:
+            raise InvalidRequest(
+                f"{setting['name']} does not go by a window of turns; {', '.join(WINDOWS)} do: /config strategy window"
+            )
+        changed = await self._sessions.change(tenant, session_id, Change(strategy={**setting, parameter: size}))
+        return self._tell(changed)
+
+    async def _config(self, tenant: str, session_id: str, key: str, value: str) -> str:
+        session = await self._sessions.get(tenant, session_id)
+        if key == "strategy":
+            session = await self._sessions.change(tenant, session_id, Change(strategy=value))
+        elif key == "epoch":
+            session = await self._sessions.change(tenant, session_id, Change(epoch=value))
+        elif key:
+            setting = _as_object(session.strategy or self._strategy)
+            setting[key.removeprefix(AGENT_PREFIX)] = _as_value(value)
+            session = await self._sessions.change(tenant, session_id, Change(strategy=setting))
+        return self._tell(session)
+
+    def _tell(self, session: Session) -> str:
+        return f"strategy: {session.strategy or self._strategy}\nepoch: {session.epoch_policy or self._epoch}"
+
+
+def _wish(means: Means) -> Wish:
+    return Wish(dialect=means.dialect, model=means.model, strategy=means.strategy, epoch=means.epoch)
+
+
+def _tell_turn(row: TurnRow, words: str) -> str:
+    weight = row.usage.weight if row.usage.weight is not None else row.tokens
+    status = "" if row.status == "live" else f" ({row.status})"
+    count = f"{row.messages} message{'' if row.messages == 1 else 's'}"
+    return f"{write_turn_id(row.turn)}{status} · {count} · {weight:,} tokens  {words}".rstrip()
+
+
+def _first_words(stored: StoredMessage, most: int = 60) -> str:
+    if not stored.raw:
+        return ""
+    text = " ".join(searchable_text(dialect_of(stored.dialect).read_reply(stored.raw)).split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _read(stored: StoredMessage) -> str:
+    return read_out(dialect_of(stored.dialect).read_reply(stored.raw)) if stored.raw else f"--- {stored.role} ---"
+
+
+def _as_object(setting: str) -> dict[str, Any]:
+    found = json.loads(setting) if setting.lstrip().startswith("{") else {"name": setting.strip()}
+    assert isinstance(found, dict)  # it was checked when it was set
+    return found
+
+
+def _as_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -1,0 +1,87 @@
+"""Chat commands over REST: what they answer and what they change."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.api.conftest import Api, NewKey
+
+
+async def told(api: Api, text: str) -> str:
+    answer = await api.http.post("/api/sessions/s/commands", json={"text": text})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["text"])
+
+
+@pytest.fixture
+async def talk(api: Api) -> Api:
+    for number in range(1, 4):
+        await api.append(
+            "s",
+            {"role": "user", "content": f"Question {number} about the palette"},
+            {"role": "assistant", "content": f"Answer {number}."},
+        )
+    return api
+
+
+async def test_looking(talk: Api) -> None:
+    assert (await told(talk, "/context")).startswith("7 messages: 1 system, 3 user, 3 assistant\n284 characters\n")
+    shown = await told(talk, "/context show")
+    assert "--- user ---\nQuestion 1 about the palette\n" in shown
+    listed = (await told(talk, "/messages list 2")).splitlines()
+    assert [line.split(" ")[0] for line in listed] == ["t2", "t3"]
+    assert "2 messages" in listed[0]
+    assert listed[0].endswith("Question 2 about the palette")
+    whole = await told(talk, "/message show t2")
+    assert "--- assistant ---\nAnswer 2." in whole
+    assert "Question 3" not in whole
+    assert await told(talk, "/session scratchpad") == "The scratchpad is empty."
+
+
+async def test_taking_back(talk: Api) -> None:
+    assert await told(talk, "/undo") == "t3 was taken back."
+    assert await told(talk, "/context drop t1") == "t1 is hidden from every context."
+    assert (await told(talk, "/context")).startswith("3 messages: 1 system, 1 user, 1 assistant")
+    assert [line.split(" · ")[0] for line in (await told(talk, "/message list")).splitlines()] == [
+        "t1 (dropped)",
+        "t2",
+        "t3 (undone)",
+    ]
+    assert await told(talk, "/message remove 2") == "t2 was removed for good."
+    assert (await told(talk, "/context")).startswith("1 messages: 1 system")
+    for text, status in (("/undo", 409), ("/message show 2", 404), ("/message show 9", 404), ("/context foo", 422)):
+        assert (await talk.http.post("/api/sessions/s/commands", json={"text": text})).status_code == status
+
+
+async def test_clear_and_rebuild(talk: Api) -> None:
+    assert "Goal: Question 3" in await told(talk, "/context rebuild")
+    assert (await told(talk, "/context clear")).startswith("The context is empty now")
+    assert (await told(talk, "/context")).startswith("1 messages: 1 system")
+    assert "Question 1" in (await talk.http.post("/api/sessions/s/search", json={"mode": "head"})).json()["text"]
+
+
+async def test_configuring(talk: Api) -> None:
+    assert await told(talk, "/config") == "strategy: slim\nepoch: auto"
+    assert '"recent_turns": 5' in await told(talk, "/context window 5")
+    assert await told(talk, "/config strategy trim") == "strategy: trim\nepoch: auto"
+    assert '"max_context_tokens": 80000' in await told(talk, "/config agent_max_context_tokens 80000")
+    assert '"max_context_turns": 30' in await told(talk, "/context window 30")
+    assert "epoch: every_request" in await told(talk, "/config epoch every_request")
+    session = (await talk.http.get("/api/sessions/s")).json()
+    assert session["strategy"] == {"name": "trim", "max_context_tokens": 80_000, "max_context_turns": 30}
+    for text in ("/config agent_max_context_tokens lots", "/config colour red", "/config strategy none"):
+        assert (await talk.http.post("/api/sessions/s/commands", json={"text": text})).status_code == 422
+    await told(talk, "/config strategy full")
+    refused = await talk.http.post("/api/sessions/s/commands", json={"text": "/context window 3"})
+    assert "/config strategy window" in refused.json()["detail"]
+
+
+async def test_nobody_elses(guarded: Api, new_tenant: NewKey) -> None:
+    north, south = await new_tenant("north"), await new_tenant("south")
+    await guarded.append("s", {"role": "user", "content": "hi"}, **north)
+    for text in ("/context", "/context show", "/undo", "/message list", "/message show 1", "/config", "/context clear"):
+        answer = await guarded.http.post("/api/sessions/s/commands", json={"text": text}, headers=south)
+        assert answer.status_code == 404, text
+    assert (await guarded.http.post("/api/sessions/s/commands", json={"text": "/undo"})).status_code == 401
+    words = await guarded.http.post("/api/sessions/s/commands", json={"text": "hello"}, headers=north)
+    assert words.status_code == 422
