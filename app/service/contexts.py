@@ -366,8 +366,8 @@ def restore_reply(dialect: Dialect, echo: Message, model_raw: bytes, said_in: st
 
 
 def _known_entry(message: Message, row: TailRow, restore: Restore, accompanied: Set[int] = frozenset()) -> Entry:
-    """``message`` is the client's echo. A reply that was said in rounds (calls ``accompanied`` by hidden messages) it was
-    told as one: then nothing of the echo is what the model said last.
+    """``message`` is the client's echo. A reply that was said in rounds (calls ``accompanied`` by hidden messages) was
+    told to it as one: then nothing of the echo is what the model said last.
     """
     if row.model_raw is not None:
         said = restore(_NOT_ECHOED, row.model_raw, row.dialect) if row.row.call in accompanied else _NOT_ECHOED
