@@ -89,9 +89,9 @@ class ToolRounds:
                 if not results or is_last:
                     break
                 told.go_on(said, results)
-                prepared, response = await self._ask_again(call, prepared, told)
+                prepared, response, refusal = await self._ask_again(call, prepared, told)
                 try:
-                    body = await response.read(self._max_reply)
+                    body = refusal or await response.read(self._max_reply)
                 finally:
                     response.close()
                 if response.status >= 400 or not self._dialect.split_reply(body, prepared.extract)[1].choices:
@@ -145,9 +145,9 @@ class ToolRounds:
                 asking = loop.create_task(self._ask_again(call, prepared, told))
                 async for beat in self._beating(asking, close=True):
                     yield beat
-                prepared, response = asking.result()
+                prepared, response, body = asking.result()
                 if response.status >= 400 or response.content_type != EVENT_STREAM:
-                    body = await response.read(MAX_ERROR_BODY)
+                    body = body or await response.read(MAX_ERROR_BODY)
                     is_committed = True
                     await self._recorder.commit(prepared, told.end(Reply())[0], response.status, is_whole=False)
                     yield self._dialect.error_event(body if _is_json(body) else self._error("the upstream refused"))
@@ -191,7 +191,7 @@ class ToolRounds:
 
     async def _beating(
         self,
-        work: asyncio.Future[list[bytes]] | asyncio.Future[tuple[Prepared, Response]],
+        work: asyncio.Future[list[bytes]] | asyncio.Future[tuple[Prepared, Response, bytes]],
         *,
         close: bool = False,
     ) -> AsyncIterator[bytes]:
@@ -213,19 +213,22 @@ class ToolRounds:
 
     # Rounds
 
-    async def _ask_again(self, call: Call, prepared: Prepared, told: Told) -> tuple[Prepared, Response]:
-        """Send the context with all that was said since. What is too long for the model is tried with less context."""
+    async def _ask_again(self, call: Call, prepared: Prepared, told: Told) -> tuple[Prepared, Response, bytes]:
+        """Send the context with all that was said since; the body comes along where it had to be read, of a refusal.
+
+        What is too long for the model is tried with less context.
+        """
         prepared = self._preparer.go_on(call, prepared, told.extra, is_last=told.rounds >= MAX_ROUNDS)
         while True:
             response = await self._send(call, prepared.body)
             response.unpack()
             if response.status < 400:
-                return prepared, response
+                return prepared, response, b""
             body = await response.read(MAX_ERROR_BODY)
             overflowed = self._dialect.classify_error(response.status, body)
             less = None if overflowed is None else await self._preparer.reduce(call, prepared, overflowed)
             if less is None:
-                return prepared, response
+                return prepared, response, body
             response.close()
             prepared = less
 
