@@ -93,8 +93,8 @@ def anthropic_stream(number: int, said: Round, step: int) -> bytes:
             delta = {"type": kind, member: text[at : at + step]}
             out.append(_event({"type": "content_block_delta", "index": index, "delta": delta}, "content_block_delta"))
         out.append(_event({"type": "content_block_stop", "index": index}, "content_block_stop"))
-    delta = {"stop_reason": "tool_use" if said.calls else "end_turn", "stop_sequence": None}
-    out.append(_event({"type": "message_delta", "delta": delta, "usage": {"output_tokens": 3}}, "message_delta"))
+    ending = {"stop_reason": "tool_use" if said.calls else "end_turn", "stop_sequence": None}
+    out.append(_event({"type": "message_delta", "delta": ending, "usage": {"output_tokens": 3}}, "message_delta"))
     return b"".join(out) + _event({"type": "message_stop"}, "message_stop")
 
 
@@ -102,17 +102,18 @@ def relayed(dialect: Dialect, streams: list[bytes], step: int) -> tuple[bytes, R
     """The client's stream of several rounds, and the reply as it is kept."""
     assert dialect.rounds is not None
     shown, told = dialect.rounds.open(OURS), Told(dialect, OURS)
-    out = b""
+    out, said = b"", Reply()
     for number, stream in enumerate(streams):
         reader = dialect.open_stream(extract=NOTHING, strip_usage=False)
         for at in range(0, len(stream), step):
             out += shown.feed(reader.feed(stream[at : at + step]))
         out += shown.feed(reader.close())
+        said = reader.reply
         if number < len(streams) - 1:
-            told.go_on(reader.reply, [])
+            told.go_on(said, [])
             out += shown.next_round(usage=told.usage, has_said=told.has_words)
     out += shown.close()
-    return out, told.end(reader.reply)[0]
+    return out, told.end(said)[0]
 
 
 def read_back(dialect: Dialect, stream: bytes) -> Reply:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletion
 
 from app.upstream.scripted import ScriptedReply
 from tests.conftest import Database
@@ -70,14 +71,19 @@ def echo(seen: dict[str, Any]) -> dict[str, Any]:
     return {"content": None} | {name: seen[name] for name in ("role", "content", "tool_calls") if name in seen}
 
 
+def requested(model: Model, key: str) -> list[dict[str, Any]]:
+    """The requests that reached the model."""
+    return [each.request or {} for each in model.requests(key)]
+
+
 def sent(model: Model, key: str, number: int) -> list[dict[str, Any]]:
-    """The messages of a request that reached the model."""
-    return model.requests(key)[number].request["messages"]
+    """The messages of one of them."""
+    return list(requested(model, key)[number]["messages"])
 
 
 def stored(service: Service, session: str, view: str) -> list[dict[str, Any]]:
     found = httpx.get(f"{service.url}/api/sessions/{session}/messages", params={"view": view, "limit": 200}).json()
-    return found["items"]
+    return list(found["items"])
 
 
 PAD = ("c1", "manage_scratchpad", {"action": "update", "content": "remember the milk"})
@@ -87,8 +93,8 @@ NOTING = {"name": PAD[1], "arguments": json.dumps(PAD[2])}
 def said(client: openai.OpenAI, streams: bool, **request: Any) -> dict[str, Any]:
     """The assistant's message as the official client puts it together, with finish, id and usage."""
     if not streams:
-        answer = client.chat.completions.create(**request)
-        message = answer.choices[0].message.model_dump(exclude_none=True)
+        answer: ChatCompletion = client.chat.completions.create(**request)
+        message: dict[str, Any] = answer.choices[0].message.model_dump(exclude_none=True)
         usage = answer.usage and answer.usage.model_dump()
         return message | {"finish": answer.choices[0].finish_reason, "id": answer.id, "usage": usage}
     with client.chat.completions.stream(**request, stream_options={"include_usage": True}) as stream:
@@ -121,7 +127,7 @@ def test_a_call_of_ours_is_answered_and_the_client_sees_one_reply(
     assert seen["usage"]["prompt_tokens"] == 20
     assert seen["usage"]["total_tokens"] == 30
 
-    second = model.requests(key)[1].request
+    second = requested(model, key)[1]
     assert second["messages"][1:] == [
         {
             "role": "assistant",
@@ -137,7 +143,7 @@ def test_a_call_of_ours_is_answered_and_the_client_sees_one_reply(
     model.script(key, saying("Milk."))
     echo = {"role": "assistant", "content": seen["content"]}
     said(client, streams, model=MODEL, messages=[*first, echo, {"role": "user", "content": "what?"}], user=key)
-    third = model.requests(key)[2].request
+    third = requested(model, key)[2]
     assert third["messages"][:3] == second["messages"]
     assert third["messages"][3] == {"role": "assistant", "content": "Noted."}
     assert third["tools"] == second["tools"]
@@ -157,7 +163,7 @@ def test_of_a_mixed_reply_the_client_sees_its_own_calls(client: openai.OpenAI, m
     echo.setdefault("content", None)
     history = [*first, echo, {"role": "tool", "tool_call_id": "c2", "content": "2"}]
     assert said(client, streams, model=MODEL, messages=history, user=key, tools=[THEIRS])["content"] == "Both done."
-    sent = model.requests(key)[1].request["messages"]
+    sent = requested(model, key)[1]["messages"]
     assert [call["id"] for call in sent[1]["tool_calls"]] == ["c1", "c2", "c3"]
     assert [message.get("tool_call_id") for message in sent[2:]] == ["c1", "c3", "c2"]
 
@@ -195,7 +201,7 @@ def test_a_tool_of_the_clients_keeps_its_name(client: openai.OpenAI, model: Mode
     model.script(key, calling(PAD))
     seen = said(client, streams, model=MODEL, messages=[user(f"go {key}")], user=key, tools=[own])
     assert [call["function"]["name"] for call in seen["tool_calls"]] == ["manage_scratchpad"]
-    names = [each["function"]["name"] for each in model.requests(key)[0].request["tools"]]
+    names = [each["function"]["name"] for each in requested(model, key)[0]["tools"]]
     assert names.count("manage_scratchpad") == 1
     assert "query_db" in names
 
@@ -207,15 +213,15 @@ def test_an_unknown_name_is_the_clients_business(client: openai.OpenAI, model: M
 
 
 def test_ours_are_there_whatever_the_choice_but_not_for_several_replies(client: openai.OpenAI, model: Model, key: str):
-    asked = {"model": MODEL, "messages": [user(f"go {key}")], "user": key, "tools": [THEIRS]}
+    asked: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key, "tools": [THEIRS]}
     for choice in ("auto", "none", {"type": "function", "function": {"name": "add"}}):
-        client.chat.completions.create(**asked, tool_choice=choice)
-    first, *others = [each.request["tools"] for each in model.requests(key)]
+        client.chat.completions.create(**(asked | {"tool_choice": choice}))
+    first, *others = [each["tools"] for each in requested(model, key)]
     assert first[0] == THEIRS
     assert len(first) == 5
     assert all(tools == first for tools in others)
     client.chat.completions.create(**asked, n=2)
-    assert model.requests(key)[-1].request["tools"] == [THEIRS]
+    assert requested(model, key)[-1]["tools"] == [THEIRS]
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -225,7 +231,7 @@ def test_after_eight_rounds_the_model_has_to_answer(client: openai.OpenAI, model
     assert seen["content"] == "\n\n".join(f"r{number}" for number in range(9))
     assert seen["finish"] == "stop"
     assert "tool_calls" not in seen
-    requests = [each.request for each in model.requests(key)]
+    requests = requested(model, key)
     assert len(requests) == 9
     assert [each.get("tool_choice") for each in requests] == [None] * 8 + ["none"]
 
@@ -235,10 +241,10 @@ def test_where_a_call_is_required_ours_are_taken_away_in_the_end(
     client: openai.OpenAI, model: Model, key: str, streams: bool
 ):
     model.script(key, *[calling(PAD) for _ in range(8)], calling(("t", "add", {"a": 1})))
-    asked = {"model": MODEL, "messages": [user(f"go {key}")], "user": key, "tools": [THEIRS]}
+    asked: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key, "tools": [THEIRS]}
     seen = said(client, streams, **asked, tool_choice="required")
     assert [call["id"] for call in seen["tool_calls"]] == ["t"]
-    last = model.requests(key)[-1].request
+    last = requested(model, key)[-1]
     assert (last["tool_choice"], last["tools"]) == ("required", [THEIRS])
 
 
@@ -247,7 +253,7 @@ def test_an_error_in_a_later_round_is_the_clients_and_nothing_half_is_kept(
 ):
     refusal = ScriptedReply(status=429, body=b'{"error":{"message":"slow down","type":"rate_limit"}}')
     model.script(key, calling(PAD, content="one moment"), refusal)
-    asked = {"model": MODEL, "messages": [user(f"go {key}")], "user": key}
+    asked: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key}
     with pytest.raises(openai.RateLimitError, match="slow down"):
         client.chat.completions.create(**asked, extra_headers={"X-Tersely-Session": key})
     assert [each["role"] for each in stored(offering, key, "all")] == ["user"]
@@ -261,7 +267,7 @@ def test_an_error_in_a_later_round_of_a_stream_ends_it_with_an_error(
 ):
     refusal = ScriptedReply(status=500, body=b'{"error":{"message":"broken","type":"server_error"}}')
     model.script(key, calling(PAD, content="one moment"), refusal)
-    asked = {"model": MODEL, "messages": [user(f"go {key}")], "user": key}
+    asked: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key}
     heard = ""
     stream = client.chat.completions.create(**asked, stream=True, extra_headers={"X-Tersely-Session": key})
     try:
@@ -289,7 +295,7 @@ def test_a_later_round_that_overflows_is_tried_with_less(client: openai.OpenAI, 
         history.append({"role": "assistant", "content": answer["content"]})
     model.script(key, calling(PAD), ScriptedReply(status=400, body=body), saying("Less."))
     assert said(client, streams, model=MODEL, messages=[*history, user("and now")], user=key)["content"] == "Less."
-    *_, second, third = [each.request["messages"] for each in model.requests(key)]
+    *_, second, third = [each["messages"] for each in requested(model, key)]
     assert len(third) < len(second)
     assert third[-2:] == second[-2:]
 
@@ -303,7 +309,7 @@ def test_the_history_is_whole_for_the_model_and_clean_for_the_client(
 ):
     headers = {"X-Tersely-Session": key}
     model.script(key, calling(PAD, content="First."), calling(PAD, ("t", "add", {"a": 1})))
-    asked = {"model": MODEL, "user": key, "tools": [THEIRS], "extra_headers": headers}
+    asked: dict[str, Any] = {"model": MODEL, "user": key, "tools": [THEIRS], "extra_headers": headers}
     seen = said(client, streams, **asked, messages=[user("go")])
     assert seen["content"] == "First."
 
@@ -334,7 +340,12 @@ def test_the_history_is_whole_for_the_model_and_clean_for_the_client(
 def test_a_body_sent_again_does_not_run_its_turn_into_the_history_twice(
     client: openai.OpenAI, model: Model, offering: Service, key: str, streams: bool
 ):
-    asked = {"model": MODEL, "user": key, "messages": [user(f"go {key}")], "extra_headers": {"X-Tersely-Session": key}}
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "user": key,
+        "messages": [user(f"go {key}")],
+        "extra_headers": {"X-Tersely-Session": key},
+    }
     model.script(key, calling(PAD), saying("First."), calling(PAD), saying("Second."))
     assert said(client, streams, **asked)["content"] == "First."
     again = {**asked, "extra_headers": {**asked["extra_headers"], "x-stainless-retry-count": "1"}}
@@ -390,14 +401,18 @@ async def test_a_client_that_goes_away_leaves_what_it_heard(offering: Service, m
 
 def test_slim_offers_a_search_once_something_is_out_of_view(service: Service, model: Model, key: str):
     client = openai.OpenAI(base_url=service.base_url, api_key="sk", max_retries=0)
-    asked = {"model": MODEL, "user": key, "extra_headers": {"X-Tersely-Epoch": '{"high": 1500, "low": 500}'}}
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "user": key,
+        "extra_headers": {"X-Tersely-Epoch": '{"high": 1500, "low": 500}'},
+    }
     history: list[dict[str, Any]] = []
     offered = []
     for number in range(8):
         history.append(user(f"question {number} {key} " + "word " * 200))
         model.script(key, saying(f"answer {number}"))
         history.append({"role": "assistant", "content": said(client, False, **asked, messages=history)["content"]})
-        offered.append("tools" in model.requests(key)[-1].request)
+        offered.append("tools" in requested(model, key)[-1])
     assert offered == sorted(offered)
     assert offered[0] is False
     assert offered[-1] is True
@@ -411,7 +426,7 @@ def test_tools_can_be_switched_off(store: Database, model: Model, key: str):
     with serve(store, model.url, strategy="window", instructions="off", tools="off") as running:
         client = openai.OpenAI(base_url=running.base_url, api_key="sk", max_retries=0)
         said(client, False, model=MODEL, user=key, messages=[user(f"go {key}")])
-    assert "tools" not in model.requests(key)[0].request
+    assert "tools" not in requested(model, key)[0]
 
 
 @pytest.mark.parametrize("is_on", [True, False])
