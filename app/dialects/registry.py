@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from app.dialects.anthropic import asking as anthropic_asking
 from app.dialects.anthropic import read as anthropic_read
+from app.dialects.anthropic import rounds as anthropic_rounds
 from app.dialects.anthropic import stream as anthropic_stream
 from app.dialects.anthropic import tools as anthropic_tools
 from app.dialects.anthropic import write as anthropic_write
@@ -21,7 +22,7 @@ from app.dialects.gemini_gca import read as gca_read
 from app.dialects.gemini_gca import stream as gca_stream
 from app.dialects.gemini_gca import tools as gca_tools
 from app.dialects.gemini_gca import write as gca_write
-from app.dialects.openai_chat import asking, read, stream, tools, write
+from app.dialects.openai_chat import asking, read, rounds, stream, tools, write
 from app.dialects.openai_responses import asking as responses_asking
 from app.dialects.openai_responses import read as responses_read
 from app.dialects.openai_responses import stream as responses_stream
@@ -67,6 +68,7 @@ OPENAI_CHAT = Dialect(
         is_mark_whole=True,
         reply_key=b'"choices"',
     ),
+    rounds=rounds.ROUNDS,
 )
 
 OPENAI_RESPONSES = Dialect(
@@ -123,6 +125,7 @@ ANTHROPIC = Dialect(
     open_stream=anthropic_stream.ReplyStream,
     split_reply=anthropic_stream.split_reply,
     classify_error=classify_error,
+    rounds=anthropic_rounds.ROUNDS,
     streaming=Streaming(
         heartbeat=b'event: ping\ndata: {"type": "ping"}\n\n',
         end_marks=_beginnings(b"message_stop"),

@@ -109,7 +109,7 @@ def test_trim_asks_for_an_answer_after_max_steps_and_forbids_tools(service: Serv
     assert "tool_choice" not in sent
     sent = client.ask({"role": "tool", "tool_call_id": "c2", "content": "two"}, reply="done", tools=tools)
     assert sent["tool_choice"] == "none"
-    assert sent["tools"] == tools
+    assert sent["tools"][: len(tools)] == tools
     assert "without further tools" in sent["messages"][-1]["content"]
     sent = client.ask(user("thanks"), reply="ok", tools=tools)
     assert "tool_choice" not in sent
