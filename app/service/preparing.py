@@ -173,7 +173,10 @@ class Preparer:
         recipe = self._recipes.choose(strategy=call.options.strategy, epoch=call.options.epoch, session=found.session)
         if not recipe.offers:
             return recipe
-        offers = self._dialect.rounds is not None and request.n == 1 and _not_named(recipe.offers, request.tools)
+        # A stream that is one JSON array cannot be gone on with, nor can several replies at once.
+        is_array = self._dialect.streaming.has_arrays and request.stream and "alt=sse" not in call.path
+        can_go_on = self._dialect.rounds is not None and request.n == 1 and not is_array
+        offers = can_go_on and _not_named(recipe.offers, request.tools)
         if offers and recipe.way and self._dialect.add_tools(call.body, offers) is call.body:
             offers = ()
         return recipe if offers == recipe.offers else replace(recipe, offers=offers or ())
