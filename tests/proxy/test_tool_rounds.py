@@ -13,6 +13,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion
 
+from app.service.tool_rounds import ToolRounds
 from app.upstream.scripted import ScriptedReply
 from tests.conftest import Database
 from tests.proxy.harness import (
@@ -22,8 +23,10 @@ from tests.proxy.harness import (
     body_of,
     eventually,
     post,
+    relay,
     request_bytes,
     serve,
+    until,
     wire,
 )
 
@@ -301,6 +304,41 @@ def test_a_later_round_that_overflows_is_tried_with_less(client: openai.OpenAI, 
     assert third[-2:] == second[-2:]
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_tool_that_takes_too_long_is_stopped(
+    store: Database, model: Model, key: str, streams: bool, monkeypatch: pytest.MonkeyPatch
+):
+    async def dawdle(*_: object) -> None:
+        await asyncio.sleep(60)
+
+    assert ToolRounds.__init__.__kwdefaults__ is not None
+    monkeypatch.setitem(ToolRounds.__init__.__kwdefaults__, "seconds", 1.0)
+    monkeypatch.setattr("app.service.tools.Tools.answer", dawdle)
+    with serve(store, model.url, strategy="window", instructions="off", heartbeat=0.2) as running:
+        model.script(key, calling(PAD), saying("Never mind."))
+        body = body_of(f"go {key}", user=key, stream=streams)
+        answer = asyncio.run(post(running, body))
+    assert b"mind." in answer.body
+    assert (b": keep-alive" in answer.body) is streams
+    assert "took too long" in sent(model, key, 1)[-1]["content"]
+
+
+async def test_the_database_goes_away_in_the_middle(store: Database, model: Model, key: str):
+    with (
+        relay(store) as way,
+        serve(store, model.url, dsn=way.dsn, strategy="window", instructions="off", database_timeout=1.0) as running,
+    ):
+        assert (await post(running, body_of(f"hello {key}"))).status == 200
+        model.script(key, calling(PAD, first_delay=0.5), saying("Without it, then."))
+        body = body_of(f"go {key}", user=key)
+        asking = asyncio.create_task(post(running, body, X_Tersely_Session=key))
+        await until(lambda: len(model.requests(key)) == 1)
+        way.cut()
+        answer = await asking
+        assert answer.json["choices"][0]["message"]["content"] == "Without it, then."
+        assert "not available" in sent(model, key, 1)[-1]["content"]
+
+
 # What is kept
 
 
@@ -533,7 +571,6 @@ async def test_geminis_client_sees_one_content_too(
     assert "".join(part.get("text", "") for part in parts) == "Two."
     received = [json.loads(each.body) for each in model.state.received if each.headers.get("X-Script") == key]
     contents = [each["request"] if wrapped else each for each in received][-1]["contents"][1:]
-    assert [[part["functionCall"]["name"] for part in each["parts"] if "functionCall" in part] for each in contents] == [
-        ["manage_scratchpad"], [], ["manage_scratchpad", "add"], [],
-    ]  # fmt: skip
+    called = [[part["functionCall"]["name"] for part in each["parts"] if "functionCall" in part] for each in contents]
+    assert called == [["manage_scratchpad"], [], ["manage_scratchpad", "add"], []]
     assert [part["functionResponse"]["name"] for part in contents[3]["parts"]] == ["manage_scratchpad", "add"]
