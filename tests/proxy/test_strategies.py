@@ -120,8 +120,8 @@ def test_compact_puts_a_checkpoint_in_front(service: Service, model: Model) -> N
     strategy = '{"name": "compact", "max_tokens": 2000, "reserve_tokens": 127000, "keep_recent_tokens": 500}'
     client = Client(service, model, "c1", strategy, "auto")
     for turn in range(8):
-        sent = client.ask(user(f"question {turn} " + "word " * 120), reply=f"answer {turn} " + "word " * 120)
-    said = [str(message["content"]) for message in sent["messages"]]
+        client.ask(user(f"question {turn} " + "word " * 120), reply=f"answer {turn} " + "word " * 120)
+    said = [str(message["content"]) for message in client.sent["messages"]]
     assert said[0].startswith("[Previous conversation summary]")
     assert len(said) < 12
     session = httpx.get(f"{service.url}/api/sessions/{client.session}").json()

@@ -252,6 +252,19 @@ def test_where_a_call_is_required_ours_are_taken_away_in_the_end(
     assert (last["tool_choice"], last["tools"]) == ("required", [THEIRS])
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_call_that_is_not_whole_never_happened(client: openai.OpenAI, model: Model, key: str, streams: bool):
+    model.script(key, calling(("c", PAD[1], '{"action": "up'), finish_reason="length"))
+    asked: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key, "stream": streams}
+    if streams:
+        whole = "".join(chunk.model_dump_json() for chunk in client.chat.completions.create(**asked))
+    else:
+        whole = client.chat.completions.create(**asked).model_dump_json()
+    assert "manage_scratchpad" not in whole
+    assert '"finish_reason":"length"' in whole
+    assert len(model.requests(key)) == 1
+
+
 def test_an_error_in_a_later_round_is_the_clients_and_nothing_half_is_kept(
     client: openai.OpenAI, model: Model, offering: Service, key: str
 ):
