@@ -7,7 +7,7 @@ import gc
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -31,6 +31,7 @@ from app.service import tokens
 from app.service.artifacts import Artifacts
 from app.service.auth import Auth
 from app.service.calibrations import Calibrations
+from app.service.chat_commands import ChatCommands
 from app.service.cleanup import Cleanup
 from app.service.commands import Commands
 from app.service.compactions import Compactions
@@ -180,6 +181,23 @@ def recipes_of(settings: Settings) -> Recipes:
     )
 
 
+def _proxies(settings: Settings, hosts: Mapping[DialectName, Host], shared: Shared) -> dict[DialectName, Proxy]:
+    """The proxy of each dialect in front of its host."""
+    return {
+        name: Proxy(
+            DIALECTS[name],
+            host.upstream,
+            shared,
+            ProxyConfig(
+                key=key_header(name, host.api_key) if host.api_key else None,
+                fail_open=settings.fail_open == "on",
+                heartbeat=settings.heartbeat,
+            ),
+        )
+        for name, host in hosts.items()
+    }
+
+
 def build(
     settings: Settings, *, database_url: str, openai_base_url: str | None = None, is_local: bool = False
 ) -> ProxyRoutes:
@@ -222,31 +240,6 @@ def build(
     searcher = Searcher(database, metrics, embedder)
     retriever = Retriever(database, searcher)
     queries = Queries(database)
-    shared = Shared(
-        database=database,
-        writer=writer,
-        recipes=recipes,
-        calibrations=calibrations,
-        metrics=metrics,
-        summarizer=summarizer,
-        retriever=retriever,
-        clock=clock,
-        monotonic=time.perf_counter,
-        new_id=new_id,
-    )
-    proxies = {
-        name: Proxy(
-            DIALECTS[name],
-            host.upstream,
-            shared,
-            ProxyConfig(
-                key=key_header(name, host.api_key) if host.api_key else None,
-                fail_open=settings.fail_open == "on",
-                heartbeat=settings.heartbeat,
-            ),
-        )
-        for name, host in hosts.items()
-    }
     cleanup = Cleanup(database, recipes, clock=clock, days=settings.cleanup_days)
     auth = Auth(database, required=settings.auth == "keys", monotonic=time.monotonic, is_local=is_local)
 
@@ -300,6 +293,16 @@ def build(
     )
     previews = Previews(database, recipes, calibrations, retriever, clock=clock)
     compactions = Compactions(database, recipes, summarizer, keeper, clock=clock)
+    commands = Commands(
+        database,
+        sessions=sessions,
+        previews=previews,
+        compactions=compactions,
+        notes=notes,
+        strategy=settings.strategy,
+        epoch=settings.epoch,
+    )
+    chat = ChatCommands(commands, database, metrics, clock=clock, monotonic=time.perf_counter, new_id=new_id)
     services = Services(
         sessions=sessions,
         messages=messages,
@@ -316,15 +319,7 @@ def build(
         memos=memos,
         memories=memories,
         tools=tools,
-        commands=Commands(
-            database,
-            sessions=sessions,
-            previews=previews,
-            compactions=compactions,
-            notes=notes,
-            strategy=settings.strategy,
-            epoch=settings.epoch,
-        ),
+        commands=commands,
         strategy=settings.strategy,
         epoch=settings.epoch,
     )
@@ -332,9 +327,22 @@ def build(
     install_rest(rest, services, guard=guard, metrics=metrics)
     mcp = McpEndpoint(tools, guard)
     rest.router.routes.append(mcp.route())
+    shared = Shared(
+        database=database,
+        writer=writer,
+        recipes=recipes,
+        calibrations=calibrations,
+        metrics=metrics,
+        summarizer=summarizer,
+        retriever=retriever,
+        clock=clock,
+        monotonic=time.perf_counter,
+        new_id=new_id,
+        chat=chat if settings.chat_commands == "on" else None,
+    )
     return ProxyRoutes(
         rest,
-        proxies=proxies,
+        proxies=_proxies(settings, hosts, shared),
         auth=auth,
         metrics=metrics,
         max_body=settings.max_body,

@@ -26,7 +26,6 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 PREFIX = "TERSELY_"
 # What the service tells its own workers.
 INTERNAL = "TERSELY_RUNNING_"
-LATER = ("TERSELY_CHAT_COMMANDS",)
 
 
 class Settings(BaseSettings):
@@ -62,6 +61,7 @@ class Settings(BaseSettings):
     references: int | None = Field(default=None, ge=0, le=100_000)
     tools: str | None = None
     instructions: OnOff = "on"
+    chat_commands: OnOff = "off"
     derive_terse: OnOff = "on"
     fail_open: OnOff = "on"
 
@@ -159,10 +159,7 @@ def unknown_settings(environment: Iterable[str]) -> list[str]:
         for name in {given.upper() for given in environment}
         if name.startswith(PREFIX) and not name.startswith(INTERNAL) and name not in known
     )
-    return [
-        f"{name} is {'not supported by this version' if name.startswith(LATER) else 'no setting'}: ignored"
-        for name in unknown
-    ]
+    return [f"{name} is no setting: ignored" for name in unknown]
 
 
 def explain(error: ValidationError) -> str:
