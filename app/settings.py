@@ -26,6 +26,8 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 PREFIX = "TERSELY_"
 # What the service tells its own workers.
 INTERNAL = "TERSELY_RUNNING_"
+# What the commands read that work with a running service.
+OF_COMMANDS = frozenset({"TERSELY_URL", "TERSELY_KEY", "TERSELY_SESSION"})
 
 
 class Settings(BaseSettings):
@@ -153,7 +155,7 @@ def _variable(name: str) -> str:
 
 def unknown_settings(environment: Iterable[str]) -> list[str]:
     """What is wrong with variables that look like settings and are none, each named."""
-    known = {_variable(name) for name in Settings.model_fields} | {PREFIX + "DATABASE_URL"}
+    known = {_variable(name) for name in Settings.model_fields} | {PREFIX + "DATABASE_URL"} | OF_COMMANDS
     unknown = sorted(
         name
         for name in {given.upper() for given in environment}

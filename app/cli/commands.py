@@ -16,6 +16,8 @@ from rich.table import Table
 
 from app import __version__
 from app.api.openapi import openapi_document
+from app.cli import session_commands
+from app.cli.chat import chat
 from app.cli.replay import replay
 from app.cli.serving import Refused, Serving, database_of, serve_forever
 from app.domain.errors import TerselyError
@@ -38,6 +40,8 @@ app = typer.Typer(
 keys_app = typer.Typer(help="Create, list and revoke the keys of tenants.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
 app.command("replay")(replay)
+app.command("chat")(chat)
+session_commands.install(app)
 
 T = TypeVar("T")
 

@@ -43,13 +43,15 @@ def without_traces(messages: Sequence[Message], rest: Callable[[Message, str], M
     What a client put beside a command stays: ``rest`` makes the message that has nothing but a given text.
     """
     kept: list[Message] = []
+    command = ""
     for message in messages:
-        command = command_in(kept[-1]) if kept and is_answer(message) else ""
-        if not command:
+        if command and is_answer(message):
+            asked = kept.pop()
+            before, _, after = asked.text.rpartition(command)
+            if beside := (before + after).strip():
+                kept.append(rest(asked, beside))
+            command = ""
+        else:
             kept.append(message)
-            continue
-        asked = kept.pop()
-        before, _, after = asked.text.rpartition(command)
-        if beside := (before + after).strip():
-            kept.append(rest(asked, beside))
+            command = command_in(message)
     return kept

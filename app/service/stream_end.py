@@ -106,7 +106,11 @@ class FinishedEnd(StreamEnd):
         at = block.rfind(key)
         if at >= 0:
             return at
-        return next((len(block) - n for n in range(len(key) - 1, 0, -1) if block.endswith(key[:n])), len(block))
+        near_end = max(0, len(block) - len(key) + 1)
+        at = block.find(b'"', near_end)
+        while at >= 0 and not key.startswith(block[at:]):
+            at = block.find(b'"', at + 1)
+        return at if at >= 0 else len(block)
 
 
 def whole_events(block: bytes) -> bytes:

@@ -10,6 +10,7 @@ import asyncio
 from collections import defaultdict, deque
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import asyncpg
 
@@ -49,6 +50,13 @@ MAX_BATCH = 128
 # How long a request's messages wait for company. Real replies take far longer; a reply that does not is written
 # together with its request in one transaction.
 LINGER = 0.002
+# A write of more new messages goes apart: encoded in a thread, sent in portions of so many rows, given so many seconds.
+LARGE = 2_000
+PORTION = 1_000
+LARGE_LIMIT = 60.0
+
+# A tenant, and whether for what is large.
+_Lane = tuple[str, bool]
 
 
 @dataclass(slots=True)
@@ -58,7 +66,10 @@ class _Job:
 
 
 class Writer:
-    """Takes writes, commits them in groups. One transaction at a time per tenant, a few tenants at once."""
+    """Takes writes, commits them in groups. One transaction at a time per tenant, a few tenants at once.
+
+    Large writes have a lane of their own, so that nobody waits for them; a session's writes stay in one lane.
+    """
 
     def __init__(
         self, database: Database, *, tails: Tails | None = None, lanes: int = 4, linger: float = LINGER
@@ -67,9 +78,11 @@ class Writer:
         self._database = database
         self.tails = tails if tails is not None else Tails()
         self._linger = linger
-        self._queues: defaultdict[str, deque[_Job]] = defaultdict(deque)
-        self._busy: set[str] = set()
-        self._lanes = asyncio.Semaphore(lanes)
+        self._queues: defaultdict[_Lane, deque[_Job]] = defaultdict(deque)
+        self._busy: set[_Lane] = set()
+        # Of each session that has writes under way: in which lane, and how many.
+        self._sessions: dict[tuple[str, str], tuple[_Lane, int]] = {}
+        self._slots = {False: asyncio.Semaphore(lanes), True: asyncio.Semaphore(1)}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def write(self, write: Write) -> None:
@@ -82,43 +95,54 @@ class Writer:
     def submit(self, write: Write) -> asyncio.Future[None]:
         """Queue ``write``; the future is done when it is on disk."""
         loop = asyncio.get_running_loop()
-        tenant = _tenant(write)
+        session = _tenant(write), _session_id(write)
+        lane, others = self._sessions.get(session) or ((session[0], _is_large(_request(write))), 0)
+        self._sessions[session] = lane, others + 1
         job = _Job(write, loop.create_future())
-        job.done.add_done_callback(_heed)
-        self._queues[tenant].append(job)
+        job.done.add_done_callback(partial(self._heed, session))
+        self._queues[lane].append(job)
         if isinstance(write, RequestWrite) and write.is_call and self._linger:
-            loop.call_later(self._linger, self._start, tenant)
+            loop.call_later(self._linger, self._start, lane)
         else:
-            self._start(tenant)
+            self._start(lane)
         return job.done
 
     async def close(self) -> None:
         """Wait until everything that was submitted is written."""
-        for tenant in list(self._queues):
-            self._start(tenant)
+        for lane in list(self._queues):
+            self._start(lane)
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _start(self, tenant: str) -> None:
-        if tenant in self._busy or not self._queues.get(tenant):
+    def _heed(self, session: tuple[str, str], done: asyncio.Future[None]) -> None:
+        """A failed write is reported by whoever waits for it; nobody may be waiting any more."""
+        lane, count = self._sessions.pop(session)
+        if count > 1:
+            self._sessions[session] = lane, count - 1
+        if not done.cancelled():
+            done.exception()
+
+    def _start(self, lane: _Lane) -> None:
+        if lane in self._busy or not self._queues.get(lane):
             return
-        self._busy.add(tenant)
-        task = asyncio.get_running_loop().create_task(self._drain(tenant))
+        self._busy.add(lane)
+        task = asyncio.get_running_loop().create_task(self._drain(lane))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _drain(self, tenant: str) -> None:
-        queue = self._queues[tenant]
+    async def _drain(self, lane: _Lane) -> None:
+        queue = self._queues[lane]
+        tenant, is_large = lane
         try:
-            async with self._lanes:
+            async with self._slots[is_large]:
                 while queue:
-                    await self._commit(tenant, _take(queue))
+                    await self._commit(tenant, [queue.popleft()] if is_large else _take(queue))
         finally:
-            self._busy.discard(tenant)
+            self._busy.discard(lane)
             if queue:
-                self._start(tenant)
+                self._start(lane)
             else:
-                self._queues.pop(tenant, None)
+                self._queues.pop(lane, None)
 
     async def _commit(self, tenant: str, jobs: list[_Job]) -> None:
         try:
@@ -141,17 +165,19 @@ class Writer:
 
 
 def _tenant(write: Write) -> str:
-    return write.tenant if isinstance(write, RequestWrite) else write.request.tenant
+    return _request(write).tenant
 
 
 def _session_id(write: Write) -> str:
-    return write.session_id if isinstance(write, RequestWrite) else write.request.session_id
+    return _request(write).session_id
 
 
-def _heed(done: asyncio.Future[None]) -> None:
-    """A failed write is reported by whoever waits for it; nobody may be waiting any more."""
-    if not done.cancelled():
-        done.exception()
+def _request(write: Write) -> RequestWrite:
+    return write if isinstance(write, RequestWrite) else write.request
+
+
+def _is_large(request: RequestWrite) -> bool:
+    return request.decision.last_seq - (request.session.last_seq if request.session else 0) > LARGE
 
 
 def _fail(jobs: list[_Job], error: BaseException) -> None:
@@ -290,7 +316,9 @@ async def write_all(database: Database, tails: Tails, tenant: str, writes: list[
     if left:
         for write in left:
             tails.forget(tenant, _session_id(write))
-        async with database.transaction(tenant) as connection:
+        has_large = any(isinstance(write, RequestWrite) and _is_large(write) for write in left)
+        limit = LARGE_LIMIT if has_large else None
+        async with database.transaction(tenant, limit=limit) as connection:
             await _write_locked(connection, tenant, left)
 
 
@@ -347,7 +375,7 @@ def _attempt(write: Write) -> _Attempt | None:
 def _enter(write: Write, attempt: _Attempt) -> bool:
     """Work a write out; False when it takes a look at the database to do so."""
     if isinstance(write, RequestWrite):
-        if write.key is not None or write.decision.superseded or write.decision.revived:
+        if write.key is not None or write.decision.superseded or write.decision.revived or _is_large(write):
             return False
         attempt.outcomes.append(enter_request(write, attempt.state, write.decision, attempt.rows, is_as_decided=True))
     else:
@@ -370,8 +398,8 @@ async def _write_locked(connection: Connection, tenant: str, writes: list[Write]
             await _write_reply(connection, tenant, write, states[_session_id(write)], rows)
     for table, sql in INSERTS.items():
         found: list[Record] = getattr(rows, table)
-        if found:
-            await connection.fetch(sql, tenant, *as_arrays(found))
+        for start in range(0, len(found), PORTION):
+            await connection.fetch(sql, tenant, *as_arrays(found[start : start + PORTION]))
     for state in states.values():
         if state.touched is not None:
             await connection.execute(UPDATE_SESSION, tenant, state.id, *counters_of(state))
@@ -411,7 +439,8 @@ async def _write_request(
             is_as_decided = True
         else:
             decision = again
-    write.outcome = enter_request(write, state, decision, rows, is_as_decided=is_as_decided)
+    enter = partial(enter_request, write, state, decision, rows, is_as_decided=is_as_decided)
+    write.outcome = await asyncio.to_thread(enter) if _is_large(write) else enter()
     await _set_statuses(connection, tenant, state.id, decision)
 
 

@@ -299,6 +299,7 @@ def _trim(strategy: Trim, start: Start) -> Composition:
         earlier=earlier_summary(start.snapshot.epoch),
         limit=start.share(SUMMARY_LIMIT),
         encode=start.encode,
+        asked=start.advance.reason == "compact",
     )
     return Composition(shape=shape, head=(start.references(strategy.references), summary), cuts_itself=True)
 
@@ -317,6 +318,7 @@ def _compact(strategy: Compact, start: Start) -> Composition:
         earlier=earlier_summary(start.snapshot.epoch),
         limit=start.share(SUMMARY_LIMIT),
         encode=start.encode,
+        asked=start.advance.reason == "compact",
     )
     archive = () if strategy.tool_summary_strategy == "off" else (_archive(strategy, start),)
     return Composition(

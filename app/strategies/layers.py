@@ -80,12 +80,14 @@ class Earlier:
     last_seq: int = 0
 
 
-def insert_checkpoint(material: Material, *, earlier: Earlier, limit: int, encode: Encode) -> Stage:
+def insert_checkpoint(
+    material: Material, *, earlier: Earlier, limit: int, encode: Encode, asked: bool = False
+) -> Stage:
     """The checkpoint as one user message (tiancaiamao/ai, "Rebuild context"); ``earlier``: that of the last epoch."""
 
     def stage(draft: Draft) -> Draft:
         made = [summary for summary in material.summaries if summary.purpose == "checkpoint"]
-        text = summary_of_cut(draft, made, earlier=earlier, limit=limit, encode=encode)
+        text = summary_of_cut(draft, made, earlier=earlier, limit=limit, encode=encode, asked=asked)
         if not text:
             return draft
         body = f"{prompts.CHECKPOINT_TITLE}\n\n{text}"
@@ -95,12 +97,12 @@ def insert_checkpoint(material: Material, *, earlier: Earlier, limit: int, encod
     return stage
 
 
-def inject_summary(material: Material, *, earlier: Earlier, limit: int, encode: Encode) -> Stage:
+def inject_summary(material: Material, *, earlier: Earlier, limit: int, encode: Encode, asked: bool = False) -> Stage:
     """The summary in front of the first retained user message (CowAgent, "Turn Trimming")."""
 
     def stage(draft: Draft) -> Draft:
         made = [summary for summary in material.summaries if summary.purpose == "trim"]
-        text = summary_of_cut(draft, made, earlier=earlier, limit=limit, encode=encode)
+        text = summary_of_cut(draft, made, earlier=earlier, limit=limit, encode=encode, asked=asked)
         first = next((entry for entry in draft.entries if entry.message.starts_turn), None)
         if not text or first is None:
             return draft
@@ -111,15 +113,24 @@ def inject_summary(material: Material, *, earlier: Earlier, limit: int, encode: 
     return stage
 
 
-def summary_of_cut(draft: Draft, summaries: Sequence[Summary], *, earlier: Earlier, limit: int, encode: Encode) -> str:
+def summary_of_cut(
+    draft: Draft,
+    summaries: Sequence[Summary],
+    *,
+    earlier: Earlier,
+    limit: int,
+    encode: Encode,
+    asked: bool = False,
+) -> str:
     """What stands for everything before the cut, as far as it is not kept: empty where nothing was cut.
 
     The summaries that were made of it, in order, and where there are none yet, what can be said without a model.
-    Of too much, the newest stays.
+    Of too much, the newest stays. ``asked``: somebody had one made just now, of everything before the last turn; it
+    counts also where it goes on behind the cut.
     """
     if draft.cut == 1:
         return ""
-    made = _chain([summary for summary in summaries if summary.last_seq < draft.cut])
+    made = _chain([each for each in summaries if (each.first_seq if asked else each.last_seq) < draft.cut])
     rest = [e for e in draft.gone if not any(s.first_seq <= e.seq <= s.last_seq for s in made)]
     if not made:
         return summarize(rest, limit=limit, encode=encode, earlier=earlier.text) if rest else earlier.text

@@ -19,7 +19,7 @@ from app.store import keys
 from app.store.connection import Database as Store
 from app.upstream.scripted import Received
 from tests.conftest import Database
-from tests.proxy.harness import MODEL, Answered, Model, Service, body_of, kept, look, post, serve
+from tests.proxy.harness import MODEL, Answered, Model, Service, body_of, kept, look, post, relay, serve
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -43,7 +43,7 @@ def received(model: Model, key: str) -> list[Received]:
 
 
 def openai_chat(service: Service, headers: dict[str, str], *, streams: bool) -> Say:
-    client = openai.OpenAI(base_url=service.base_url, api_key="sk-upstream", max_retries=0)
+    client: Any = openai.OpenAI(base_url=service.base_url, api_key="sk-upstream", max_retries=0)
     history: list[Any] = [{"role": "system", "content": "You are kind."}]
 
     def say(text: str) -> str:
@@ -58,13 +58,13 @@ def openai_chat(service: Service, headers: dict[str, str], *, streams: bool) -> 
         else:
             said = client.chat.completions.create(**options).choices[0].message.content
         history.append({"role": "assistant", "content": said})
-        return said
+        return str(said)
 
     return say
 
 
 def openai_responses(service: Service, headers: dict[str, str], *, streams: bool) -> Say:
-    client = openai.OpenAI(base_url=service.base_url, api_key="sk-upstream", max_retries=0)
+    client: Any = openai.OpenAI(base_url=service.base_url, api_key="sk-upstream", max_retries=0)
     history: list[Any] = []
 
     def say(text: str) -> str:
@@ -90,7 +90,7 @@ def openai_responses(service: Service, headers: dict[str, str], *, streams: bool
 
 
 def anthropic_messages(service: Service, headers: dict[str, str], *, streams: bool) -> Say:
-    client = anthropic.Anthropic(base_url=service.url, api_key="sk-upstream", max_retries=0)
+    client: Any = anthropic.Anthropic(base_url=service.url, api_key="sk-upstream", max_retries=0)
     history: list[Any] = []
 
     def say(text: str) -> str:
@@ -109,7 +109,7 @@ def anthropic_messages(service: Service, headers: dict[str, str], *, streams: bo
 
 
 def gemini(service: Service, headers: dict[str, str], *, streams: bool) -> Say:
-    client = genai.Client(api_key="g-upstream", http_options=types.HttpOptions(base_url=service.url))
+    client: Any = genai.Client(api_key="g-upstream", http_options=types.HttpOptions(base_url=service.url))
     options = types.GenerateContentConfig(
         http_options=types.HttpOptions(headers=headers), system_instruction="You are kind."
     )
@@ -335,3 +335,46 @@ async def _key(database: Store) -> str:
     )
     await keys.add(database, stored)
     return text
+
+
+async def test_a_database_that_is_away_is_told_in_the_chat(store: Database, model: Model, key: str) -> None:
+    with relay(store) as way, serve(store, model.url, dsn=way.dsn, database_timeout=1.0, chat_commands="on") as service:
+        await post(service, body_of("hello"), X_Tersely_Session=key)
+        way.cut()
+        answer = await post(service, body_of("/context"), X_Tersely_Session=key, X_Script=key)
+        assert answer.context == "command"
+        assert text_of(answer).startswith(f"{MARK}\nthe database")
+        assert not received(model, key)
+
+
+async def test_calls_beside_the_chat_carry_no_trace_and_are_no_commands(
+    commanded: Service, model: Model, key: str
+) -> None:
+    title = {"role": "system", "content": "You are a title generator."}
+    answer = await post(commanded, body_of(title, "/context"), X_Script=key)
+    assert answer.context == "passthrough"
+    summary = {"role": "system", "content": "You are a context summarization agent."}
+    told = {"role": "assistant", "content": f"{MARK}\n1 messages"}
+    await post(commanded, body_of(summary, "hello", "/context", told, "Summarise."), X_Script=key)
+    assert len(received(model, key)) == 2
+    sent = json.loads(received(model, key)[-1].body)["messages"]
+    assert [each["content"] for each in sent[1:]] == ["hello", "Summarise."]
+
+
+@pytest.mark.parametrize(
+    ("command", "left"), [("/context clear", []), ("/context drop t1", ["two"]), ("/message remove t2", ["one"])]
+)
+@pytest.mark.parametrize("has_id", [False, True])
+async def test_what_a_command_does_holds_though_clients_send_everything_again(
+    commanded: Service, model: Model, key: str, command: str, left: list[str], has_id: bool
+) -> None:
+    say = openai_chat(commanded, {"X-Script": key} | ({"X-Tersely-Session": key} if has_id else {}), streams=False)
+    for words in (f"number one of {key}", f"number two of {key}"):
+        say(words)
+    say(command)
+    say(f"number three of {key}")
+    said = say(f"number four of {key}")
+    assert said.endswith(f"number four of {key}")
+    sent = json.loads(received(model, key)[-1].body)["messages"]
+    asked = [each["content"].split()[1] for each in sent if each["role"] == "user"]
+    assert asked == [*left, "three", "four"]

@@ -8,13 +8,14 @@ import pytest
 
 from app.domain.context import Context
 from app.domain.history import Entry, HeadMessage, Material, Summary
+from app.domain.tokens import estimate_text
 from app.domain.tool_output import DEFAULT_LIMITS
 from app.strategies.archiving import archive_tiers
-from app.strategies.compositions import overflow_tries
+from app.strategies.compositions import overflow_tries, summary_text
 from app.strategies.epochs import Advance, Auto, EveryRequest, Keep, Policy
 from app.strategies.foresight import after_cut
-from app.strategies.planning import decide
-from app.strategies.presets import Compact
+from app.strategies.planning import decide, plan_epoch
+from app.strategies.presets import Compact, Trim
 from tests.builders import assistant, call, result, user
 from tests.strategies.histories import START, call_model, chat, load, place, shape, work
 
@@ -219,3 +220,21 @@ def test_under_auto_messages_are_a_limit_only_where_a_split_helps() -> None:
         assert getattr(decision, "reason", "Keep") == reason
     whole = decide(load(chat(26), first.epoch), strategy=Compact(max_tokens=0), policy=Auto(), now=START)
     assert getattr(whole, "reason", "Keep") == "config"
+
+
+@pytest.mark.parametrize(("strategy", "purpose"), [(Compact(), "checkpoint"), (Trim(), "trim")])
+def test_a_summary_that_was_asked_for_is_used_although_the_newest_turns_stay(
+    strategy: Compact | Trim, purpose: str
+) -> None:
+    whole = made(purpose, 1, LONG[-2].seq - 1, "EVERYTHING SO FAR")
+    epoch = plan_epoch(
+        load(LONG, None),
+        Material(summaries=(whole,)),
+        strategy=strategy,
+        policy=Auto(),
+        advance=Advance(reason="compact"),
+        now=START,
+        encode=estimate_text,
+    )
+    assert 1 < epoch.cut <= whole.last_seq
+    assert "EVERYTHING SO FAR" in summary_text(epoch)

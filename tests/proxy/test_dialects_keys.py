@@ -1,0 +1,133 @@
+"""Whose request it is, and with what key: each provider's own addresses and headers under one root."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from datetime import UTC, datetime
+
+import pytest
+
+from app.api.targets import find_target
+from app.service.auth import new_key
+from app.store import keys
+from app.store.connection import Database as Store
+from tests.conftest import Database
+from tests.proxy.harness import Model, RawUpstream, http_head, post, serve
+
+MESSAGES = json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}).encode()
+CONTENTS = json.dumps({"contents": [{"role": "user", "parts": [{"text": "hello"}]}]}).encode()
+GENERATE = "/v1beta/models/m:generateContent"
+TSK = f"tsk_0123456789abcdef_{'s' * 40}"
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "headers", "dialect", "is_call"),
+    [
+        ("POST", "/v1/chat/completions", {}, "openai_chat", True),
+        ("GET", "/v1/chat/completions", {}, "openai_chat", False),
+        ("POST", "/v1/responses", {"x-api-key": "a"}, "openai_responses", True),
+        ("POST", "/v1/responses/compact", {}, "openai_responses", False),
+        ("GET", "/v1/responses/resp_1", {}, "openai_responses", False),
+        ("POST", "/v1/messages", {}, "anthropic", True),
+        ("POST", "/v1/messages?beta=true", {}, "anthropic", True),
+        ("POST", "/v1/messages/count_tokens", {}, "anthropic", False),
+        ("POST", "/v1/messages/batches", {}, "anthropic", False),
+        ("GET", "/v1/models", {}, "openai_chat", False),
+        ("GET", "/v1/models", {"x-api-key": "a"}, "anthropic", False),
+        ("GET", "/v1/models", {"x-api-key": TSK}, "openai_chat", False),
+        ("GET", "/v1/models/m", {"anthropic-version": "2023-06-01"}, "anthropic", False),
+        ("GET", "/v1/files", {"anthropic-version": "2023-06-01"}, "anthropic", False),
+        ("GET", "/v1/models/ft:gpt-4o:org::id", {}, "openai_chat", False),
+        ("GET", "/v1beta/models", {"x-goog-api-key": "g"}, "gemini", False),
+        ("POST", "/v1beta/models/m:generateContent", {}, "gemini", True),
+        ("POST", "/v1/models/m:streamGenerateContent?alt=sse", {}, "gemini", True),
+        ("POST", "/v1alpha/models/m:generateContent", {}, "gemini", True),
+        ("POST", "/v1beta/tunedModels/t:generateContent", {}, "gemini", True),
+        ("POST", "/v1beta/models/m:countTokens", {}, "gemini", False),
+        ("POST", "/v1beta/models/m:embedContent", {}, "gemini", False),
+        ("POST", "/v1internal:streamGenerateContent?alt=sse", {}, "gemini_gca", True),
+        ("POST", "/v1internal:loadCodeAssist", {}, "gemini_gca", False),
+    ],
+)
+def test_an_address_says_whose_it_is(
+    method: str, target: str, headers: dict[str, str], dialect: str, is_call: bool
+) -> None:
+    path = target.partition("?")[0]
+    found = find_target(method, path, target, headers)
+    assert found is not None
+    assert (found.dialect, found.is_call) == (dialect, is_call)
+    assert found.path == (target.removeprefix("/v1") if dialect.startswith("openai") else target)
+    assert found.streams is ("stream" in target)
+
+
+def test_what_is_nobodys() -> None:
+    assert find_target("GET", "/v2/models", "/v2/models", {}) is None
+    assert find_target("GET", "/v1", "/v1", {}) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "carrier"),
+    [
+        ("/v1/messages", MESSAGES, {"x-api-key": TSK, "authorization": "Bearer own"}),
+        ("/v1/messages", MESSAGES, {"authorization": f"Bearer {TSK}", "x-api-key": "own"}),
+        ("/v1/messages", MESSAGES, {"x-tersely-key": TSK, "x-api-key": "own"}),
+        (GENERATE, CONTENTS, {"x-goog-api-key": TSK}),
+        (f"{GENERATE}?key={TSK}", CONTENTS, {"x-goog-api-key": "own"}),
+        (f"{GENERATE}?key=own", CONTENTS, {"x-tersely-key": TSK}),
+        ("/v1internal:generateContent", CONTENTS, {"x-tersely-key": TSK, "authorization": "Bearer own"}),
+    ],
+)
+async def test_a_tersely_key_never_goes_up(
+    store: Database, raw: RawUpstream, path: str, body: bytes, carrier: dict[str, str]
+) -> None:
+    key_id = secrets.token_hex(8)
+    text, stored = new_key(f"t-{key_id}", "", now=datetime.now(UTC), key_id=key_id, secret=secrets.token_urlsafe(32))
+    database = Store(dsn=store.dsn)
+    await database.open()
+    await keys.add(database, stored)
+    await database.close()
+    raw.answer(http_head("application/json"), b"{}")
+    with serve(store, raw.url, auth="keys") as locked:
+        refused = await post(locked, body, path=path.replace(TSK, "other"))
+        assert refused.status == 401
+        assert "error" in refused.json
+        before = len(raw.requests)
+        given = {name: value.replace(TSK, text) for name, value in carrier.items()}
+        answer = await post(locked, body, path=path.replace(TSK, text), **given)
+    assert answer.status == 200
+    assert len(raw.requests) == before + 1
+    sent = raw.requests[-1]
+    seen = sent.target.encode() + b"\n".join(sent.lines)
+    assert b"tsk_" not in seen
+    assert (b"own" in seen) is ("own" in f"{carrier} {path}")
+    assert "key=" not in sent.target
+
+
+@pytest.mark.parametrize(
+    ("setting", "path", "body", "header", "value"),
+    [
+        ("anthropic_api_key", "/v1/messages", MESSAGES, "x-api-key", "operators"),
+        ("gemini_api_key", f"{GENERATE}?key=callers", CONTENTS, "x-goog-api-key", "operators"),
+        ("openai_api_key", "/v1/responses", b'{"model":"m","input":"hi"}', "authorization", "Bearer operators"),
+    ],
+)
+async def test_the_operators_key_takes_the_callers_place(
+    store: Database, raw: RawUpstream, setting: str, path: str, body: bytes, header: str, value: str
+) -> None:
+    raw.answer(http_head("application/json"), b"{}")
+    with serve(store, raw.url, **{setting: "operators"}) as running:
+        await post(running, body, path=path, **{"x-api-key": "callers", "authorization": "Bearer callers"})
+    sent = raw.requests[-1]
+    assert sent.headers[header] == value
+    assert b"callers" not in sent.target.encode() + b"\n".join(sent.lines)
+
+
+async def test_calls_are_counted_by_dialect(store: Database, model: Model) -> None:
+    with serve(store, model.url) as running:
+        await post(running, MESSAGES, path="/v1/messages")
+        await post(running, CONTENTS, path=GENERATE)
+        told = (await post(running, b"", path="/metrics", method="GET")).body.decode()
+    for route, dialect in (("messages", "anthropic"), ("generate", "gemini")):
+        line = f'tersely_requests_total{{dialect="{dialect}",route="{route}",status="200",strategy="slim"}} 1.0'
+        assert line in told
