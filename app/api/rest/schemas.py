@@ -232,13 +232,17 @@ class SearchMemos(Body):
 class PutPriority(Body):
     """How important a message is."""
 
-    priority: int = Field(ge=0, le=100, examples=[75], description="50 unless set; from 75 on it counts as important.")
+    model_config = ConfigDict(json_schema_extra={"examples": [{"priority": 75}]})
+
+    priority: int = Field(ge=0, le=100, description="50 unless set; from 75 on it counts as important.")
 
 
 class RunCommand(Body):
     """A command as it is typed into a chat."""
 
-    text: str = Field(max_length=4_000, examples=["/context show", "/message list 5"])
+    model_config = ConfigDict(json_schema_extra={"examples": [{"text": "/context show"}, {"text": "/message list 5"}]})
+
+    text: str = Field(max_length=4_000)
 
 
 class SearchMemory(Body):
