@@ -169,9 +169,10 @@ def _embedder(settings: Settings, database: Database) -> Embedder | None:
     return Embedder(database, host, monotonic=time.monotonic)
 
 
-def recipes_of(settings: Settings) -> Recipes:
-    """Strategies and policies as configured."""
+def recipes_of(settings: Settings, tools: Tools | None = None) -> Recipes:
+    """Strategies and policies as configured; ``tools`` are offered to models."""
     return Recipes(
+        offers=None if tools is None else tools.offers,
         strategy=settings.strategy,
         epoch=settings.epoch,
         references=settings.references,
@@ -215,7 +216,6 @@ def build(
     writer = Writer(database)
     hosts = _hosts(settings, openai_base_url or settings.openai_base_url)
     metrics = Metrics()
-    recipes = recipes_of(settings)
     calibrations = Calibrations()
     own_host = _summarizer_host(settings, openai_base_url or settings.openai_base_url)
     summarizer = Summarizer(
@@ -240,6 +240,21 @@ def build(
     searcher = Searcher(database, metrics, embedder)
     retriever = Retriever(database, searcher)
     queries = Queries(database)
+    notes = Notes(database, clock=clock)
+    memos = Memos(database, clock=clock, new_id=partial(new_id, "m"))
+    memories = Memories(database)
+    artifacts = Artifacts(database)
+    tools = Tools(
+        database,
+        searcher=searcher,
+        queries=queries,
+        notes=notes,
+        memos=memos,
+        memories=memories,
+        artifacts=artifacts,
+        offered=settings.offered_tools,
+    )
+    recipes = recipes_of(settings, tools)
     cleanup = Cleanup(database, recipes, clock=clock, days=settings.cleanup_days)
     auth = Auth(database, required=settings.auth == "keys", monotonic=time.monotonic, is_local=is_local)
 
@@ -277,20 +292,6 @@ def build(
     sessions = Sessions(database, recipes, clock=clock, new_id=new_id)
     keeper = EpochKeeper(database, recipes, clock=clock)
     messages = Messages(database, writer, recipes, keep_up=keeper.keep_up, clock=clock)
-    notes = Notes(database, clock=clock)
-    memos = Memos(database, clock=clock, new_id=partial(new_id, "m"))
-    memories = Memories(database)
-    artifacts = Artifacts(database)
-    tools = Tools(
-        database,
-        searcher=searcher,
-        queries=queries,
-        notes=notes,
-        memos=memos,
-        memories=memories,
-        artifacts=artifacts,
-        offered=settings.offered_tools,
-    )
     previews = Previews(database, recipes, calibrations, retriever, clock=clock)
     compactions = Compactions(database, recipes, summarizer, keeper, clock=clock)
     commands = Commands(
@@ -335,6 +336,7 @@ def build(
         metrics=metrics,
         summarizer=summarizer,
         retriever=retriever,
+        tools=tools,
         clock=clock,
         monotonic=time.perf_counter,
         new_id=new_id,

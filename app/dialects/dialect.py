@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from app.dialects.rounds import Rounds
 from app.domain.extraction import Extract
 from app.domain.messages import Dialect as DialectName
 from app.domain.messages import Message, Role
@@ -214,6 +215,8 @@ class Dialect:
     open_stream: StreamOpener
     split_reply: ReplySplitter
     classify_error: Callable[[int, bytes], Overflow | None]
+    rounds: Rounds | None = None
+    """None: models of this dialect are offered no tools of ours."""
     without_history: Callable[[bytes], bytes] = bytes
     """A request without the history of the provider's own that it refers to, for a context that brings the whole."""
     streaming: Streaming

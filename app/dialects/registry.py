@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from app.dialects.anthropic import asking as anthropic_asking
 from app.dialects.anthropic import read as anthropic_read
+from app.dialects.anthropic import rounds as anthropic_rounds
 from app.dialects.anthropic import saying as anthropic_saying
 from app.dialects.anthropic import stream as anthropic_stream
 from app.dialects.anthropic import tools as anthropic_tools
@@ -24,7 +25,7 @@ from app.dialects.gemini_gca import saying as gca_saying
 from app.dialects.gemini_gca import stream as gca_stream
 from app.dialects.gemini_gca import tools as gca_tools
 from app.dialects.gemini_gca import write as gca_write
-from app.dialects.openai_chat import asking, read, saying, stream, tools, write
+from app.dialects.openai_chat import asking, read, rounds, saying, stream, tools, write
 from app.dialects.openai_responses import asking as responses_asking
 from app.dialects.openai_responses import read as responses_read
 from app.dialects.openai_responses import saying as responses_saying
@@ -72,6 +73,7 @@ OPENAI_CHAT = Dialect(
         is_mark_whole=True,
         reply_key=b'"choices"',
     ),
+    rounds=rounds.ROUNDS,
 )
 
 OPENAI_RESPONSES = Dialect(
@@ -128,6 +130,7 @@ ANTHROPIC = Dialect(
     open_stream=anthropic_stream.ReplyStream,
     split_reply=anthropic_stream.split_reply,
     classify_error=classify_error,
+    rounds=anthropic_rounds.ROUNDS,
     streaming=Streaming(
         heartbeat=b'event: ping\ndata: {"type": "ping"}\n\n',
         end_marks=_beginnings(b"message_stop"),

@@ -63,7 +63,7 @@ def parse_command(text: str) -> Command:
         case "/context", []:
             return Command(verb="context")
         case "/context", ["clear" | "show" | "rebuild" as verb]:
-            return Command(verb=verb)  # type: ignore[arg-type]
+            return Command(verb=verb)
         case "/context", ["window", size]:
             return Command(verb="window", number=_count(size, 0, MAX_NUMBER))
         case "/context", ["drop", turn]:
@@ -82,8 +82,9 @@ def parse_command(text: str) -> Command:
             return Command(verb="config")
         case "/config", [key, _, *_]:
             return Command(verb="config", key=key, value=text.split(maxsplit=2)[2].strip())
-    usage = [line for line in HELP.splitlines() if line.startswith(word.removesuffix("s"))]
-    raise InvalidRequest("\n".join([f"{text.strip()[:60]!r} is not how it is written:", *usage]))
+        case _:
+            usage = [line for line in HELP.splitlines() if line.startswith(word.removesuffix("s"))]
+            raise InvalidRequest("\n".join([f"{text.strip()[:60]!r} is not how it is written:", *usage]))
 
 
 def _turn(text: str) -> int:

@@ -18,11 +18,11 @@ from app.service.summary_jobs import Job
 from app.store import sessions, states, summaries
 from app.store.connection import Connection, Database
 from app.strategies.epochs import Reason
-from app.strategies.presets import Compact, Strategy, Tiered, Trim, strategy_name
+from app.strategies.presets import Compact, Strategy, Trim, strategy_name
 from app.strategies.summary_prompts import Purpose
 
-# What a strategy puts in the place of older messages; the others need no summary.
-PURPOSES: dict[type[Strategy], Purpose] = {Compact: "checkpoint", Trim: "trim", Tiered: "task"}
+# What a strategy puts in the place of all older messages; the others need no such summary.
+PURPOSES: dict[type[Strategy], Purpose] = {Compact: "checkpoint", Trim: "trim"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,12 @@ What is read here is a snapshot of one moment; nothing in the store changes beca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 
-from app.dialects.dialect import Dialect
+from app.dialects.dialect import Dialect, ToolOffer
 from app.dialects.registry import DIALECTS
 from app.domain.context import Context, ContextMessage
 from app.domain.extraction import Extract
@@ -18,6 +18,7 @@ from app.domain.history import Entry, Epoch, HeadMessage, Material, Snapshot, Te
 from app.domain.isolation import share_messages, words_of
 from app.domain.messages import Message, ToolResult
 from app.domain.sessions import Session
+from app.domain.tiers import Way
 from app.service import tokens
 from app.service.arrival import Arrival
 from app.service.aside import aside
@@ -29,20 +30,33 @@ from app.store.messages import StoredMessage, TailRow
 from app.strategies.activity_log import derive_missing
 from app.strategies.epochs import Advance, Policy
 from app.strategies.planning import build, decide, load_from, plan_epoch, turns_to_load, with_retrieved
-from app.strategies.presets import Slim, Strategy, Tiered, Window
+from app.strategies.presets import Full, Slim, Strategy, Tiered, Window
 
 # (the client's echo of a reply, the reply as the model said it, the dialect of that) -> the echo with the model's own
 # words.
 Restore = Callable[[Message, bytes, str], Message]
+# (place, entry)
+_Placed = tuple[float, Entry]
+# Stands where the client has nothing to echo.
+_NOT_ECHOED = Message(role="user", parts=(), raw=b"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a context is to be built. ``instructions`` is Tersely's own text for the model, if any."""
+    """How a context is to be built. ``instructions`` is Tersely's own text for the model, if any; ``offers`` are the
+    tools of its own that it may offer the model.
+    """
 
     strategy: Strategy
     policy: Policy
     instructions: str | None
+    offers: tuple[ToolOffer, ...] = ()
+
+    @property
+    def way(self) -> Way:
+        """The tool by which the model gets back what the strategy shortens."""
+        names = {offer.name for offer in self.offers} if not isinstance(self.strategy, Slim | Full) else ()
+        return "query_db" if "query_db" in names else "context_search" if "context_search" in names else ""
 
     @property
     def extract(self) -> Extract:
@@ -96,6 +110,12 @@ class Circumstances:
     model_window: int | None = None
 
 
+def offers_in(epoch: Epoch, recipe: Recipe) -> list[ToolOffer]:
+    """What a model is offered throughout an epoch: `context_search` only where there is something out of view."""
+    is_cut = epoch.cut > 1 or any(tier.way for tier in epoch.tiers)
+    return [offer for offer in recipe.offers if is_cut or offer.name != "context_search"]
+
+
 async def load(
     connection: Connection,
     tenant: str,
@@ -133,7 +153,7 @@ async def load(
         entries, kept_entries = await aside(
             arrival.size, _resent_entries, found, arrival, restore, kept_rows, cut, around.now
         )
-    snapshot = _snapshot(found, entries, kept_entries, cut, around)
+    snapshot = _snapshot(found, entries, kept_entries, cut, around, recipe.way)
     advance = decide(snapshot, strategy=recipe.strategy, policy=recipe.policy, now=around.now)
     material = Material()
     if (needs_material or isinstance(advance, Advance)) and session is not None:
@@ -166,7 +186,7 @@ def of_resent(
     if _missing_kept(found, session.plan, cut):
         return None
     entries, kept = _resent_entries(found, arrival, restore, (), cut, around.now)
-    snapshot = _snapshot(found, entries, kept, cut, around)
+    snapshot = _snapshot(found, entries, kept, cut, around, recipe.way)
     if isinstance(decide(snapshot, strategy=recipe.strategy, policy=recipe.policy, now=around.now), Advance):
         return None
     return History(
@@ -178,7 +198,7 @@ def of_resent(
 
 
 def _snapshot(
-    found: Found, entries: Sequence[Entry], kept: Sequence[Entry], cut: int, around: Circumstances
+    found: Found, entries: Sequence[Entry], kept: Sequence[Entry], cut: int, around: Circumstances, way: Way
 ) -> Snapshot:
     session = found.session
     epoch = session.plan if session else None
@@ -193,6 +213,7 @@ def _snapshot(
         calls=session.calls if session else 0,
         last_call_at=session.last_call_at if session else None,
         older_tokens=0 if epoch is None or cut == 1 else _older_tokens(epoch, entries),
+        way=way,
     )
 
 
@@ -204,7 +225,7 @@ def _older_tokens(epoch: Epoch, entries: Sequence[Entry]) -> int:
 
 
 def _missing_kept(found: Found, epoch: Epoch, cut: int) -> list[int]:
-    loaded = {row.row.seq for row in found.rows}
+    loaded = {row.row.seq for row in (*found.rows, *found.hidden)}
     return [seq for seq in epoch.kept if seq < cut and seq not in loaded]
 
 
@@ -237,23 +258,55 @@ def _resent_entries(
     cut: int,
     now: datetime,
 ) -> tuple[list[Entry], list[Entry]]:
-    """Entries of a history that the client resent whole: its own bytes, with the model's words put back."""
+    """Entries of a history that the client resent whole: its own bytes, with the model's words put back, and at their
+    places the messages that it knows nothing of.
+    """
     rows = {row.row.seq: row for row in found.rows}
+    accompanied = {row.row.call for row in found.hidden}
     kept_seqs = set(found.session.plan.kept) if found.session and found.session.plan else set()
-    entries: list[Entry] = []
-    kept: list[Entry] = []
+    entries: list[_Placed] = []
+    kept: list[_Placed] = []
     for message, incoming, placed in zip(arrival.messages, arrival.incoming, found.decision.placed, strict=True):
         if not incoming.is_link or placed.seq == 0 or placed.status != "live":
             continue
         row = rows.get(placed.seq)
         if placed.is_new or row is None:
-            entries.append(_new_entry(message, placed.seq, placed.turn, now))
+            entries.append((placed.place, _new_entry(message, placed.seq, placed.turn, now)))
         elif placed.seq >= cut:
-            entries.append(_known_entry(message, row, restore))
+            entries.append((placed.place, _known_entry(message, row, restore, accompanied)))
         elif placed.seq in kept_seqs:
-            kept.append(_known_entry(message, row, restore))
-    kept += _find_resent(found, arrival, kept_rows, restore)
-    return entries, kept
+            kept.append((placed.place, _known_entry(message, row, restore, accompanied)))
+    for row in _live_hidden(found):
+        if row.row.seq >= cut:
+            entries += _hidden_entry(row, restore)
+        elif row.row.seq in kept_seqs:
+            kept += _hidden_entry(row, restore)
+    return _in_order(entries), _in_order(kept) + _find_resent(found, arrival, kept_rows, restore)
+
+
+def _hidden_entry(row: TailRow, restore: Restore) -> list[_Placed]:
+    """A hidden message at its place; nothing where it was said in a dialect that does not share its messages."""
+    entry = _known_entry(_NOT_ECHOED, row, restore)
+    return [(row.row.place, entry)] if entry.message.parts else []
+
+
+def _in_order(entries: list[_Placed]) -> list[Entry]:
+    return [entry for _, entry in sorted(entries, key=lambda placed: (placed[0], placed[1].seq))]
+
+
+def _live_hidden(found: Found) -> list[TailRow]:
+    """Hidden messages of the history as the request has it: they go the way of the reply that they came with."""
+    if not found.hidden:
+        return []
+    calls = {row.row.seq: row.row.call for row in found.rows}
+    gone = {calls.get(seq) for seq in found.decision.superseded}
+    back = {calls.get(seq) for seq in found.decision.revived}
+    return [
+        row
+        for row in found.hidden
+        if (row.row.call not in gone if row.row.status == "live" else row.row.call in back)
+        and row.row.status in {"live", "superseded"}
+    ]
 
 
 def _find_resent(found: Found, arrival: Arrival, rows: Sequence[TailRow], restore: Restore) -> list[Entry]:
@@ -264,11 +317,16 @@ def _find_resent(found: Found, arrival: Arrival, rows: Sequence[TailRow], restor
     placed = found.decision.placed
     known = {placed[index].seq: index for index in arrival.links if placed[index].seq > 0}
     latest = {arrival.incoming[index].digest: index for index in arrival.links if placed[index].seq == 0}
+    accompanied = {row.row.call for row in (*found.hidden, *rows) if row.is_hidden}
     shown: list[Entry] = []
     for row in sorted(rows, key=lambda each: each.row.place):
-        index = known.get(row.row.seq, latest.get(row.row.digest))
-        if index is not None and row.row.status == "live":
-            shown.append(_known_entry(arrival.messages[index], row, restore))
+        index = None if row.is_hidden else known.get(row.row.seq, latest.get(row.row.digest))
+        if row.row.status != "live":
+            continue
+        if row.is_hidden:
+            shown += [entry for _, entry in _hidden_entry(row, restore)]
+        elif index is not None:
+            shown.append(_known_entry(arrival.messages[index], row, restore, accompanied))
     return shown
 
 
@@ -292,11 +350,14 @@ async def entries_of(
 
 
 def restore_reply(dialect: Dialect, echo: Message, model_raw: bytes, said_in: str) -> Message:
-    """The client's echo of a reply with the model's own words put back; a user's message as the model was shown it.
+    """The client's echo of a reply with the model's own words put back; a user's message as the model was shown it, and
+    so what the client does not know of: nothing, where that was said in a dialect which does not share its messages.
 
     ``said_in``: the dialect of these words.
     """
     if not share_messages(said_in, dialect.name):
+        if not echo.raw:
+            return _NOT_ECHOED
         text = DIALECTS[said_in].read_reply(model_raw).text  # type: ignore[index]
         return dialect.read_message(dialect.with_text(echo.raw, text))
     if echo.role == "user":
@@ -304,9 +365,13 @@ def restore_reply(dialect: Dialect, echo: Message, model_raw: bytes, said_in: st
     return dialect.read_message(dialect.restore_reply(echo.raw, model_raw))
 
 
-def _known_entry(message: Message, row: TailRow, restore: Restore) -> Entry:
+def _known_entry(message: Message, row: TailRow, restore: Restore, accompanied: Set[int] = frozenset()) -> Entry:
+    """``message`` is the client's echo. A reply that was said in rounds (calls ``accompanied`` by hidden messages) was
+    told to it as one: then nothing of the echo is what the model said last.
+    """
     if row.model_raw is not None:
-        message = restore(message, row.model_raw, row.dialect)
+        said = restore(_NOT_ECHOED, row.model_raw, row.dialect) if row.row.call in accompanied else _NOT_ECHOED
+        message = said if said.parts else restore(message, row.model_raw, row.dialect)
     return Entry(
         seq=row.row.seq,
         turn=row.row.turn,

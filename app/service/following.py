@@ -17,7 +17,7 @@ from app.store.stats import EpochRow
 PAUSE = 1.0
 PAGE = 100
 
-_CURSOR = re.compile(r"(\d{1,9})-(\d{1,9})")
+_CURSOR = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +28,12 @@ class Cursor:
     event: int = 0
 
     @classmethod
-    def read(cls, text: str, *, field: str) -> Cursor:
+    def read(cls, text: str, field: str) -> Cursor:
         """The inverse of `write`. Raises `InvalidRequest`."""
         found = _CURSOR.fullmatch(text)
         if found is None:
             raise InvalidRequest(f"{field} must be the id of an event, such as '3-0', not {text[:40]!r}", field=field)
-        return cls(epoch=int(found[1]), event=int(found[2]))
+        return cls(epoch=int(found[1]), event=int(found[2] or 0))
 
     def write(self) -> str:
         """As the id of an event: ``3-0``."""
@@ -52,13 +52,13 @@ class Followers:
         self._database = database
         self._pause = pause
 
-    async def news(self, tenant: str, session_id: str, cursor: Cursor) -> list[Happened]:
-        """What happened after ``cursor``, in order of time, at most some hundreds. Raises `NotFound`."""
+    async def news(self, tenant: str, session_id: str, cursor: Cursor, *, limit: int = PAGE) -> list[Happened]:
+        """What happened after ``cursor``, in order of time; ``limit`` of it, or more. Raises `NotFound`."""
         async with self._database.reading(tenant) as connection:
             if await sessions.get(connection, tenant, session_id) is None:
                 raise NotFound("there is no such session")
-            epochs = await stats.epochs(connection, tenant, session_id, after=cursor.epoch, limit=PAGE)
-            others = await events.after(connection, tenant, session_id, cursor.event, limit=PAGE)
+            epochs = await stats.epochs(connection, tenant, session_id, after=cursor.epoch, limit=limit)
+            others = await events.after(connection, tenant, session_id, cursor.event, limit=limit)
         both: list[EpochRow | Event] = [*epochs, *others]
         found: list[Happened] = []
         for each in sorted(both, key=lambda happened: happened.created_at):

@@ -39,7 +39,8 @@ class Asked:
 class Found:
     """The session of a request (None: to be made under ``session_id``) and what the request means for it.
 
-    ``rows`` are the stored rows that the decision was made on: the current ones from the session's cut on, or all.
+    ``rows`` are the stored rows that the decision was made on: the current ones from the session's cut on, or all;
+    ``hidden`` those among them that the client knows nothing of.
     ``first_link`` says how many links of the history come before them. In ``delta`` mode the request carries only
     what is new, ``rows`` is the stored tail that comes before it, and ``head_chain`` the identity of both together.
     ``spare_id`` is for a session whose id turns out to be taken by another conversation of the same client.
@@ -50,6 +51,7 @@ class Found:
     source: Source
     decision: Decision
     rows: Sequence[TailRow]
+    hidden: Sequence[TailRow] = ()
     first_link: int = 0
     is_delta: bool = False
     parent: str | None = None
@@ -101,8 +103,8 @@ async def _by_own_id(connection: Connection, tenant: str, arrival: Arrival, aske
     if session is None:
         return await _fresh(session_id, arrival, source="header")
     tail = await messages.tail_rows(connection, tenant, session_id, session.cut)
-    if _is_delta(arrival, tail, session, is_retry=asked.is_retry):
-        return await _delta(connection, tenant, arrival, tail, session)
+    if _is_delta(arrival, _shown(tail), session, is_retry=asked.is_retry):
+        return await _delta(connection, tenant, arrival, _shown(tail), session)
     hit = None
     if session.cut > 1 and (chains := arrival.reply_chains()[:NEWEST]):
         hit = await sessions.find_by_chain(connection, tenant, chains, session.client_id, session_id=session_id)
@@ -251,7 +253,8 @@ async def _lay_beside(
 
 
 def _laid(arrival: Arrival, session: Session, source: Source, tail: list[TailRow], first_link: int) -> Found:
-    rows: list[Row] = [each.row for each in tail]
+    shown = _shown(tail)
+    rows: list[Row] = [each.row for each in shown]
     decision = reconcile(
         rows,
         arrival.incoming,
@@ -265,14 +268,20 @@ def _laid(arrival: Arrival, session: Session, source: Source, tail: list[TailRow
         session=session,
         source=source,
         decision=decision,
-        rows=tail,
+        rows=shown,
+        hidden=[each for each in tail if each.is_hidden] if len(shown) < len(tail) else (),
         first_link=first_link,
     )
 
 
+def _shown(tail: Sequence[TailRow]) -> list[TailRow]:
+    """The rows that the client knows of."""
+    return [row for row in tail if not row.is_hidden]
+
+
 def _links_before(tail: Sequence[TailRow], arrival: Arrival, hit_seq: int, hit_index: int) -> int:
     """How many links of the incoming history come before the tail, given one that stands in both; -1: unclear."""
-    stored = [row.row.seq for row in tail if row.row.is_link]
+    stored = [row.row.seq for row in tail if row.row.is_link and not row.is_hidden]
     if hit_seq not in stored:
         return -1
     position = sum(incoming.is_link for incoming in arrival.incoming[:hit_index])

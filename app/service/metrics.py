@@ -71,6 +71,9 @@ class Metrics:
             "tersely_upstream_tokens_total", "Tokens as the upstream reported them.", ["kind"], registry=r
         )
         self.reported_tokens = {kind: self.upstream_tokens.labels(kind) for kind in ("input", "cached", "output")}
+        self.tool_calls = Counter(
+            "tersely_tool_calls_total", "Calls of models to tools of our own.", ["tool", "result"], registry=r
+        )
         self.epochs = Counter("tersely_epochs_total", "Epochs started.", ["strategy", "reason"], registry=r)
         self.compactions = Counter("tersely_compactions_total", "Compactions.", ["strategy", "result"], registry=r)
         self.compaction_seconds = Histogram(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 
-from app.dialects.dialect import Dialect, Overflow, Request
+from app.dialects.dialect import Dialect, Overflow, Request, ToolOffer
+from app.dialects.rounds import tool_names
 from app.domain import clients
 from app.domain.errors import ContextTooLarge, StoreUnavailable
 from app.domain.extraction import Extract
@@ -32,10 +33,24 @@ from app.strategies.compositions import overflow_tries
 from app.strategies.presets import strategy_name
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Composed:
+    """A body for the upstream. ``strip_usage``: the usage in the reply is only there because we ask for it; ``tools``:
+    the names of ours that it offers.
+    """
+
+    body: bytes
+    strip_usage: bool = False
+    tools: frozenset[str] = frozenset()
+
+
 @dataclass(slots=True, kw_only=True)
 class Prepared:
     """A call that is ready to go upstream. ``built`` is None where no context could be built: then the client's own
     bytes go out, and judging them is the provider's business.
+
+    ``tools`` are the names of ours that the model may call, ``extra`` is what was said and answered since the context
+    was built, in wire form; ``is_last``: after that the model has to answer.
     """
 
     request: Request
@@ -50,6 +65,9 @@ class Prepared:
     started: datetime
     strip_usage: bool
     labels: Labels
+    tools: frozenset[str] = frozenset()
+    extra: Sequence[bytes] = ()
+    is_last: bool = False
     written: asyncio.Future[None] | None = field(default=None)
 
     @property
@@ -100,7 +118,7 @@ class Preparer:
             self._database, call.tenant, found, history, recipe.strategy, arrival, self._dialect
         )
         built = await aside(size, self._build, history, recipe, around, request.model)
-        body, strip_usage = await aside(size, self._compose, call, request, arrival, found, recipe, history, built)
+        composed = await aside(size, self._compose, call, request, arrival, found, recipe, history, built)
         return Prepared(
             request=request,
             arrival=arrival,
@@ -109,11 +127,12 @@ class Preparer:
             around=around,
             history=history,
             built=built,
-            body=body,
+            body=composed.body,
             write=await aside(size, self._request_write, call, request, arrival, found, said, now),
             started=now,
-            strip_usage=strip_usage,
-            labels=self._label(call, found, recipe, built, is_own_body=body is call.body),
+            strip_usage=composed.strip_usage,
+            tools=composed.tools,
+            labels=self._label(call, found, recipe, built, is_own_body=composed.body is call.body),
         )
 
     async def _look_up(
@@ -127,7 +146,7 @@ class Preparer:
             hit = await self._lookups.find(call.tenant, chains, asked.client.id)
             found = await aside(size, identity.continued, arrival, asked, hit) if hit is not None else None
         if found is not None:
-            recipe = self._recipe(call, found)
+            recipe = self._recipe(call, request, found)
             around = self._circumstances(request, arrival, recipe, now)
             history = None
             if not found.needs_all(recipe.reach(found.session.plan if found.session else None)):
@@ -137,7 +156,7 @@ class Preparer:
         async with self._database.reading(call.tenant) as connection:
             if found is None:
                 found = await identity.find(connection, call.tenant, arrival, asked, now=now, new_id=self._new_id)
-            recipe = self._recipe(call, found)
+            recipe = self._recipe(call, request, found)
             if found.needs_all(recipe.reach(found.session.plan if found.session else None)):
                 found = await identity.with_everything(connection, call.tenant, arrival, found)
             around = self._circumstances(request, arrival, recipe, now)
@@ -149,8 +168,15 @@ class Preparer:
         )
         return found, recipe, around, history
 
-    def _recipe(self, call: Call, found: Found) -> Recipe:
-        return self._recipes.choose(strategy=call.options.strategy, epoch=call.options.epoch, session=found.session)
+    def _recipe(self, call: Call, request: Request, found: Found) -> Recipe:
+        """The recipe, without tools that cannot be offered here: of what a model cannot use it is told nothing."""
+        recipe = self._recipes.choose(strategy=call.options.strategy, epoch=call.options.epoch, session=found.session)
+        if not recipe.offers:
+            return recipe
+        offers = self._dialect.rounds is not None and request.n == 1 and _not_named(recipe.offers, request.tools)
+        if offers and recipe.way and self._dialect.add_tools(call.body, offers) is call.body:
+            offers = ()
+        return recipe if offers == recipe.offers else replace(recipe, offers=offers or ())
 
     def _circumstances(self, request: Request, arrival: Arrival, recipe: Recipe, now: datetime) -> Circumstances:
         ratio = self._calibrations.ratio(request.model)
@@ -181,28 +207,59 @@ class Preparer:
         recipe: Recipe,
         history: History,
         built: Built | None,
-    ) -> tuple[bytes, bool]:
-        """The upstream's body, and whether the usage in the reply is only there because we ask for it."""
+        extra: Sequence[bytes] = (),
+        *,
+        is_last: bool = False,
+    ) -> _Composed:
+        """What goes upstream, ``extra`` messages behind the context. ``is_last``: no tool may be called any more, or,
+        where the client says that one has to be, none of ours.
+        """
         asks_usage = request.stream and not request.include_usage
         if built is None:
-            return call.body, False
+            return _Composed(body=call.body)
+        must_call = _must_call(request)
+        # Tools stand in front of everything, so that the cached beginning of a prompt depends on them: where the client
+        # forces one of its own or forbids all, ours stay there. The model cannot call them then.
+        offers = () if is_last and must_call else contexts.offers_in(built.context.epoch, recipe)
         is_verbatim = built.context.is_whole and history.is_verbatim and recipe.instructions is None
-        if is_verbatim and not asks_usage:
-            return call.body, False
+        if is_verbatim and not (asks_usage or offers or extra):
+            return _Composed(body=call.body)
         if is_verbatim:
             laid_out = contexts.LaidOut(messages=[message.raw for message in arrival.messages], breakpoints=())
         else:
             laid_out = contexts.lay_out(built.context, self._dialect, history, arrival, found)
         body = self._dialect.write_request(
             call.body,
-            messages=laid_out.messages,
+            messages=[*laid_out.messages, *extra],
             instructions=recipe.instructions,
             include_usage=asks_usage,
             breakpoints=laid_out.breakpoints,
         )
-        if built.context.must_answer:
+        names = frozenset(offer.name for offer in offers)
+        if offers:
+            offered = self._dialect.add_tools(body, offers)
+            body, names = offered, names if offered is not body else frozenset()
+        if built.context.must_answer or (is_last and not must_call):
             body = self._dialect.forbid_tools(body)
-        return body, asks_usage
+        return _Composed(body=body, strip_usage=asks_usage, tools=names)
+
+    def go_on(self, call: Call, prepared: Prepared, extra: Sequence[bytes], *, is_last: bool) -> Prepared:
+        """The same call, after another round."""
+        prepared = replace(prepared, extra=tuple(extra), is_last=is_last)
+        return replace(prepared, body=self._compose_again(call, prepared).body)
+
+    def _compose_again(self, call: Call, prepared: Prepared) -> _Composed:
+        return self._compose(
+            call,
+            prepared.request,
+            prepared.arrival,
+            prepared.found,
+            prepared.recipe,
+            prepared.history,
+            prepared.built,
+            prepared.extra,
+            is_last=prepared.is_last,
+        )
 
     def _request_write(
         self,
@@ -277,17 +334,24 @@ class Preparer:
         built = await aside(len(call.body), self._build, history, prepared.recipe, around, prepared.request.model)
         if built is None or (before is not None and built.context.report.tokens_after >= before):
             return None
-        body, strip_usage = self._compose(
-            call, prepared.request, prepared.arrival, prepared.found, prepared.recipe, history, built
-        )
         labels = self._label(call, prepared.found, prepared.recipe, built, is_own_body=False)
         labels.overhead_ms = prepared.labels.overhead_ms
-        return replace(
-            prepared,
-            around=around,
-            history=history,
-            built=built,
-            body=body,
-            strip_usage=strip_usage,
-            labels=labels,
-        )
+        less = replace(prepared, around=around, history=history, built=built, labels=labels)
+        composed = self._compose_again(call, less)
+        # What was called already is answered, whatever is offered now.
+        tools = composed.tools | (prepared.tools if prepared.extra else frozenset())
+        return replace(less, body=composed.body, strip_usage=composed.strip_usage, tools=tools)
+
+
+def _not_named(offers: tuple[ToolOffer, ...], tools: bytes) -> tuple[ToolOffer, ...]:
+    """The offers without those whose names are taken by tools of the client."""
+    if b"\\u" not in tools and not any(offer.name.encode() in tools for offer in offers):
+        return offers
+    theirs = tool_names(tools)
+    return tuple(offer for offer in offers if offer.name not in theirs)
+
+
+def _must_call(request: Request) -> bool:
+    """Whether the client says that the model has to call a tool, or which."""
+    choice = request.tool_choice.lower()
+    return choice not in {b"", b"null"} and b"auto" not in choice and b"none" not in choice

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 
@@ -25,7 +25,7 @@ from app.service.recipes import Recipes
 from app.service.retrieval import Retriever
 from app.service.sessions import as_setting
 from app.store import messages as store
-from app.store import sessions, turns
+from app.store import sessions, summaries, turns
 from app.store.connection import Connection, Database
 from app.strategies.planning import report_cut_turns
 from app.strategies.presets import strategy_name
@@ -97,6 +97,7 @@ class Previews:
             if session is None:
                 raise NotFound("there is no such session")
             recipe = self._recipes.choose(strategy=strategy, epoch=epoch, session=session)
+            wish = replace(wish, model=wish.model or await summaries.last_model(connection, tenant, session_id))
             around = await self._circumstances(connection, tenant, session, arrival, recipe, wish)
             found = await _find(connection, tenant, session, arrival)
             history = await contexts.load(connection, tenant, found, arrival, dialect, recipe, around)

@@ -35,6 +35,8 @@ from app.service.retrieval import Retriever
 from app.service.stream_end import end_of, until_end, whole_events
 from app.service.summaries import Summaries
 from app.service.summarizer import Summarizer
+from app.service.tool_rounds import ToolRounds
+from app.service.tools import Tools
 from app.store.connection import Database
 from app.store.lookups import Lookups
 from app.store.writer import Writer
@@ -81,6 +83,7 @@ class Shared:
     metrics: Metrics
     summarizer: Summarizer
     retriever: Retriever
+    tools: Tools
     clock: Callable[[], datetime]
     monotonic: Callable[[], float]
     new_id: Callable[[], str]
@@ -118,6 +121,16 @@ class Proxy:
             metrics=shared.metrics,
             clock=shared.clock,
             fail_open=config.fail_open,
+        )
+        self._rounds = ToolRounds(
+            dialect,
+            preparer=self._preparer,
+            recorder=self._recorder,
+            tools=shared.tools,
+            metrics=shared.metrics,
+            send=self._send,
+            heartbeat=config.heartbeat,
+            max_reply=config.max_reply,
         )
         self._summaries = Summaries(dialect=dialect, database=shared.database, memo=self._memo, clock=shared.clock)
 
@@ -298,7 +311,10 @@ class Proxy:
             self._observe(call, sent, self._monotonic())
             return Answer(status=reply.status, headers=headers, body=error_body)
         if self._is_streamed(prepared, reply):
-            chunks = self._stream(call, prepared, reply, first, sent)
+            if prepared.tools:
+                chunks = self._observed(call, self._rounds.stream(call, prepared, reply, first), sent)
+            else:
+                chunks = self._stream(call, prepared, reply, first, sent)
             return Answer(status=reply.status, headers=_unbuffered(headers), chunks=chunks)
         try:
             body = error_body or await reply.read(self._config.max_reply)
@@ -308,11 +324,24 @@ class Proxy:
         finally:
             reply.close()
         ended = self._monotonic()
+        if prepared.tools:
+            body, status = await self._rounds.whole(call, prepared, body, reply.status)
+            self._observe(call, sent, self._monotonic())
+            return Answer(status=status, headers=headers, body=body)
         client_body, said = self._dialect.split_reply(body, prepared.extract, sent=_sent(call, prepared))
         await self._recorder.commit(prepared, said, reply.status, is_whole=True)
         self._forethought.consider(call, prepared)
         self._observe(call, sent, ended)
         return Answer(status=reply.status, headers=headers, body=client_body)
+
+    async def _observed(self, call: Call, chunks: AsyncIterator[bytes], sent: float) -> AsyncIterator[bytes]:
+        """The rounds of a reply; what our tools take counts as the upstream's time."""
+        try:
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            await chunks.aclose()  # type: ignore[attr-defined]
+            self._observe(call, sent, self._monotonic())
 
     def _is_streamed(self, prepared: Prepared, reply: Reply) -> bool:
         """Whether the reply comes piece by piece: as events, or, where that was asked for, as an array."""

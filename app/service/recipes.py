@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
+from app.dialects.dialect import ToolOffer
 from app.domain.sessions import Session
 from app.service.contexts import Recipe
 from app.strategies.epochs import Auto, Policy, parse_policy
-from app.strategies.presets import Slim, Strategy, Window, parse_strategy
+from app.strategies.presets import Slim, Strategy, Window, parse_strategy, strategy_name
 from app.strategies.prompts import HISTORY_GUIDELINES, TERSE_INSTRUCTIONS
 
 
@@ -24,14 +26,17 @@ class Recipes:
         instructions: bool,
         derive_terse: bool,
         cache_ttl: float = 300,
+        offers: Callable[[str], tuple[ToolOffer, ...]] | None = None,
     ) -> None:
         """``references`` in tokens (None: 2,000, but none under ``every_request``), ``cache_ttl`` in seconds.
 
         ``cache_ttl``: how long the upstream keeps a prompt cache warm.
 
-        ``instructions``: whether the model is asked for terse summaries.
+        ``instructions``: whether the model is asked for terse summaries. ``offers``: the tools that a strategy of that
+        name offers models.
         """
         self._cache_ttl = int(cache_ttl)
+        self._offers = offers or _none
         self._strategy = strategy
         self._epoch = epoch
         self._references = references
@@ -52,6 +57,7 @@ class Recipes:
             strategy=chosen,
             policy=self._read_policy(policy),
             instructions=_instructions_for(chosen) if self._instructions else None,
+            offers=self._offers(strategy_name(chosen)),
         )
 
     def check(self, *, strategy: str | None, epoch: str | None) -> None:
@@ -79,6 +85,10 @@ class Recipes:
                 }
             )
         return strategy
+
+
+def _none(_: str) -> tuple[ToolOffer, ...]:
+    return ()
 
 
 def _instructions_for(strategy: Strategy) -> str | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from app.dialects.dialect import Dialect
@@ -17,6 +18,8 @@ from app.service.arrival import digest, extend
 from app.service.calibrations import Calibrations
 from app.service.metrics import Metrics
 from app.service.preparing import Prepared
+from app.service.told import NOTHING_BESIDE, Beside, Hidden
+from app.store.artifacts import spilled
 from app.store.sessions import write_epoch
 from app.store.writer import Writer
 from app.store.writes import CallReport, NewEpoch, NewReply, ReplyWrite
@@ -56,10 +59,12 @@ class Recorder:
         write.tokens = [next(counts) if p.is_new else 0 for p in placed]
         prepared.written = self._writer.submit(write)
 
-    async def commit(self, prepared: Prepared, said: SaidReply, status: int, *, is_whole: bool) -> None:
+    async def commit(
+        self, prepared: Prepared, said: SaidReply, status: int, *, is_whole: bool, beside: Beside = NOTHING_BESIDE
+    ) -> None:
         """Return when request and reply are on disk; with failing open, when that has failed."""
         try:
-            await asyncio.shield(self.submit_reply(prepared, said, status, is_whole=is_whole))
+            await asyncio.shield(self.submit_reply(prepared, said, status, is_whole=is_whole, beside=beside))
         except (StoreUnavailable, Conflict, NotFound, ValueError) as error:
             if not self._fail_open:
                 raise StoreUnavailable("the reply could not be stored") from error
@@ -81,9 +86,18 @@ class Recorder:
             self.submit_reply(prepared, SaidReply(), status, is_whole=False)
 
     def submit_reply(
-        self, prepared: Prepared, said: SaidReply, status: int | None, *, is_whole: bool
+        self,
+        prepared: Prepared,
+        said: SaidReply,
+        status: int | None,
+        *,
+        is_whole: bool,
+        beside: Beside = NOTHING_BESIDE,
     ) -> asyncio.Future[None]:
-        """Queue what was said (``is_whole``: to its end) with the report of the call, and count both."""
+        """Queue what was said (``is_whole``: to its end) with the report of the call, and count both.
+
+        ``beside`` is stored with a reply, or not at all: without one, the request may be sent again.
+        """
         usage = self._dialect.read_usage(said.usage)
         now = self._clock()
         report = prepared.built.context.report if prepared.built else None
@@ -101,7 +115,10 @@ class Recorder:
             status=status,
         )
         replies = self._replies(prepared, said, is_whole=is_whole, now=now)
-        self._count_call(prepared, call_report)
+        if replies and beside is not NOTHING_BESIDE:
+            before, after = (self._hidden(prepared, hidden) for hidden in (beside.before, beside.after))
+            replies = [*before, *map(self._as_input, replies), *after]
+        self._count_call(prepared, call_report, is_one=not beside.before)
         return self._writer.submit(
             ReplyWrite(
                 request=prepared.write,
@@ -143,6 +160,29 @@ class Recorder:
             )
         return found
 
+    def _as_input(self, reply: NewReply) -> NewReply:
+        """A reply said in rounds: it goes back to the model as that said it last, whatever the client makes of it."""
+        return replace(reply, model_raw=self._dialect.as_input(reply.model_raw)) if reply.model_raw else reply
+
+    def _hidden(self, prepared: Prepared, messages: Sequence[Hidden]) -> list[NewReply]:
+        """What the client never sees. All of it is the model's view: nothing else tells it from what a client sent."""
+        read = [self._dialect.read_message(hidden.raw) for hidden in messages]
+        return [
+            NewReply(
+                raw=hidden.raw,
+                model_raw=hidden.raw,
+                digest=digest(message)[0],
+                chain=None,
+                tokens=tokens.count_message(message, prepared.request.model),
+                finish=_short(hidden.choice.finish_reason) if hidden.choice else None,
+                terse=tuple((text, "model") for text in hidden.choice.terse) if hidden.choice else (),
+                state=hidden.choice.state if hidden.choice else None,
+                role=message.role,
+                spilled=tuple(spilled(read, index)),
+            )
+            for index, (hidden, message) in enumerate(zip(messages, read, strict=True))
+        ]
+
     def _derive(self, prepared: Prepared, reply: Message, now: datetime) -> list[tuple[str, str]]:
         """A log entry made without a model, for a turn whose reply carried none."""
         strategy = prepared.recipe.strategy
@@ -167,7 +207,8 @@ class Recorder:
             derived=built.derived,
         )
 
-    def _count_call(self, prepared: Prepared, report: CallReport) -> None:
+    def _count_call(self, prepared: Prepared, report: CallReport, *, is_one: bool) -> None:
+        """``is_one``: the upstream was asked once, so that what it reports can be held against what was estimated."""
         metrics = self._metrics
         built = prepared.built
         if built is not None:
@@ -187,7 +228,7 @@ class Recorder:
         ):
             if reported:
                 metrics.reported_tokens[kind].inc(reported)
-        if report.input_tokens and report.tokens_after:
+        if is_one and report.input_tokens and report.tokens_after:
             metrics.estimate_error.observe(report.input_tokens / report.tokens_after)
             self._calibrations.observe(
                 prepared.request.model, estimated=report.tokens_after, reported=report.input_tokens

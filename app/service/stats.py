@@ -11,7 +11,7 @@ from app.service.previews import Preview, Previews, Wish
 from app.service.recipes import Recipes
 from app.store import positions, sessions, stats
 from app.store.connection import Database
-from app.store.stats import CallTotals, Compression, EpochRow
+from app.store.stats import CallTotals, Compression
 from app.strategies.presets import Tiered
 
 # Seconds; sums over the calls of a long session take a while.
@@ -127,13 +127,3 @@ class Figures:
             return levels_of(await self._previews.build(tenant, session_id, Wish()), strategy)
         except (ContextTooLarge, InvalidRequest):
             return None
-
-    async def epochs(
-        self, tenant: str, session_id: str, *, after: int, limit: int
-    ) -> tuple[list[EpochRow], int | None]:
-        """Epochs in order after number ``after``, and where to go on. Raises `NotFound`."""
-        async with self._database.reading(tenant, limit=LIMIT) as connection:
-            if await sessions.get(connection, tenant, session_id) is None:
-                raise NotFound("there is no such session")
-            found = await stats.epochs(connection, tenant, session_id, after=after, limit=limit + 1)
-        return found[:limit], found[limit - 1].number if len(found) > limit else None

@@ -129,15 +129,20 @@ class Tools:
 
         ``arguments`` are JSON text, as the model gave them, or what that says.
         """
+        return (await self.answer(tenant, session_id, name, arguments)).text
+
+    async def answer(self, tenant: str, session_id: str, name: str, arguments: object) -> Answer:
+        """The same, and whether something went wrong."""
         try:
-            return (await self.call(tenant, session_id, name, arguments)).text
+            return await self.call(tenant, session_id, name, arguments)
         except StoreUnavailable:
-            return f"{name} is not available at the moment. Go on without it, or try again later."
+            text = f"{name} is not available at the moment. Go on without it, or try again later."
         except TerselyError as error:
-            return f"{name}: {error.detail}"
+            text = f"{name}: {error.detail}"
         except Exception as error:  # noqa: BLE001 a chat goes on; a message may quote content, so only its class is told
             _log.error("a tool failed: %s", type(error).__name__)
-            return f"{name} failed. Go on without it."
+            text = f"{name} failed. Go on without it."
+        return Answer(text=text, is_error=True)
 
     async def call(self, tenant: str, session_id: str, name: str, arguments: object) -> Answer:
         """The same for callers who have statuses: raises `NotFound` for tool or session, `StoreUnavailable`, `Busy`."""

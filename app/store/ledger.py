@@ -110,23 +110,25 @@ def enter_request(write: RequestWrite, state: State, decision: Decision, rows: R
 
 def enter_reply(write: ReplyWrite, asked: Outcome, state: State, placement: Placement, rows: Rows) -> None:
     """Enter a reply and the report of its call; ``state`` moves on."""
-    for reply in write.replies:
+    for number, reply in enumerate(write.replies, start=1):
         if placement.status == "removed":
-            reply = replace(reply, raw=b"", model_raw=None, tokens=0, terse=(), state=None)  # noqa: PLW2901
+            reply = replace(reply, raw=b"", model_raw=None, tokens=0, terse=(), state=None, spilled=())  # noqa: PLW2901
         state.last_seq += 1
         place = float(state.last_seq)
         if placement.before is not None:
-            place = (asked.answered_place + placement.before) / 2
+            room = placement.before - asked.answered_place
+            place = asked.answered_place + room * number / (len(write.replies) + 1)
         rows.messages.append(
             (
-                state.id, state.last_seq, asked.turn, reply.tokens, place, "assistant",
+                state.id, state.last_seq, asked.turn, reply.tokens, place, reply.role,
                 "superseded" if reply.is_alternative else placement.status, write.request.dialect,
-                True, True, False, reply.finish, asked.call, reply.digest, reply.chain, write.now,
+                reply.chain is not None, True, False, reply.finish, asked.call, reply.digest, reply.chain, write.now,
                 reply.raw, reply.model_raw,
             )
         )  # fmt: skip
         rows.terse += _terse(state.id, asked.turn, state.last_seq, reply.terse, write.now)
         rows.states += _states(state.id, state.last_seq, reply.state, write.now)
+        rows.artifacts += [artifacts.row(state.id, state.last_seq, each, write.now) for each in reply.spilled]
         state.tokens += reply.tokens
     # Of a call that failed, the request may be sent again; once there is a reply, its chain is what is looked for.
     is_unanswered = not write.replies and state.last_seq == asked.last_seq

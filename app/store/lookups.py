@@ -24,7 +24,7 @@ MAX_BATCH = 64
 _S = ", ".join(f"s.{name}" for name in COLUMNS.split(", "))
 _ROW = (
     "r.seq, r.place, r.turn, r.tokens, r.role, r.status, r.digest, r.chain, r.call, r.dialect, r.pinned, r.priority, "
-    "r.created_at, r.model_raw"
+    "r.created_at, r.model_raw, r.client_visible"
 )
 _LISTS = {
     "seqs": "seq",
@@ -41,6 +41,7 @@ _LISTS = {
     "priorities": "priority",
     "times": "created_at",
     "model_raws": "model_raw",
+    "hidden": "NOT client_visible",
 }
 
 # The same order of preference, and the same rows, as in `sessions.BY_CHAIN` and `messages.TAIL_ROWS`. OFFSET 0 keeps
@@ -70,7 +71,7 @@ SELECT $4::integer AS request, h.*, t.* FROM (
     SELECT {", ".join(f"array_agg({column}) AS {name}" for name, column in _LISTS.items())} FROM (
         SELECT {_ROW} FROM messages r
         WHERE h.hit_is_current AND h.hit_seq >= h.cut AND r.tenant_id = $1 AND r.session_id = h.id AND r.seq >= h.cut
-            AND r.status <> 'superseded' AND r.turn > 0 AND r.client_visible
+            AND r.status <> 'superseded' AND r.turn > 0
         UNION ALL
         SELECT {_ROW} FROM messages r
         WHERE h.hit_is_current AND h.hit_seq >= h.cut AND r.tenant_id = $1 AND r.session_id = h.id AND r.turn = 0
@@ -213,6 +214,7 @@ def _tail(record: Record) -> list[TailRow]:
             priority=priority,
             created_at=created_at,
             model_raw=model_raw,
+            is_hidden=is_hidden,
         )
         for (
             seq,
@@ -229,5 +231,6 @@ def _tail(record: Record) -> list[TailRow]:
             priority,
             created_at,
             model_raw,
+            is_hidden,
         ) in zip(*(record[name] for name in _LISTS), strict=True)
     ]

@@ -37,6 +37,7 @@ class StoredMessage:
 
 
 ROW = "seq, place, turn, tokens, role, status, digest, chain IS NOT NULL AS relayed, call"
+TAIL = f"{ROW}, dialect, pinned, priority, created_at, model_raw, NOT client_visible AS is_hidden"
 FULL = (
     "seq, turn, place, tokens, role, status, dialect, client_visible, model_visible, pinned, priority, finish, digest, "
     "created_at, raw, model_raw"
@@ -45,18 +46,15 @@ HERE = "tenant_id = $1 AND session_id = $2"
 
 # Instructions are found by an index of their own, so that the cost depends on the tail alone.
 TAIL_ROWS = f"""
-SELECT {ROW}, dialect, pinned, priority, created_at, model_raw FROM messages
-WHERE {HERE} AND seq >= $3 AND status <> 'superseded' AND turn > 0 AND client_visible
+SELECT {TAIL} FROM messages
+WHERE {HERE} AND seq >= $3 AND status <> 'superseded' AND turn > 0
 UNION ALL
-SELECT {ROW}, dialect, pinned, priority, created_at, NULL FROM messages
+SELECT {TAIL} FROM messages
 WHERE {HERE} AND turn = 0 AND status = 'live'
 ORDER BY place, seq
 """
 
-ALL_ROWS = f"""
-SELECT {ROW}, dialect, pinned, priority, created_at, model_raw FROM messages
-WHERE {HERE} AND client_visible ORDER BY place, seq
-"""
+ALL_ROWS = f"SELECT {TAIL} FROM messages WHERE {HERE} ORDER BY place, seq"
 
 CONTENT = f"SELECT {FULL} FROM messages WHERE {HERE} AND seq = ANY($3::bigint[]) ORDER BY place, seq"
 
@@ -72,7 +70,10 @@ INSTRUCTIONS = f"SELECT {FULL} FROM messages WHERE {HERE} AND turn = 0 AND statu
 
 
 class TailRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A row of the tail, with the model's view where it differs from the client's; ``dialect`` is that of both."""
+    """A row of the tail, with the model's view where it differs from the client's; ``dialect`` is that of both.
+
+    ``is_hidden``: the client knows nothing of it, so that ``model_raw`` is all of it.
+    """
 
     row: Row
     dialect: str
@@ -80,6 +81,7 @@ class TailRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     priority: int = DEFAULT_PRIORITY
     created_at: datetime
     model_raw: bytes | None
+    is_hidden: bool = False
 
 
 def _row(record: Record) -> TailRow:
@@ -100,6 +102,7 @@ def _row(record: Record) -> TailRow:
         priority=record["priority"],
         created_at=record["created_at"],
         model_raw=record["model_raw"],
+        is_hidden=record["is_hidden"],
     )
 
 
@@ -114,7 +117,7 @@ async def tail_rows(connection: Connection, tenant: str, session_id: str, cut: i
 
 
 async def all_rows(connection: Connection, tenant: str, session_id: str) -> list[TailRow]:
-    """Every row that the client knows of, superseded ones too."""
+    """Every row, superseded and hidden ones too."""
     return [_row(record) for record in await connection.fetch(ALL_ROWS, tenant, session_id)]
 
 
@@ -138,9 +141,7 @@ async def instructions(connection: Connection, tenant: str, session_id: str) -> 
     return [message_from(r) for r in await connection.fetch(INSTRUCTIONS, tenant, session_id)]
 
 
-KEPT_ROWS = f"""
-SELECT {ROW}, dialect, pinned, priority, created_at, model_raw FROM messages WHERE {HERE} AND seq = ANY($3::bigint[])
-"""
+KEPT_ROWS = f"SELECT {TAIL} FROM messages WHERE {HERE} AND seq = ANY($3::bigint[])"
 
 
 async def rows_of(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> list[TailRow]:

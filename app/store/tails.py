@@ -53,14 +53,16 @@ def grown(before: Tail | None, session: Session, records: Iterable[Record], chai
 
 def _row(record: Record) -> TailRow:
     (
-        _, seq, turn, tokens, place, role, status, dialect, _, _, pinned, _, call, digest, chain, created_at, _,
+        _, seq, turn, tokens, place, role, status, dialect, is_shown, _, pinned, _, call, digest, chain, created_at, _,
         model_raw,
     ) = record  # fmt: skip
     row = Row(
         seq=seq, place=place, turn=turn, tokens=tokens, role=role, status=status, digest=digest,
         relayed=chain is not None, call=call,
     )  # fmt: skip
-    return TailRow(row=row, dialect=dialect, pinned=pinned, created_at=created_at, model_raw=model_raw)
+    return TailRow(
+        row=row, dialect=dialect, pinned=pinned, created_at=created_at, model_raw=model_raw, is_hidden=not is_shown
+    )
 
 
 def _place(row: TailRow) -> tuple[float, int]:

@@ -236,6 +236,15 @@ ON CONFLICT (tenant_id, id) DO NOTHING RETURNING id
 SET_STATUS = """
 UPDATE messages SET status = $4 WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::bigint[])
 """
+# What the model did beside its replies, hidden from the client, goes the way of the replies. The condition is that of
+# the index `messages_exceptions`, word for word.
+SET_STATUS_OF_HIDDEN = """
+UPDATE messages SET status = $4 WHERE tenant_id = $1 AND session_id = $2 AND status = $5 AND NOT client_visible
+  AND CASE WHEN status <> 'live' OR turn = 0 OR place <> seq::float8 OR NOT client_visible OR NOT model_visible
+      THEN 1 ELSE 0 END = 1
+  AND call IN (SELECT r.call FROM messages r
+               WHERE r.tenant_id = $1 AND r.session_id = $2 AND r.seq = ANY($3::bigint[]) AND r.call > 0)
+"""
 FIND_APPEND = """
 SELECT digest, first_seq, last_seq, turn FROM appends WHERE tenant_id = $1 AND session_id = $2 AND key = $3
 """
@@ -247,13 +256,14 @@ SELECT a.status,
      WHERE n.tenant_id = $1 AND n.session_id = $2 AND n.place > a.place AND n.turn = a.turn AND n.turn + 0 IS NOT NULL
        AND n.role = 'assistant' AND n.status = 'live'
        AND NOT EXISTS (SELECT FROM messages b WHERE b.tenant_id = $1 AND b.session_id = $2 AND b.status = 'live'
-                       AND b.role <> 'assistant' AND b.turn > 0 AND b.place > a.place AND b.place < n.place)
+                       AND b.role <> 'assistant' AND b.client_visible AND b.turn > 0 AND b.place > a.place
+                       AND b.place < n.place)
     ) AS rival
 FROM messages a WHERE a.tenant_id = $1 AND a.session_id = $2 AND a.seq = $3
 """
 SUPERSEDE_RIVAL = """
 UPDATE messages SET status = 'superseded'
-WHERE tenant_id = $1 AND session_id = $2 AND role = 'assistant' AND status = 'live' AND call = $3
+WHERE tenant_id = $1 AND session_id = $2 AND status = 'live' AND call = $3
 """
 
 
@@ -296,7 +306,7 @@ class _Attempt:
         else:
             return
         replies = [reply for write in self.writes if isinstance(write, ReplyWrite) for reply in write.replies]
-        chain = replies[0].chain if replies else None
+        chain = next((reply.chain for reply in replies if reply.chain is not None), None)
         tails.put(tenant, grown(before, session, self.rows.messages, chain))
 
 
@@ -445,9 +455,10 @@ async def _write_request(
 
 
 async def _set_statuses(connection: Connection, tenant: str, session_id: str, decision: Decision) -> None:
-    for seqs, status in ((decision.superseded, "superseded"), (decision.revived, "live")):
+    for seqs, status, before in ((decision.superseded, "superseded", "live"), (decision.revived, "live", "superseded")):
         if seqs:
             await connection.execute(SET_STATUS, tenant, session_id, list(seqs), status)
+            await connection.execute(SET_STATUS_OF_HIDDEN, tenant, session_id, list(seqs), status, before)
 
 
 async def _written_before(connection: Connection, tenant: str, write: RequestWrite, state: State) -> Outcome | None:
@@ -478,7 +489,7 @@ async def _decide_again(connection: Connection, tenant: str, write: RequestWrite
     """
     if write.mode == "append":
         return await _append_again(connection, tenant, write, state)
-    rows = [tail.row for tail in await messages.all_rows(connection, tenant, state.id)]
+    rows = [tail.row for tail in await messages.all_rows(connection, tenant, state.id) if not tail.is_hidden]
     decision = reconcile(rows, write.incoming, last_seq=state.last_seq, turns=state.turns, revivable=True)
     if write.version is None and not any(p.turn and not p.is_new for p in decision.placed):
         if write.create is not None and write.create.spare_id is not None:

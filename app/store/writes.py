@@ -12,6 +12,7 @@ from msgspec import structs
 
 from app.domain.history import Epoch, TerseEntry
 from app.domain.lineage import Decision, Incoming
+from app.domain.messages import Role
 from app.domain.sessions import Session
 from app.store.artifacts import Artifact
 
@@ -211,18 +212,22 @@ class RequestWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewReply:
-    """One reply. ``raw`` as the client saw it, ``model_raw`` as the model said it where that differs.
+    """One reply, or a message that came with it. ``raw`` as the client saw it, ``model_raw`` as the model said it where
+    that differs.
 
     ``chain`` and ``digest`` identify the client's view. ``terse`` are its log entries with their source, ``state`` is
-    its state block. ``is_alternative``: a further choice, kept but not live.
+    its state block. ``is_alternative``: a further choice, kept but not live. A message without a ``chain`` is hidden
+    from the client: a call to a tool of ours, or its result. It comes with a reply that is not.
     """
 
     raw: bytes
     model_raw: bytes | None
     digest: bytes
-    chain: bytes
+    chain: bytes | None
     tokens: int
     finish: str | None
+    role: Role = "assistant"
+    spilled: tuple[Artifact, ...] = ()
     terse: tuple[tuple[str, str], ...] = ()
     state: str | None = None
     is_alternative: bool = False

@@ -44,6 +44,7 @@ from app.strategies.trimming import (
     fit_budget,
     keep_newest_turns,
     keep_texts,
+    until_steady,
 )
 
 # Log, index and summary each get at most this share of the low watermark, whatever their own limits allow.
@@ -289,10 +290,14 @@ def _trim(strategy: Trim, start: Start) -> Composition:
     elif start.advance.reason == "resume":
         shape = (keep_texts(max(RESTORE_LEAST, strategy.max_context_turns // RESTORE_SHARE)),)
     else:
+        most = 1 if start.advance.reason == "compact" else strategy.max_context_turns
+        halve: tuple[Stage, ...] = (drop_half_over_turns(most), fit_budget(budget))
+        if isinstance(start.policy, Auto) and most > 1:
+            # One after the other at three calls, they would cost three re-writes of the prefix.
+            halve = (until_steady(*halve),)
         shape = (
             start.shorten(lambda entries: past_result_tiers(entries, chars=strategy.max_result_chars, way=way)),
-            drop_half_over_turns(1 if start.advance.reason == "compact" else strategy.max_context_turns),
-            fit_budget(budget),
+            *halve,
         )
     summary = inject_summary(
         start.material,

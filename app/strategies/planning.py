@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 
 from app.domain.context import Context, TurnReport
 from app.domain.history import Entry, Epoch, Material, Snapshot
+from app.domain.tiers import Way
 from app.domain.tokens import Encode, estimate_text
 from app.strategies.compositions import Composition, Start, closing_of, compose, needs_of
 from app.strategies.cutting import must_stay
@@ -30,19 +31,24 @@ from app.strategies.stages import keep_within
 
 # The size of a head follows from the cut and the cut from the size of the head: so many rounds at most.
 ROUNDS = 3
+# Between the two parts of a fingerprint.
+_WITH = " with "
 
 
 @lru_cache(maxsize=1024)
-def fingerprint_of(strategy: Strategy, policy: Policy) -> str:
-    """Names strategy, parameters and policy; stored with each epoch."""
-    return fingerprint(strategy_text(strategy), policy)
+def fingerprint_of(strategy: Strategy, policy: Policy, way: Way = "") -> str:
+    """Names strategy, parameters and policy, and the tool that what is shortened is looked up with; stored with each
+    epoch.
+    """
+    named = fingerprint(strategy_text(strategy), policy)
+    return f"{named}{_WITH}{way}" if way else named
 
 
 def decide(
     snapshot: Snapshot, *, strategy: Strategy, policy: Policy, now: datetime, overflow: bool = False
 ) -> Decision:
     """`decide_epoch` for a strategy."""
-    current = fingerprint_of(strategy, policy)
+    current = fingerprint_of(strategy, policy, snapshot.way)
     shown = as_shown(snapshot)
     needs = needs_of(strategy, shown)
     return decide_epoch(shown, policy, needs, now=now, current=current, overflow=overflow)
@@ -67,7 +73,7 @@ def load_from(epoch: Epoch | None, *, strategy: Strategy, policy: Policy) -> int
     """
     if epoch is None:
         return 1
-    unchanged = epoch.fingerprint == fingerprint_of(strategy, policy)
+    unchanged = epoch.fingerprint.partition(_WITH)[0] == fingerprint_of(strategy, policy)
     return epoch.cut if unchanged or not _may_widen(strategy, policy) else epoch.floor
 
 
@@ -119,7 +125,7 @@ def plan_epoch(
         head=draft.head,
         kept=tuple(entry.seq for entry in draft.kept),
         reason=advance.reason,
-        fingerprint=fingerprint_of(strategy, policy),
+        fingerprint=fingerprint_of(strategy, policy, snapshot.way),
         references=draft.references,
         created_at=now,
         tiers=draft.tiers,

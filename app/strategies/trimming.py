@@ -13,7 +13,7 @@ from app.domain.messages import Text
 from app.domain.tokens import Encode, count_text_message
 from app.domain.turns import Turn, group_turns
 from app.strategies.cutting import must_stay
-from app.strategies.pipeline import Draft, Edit, Stage
+from app.strategies.pipeline import Draft, Edit, Stage, run
 from app.strategies.prompts import ANSWER_NOW
 
 # "Token Budget Trimming": with fewer turns than this a half of them would be next to everything.
@@ -45,6 +45,19 @@ def fit_budget(budget: int) -> Stage:
         if len(turns) < FEW_TURNS:
             return _reduce(draft, turns)
         return _keep_turns(draft, turns[len(turns) // 2 :])
+
+    return stage
+
+
+def until_steady(*stages: Stage) -> Stage:
+    """``stages`` over and over, until they find nothing more to do."""
+
+    def stage(draft: Draft) -> Draft:
+        while True:
+            before = draft
+            draft = run(draft, stages)
+            if draft.entries == before.entries:
+                return draft
 
     return stage
 

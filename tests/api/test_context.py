@@ -87,13 +87,14 @@ async def test_full_is_everything_and_given_messages_come_last(api: Api) -> None
 async def test_building_changes_nothing(api: Api, database) -> None:
     await fill(api)
     before = await dump(database)
-    for wish in (
+    wishes: tuple[dict[str, Any], ...] = (
         {},
         {"strategy": "slim", "epoch": "every_request", "model": "gpt-4o"},
         {"strategy": "full", "messages": [{"role": "user", "content": "unstored words"}]},
         {"max_tokens": 1000},
         *({"strategy": name, "epoch": epoch} for name in STRATEGIES for epoch in ("auto", "every_request")),
-    ):
+    )
+    for wish in wishes:
         await build(api, **wish)
     for bad in ({"max_tokens": 5}, {"strategy": "none"}, {"messages": [{"role": "wizard"}]}):
         assert (await api.http.post("/api/sessions/s/context", json=bad)).status_code == 422

@@ -19,7 +19,7 @@ from app.domain.tool_catalog import OFFERED, TOOLS, parse_offer
     ],
 )
 def test_what_is_right(name: str, given: object, read: object) -> None:
-    assert read_arguments(TOOLS[name], given) == read  # type: ignore[arg-type]
+    assert read_arguments(TOOLS[name], given) == read
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_what_is_right(name: str, given: object, read: object) -> None:
 )
 def test_what_is_wrong(name: str, given: object, told: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        read_arguments(TOOLS[name], given)  # type: ignore[arg-type]
+        read_arguments(TOOLS[name], given)
     assert told in refused.value.detail
 
 

@@ -217,3 +217,11 @@ def test_persistence_a_short_pause_is_no_restart() -> None:
 def test_under_auto_nothing_happens_within_the_limits() -> None:
     context = call_model(load(tool_turns(20, size=4_000), None), strategy=Trim(), policy=Auto())
     assert context.is_whole
+
+
+def test_under_auto_a_first_plan_over_a_long_history_is_enough_for_the_next_call() -> None:
+    history = chat(150, size=1_200)
+    first = call_model(load(history[:-2], None), strategy=Trim(), policy=Auto())
+    assert len({entry.turn for entry in first.messages if isinstance(entry, Entry)}) <= 20
+    second = call_model(load(history, first.epoch), strategy=Trim(), policy=Auto())
+    assert second.epoch.number == first.epoch.number

@@ -24,7 +24,7 @@ def compactions_router(service: Compactions, router: APIRouter) -> None:
     async def compact(tenant: Tenant, session_id: SessionId, body: ChosenSettings | None = None) -> Response:
         """Cut the context down to its low watermark, as at the end of an epoch, without waiting for one.
 
-        Under `compact`, `trim` and `tiered` everything before the last turn is summarised first, by the configured
+        Under `compact` and `trim` everything before the last turn is summarised first, by the configured
         model or, without one, from the text itself. History stays. 409 while the session is being summarised already.
         """
         done = await service.compact(tenant, session_id, _means(body))

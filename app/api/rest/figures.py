@@ -12,14 +12,14 @@ from fastapi.responses import StreamingResponse
 from app.api.rest import schemas
 from app.api.rest.answers import answer, moment, page
 from app.api.rest.guard import SessionId, Tenant
-from app.api.rest.schemas import MAX_TURN, Limit
+from app.api.rest.schemas import Limit
 from app.domain.turns import write_turn_id
 from app.service.following import Cursor, Followers, Happened
 from app.service.stats import Figures, Stats, TieredFigures
 from app.store.events import Event
 from app.store.stats import EpochRow
 
-After = Annotated[int, Query(ge=0, le=MAX_TURN, description="An epoch's number; the page starts behind it.")]
+After = Annotated[str, Query(max_length=40, description="The `next` of the page before, or the id of an event.")]
 LastEventId = Annotated[str | None, Header(description="With server-sent events: go on after the event of that id.")]
 EVENT_STREAM = "text/event-stream"
 # A comment goes out after so many looks without news, so that nothing in between takes the stream for dead.
@@ -43,21 +43,22 @@ def figures_router(service: Figures, followers: Followers, router: APIRouter) ->
     async def events(
         tenant: Tenant,
         session_id: SessionId,
-        after: After = 0,
+        after: After = "0",
         limit: Limit = 100,
         accept: Annotated[str, Header(include_in_schema=False)] = "",
         last_event_id: LastEventId = None,
     ) -> Response:
-        """The epochs that started, in order, with the reason and what each spared.
+        """What happened, in order: epochs that started, with the reason and what each spared, and compactions, at their
+        start and end, with what came of them.
 
-        With `Accept: text/event-stream` as server-sent events, which go on as epochs start and summaries are made: an
-        event's name is its `type`, its data the same JSON as in the list. `after` or `Last-Event-ID` says where to
-        go on.
+        With `Accept: text/event-stream` as server-sent events, which go on as it happens: an event's name is its
+        `type`, its data the same JSON as in the list. `after` or `Last-Event-ID` says where to go on.
         """
         if EVENT_STREAM not in accept.lower():
-            found, following = await service.epochs(tenant, session_id, after=after, limit=limit)
-            return page([_write_epoch(row) for row in found], following)
-        cursor = Cursor(epoch=after) if last_event_id is None else Cursor.read(last_event_id, field="Last-Event-ID")
+            found = await followers.news(tenant, session_id, Cursor.read(after, field="after"), limit=limit + 1)
+            following = found[limit - 1][1].write() if len(found) > limit else None
+            return page([_write_happened(each) for each, _ in found[:limit]], following)
+        cursor = Cursor.read(*((after, "after") if last_event_id is None else (last_event_id, "Last-Event-ID")))
         await followers.news(tenant, session_id, cursor)
         stream = write_stream(followers.follow(tenant, session_id, cursor))
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -69,7 +70,7 @@ async def write_stream(news: AsyncIterator[list[Happened]]) -> AsyncIterator[byt
     quiet = 0
     async for found in news:
         for each, cursor in found:
-            told = _write_epoch(each) if isinstance(each, EpochRow) else _write_event(each)
+            told = _write_happened(each)
             yield b"id: %b\nevent: %b\ndata: %b\n\n" % (
                 cursor.write().encode(),
                 told["type"].encode(),
@@ -116,6 +117,10 @@ def _write_tiered(tiered: TieredFigures) -> dict[str, Any]:
         "levels": tiered.levels,
         "retrieved": [write_turn_id(turn) for turn in tiered.retrieved],
     }
+
+
+def _write_happened(happened: EpochRow | Event) -> dict[str, Any]:
+    return _write_epoch(happened) if isinstance(happened, EpochRow) else _write_event(happened)
 
 
 def _write_epoch(row: EpochRow) -> dict[str, Any]:

@@ -687,7 +687,7 @@ class StatsOut(BaseModel):
     tiered: TieredOut | None = Field(description="null under other strategies.")
 
 
-class EventOut(BaseModel):
+class EpochStarted(BaseModel):
     """An epoch that started."""
 
     type: Literal["epoch"]
@@ -700,8 +700,25 @@ class EventOut(BaseModel):
     created_at: str
 
 
+class CompactionEvent(BaseModel):
+    """A summary that is about to be made, or that was made or given up, of the messages of a range."""
+
+    type: Literal["compaction_start", "compaction_end"]
+    number: int
+    purpose: str
+    strategy: str
+    first_seq: int
+    last_seq: int
+    messages: int
+    tokens_before: int
+    tokens_after: int | None = None
+    result: str | None = Field(None, description="At the end: see `POST /sessions/{session_id}/compact`.")
+    error: str | None = Field(None, description="Why no model wrote it, if one should have.")
+    created_at: str
+
+
 class EventPage(BaseModel):
     """Events in order."""
 
-    items: list[EventOut]
-    next: int | None
+    items: list[EpochStarted | CompactionEvent]
+    next: str | None

@@ -107,7 +107,7 @@ class Tenants:
         """All current messages of a session, in order, as the client knows them."""
         async with self.database.transaction(tenant) as connection:
             rows = await messages.all_rows(connection, tenant, session_id)
-            current = [row.row for row in rows if row.row.status == "live"]
+            current = [row.row for row in rows if row.row.status == "live" and not row.is_hidden]
             content = await messages.content(connection, tenant, session_id, [row.seq for row in current])
         replies = {row.seq for row in current if row.relayed}
         return [Stored(raw=message.raw, is_reply=message.seq in replies) for message in content]

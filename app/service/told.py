@@ -1,0 +1,105 @@
+"""What a model said over the rounds of one call, and what of that its client is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from app.dialects.dialect import Dialect, Reply, ReplyChoice
+from app.dialects.rounds import add_usage
+from app.domain.errors import InvalidRequest
+from app.domain.messages import Message, ToolCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hidden:
+    """A message that the client never sees: what the model said (``choice``) when it called tools of ours, or a result.
+
+    ``raw`` is fit to be sent to a model.
+    """
+
+    raw: bytes
+    choice: ReplyChoice | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """Hidden messages that stand before a reply, and those behind it: results of its calls of ours among others."""
+
+    before: tuple[Hidden, ...] = ()
+    after: tuple[Hidden, ...] = ()
+
+
+NOTHING_BESIDE = Beside()
+
+
+class Told:
+    """The rounds of one call. ``names`` are those of our tools."""
+
+    def __init__(self, dialect: Dialect, names: frozenset[str]) -> None:
+        assert dialect.rounds is not None
+        self._dialect = dialect
+        self._rounds = dialect.rounds
+        self._names = names
+        self._shown: list[bytes] = []
+        self._before: list[Hidden] = []
+        self.usage = b""
+
+    @property
+    def rounds(self) -> int:
+        """How many there were, the one that is under way left out."""
+        return len(self._shown)
+
+    @property
+    def extra(self) -> list[bytes]:
+        """What a model that is asked again is sent behind its context."""
+        return [hidden.raw for hidden in self._before]
+
+    @property
+    def has_words(self) -> bool:
+        """Whether the client was shown any."""
+        return any(self._read(message).text for message in self._shown)
+
+    def calls(self, said: Reply) -> tuple[list[ToolCall], bool]:
+        """The calls of ours in a round's reply, and whether there are others."""
+        if not said.choices:
+            return [], False
+        calls = self._read(said.choices[0].model_message).calls
+        ours = [call for call in calls if call.name in self._names]
+        return ours, len(ours) < len(calls)
+
+    def go_on(self, said: Reply, results: Sequence[bytes]) -> None:
+        """A round is over in which the model called nothing but tools of ours."""
+        choice = said.choices[0]
+        self._shown.append(self._rounds.without_calls(choice.client_message, self._names))
+        self._before.append(Hidden(raw=self._dialect.as_input(choice.model_message), choice=choice))
+        self._before += [Hidden(raw=raw) for raw in results]
+        self.usage = add_usage(self.usage, said.usage)
+
+    def end(self, said: Reply, results: Sequence[bytes] = ()) -> tuple[Reply, Beside]:
+        """The whole reply, after the last round; ``results``: of the calls of ours in it.
+
+        Calls of ours without results never happened. Where the last round came to nothing, neither did the earlier
+        ones, but for the words that the client has seen.
+        """
+        choice = said.choices[0] if said.choices else ReplyChoice(index=0, model_message=b"", client_message=b"")
+        shown, model = list(self._shown), b""
+        if said.choices:
+            shown.append(self._rounds.without_calls(choice.client_message, self._names))
+            model = choice.model_message if results else self._rounds.without_calls(choice.model_message, self._names)
+        client = self._rounds.join(shown) if shown else b""
+        beside = Beside(before=tuple(self._before), after=tuple(Hidden(raw=raw) for raw in results))
+        if not self._says(model):
+            model, beside = client, NOTHING_BESIDE
+        whole = replace(choice, model_message=model, client_message=client)
+        usage = add_usage(self.usage, said.usage)
+        return replace(said, choices=(whole,) if self._says(client) or self._says(model) else (), usage=usage), beside
+
+    def _says(self, message: bytes) -> bool:
+        return bool(message) and bool(self._read(message).parts)
+
+    def _read(self, message: bytes) -> Message:
+        try:
+            return self._dialect.read_reply(message)
+        except InvalidRequest:
+            return Message(role="assistant", parts=(), raw=message)

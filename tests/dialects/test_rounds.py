@@ -1,0 +1,179 @@
+"""Replies in rounds: the client's view shows no trace of what was ours, whatever was called and however it was cut."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.dialects.dialect import Dialect, Reply
+from app.dialects.registry import ANTHROPIC, OPENAI_CHAT
+from app.dialects.rounds import add_usage, tool_names
+from app.domain.extraction import NOTHING
+from app.service.told import Told
+
+OURS = frozenset({"context_search", "save_memo"})
+NAMES = ("context_search", "save_memo", "context_search_more", "context", "add", "s")
+MARK = "OURS"
+USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10, "prompt_tokens_details": {"cached_tokens": 2}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What the model says in one round; ``calls`` are (name, arguments)."""
+
+    text: str
+    calls: tuple[tuple[str, str], ...]
+
+
+def _call(name: str, argument: str) -> tuple[str, str]:
+    return name, json.dumps({"q": f"{MARK}{argument}" if name in OURS else argument})
+
+
+words = st.text(alphabet='ab "\\\n{}€', max_size=12)
+calls = st.builds(_call, st.sampled_from(NAMES), words)
+last_rounds = st.builds(lambda text, made: Round(text=text, calls=tuple(made)), words, st.lists(calls, max_size=4))
+inner_rounds = st.builds(
+    lambda text, made: Round(text=text, calls=tuple(made)),
+    words,
+    st.lists(st.builds(_call, st.sampled_from(sorted(OURS)), words), min_size=1, max_size=3),
+)
+histories = st.builds(lambda inner, last: [*inner, last], st.lists(inner_rounds, max_size=3), last_rounds)
+
+
+def _event(value: object, name: str = "") -> bytes:
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
+
+
+def chat_stream(number: int, said: Round, step: int) -> bytes:
+    """A round as OpenAI streams it, in pieces of ``step`` characters; names come whole, or not."""
+    out: list[bytes] = []
+
+    def chunk(delta: dict[str, Any], finish: str | None = None) -> None:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        out.append(_event({"id": f"c{number}", "created": number, "model": "m", "choices": [choice]}))
+
+    chunk({"role": "assistant", "content": ""})
+    for at in range(0, len(said.text), step):
+        chunk({"content": said.text[at : at + step]})
+    for index, (name, arguments) in enumerate(said.calls):
+        cut = step if step % 2 else len(name)
+        first = {"index": index, "id": f"id{number}_{index}", "type": "function"}
+        chunk({"tool_calls": [{**first, "function": {"name": name[:cut], "arguments": ""}}]})
+        if name[cut:]:
+            chunk({"tool_calls": [{"index": index, "function": {"name": name[cut:]}}]})
+        for at in range(0, len(arguments), step):
+            chunk({"tool_calls": [{"index": index, "function": {"arguments": arguments[at : at + step]}}]})
+    chunk({}, "tool_calls" if said.calls else "stop")
+    out.append(_event({"id": f"c{number}", "created": number, "model": "m", "choices": [], "usage": USAGE}))
+    return b"".join(out) + b"data: [DONE]\n\n"
+
+
+def anthropic_stream(number: int, said: Round, step: int) -> bytes:
+    """A round as Anthropic streams it."""
+    usage = {"input_tokens": 7, "output_tokens": 1}
+    message = {"id": f"c{number}", "type": "message", "role": "assistant", "model": "m", "content": [], "usage": usage}
+    out = [_event({"type": "message_start", "message": message}, "message_start")]
+    blocks: list[tuple[dict[str, Any], str, str, str]] = []
+    if said.text:
+        blocks.append(({"type": "text", "text": ""}, "text_delta", "text", said.text))
+    for index, (name, arguments) in enumerate(said.calls):
+        start = {"type": "tool_use", "id": f"id{number}_{index}", "name": name, "input": {}}
+        blocks.append((start, "input_json_delta", "partial_json", arguments))
+    for index, (start, kind, member, text) in enumerate(blocks):
+        out.append(
+            _event({"type": "content_block_start", "index": index, "content_block": start}, "content_block_start")
+        )
+        for at in range(0, len(text), step):
+            delta = {"type": kind, member: text[at : at + step]}
+            out.append(_event({"type": "content_block_delta", "index": index, "delta": delta}, "content_block_delta"))
+        out.append(_event({"type": "content_block_stop", "index": index}, "content_block_stop"))
+    ending = {"stop_reason": "tool_use" if said.calls else "end_turn", "stop_sequence": None}
+    out.append(_event({"type": "message_delta", "delta": ending, "usage": {"output_tokens": 3}}, "message_delta"))
+    return b"".join(out) + _event({"type": "message_stop"}, "message_stop")
+
+
+def relayed(dialect: Dialect, streams: list[bytes], step: int) -> tuple[bytes, Reply]:
+    """The client's stream of several rounds, and the reply as it is kept."""
+    assert dialect.rounds is not None
+    shown, told = dialect.rounds.open(OURS), Told(dialect, OURS)
+    out, said = b"", Reply()
+    for number, stream in enumerate(streams):
+        reader = dialect.open_stream(extract=NOTHING, strip_usage=False)
+        for at in range(0, len(stream), step):
+            out += shown.feed(reader.feed(stream[at : at + step]))
+        out += shown.feed(reader.close())
+        said = reader.reply
+        if number < len(streams) - 1:
+            told.go_on(said, [])
+            out += shown.next_round(usage=told.usage, has_said=told.has_words)
+    out += shown.close()
+    return out, told.end(said)[0]
+
+
+def read_back(dialect: Dialect, stream: bytes) -> Reply:
+    """What a client makes of its stream."""
+    reader = dialect.open_stream(extract=NOTHING, strip_usage=False)
+    reader.feed(stream)
+    reader.close()
+    return reader.reply
+
+
+@pytest.mark.parametrize(
+    ("dialect", "write"), [(OPENAI_CHAT, chat_stream), (ANTHROPIC, anthropic_stream)], ids=["openai_chat", "anthropic"]
+)
+@given(rounds=histories, step=st.integers(1, 40), cut=st.integers(1, 300))
+def test_the_clients_view_has_no_trace_of_ours(dialect, write, rounds: list[Round], step: int, cut: int):
+    out, kept = relayed(dialect, [write(n, said, step) for n, said in enumerate(rounds)], cut)
+
+    assert MARK.encode() not in out
+    assert not any(f'"{name}"'.encode() in out for name in OURS)
+    seen = read_back(dialect, out)
+    assert seen.is_done
+    assert seen.id == "c0"
+    theirs = [call for call in rounds[-1].calls if call[0] not in OURS]
+    if seen.choices:
+        message = dialect.read_reply(seen.choices[0].client_message)
+        assert [(call.name, json.loads(call.arguments)) for call in message.calls] == [
+            (name, json.loads(arguments)) for name, arguments in theirs
+        ]
+        ends = {"tool_calls", "tool_use"} if theirs else {"stop", "end_turn"}
+        assert seen.choices[0].finish_reason in ends
+        if kept.choices:
+            mine = dialect.read_reply(kept.choices[0].client_message)
+            assert (mine.text, mine.calls) == (message.text, message.calls)
+    assert dialect.read_usage(seen.usage).input == 7 * len(rounds)
+    assert dialect.read_usage(seen.usage).output == 3 * len(rounds)
+
+
+def test_what_has_nothing_of_ours_goes_through_byte_for_byte():
+    for stream in (
+        chat_stream(0, Round(text="hello", calls=(("add", "{}"), ("sub", '{"a": 1}'))), 4),
+        chat_stream(0, Round(text="hello", calls=()), 4),
+    ):
+        assert relayed(OPENAI_CHAT, [stream], 50)[0] == stream
+
+
+def test_names_are_read_in_every_dialect():
+    chat = [{"type": "function", "function": {"name": "a"}}, {"type": "custom", "custom": {"name": "b"}}]
+    assert tool_names(json.dumps(chat).encode()) == {"a", "b"}
+    assert tool_names(b'[{"name": "a", "input_schema": {"name": "b"}}]') == {"a"}
+    assert tool_names(b'[{"functionDeclarations": [{"name": "a"}]}, {"googleSearch": {}}]') == {"a"}
+    assert tool_names(b"") == tool_names(b"{") == tool_names(b"7") == frozenset()
+
+
+def test_usages_are_added_up():
+    one = b'{"prompt_tokens": 1, "details": {"cached": 2}, "tier": "x", "none": null}'
+    other = b'{"prompt_tokens": 10, "details": {"cached": 20, "audio": 3}, "tier": "y", "none": 4}'
+    assert json.loads(add_usage(one, other)) == {
+        "prompt_tokens": 11,
+        "details": {"cached": 22, "audio": 3},
+        "tier": "y",
+        "none": 4,
+    }
+    assert add_usage(b"", one) == add_usage(one, b"") == one
