@@ -16,6 +16,7 @@ from app.dialects.dialect import Dialect, Streaming
 from app.dialects.errors import classify_error
 from app.dialects.gemini import asking as gemini_asking
 from app.dialects.gemini import read as gemini_read
+from app.dialects.gemini import rounds as gemini_rounds
 from app.dialects.gemini import saying as gemini_saying
 from app.dialects.gemini import stream as gemini_stream
 from app.dialects.gemini import tools as gemini_tools
@@ -161,6 +162,7 @@ GEMINI = Dialect(
     open_stream=gemini_stream.ReplyStream,
     split_reply=gemini_stream.split_reply,
     classify_error=classify_error,
+    rounds=gemini_rounds.rounds(),
     # Gemini's own clients break at a comment.
     streaming=Streaming(finish_key=b'"finishReason"', reply_key=b'"candidates"', has_arrays=True),
 )
@@ -175,6 +177,7 @@ GEMINI_GCA = replace(
     forbid_tools=gca_tools.forbid_tools,
     open_stream=gca_stream.open_stream,
     split_reply=gca_stream.split_reply,
+    rounds=gemini_rounds.rounds(gca_stream.WRAPPER),
 )
 
 DIALECTS: dict[DialectName, Dialect] = {

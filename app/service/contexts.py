@@ -110,9 +110,9 @@ class Circumstances:
     model_window: int | None = None
 
 
-def offers_in(epoch: Epoch, recipe: Recipe) -> list[ToolOffer]:
+def offers_in(epoch: Epoch | None, recipe: Recipe) -> list[ToolOffer]:
     """What a model is offered throughout an epoch: `context_search` only where there is something out of view."""
-    is_cut = epoch.cut > 1 or any(tier.way for tier in epoch.tiers)
+    is_cut = epoch is not None and (epoch.cut > 1 or any(tier.way for tier in epoch.tiers))
     return [offer for offer in recipe.offers if is_cut or offer.name != "context_search"]
 
 

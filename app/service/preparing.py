@@ -147,7 +147,7 @@ class Preparer:
             found = await aside(size, identity.continued, arrival, asked, hit) if hit is not None else None
         if found is not None:
             recipe = self._recipe(call, request, found)
-            around = self._circumstances(request, arrival, recipe, now)
+            around = self._circumstances(request, arrival, recipe, now, found)
             history = None
             if not found.needs_all(recipe.reach(found.session.plan if found.session else None)):
                 history = await aside(size, contexts.of_resent, found, arrival, recipe, around, self._memo.restore)
@@ -159,7 +159,7 @@ class Preparer:
             recipe = self._recipe(call, request, found)
             if found.needs_all(recipe.reach(found.session.plan if found.session else None)):
                 found = await identity.with_everything(connection, call.tenant, arrival, found)
-            around = self._circumstances(request, arrival, recipe, now)
+            around = self._circumstances(request, arrival, recipe, now, found)
             history = await contexts.load(
                 connection, call.tenant, found, arrival, self._dialect, recipe, around, restore=self._memo.restore
             )
@@ -173,18 +173,25 @@ class Preparer:
         recipe = self._recipes.choose(strategy=call.options.strategy, epoch=call.options.epoch, session=found.session)
         if not recipe.offers:
             return recipe
-        offers = self._dialect.rounds is not None and request.n == 1 and _not_named(recipe.offers, request.tools)
+        # A stream that is one JSON array cannot be gone on with, nor can several replies at once.
+        is_array = self._dialect.streaming.has_arrays and request.stream and "alt=sse" not in call.path
+        can_go_on = self._dialect.rounds is not None and request.n == 1 and not is_array
+        offers = can_go_on and _not_named(recipe.offers, request.tools)
         if offers and recipe.way and self._dialect.add_tools(call.body, offers) is call.body:
             offers = ()
         return recipe if offers == recipe.offers else replace(recipe, offers=offers or ())
 
-    def _circumstances(self, request: Request, arrival: Arrival, recipe: Recipe, now: datetime) -> Circumstances:
+    def _circumstances(
+        self, request: Request, arrival: Arrival, recipe: Recipe, now: datetime, found: Found
+    ) -> Circumstances:
         ratio = self._calibrations.ratio(request.model)
         window = usable_window(request.model, request.max_tokens)
         raws = [m.raw for m, i in zip(arrival.messages, arrival.incoming, strict=True) if not i.is_link]
         fixed = self._fixed_tokens.count(request.model, raws, request.tools)
         if recipe.instructions:
             fixed += tokens.count_short(recipe.instructions)
+        epoch = found.session.plan if found.session else None
+        fixed += sum(map(_count_offer, contexts.offers_in(epoch, recipe)))
         return Circumstances(
             fixed_tokens=fixed,
             window=None if window is None else int(window / ratio),
@@ -349,6 +356,10 @@ def _not_named(offers: tuple[ToolOffer, ...], tools: bytes) -> tuple[ToolOffer, 
         return offers
     theirs = tool_names(tools)
     return tuple(offer for offer in offers if offer.name not in theirs)
+
+
+def _count_offer(offer: ToolOffer) -> int:
+    return tokens.count_short(f"{offer.name}{offer.description}{offer.parameters}")
 
 
 def _must_call(request: Request) -> bool:

@@ -312,7 +312,7 @@ class Proxy:
             return Answer(status=reply.status, headers=headers, body=error_body)
         if self._is_streamed(prepared, reply):
             if prepared.tools:
-                chunks = self._observed(call, self._rounds.stream(call, prepared, reply, first), sent)
+                chunks = self._observed(call, prepared, self._rounds.stream(call, prepared, reply, first), sent)
             else:
                 chunks = self._stream(call, prepared, reply, first, sent)
             return Answer(status=reply.status, headers=_unbuffered(headers), chunks=chunks)
@@ -326,6 +326,7 @@ class Proxy:
         ended = self._monotonic()
         if prepared.tools:
             body, status = await self._rounds.whole(call, prepared, body, reply.status)
+            self._forethought.consider(call, prepared)
             self._observe(call, sent, self._monotonic())
             return Answer(status=status, headers=headers, body=body)
         client_body, said = self._dialect.split_reply(body, prepared.extract, sent=_sent(call, prepared))
@@ -334,11 +335,14 @@ class Proxy:
         self._observe(call, sent, ended)
         return Answer(status=reply.status, headers=headers, body=client_body)
 
-    async def _observed(self, call: Call, chunks: AsyncIterator[bytes], sent: float) -> AsyncIterator[bytes]:
+    async def _observed(
+        self, call: Call, prepared: Prepared, chunks: AsyncIterator[bytes], sent: float
+    ) -> AsyncIterator[bytes]:
         """The rounds of a reply; what our tools take counts as the upstream's time."""
         try:
             async for chunk in chunks:
                 yield chunk
+            self._forethought.consider(call, prepared)
         finally:
             await chunks.aclose()  # type: ignore[attr-defined]
             self._observe(call, sent, self._monotonic())

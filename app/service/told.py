@@ -44,6 +44,7 @@ class Told:
         self._shown: list[bytes] = []
         self._before: list[Hidden] = []
         self.usage = b""
+        self.client = b""
 
     @property
     def rounds(self) -> int:
@@ -80,14 +81,14 @@ class Told:
         """The whole reply, after the last round; ``results``: of the calls of ours in it.
 
         Calls of ours without results never happened. Where the last round came to nothing, neither did the earlier
-        ones, but for the words that the client has seen.
+        ones, but for the words that the client has seen. ``client`` is then the message for it.
         """
         choice = said.choices[0] if said.choices else ReplyChoice(index=0, model_message=b"", client_message=b"")
         shown, model = list(self._shown), b""
         if said.choices:
             shown.append(self._rounds.without_calls(choice.client_message, self._names))
             model = choice.model_message if results else self._rounds.without_calls(choice.model_message, self._names)
-        client = self._rounds.join(shown) if shown else b""
+        self.client = client = self._rounds.join(shown) if shown else b""
         beside = Beside(before=tuple(self._before), after=tuple(Hidden(raw=raw) for raw in results))
         if not self._says(model):
             model, beside = client, NOTHING_BESIDE

@@ -106,9 +106,9 @@ class ToolRounds:
         has_calls = bool(told.calls(said)[0])
         reply, beside = told.end(said, results)
         await self._recorder.commit(prepared, reply, status, is_whole=True, beside=beside)
-        if not reply.choices or not (has_calls or told.rounds):
+        if not (has_calls or told.rounds):
             return client_body, status
-        return rounds.write_body(first, client_body, reply.choices[0].client_message, reply.usage), status
+        return rounds.write_body(first, client_body, told.client, reply.usage), status
 
     # Streams
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.dialects.dialect import Dialect, Reply
-from app.dialects.registry import ANTHROPIC, OPENAI_CHAT
+from app.dialects.registry import ANTHROPIC, GEMINI, OPENAI_CHAT
 from app.dialects.rounds import add_usage, tool_names
 from app.domain.extraction import NOTHING
 from app.service.told import Told
@@ -98,6 +98,24 @@ def anthropic_stream(number: int, said: Round, step: int) -> bytes:
     return b"".join(out) + _event({"type": "message_stop"}, "message_stop")
 
 
+def gemini_stream(number: int, said: Round, step: int) -> bytes:
+    """A round as Gemini streams it; the last event has something to say or not."""
+    parts: list[dict[str, Any]] = [{"text": said.text[at : at + step]} for at in range(0, len(said.text), step)]
+    parts += [
+        {"functionCall": {"id": f"id{number}_{index}", "name": name, "args": json.loads(arguments)}}
+        for index, (name, arguments) in enumerate(said.calls)
+    ]
+    if step % 2 or not parts:
+        parts.append({"text": ""})
+    usage = {"promptTokenCount": 7, "candidatesTokenCount": 3, "totalTokenCount": 10}
+    out: list[bytes] = []
+    for place, part in enumerate(parts):
+        end = {"finishReason": "STOP"} if place == len(parts) - 1 else {}
+        candidate = {"content": {"parts": [part], "role": "model"}, **end, "index": 0}
+        out.append(_event({"candidates": [candidate], "usageMetadata": usage, "responseId": f"c{number}"}))
+    return b"".join(out)
+
+
 def relayed(dialect: Dialect, streams: list[bytes], step: int) -> tuple[bytes, Reply]:
     """The client's stream of several rounds, and the reply as it is kept."""
     assert dialect.rounds is not None
@@ -125,7 +143,9 @@ def read_back(dialect: Dialect, stream: bytes) -> Reply:
 
 
 @pytest.mark.parametrize(
-    ("dialect", "write"), [(OPENAI_CHAT, chat_stream), (ANTHROPIC, anthropic_stream)], ids=["openai_chat", "anthropic"]
+    ("dialect", "write"),
+    [(OPENAI_CHAT, chat_stream), (ANTHROPIC, anthropic_stream), (GEMINI, gemini_stream)],
+    ids=["openai_chat", "anthropic", "gemini"],
 )
 @given(rounds=histories, step=st.integers(1, 40), cut=st.integers(1, 300))
 def test_the_clients_view_has_no_trace_of_ours(dialect, write, rounds: list[Round], step: int, cut: int):
@@ -142,7 +162,7 @@ def test_the_clients_view_has_no_trace_of_ours(dialect, write, rounds: list[Roun
         assert [(call.name, json.loads(call.arguments)) for call in message.calls] == [
             (name, json.loads(arguments)) for name, arguments in theirs
         ]
-        ends = {"tool_calls", "tool_use"} if theirs else {"stop", "end_turn"}
+        ends = {"tool_calls", "tool_use", "STOP"} if theirs else {"stop", "end_turn", "STOP"}
         assert seen.choices[0].finish_reason in ends
         if kept.choices:
             mine = dialect.read_reply(kept.choices[0].client_message)

@@ -7,11 +7,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletion
 
+from app.service.tool_rounds import ToolRounds
 from app.upstream.scripted import ScriptedReply
 from tests.conftest import Database
 from tests.proxy.harness import (
@@ -21,8 +23,10 @@ from tests.proxy.harness import (
     body_of,
     eventually,
     post,
+    relay,
     request_bytes,
     serve,
+    until,
     wire,
 )
 
@@ -248,6 +252,19 @@ def test_where_a_call_is_required_ours_are_taken_away_in_the_end(
     assert (last["tool_choice"], last["tools"]) == ("required", [THEIRS])
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_call_that_is_not_whole_never_happened(client: openai.OpenAI, model: Model, key: str, streams: bool):
+    model.script(key, calling(("c", PAD[1], '{"action": "up'), finish_reason="length"))
+    asked: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key, "stream": streams}
+    if streams:
+        whole = "".join(chunk.model_dump_json() for chunk in client.chat.completions.create(**asked))
+    else:
+        whole = client.chat.completions.create(**asked).model_dump_json()
+    assert "manage_scratchpad" not in whole
+    assert '"finish_reason":"length"' in whole
+    assert len(model.requests(key)) == 1
+
+
 def test_an_error_in_a_later_round_is_the_clients_and_nothing_half_is_kept(
     client: openai.OpenAI, model: Model, offering: Service, key: str
 ):
@@ -298,6 +315,41 @@ def test_a_later_round_that_overflows_is_tried_with_less(client: openai.OpenAI, 
     *_, second, third = [each["messages"] for each in requested(model, key)]
     assert len(third) < len(second)
     assert third[-2:] == second[-2:]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_tool_that_takes_too_long_is_stopped(
+    store: Database, model: Model, key: str, streams: bool, monkeypatch: pytest.MonkeyPatch
+):
+    async def dawdle(*_: object) -> None:
+        await asyncio.sleep(60)
+
+    assert ToolRounds.__init__.__kwdefaults__ is not None
+    monkeypatch.setitem(ToolRounds.__init__.__kwdefaults__, "seconds", 1.0)
+    monkeypatch.setattr("app.service.tools.Tools.answer", dawdle)
+    with serve(store, model.url, strategy="window", instructions="off", heartbeat=0.2) as running:
+        model.script(key, calling(PAD), saying("Never mind."))
+        body = body_of(f"go {key}", user=key, stream=streams)
+        answer = asyncio.run(post(running, body))
+    assert b"mind." in answer.body
+    assert (b": keep-alive" in answer.body) is streams
+    assert "took too long" in sent(model, key, 1)[-1]["content"]
+
+
+async def test_the_database_goes_away_in_the_middle(store: Database, model: Model, key: str):
+    with (
+        relay(store) as way,
+        serve(store, model.url, dsn=way.dsn, strategy="window", instructions="off", database_timeout=1.0) as running,
+    ):
+        assert (await post(running, body_of(f"hello {key}"))).status == 200
+        model.script(key, calling(PAD, first_delay=0.5), saying("Without it, then."))
+        body = body_of(f"go {key}", user=key)
+        asking = asyncio.create_task(post(running, body, X_Tersely_Session=key))
+        await until(lambda: len(model.requests(key)) == 1)
+        way.cut()
+        answer = await asking
+        assert answer.json["choices"][0]["message"]["content"] == "Without it, then."
+        assert "not available" in sent(model, key, 1)[-1]["content"]
 
 
 # What is kept
@@ -458,3 +510,80 @@ async def test_calls_of_tools_are_counted(client: openai.OpenAI, offering: Servi
     told = httpx.get(f"{offering.url}/metrics").text
     assert 'tersely_tool_calls_total{result="ok",tool="manage_scratchpad"}' in told
     assert 'tersely_tool_calls_total{result="error",tool="save_memo"}' in told
+
+
+# Other dialects
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_anthropics_client_sees_one_message_too(offering: Service, model: Model, key: str, streams: bool):
+    own: Any = {"name": "add", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    headers = {"X-Tersely-Session": key, "X-Script": key}
+    asked: dict[str, Any] = {"model": "claude-opus-test", "max_tokens": 100, "tools": [own], "extra_headers": headers}
+    client = anthropic.Anthropic(base_url=offering.url, api_key="sk", max_retries=0)
+
+    def ask(*messages: Any) -> anthropic.types.Message:
+        if not streams:
+            whole: anthropic.types.Message = client.messages.create(**asked, messages=messages)
+            return whole
+        with client.messages.stream(**asked, messages=messages) as stream:
+            final: anthropic.types.Message = stream.get_final_message()
+            return final
+
+    model.script(key, calling(PAD, content="First."), calling(("c2", *PAD[1:]), ("t", "add", {"a": 1}), content="So."))
+    seen = ask(user("go"))
+    assert [block.type for block in seen.content] == ["text", "text", "tool_use"]
+    assert seen.stop_reason == "tool_use"
+    echoed = [block.model_dump(exclude_none=True) for block in seen.content]
+    result = {"type": "tool_result", "tool_use_id": echoed[-1]["id"], "content": "2"}
+    model.script(key, saying("Two."))
+    said_last = ask(user("go"), {"role": "assistant", "content": echoed}, {"role": "user", "content": [result]})
+    assert [block.type for block in said_last.content] == ["text"]
+
+    asked_for = [json.loads(each.body) for each in model.state.received if each.headers.get("X-Script") == key]
+    assert len(asked_for) == 3
+    blocks = [[block["type"] for block in message["content"]] for message in asked_for[-1]["messages"][1:]]
+    assert blocks == [["text", "tool_use"], ["tool_result"], ["text", "tool_use", "tool_use"], ["tool_result"] * 2]
+    assert [each["role"] for each in stored(offering, key, "client")] == ["user", "assistant", "tool", "assistant"]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_geminis_client_sees_one_content_too(
+    offering: Service, model: Model, key: str, streams: bool, wrapped: bool
+):
+    verb = "streamGenerateContent?alt=sse" if streams else "generateContent"
+    path = f"/v1internal:{verb}" if wrapped else f"/v1beta/models/gemini-test:{verb}"
+    declared = [{"functionDeclarations": [{"name": "add", "parameters": {"type": "object", "properties": {}}}]}]
+
+    async def ask(*contents: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        request: dict[str, Any] = {"contents": contents, "tools": declared}
+        if wrapped:
+            request = {"model": "gemini-test", "project": "p", "request": request}
+        answer = await post(offering, json.dumps(request).encode(), path=path, X_Tersely_Session=key, X_Script=key)
+        assert answer.status == 200, answer.body
+        told = [json.loads(line[6:]) for line in answer.body.splitlines() if line.startswith(b"data: ")]
+        bodies = [each["response"] if wrapped else each for each in told or [answer.json]]
+        parts = [part for body in bodies for part in body["candidates"][0]["content"]["parts"]]
+        assert len({body.get("responseId") for body in bodies}) == 1
+        return parts, bodies[-1]["candidates"][0]
+
+    model.script(key, calling(PAD, content="First."), calling(("c2", *PAD[1:]), ("t", "add", {"a": 1}), content="So."))
+    words = {"role": "user", "parts": [{"text": f"go {key}"}]}
+    parts, last = await ask(words)
+    assert "".join(part.get("text", "") for part in parts) == "First.\n\nSo."
+    assert [part["functionCall"]["name"] for part in parts if "functionCall" in part] == ["add"]
+    assert last["finishReason"] == "STOP"
+
+    model.script(key, saying("Two."))
+    call = next(part["functionCall"] for part in parts if "functionCall" in part)
+    response = {"name": "add", "response": {"output": "2"}} | ({"id": call["id"]} if "id" in call else {})
+    parts, _ = await ask(
+        words, {"role": "model", "parts": parts}, {"role": "user", "parts": [{"functionResponse": response}]}
+    )
+    assert "".join(part.get("text", "") for part in parts) == "Two."
+    received = [json.loads(each.body) for each in model.state.received if each.headers.get("X-Script") == key]
+    contents = [each["request"] if wrapped else each for each in received][-1]["contents"][1:]
+    called = [[part["functionCall"]["name"] for part in each["parts"] if "functionCall" in part] for each in contents]
+    assert called == [["manage_scratchpad"], [], ["manage_scratchpad", "add"], []]
+    assert [part["functionResponse"]["name"] for part in contents[3]["parts"]] == ["manage_scratchpad", "add"]
