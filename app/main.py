@@ -7,7 +7,7 @@ import gc
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -31,6 +31,7 @@ from app.service import tokens
 from app.service.artifacts import Artifacts
 from app.service.auth import Auth
 from app.service.calibrations import Calibrations
+from app.service.chat_commands import ChatCommands
 from app.service.cleanup import Cleanup
 from app.service.commands import Commands
 from app.service.compactions import Compactions
@@ -181,6 +182,23 @@ def recipes_of(settings: Settings, tools: Tools | None = None) -> Recipes:
     )
 
 
+def _proxies(settings: Settings, hosts: Mapping[DialectName, Host], shared: Shared) -> dict[DialectName, Proxy]:
+    """The proxy of each dialect in front of its host."""
+    return {
+        name: Proxy(
+            DIALECTS[name],
+            host.upstream,
+            shared,
+            ProxyConfig(
+                key=key_header(name, host.api_key) if host.api_key else None,
+                fail_open=settings.fail_open == "on",
+                heartbeat=settings.heartbeat,
+            ),
+        )
+        for name, host in hosts.items()
+    }
+
+
 def build(
     settings: Settings, *, database_url: str, openai_base_url: str | None = None, is_local: bool = False
 ) -> ProxyRoutes:
@@ -237,32 +255,6 @@ def build(
         offered=settings.offered_tools,
     )
     recipes = recipes_of(settings, tools)
-    shared = Shared(
-        database=database,
-        writer=writer,
-        recipes=recipes,
-        calibrations=calibrations,
-        metrics=metrics,
-        summarizer=summarizer,
-        retriever=retriever,
-        tools=tools,
-        clock=clock,
-        monotonic=time.perf_counter,
-        new_id=new_id,
-    )
-    proxies = {
-        name: Proxy(
-            DIALECTS[name],
-            host.upstream,
-            shared,
-            ProxyConfig(
-                key=key_header(name, host.api_key) if host.api_key else None,
-                fail_open=settings.fail_open == "on",
-                heartbeat=settings.heartbeat,
-            ),
-        )
-        for name, host in hosts.items()
-    }
     cleanup = Cleanup(database, recipes, clock=clock, days=settings.cleanup_days)
     auth = Auth(database, required=settings.auth == "keys", monotonic=time.monotonic, is_local=is_local)
 
@@ -302,6 +294,16 @@ def build(
     messages = Messages(database, writer, recipes, keep_up=keeper.keep_up, clock=clock)
     previews = Previews(database, recipes, calibrations, retriever, clock=clock)
     compactions = Compactions(database, recipes, summarizer, keeper, clock=clock)
+    commands = Commands(
+        database,
+        sessions=sessions,
+        previews=previews,
+        compactions=compactions,
+        notes=notes,
+        strategy=settings.strategy,
+        epoch=settings.epoch,
+    )
+    chat = ChatCommands(commands, database, metrics, clock=clock, monotonic=time.perf_counter, new_id=new_id)
     services = Services(
         sessions=sessions,
         messages=messages,
@@ -318,15 +320,7 @@ def build(
         memos=memos,
         memories=memories,
         tools=tools,
-        commands=Commands(
-            database,
-            sessions=sessions,
-            previews=previews,
-            compactions=compactions,
-            notes=notes,
-            strategy=settings.strategy,
-            epoch=settings.epoch,
-        ),
+        commands=commands,
         strategy=settings.strategy,
         epoch=settings.epoch,
     )
@@ -334,9 +328,23 @@ def build(
     install_rest(rest, services, guard=guard, metrics=metrics)
     mcp = McpEndpoint(tools, guard)
     rest.router.routes.append(mcp.route())
+    shared = Shared(
+        database=database,
+        writer=writer,
+        recipes=recipes,
+        calibrations=calibrations,
+        metrics=metrics,
+        summarizer=summarizer,
+        retriever=retriever,
+        tools=tools,
+        clock=clock,
+        monotonic=time.perf_counter,
+        new_id=new_id,
+        chat=chat if settings.chat_commands == "on" else None,
+    )
     return ProxyRoutes(
         rest,
-        proxies=proxies,
+        proxies=_proxies(settings, hosts, shared),
         auth=auth,
         metrics=metrics,
         max_body=settings.max_body,

@@ -28,7 +28,6 @@ PREFIX = "TERSELY_"
 INTERNAL = "TERSELY_RUNNING_"
 # What the commands read that work with a running service.
 OF_COMMANDS = frozenset({"TERSELY_URL", "TERSELY_KEY", "TERSELY_SESSION"})
-LATER = ("TERSELY_CHAT_COMMANDS",)
 
 
 class Settings(BaseSettings):
@@ -64,6 +63,7 @@ class Settings(BaseSettings):
     references: int | None = Field(default=None, ge=0, le=100_000)
     tools: str | None = None
     instructions: OnOff = "on"
+    chat_commands: OnOff = "off"
     derive_terse: OnOff = "on"
     fail_open: OnOff = "on"
 
@@ -161,10 +161,7 @@ def unknown_settings(environment: Iterable[str]) -> list[str]:
         for name in {given.upper() for given in environment}
         if name.startswith(PREFIX) and not name.startswith(INTERNAL) and name not in known
     )
-    return [
-        f"{name} is {'not supported by this version' if name.startswith(LATER) else 'no setting'}: ignored"
-        for name in unknown
-    ]
+    return [f"{name} is no setting: ignored" for name in unknown]
 
 
 def explain(error: ValidationError) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from app.dialects.anthropic import asking as anthropic_asking
 from app.dialects.anthropic import read as anthropic_read
 from app.dialects.anthropic import rounds as anthropic_rounds
+from app.dialects.anthropic import saying as anthropic_saying
 from app.dialects.anthropic import stream as anthropic_stream
 from app.dialects.anthropic import tools as anthropic_tools
 from app.dialects.anthropic import write as anthropic_write
@@ -16,19 +17,23 @@ from app.dialects.errors import classify_error
 from app.dialects.gemini import asking as gemini_asking
 from app.dialects.gemini import read as gemini_read
 from app.dialects.gemini import rounds as gemini_rounds
+from app.dialects.gemini import saying as gemini_saying
 from app.dialects.gemini import stream as gemini_stream
 from app.dialects.gemini import tools as gemini_tools
 from app.dialects.gemini import write as gemini_write
 from app.dialects.gemini_gca import read as gca_read
+from app.dialects.gemini_gca import saying as gca_saying
 from app.dialects.gemini_gca import stream as gca_stream
 from app.dialects.gemini_gca import tools as gca_tools
 from app.dialects.gemini_gca import write as gca_write
-from app.dialects.openai_chat import asking, read, rounds, stream, tools, write
+from app.dialects.openai_chat import asking, read, rounds, saying, stream, tools, write
 from app.dialects.openai_responses import asking as responses_asking
 from app.dialects.openai_responses import read as responses_read
+from app.dialects.openai_responses import saying as responses_saying
 from app.dialects.openai_responses import stream as responses_stream
 from app.dialects.openai_responses import tools as responses_tools
 from app.dialects.openai_responses import write as responses_write
+from app.dialects.saying import ReplyWriter
 from app.domain.messages import Dialect as DialectName
 
 _RESPONSE_ENDS = (b"response.completed", b"response.failed", b"response.incomplete")
@@ -185,4 +190,12 @@ ASKING: dict[DialectName, Asking] = {
     OPENAI_RESPONSES.name: responses_asking.ASKING,
     ANTHROPIC.name: anthropic_asking.ASKING,
     GEMINI.name: gemini_asking.ASKING,
+}
+
+SAYING: dict[DialectName, ReplyWriter] = {
+    OPENAI_CHAT.name: saying.write_reply,
+    OPENAI_RESPONSES.name: responses_saying.write_reply,
+    ANTHROPIC.name: anthropic_saying.write_reply,
+    GEMINI.name: gemini_saying.write_reply,
+    GEMINI_GCA.name: gca_saying.write_reply,
 }

@@ -9,7 +9,7 @@ from typing import Literal
 from app.domain.errors import InvalidRequest
 from app.domain.headers import Headers
 
-ContextKind = Literal["built", "passthrough", "bypass", "fail-open"]
+ContextKind = Literal["built", "passthrough", "bypass", "fail-open", "command"]
 MAX_SESSION_ID = 256
 
 

@@ -109,6 +109,9 @@ class Metrics:
         self.side_calls = Counter(
             "tersely_side_calls_total", "Calls beside a conversation, by kind.", ["kind"], registry=r
         )
+        self.chat_commands = Counter(
+            "tersely_chat_commands_total", "Commands answered inside of chats.", ["command"], registry=r
+        )
         self.pool = Gauge(
             "tersely_db_pool_connections",
             "Connections to the database.",

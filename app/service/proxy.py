@@ -17,12 +17,14 @@ from datetime import datetime
 from app.dialects.dialect import Dialect, Overflow, ReplyReader, Request
 from app.dialects.dialect import Reply as SaidReply
 from app.domain import clients
+from app.domain.command_traces import command_in
 from app.domain.errors import StoreUnavailable, UpstreamUnavailable
 from app.domain.extraction import NOTHING
 from app.domain.headers import Headers, downstream_headers, upstream_headers
 from app.service.aside import aside
 from app.service.calibrations import Calibrations
 from app.service.calls import Answer, Call, ContextKind, Labels
+from app.service.chat_commands import ChatCommands
 from app.service.forethought import Forethought
 from app.service.memo import MessageMemo
 from app.service.metrics import Metrics
@@ -72,7 +74,7 @@ class ProxyConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """What the proxies of all dialects have in common. ``monotonic`` in seconds."""
+    """What the proxies of all dialects have in common. ``monotonic`` in seconds; ``chat``: where commands are on."""
 
     database: Database
     writer: Writer
@@ -85,6 +87,7 @@ class Shared:
     clock: Callable[[], datetime]
     monotonic: Callable[[], float]
     new_id: Callable[[], str]
+    chat: ChatCommands | None = None
 
 
 class Proxy:
@@ -95,6 +98,7 @@ class Proxy:
         self._upstream = upstream
         self._recipes = shared.recipes
         self._metrics = shared.metrics
+        self._chat = shared.chat
         self._config = config
         self._monotonic = shared.monotonic
         self._memo = MessageMemo(dialect, config.memo)
@@ -150,7 +154,9 @@ class Proxy:
         self._recipes.check(strategy=call.options.strategy, epoch=call.options.epoch)
         request = await aside(len(call.body), self._dialect.read_request, call.body, self._memo.read)
         request = _as_addressed(request, call)
-        if request.unreadable is not None or not request.messages or not HOST_HISTORY.isdisjoint(request.ids):
+        if self._chat is not None:
+            call, request = await aside(len(call.body), self._chat.without_traces, call, request, self._dialect)
+        if request.unreadable is not None or not request.messages:
             return await self.forward(call, "passthrough")
         headers = call.header_map
         kind = clients.side_call(
@@ -160,6 +166,10 @@ class Proxy:
             stops=request.stop,
             max_tokens=request.max_tokens,
         )
+        if self._chat is not None and kind is None and (command := command_in(request.messages[-1])):
+            return await self._chat.answer(call, request, self._dialect, command)
+        if not HOST_HISTORY.isdisjoint(request.ids):
+            return await self.forward(call, "passthrough")
         if kind is not None:
             return await self._side_call(call, request, kind)
         try:

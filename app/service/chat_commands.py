@@ -1,0 +1,143 @@
+"""Commands in a proxied chat: answered in the chat's own dialect, kept from the model and out of the store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from app.dialects.dialect import Dialect, Request
+from app.dialects.registry import SAYING
+from app.dialects.saying import OWN, WrittenReply
+from app.domain import clients
+from app.domain.chat_commands import parse_command
+from app.domain.command_traces import MARK, mark_answer, without_traces
+from app.domain.errors import InvalidRequest, TerselyError
+from app.domain.messages import Message
+from app.service import identity
+from app.service.arrival import arrive
+from app.service.aside import aside
+from app.service.calls import Answer, Call, Labels
+from app.service.commands import Commands
+from app.service.compactions import Means
+from app.service.identity import Asked, Source
+from app.service.metrics import Metrics
+from app.service.summary_jobs import credentials_of
+from app.store import sessions
+from app.store.connection import Database
+
+_log = logging.getLogger(__name__)
+
+NO_SESSION = "This chat has no session yet: nothing of it was stored so far."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What a command is answered, and the session that it was carried out in, if there is one."""
+
+    text: str
+    session_id: str = ""
+    source: Source | None = None
+
+
+class ChatCommands:
+    """Answers the commands of chats in every dialect. ``monotonic`` in seconds."""
+
+    def __init__(
+        self,
+        commands: Commands,
+        database: Database,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], datetime],
+        monotonic: Callable[[], float],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._commands = commands
+        self._database = database
+        self._metrics = metrics
+        self._clock = clock
+        self._monotonic = monotonic
+        self._new_id = new_id
+
+    def without_traces(self, call: Call, request: Request, dialect: Dialect) -> tuple[Call, Request]:
+        """The call as if no command had been typed before: its messages, its body, and what it goes on from."""
+        if OWN in request.ids.get("previous_response_id", ""):
+            ids = {name: value for name, value in request.ids.items() if name != "previous_response_id"}
+            call, request = replace(call, body=dialect.without_history(call.body)), replace(request, ids=ids)
+        if MARK.encode() not in call.body:
+            return call, request
+
+        def rest(message: Message, text: str) -> Message:
+            return dialect.read_message(dialect.with_text(message.raw, text))
+
+        kept = without_traces(request.messages, rest)
+        if len(kept) == len(request.messages):
+            return call, request
+        body = dialect.write_request(call.body, messages=[message.raw for message in kept])
+        return replace(call, body=body), replace(request, messages=tuple(kept))
+
+    async def answer(self, call: Call, request: Request, dialect: Dialect, command: str) -> Answer:
+        """Carry out ``command``, the last message of ``request``. What goes wrong is told in the chat."""
+        verb = _verb(command)
+        self._metrics.chat_commands.labels(verb).inc()
+        _log.info("chat command: %s", verb)
+        try:
+            told = await self._carry_out(call, request, dialect, command)
+        except TerselyError as error:
+            told = _Told(text=error.detail)
+        reply = self._write(call, request, dialect, told.text)
+        labels = Labels(
+            context="command",
+            session_id=told.session_id,
+            source=told.source or "",
+            overhead_ms=(self._monotonic() - call.received) * 1000,
+        )
+        headers = [("content-type", reply.content_type), ("cache-control", "no-cache"), *labels.headers()]
+        return Answer(status=200, headers=headers, body=reply.body)
+
+    async def _carry_out(self, call: Call, request: Request, dialect: Dialect, command: str) -> _Told:
+        found = await self._find(call, request)
+        if found is None:
+            return _Told(text=NO_SESSION)
+        session_id, source = found
+        means = Means(
+            dialect=dialect.name,
+            strategy=call.options.strategy,
+            epoch=call.options.epoch,
+            model=request.model,
+            credentials=credentials_of(call.headers, drop=call.key_headers),
+        )
+        text = await self._commands.answer(call.tenant, session_id, command, means)
+        return _Told(text=text or "", session_id=session_id, source=source)
+
+    async def _find(self, call: Call, request: Request) -> tuple[str, Source] | None:
+        """The session of the history before the command, and how it was found. Changes nothing."""
+        own_id, headers, history = call.options.session_id, call.header_map, request.messages[:-1]
+        arrival = await aside(len(call.body), arrive, history)
+        async with self._database.reading(call.tenant) as connection:
+            if own_id is not None:
+                session = await sessions.get(connection, call.tenant, own_id)
+                return (session.id, "header") if session else None
+            asked = Asked(client=clients.client_ids(headers, request.ids), is_retry=clients.is_retry(headers))
+            found = await identity.find(connection, call.tenant, arrival, asked, now=self._clock(), new_id=self._new_id)
+        return (found.session.id, found.source) if found.session else None
+
+    def _write(self, call: Call, request: Request, dialect: Dialect, text: str) -> WrittenReply:
+        # Words of a history may hold lone surrogates, which many clients' JSON does not take.
+        printable = text.encode("utf-8", "replace").decode()
+        return SAYING[dialect.name](
+            mark_answer(printable),
+            request=request,
+            name=OWN + self._new_id(),
+            created=int(self._clock().timestamp()),
+            as_array="alt=sse" not in call.path.partition("?")[2].split("&"),
+        )
+
+
+def _verb(command: str) -> str:
+    try:
+        return parse_command(command).verb
+    except InvalidRequest:
+        return "unknown"
