@@ -52,7 +52,10 @@ def memory_router(service: Memories, router: APIRouter) -> None:
     )
     async def export(tenant: Tenant) -> Response:
         """All of it, the newest first, streamed as JSON lines."""
-        return StreamingResponse(_lines(service.export(tenant)), media_type=JSON_LINES)
+        lines = _lines(service.export(tenant))
+        # A database that is away is told by the status, which goes out before the first line.
+        first = await anext(lines, b"")
+        return StreamingResponse(_from_first(first, lines), media_type=JSON_LINES)
 
     @router.delete("/memory", summary="Delete memory", response_model=schemas.ForgottenOut)
     async def forget(tenant: Tenant, day: Day = None, session: OfSession = None) -> Response:
@@ -63,6 +66,12 @@ def memory_router(service: Memories, router: APIRouter) -> None:
 async def _lines(entries: AsyncIterator[MemoryEntry]) -> AsyncIterator[bytes]:
     async for entry in entries:
         yield msgspec.json.encode(_write(entry)) + b"\n"
+
+
+async def _from_first(first: bytes, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for line in lines:
+        yield line
 
 
 def _write(entry: MemoryEntry) -> dict[str, Any]:
