@@ -353,6 +353,6 @@ def log_as_json(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for noisy in ("alembic", "asyncio", "aiohttp.access", "uvicorn.access", "uvicorn.error", "httpx"):
+    for noisy in ("alembic", "asyncio", "aiohttp.access", "uvicorn.access", "uvicorn.error", "httpx", "mcp"):
         quiet = max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()])
         logging.getLogger(noisy).setLevel(quiet if level != "debug" else logging.INFO)
