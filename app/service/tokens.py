@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Literal
 
+from app.dialects import raw_json
 from app.domain import tokens
 from app.domain.messages import Message
 from app.service.bounded import Memo
@@ -84,6 +85,23 @@ def content_digest(raw: bytes) -> bytes:
     return blake2b(raw, digest_size=16).digest()
 
 
+def count_text_of(raw: bytes, name: EncodingName) -> int:
+    """Tokens of an instruction message, by its wire form."""
+    return count_text(raw.decode("utf-8", "replace"), name)
+
+
+def count_tools_of(raw: bytes, name: EncodingName) -> int:
+    """Tokens of tool definitions in wire form: by the rule for OpenAI's functions, others by their JSON text."""
+    try:
+        tools = raw_json.load(raw)
+    except ValueError:
+        return count_text_of(raw, name)
+    if not isinstance(tools, list):
+        return count_text_of(raw, name)
+    layout = tokens.GPT_4O_TOOLS if name == "o200k_base" else tokens.GPT_4_TOOLS
+    return tokens.count_tools(tools, lambda text: count_text(text, name), layout=layout)
+
+
 class FixedTokens:
     """Tokens of what stays the same from call to call: instructions and tools. Counted once per content.
 
@@ -100,7 +118,8 @@ class FixedTokens:
     def count(self, model: str, raws: Sequence[bytes], tools: bytes) -> int:
         """Tokens of instruction messages and tool definitions, in wire form."""
         name = encoding_for(model)
-        return sum([self._count(name, raw) for raw in (*raws, tools) if raw])
+        counted = sum([self._count(name, raw, count_text_of) for raw in raws if raw])
+        return counted + (self._count(name, tools, count_tools_of) if tools else 0)
 
     def is_new(self, tenant: str, session_id: str, raw: bytes) -> bool:
         """Whether a session's attribute may not be stored yet; says so again for what was forgotten."""
@@ -113,9 +132,9 @@ class FixedTokens:
             self._seen.popitem(last=False)
         return True
 
-    def _count(self, name: EncodingName, raw: bytes) -> int:
+    def _count(self, name: EncodingName, raw: bytes, work: Callable[[bytes, EncodingName], int]) -> int:
         count = self._counts.get((name, raw), len(raw))
         if count is None:
-            count = count_text(raw.decode("utf-8", "replace"), name)
+            count = work(raw, name)
             self._counts.put((name, raw), count, len(raw))
         return count
