@@ -171,18 +171,6 @@ def chain(messages: Iterable[Message]) -> tuple[bytes, ...]:
     return tuple(values)
 
 
-def reply_anchor(message: Message) -> bytes:
-    """A hash of an assistant's message alone: role, trimmed text, call ids; ``b""`` when it says nothing.
-
-    For clients that rebuild their history, so that no chain matches: the newest relayed reply still stands
-    in it. Short replies ("OK") are alike in many sessions; whoever looks one up must find exactly one.
-    """
-    text, ids = message.text.strip(), [call.id for call in message.calls]
-    if message.role != "assistant" or not (text or ids):
-        return b""
-    return _hash("".join(("reply\n", _sized(text), *map(_sized, ids))))
-
-
 def summary_anchors(message: Message) -> tuple[bytes, ...]:
     """Hashes by which the reply of a client's own compaction call is known again in a later request.
 

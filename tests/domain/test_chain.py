@@ -18,7 +18,6 @@ from app.domain.chain import (
     canonical_arguments,
     chain,
     link,
-    reply_anchor,
     summary_anchors,
     without_injected,
 )
@@ -164,13 +163,6 @@ def test_text_that_is_not_injected_is_the_same_object(text: str, block: Any, ins
     injected = f"{block.opening}{inside}{block.closing}"
     if block.closing not in inside:
         assert without_injected(text + injected) == text
-
-
-def test_reply_anchors():
-    assert reply_anchor(assistant(" a ")) == reply_anchor(assistant("a")) != b""
-    assert reply_anchor(assistant("a", call("1"))) != reply_anchor(assistant("a"))
-    assert reply_anchor(assistant(None, call("1", "f", {"x": 1}))) == reply_anchor(assistant(None, call("1", "g")))
-    assert reply_anchor(user("a")) == reply_anchor(assistant(None)) == b""
 
 
 SUMMARY = "1. Primary request: list files. 2. README.md and main.py exist."
