@@ -26,7 +26,7 @@ from app.dialects.gemini_gca import saying as gca_saying
 from app.dialects.gemini_gca import stream as gca_stream
 from app.dialects.gemini_gca import tools as gca_tools
 from app.dialects.gemini_gca import write as gca_write
-from app.dialects.openai_chat import asking, read, rounds, saying, stream, tools, write
+from app.dialects.openai_chat import asking, read, rounds, saying, stream, tools, whole, write
 from app.dialects.openai_responses import asking as responses_asking
 from app.dialects.openai_responses import read as responses_read
 from app.dialects.openai_responses import saying as responses_saying
@@ -65,7 +65,7 @@ OPENAI_CHAT = Dialect(
     error_body=write.error_body,
     error_event=write.error_event,
     open_stream=stream.ReplyStream,
-    split_reply=stream.split_reply,
+    split_reply=whole.split_reply,
     classify_error=classify_error,
     streaming=Streaming(
         heartbeat=b": keep-alive\n\n",

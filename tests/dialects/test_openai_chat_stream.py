@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.dialects.dialect import Reply
-from app.dialects.openai_chat.stream import ReplyStream, split_reply
+from app.dialects.openai_chat.stream import ReplyStream
+from app.dialects.openai_chat.whole import split_reply
 from app.dialects.sse import SseDecoder
 from app.domain.extraction import NOTHING, Extract
 

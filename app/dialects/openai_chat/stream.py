@@ -8,16 +8,13 @@ than everything else here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
-import msgspec
-
 from app.dialects import raw_json
-from app.dialects.dialect import Reply, ReplyChoice
+from app.dialects.dialect import Reply
+from app.dialects.openai_chat.choices import ChoiceState
+from app.dialects.openai_chat.chunks import ABSENT, Chunk, read_chunk, read_chunks
 from app.dialects.openai_content import replace_text
 from app.dialects.sse import MAX_EVENT, EventTooLarge, SseDecoder, SseEvent, parse_event, with_data
-from app.domain.extraction import NOTHING, Extract, Extraction
+from app.domain.extraction import NOTHING, Extract
 
 _MAX_UNREAD = 64 * 1024
 _DONE = b"[DONE]"
@@ -33,63 +30,6 @@ _ENVELOPE = frozenset(
 # What a tag, and what a block or the line ends in front of it, cannot begin without, as JSON may write it.
 _TERSE_MARKS = (b"<", b"\\u003")
 _STATE_MARKS = (b"\\n", b"\\r", b"#", b"\\u00")
-
-
-class _FunctionDelta(msgspec.Struct):
-    name: str | None = None
-    arguments: Any = None
-
-
-class _CustomDelta(msgspec.Struct):
-    name: str | None = None
-    input: str | None = None
-
-
-class _CallDelta(msgspec.Struct):
-    index: int | None = None
-    id: str | None = None
-    type: str | None = None
-    function: _FunctionDelta | None = None
-    custom: _CustomDelta | None = None
-    extra_content: Any = None
-
-
-class _Delta(msgspec.Struct):
-    role: str | None = None
-    content: str | list[Any] | None = None
-    refusal: Any = None
-    reasoning_content: Any = None
-    reasoning: Any = None
-    reasoning_details: Any = None
-    tool_calls: list[_CallDelta] | None = None
-    function_call: _FunctionDelta | None = None
-    audio: Any = None
-    annotations: Any = None
-
-
-class _Choice(msgspec.Struct):
-    position: int | None = msgspec.field(name="index", default=None)
-    delta: _Delta | None = None
-    finish_reason: str | None = None
-
-    @property
-    def index(self) -> int:
-        return self.position or 0
-
-
-_ABSENT = msgspec.Raw()
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] | None = None
-    id: str | None = None
-    model: str | None = None
-    usage: msgspec.Raw = _ABSENT
-    error: msgspec.Raw = _ABSENT
-
-
-_chunk_decoder = msgspec.json.Decoder(_Chunk)
-_chunks_decoder = msgspec.json.Decoder(list[_Chunk])
 
 
 class ReplyStream:
@@ -113,7 +53,7 @@ class ReplyStream:
         self._unread: list[bytes] = []
         self._unread_size = 0
         self._read_at = _MAX_UNREAD
-        self._choices: dict[int, _ChoiceState] = {}
+        self._choices: dict[int, ChoiceState] = {}
         self._is_holding = False
         self._envelope = b"{}"
         self._newline = b"\n"
@@ -223,10 +163,10 @@ class ReplyStream:
                 self._is_done = True
                 return self._release_held() + event.raw
             return event.raw
-        chunk = _read_chunk(data)
+        chunk = read_chunk(data)
         return event.raw if chunk is None else self._forward_chunk(event, data, chunk)
 
-    def _forward_chunk(self, event: SseEvent, data: bytes, chunk: _Chunk) -> bytes:
+    def _forward_chunk(self, event: SseEvent, data: bytes, chunk: Chunk) -> bytes:
         self._record(chunk)
         if chunk.choices is not None:
             self._envelope = data
@@ -252,7 +192,7 @@ class ReplyStream:
             self._choices[choice.index].note_held(unedited if not edited and len(edits) == 1 else b"")
         return before + edited
 
-    def _edit_choices(self, chunk: _Chunk) -> tuple[dict[int, str], bytes]:
+    def _edit_choices(self, chunk: Chunk) -> tuple[dict[int, str], bytes]:
         """What the content has to be instead, by place in the chunk; and chunks of our own that go in
         front.
         """
@@ -330,7 +270,7 @@ class ReplyStream:
         self._unread, self._unread_size = [], 0
         if not (self._extract or self._strip_usage):
             block = self._keep_unfinished(block, is_last=is_last)
-        for chunk in self._read_chunks(block):
+        for chunk in read_chunks(self._payloads(block)):
             self._record(chunk)
             if self._extract:
                 for choice in chunk.choices or ():
@@ -346,16 +286,6 @@ class ReplyStream:
             end = 0
         self._unread, self._unread_size = [block[end:]], len(block) - end
         return block[:end]
-
-    def _read_chunks(self, block: bytes) -> Iterable[_Chunk]:
-        payloads = self._payloads(block)
-        try:
-            chunks = _chunks_decoder.decode(b"[" + b",".join(payloads) + b"]")
-            if len(chunks) == len(payloads):
-                return chunks
-        except (msgspec.DecodeError, RecursionError):
-            pass
-        return [chunk for payload in payloads if (chunk := _read_chunk(payload)) is not None]
 
     def _payloads(self, block: bytes) -> list[bytes]:
         payloads: list[bytes] = []
@@ -376,317 +306,27 @@ class ReplyStream:
                 payloads.append(data)
         return payloads
 
-    def _record(self, chunk: _Chunk) -> None:
+    def _record(self, chunk: Chunk) -> None:
         if not self._id:
             self._id = chunk.id or ""
         if not self._model:
             self._model = chunk.model or ""
-        if chunk.usage is not _ABSENT and (usage := bytes(chunk.usage)) != b"null":
+        if chunk.usage is not ABSENT and (usage := bytes(chunk.usage)) != b"null":
             self._usage = usage
-        if chunk.error is not _ABSENT and (error := bytes(chunk.error)) != b"null":
+        if chunk.error is not ABSENT and (error := bytes(chunk.error)) != b"null":
             self._error = error
         for choice in chunk.choices or ():
             index = choice.position or 0
             state = self._choices.get(index)
             if state is None:
-                state = self._choices[index] = _ChoiceState(self._extract)
+                state = self._choices[index] = ChoiceState(self._extract)
             state.add(choice)
-
-
-class _ChoiceState:
-    """What one choice has said so far."""
-
-    __slots__ = (
-        "_calls", "_calls_by_index", "_content", "_extraction", "_finish", "_has_content", "_held_events", "_held_text",
-        "_last_said", "_loose", "_other", "_shown", "_unfed",
-    )  # fmt: skip
-
-    def __init__(self, extract: Extract) -> None:
-        self._content: list[str | dict[str, Any]] = []
-        self._has_content = False
-        self._unfed: list[str] = []
-        self._shown: list[str] = []
-        self._extraction = Extraction(extract)
-        self._calls: list[dict[str, Any]] = []
-        self._calls_by_index: dict[int, dict[str, Any]] = {}
-        self._other: dict[str, Any] = {}
-        self._finish = ""
-        self._last_said = ""
-        self._loose = ""
-        self._held_text = ""
-        self._held_events: list[bytes] = []
-
-    def add(self, choice: _Choice) -> None:
-        if choice.finish_reason is not None:
-            self._finish = choice.finish_reason
-        delta = choice.delta
-        if delta is None:
-            return
-        content = delta.content
-        if type(content) is str:
-            self._has_content = True
-            if content:
-                self._content.append(content)
-                self._unfed.append(content)
-        elif isinstance(content, list):
-            self._add_parts(content)
-        if delta.tool_calls:
-            for call in delta.tool_calls:
-                self._add_call(call)
-        if delta.reasoning_content or delta.reasoning or delta.refusal:
-            self._add_strings(delta)
-        if delta.reasoning_details or delta.audio or delta.annotations or delta.function_call:
-            self._add_rare(delta)
-
-    def _add_strings(self, delta: _Delta) -> None:
-        for name, value in (
-            ("refusal", delta.refusal),
-            ("reasoning_content", delta.reasoning_content),
-            ("reasoning", delta.reasoning),
-        ):
-            if value and isinstance(value, str):
-                self._other[name] = self._other.get(name, "") + value
-
-    def _add_rare(self, delta: _Delta) -> None:
-        if isinstance(delta.reasoning_details, list):
-            _merge_details(self._other.setdefault("reasoning_details", []), delta.reasoning_details)
-        if isinstance(delta.annotations, list):
-            self._other.setdefault("annotations", []).extend(delta.annotations)
-        if isinstance(delta.audio, dict):
-            _merge_audio(self._other.setdefault("audio", {}), delta.audio)
-        if delta.function_call is not None:
-            call = self._other.setdefault("function_call", {"name": "", "arguments": ""})
-            _merge_function(call, delta.function_call)
-
-    @property
-    def is_holding(self) -> bool:
-        return bool(self._extraction.held)
-
-    @property
-    def has_unfed(self) -> bool:
-        return bool(self._unfed)
-
-    @property
-    def unfed_text(self) -> str:
-        return "".join(self._unfed)
-
-    def feed(self) -> str:
-        """What of the newest text may be shown."""
-        self._last_said = self.unfed_text
-        shown = self._extraction.feed(self._last_said)
-        self._unfed.clear()
-        self._shown.append(shown)
-        return shown
-
-    def close(self) -> str:
-        rest = self._extraction.close()
-        self._shown.append(rest)
-        return rest
-
-    def note_held(self, event: bytes) -> None:
-        """Remember how the text that is held back came.
-
-        An ``event`` that carries nothing but held text is kept whole, to go out as it came should the text
-        prove to be no tag; text that came with something else is ``loose`` and will be put in front of what
-        follows.
-        """
-        held = self._extraction.held
-        before = self._loose + self._held_text
-        if event and len(held) > len(before) and held.startswith(before) and self._last_said == held[len(before) :]:
-            self._held_events.append(event)
-            self._held_text = held[len(self._loose) :]
-        elif held != before:
-            self._loose, self._held_text = held, ""
-            self._held_events.clear()
-
-    def release_events(self, shown: str) -> tuple[str, bytes, str]:
-        """Held text that proved to be text: what was loose, whole events, and what of ``shown`` is left
-        after them.
-        """
-        loose, pending = self._loose, self._loose + self._held_text
-        events = b"".join(self._held_events)
-        is_whole = bool(events) and shown.startswith(pending)
-        self._loose = self._held_text = ""
-        self._held_events.clear()
-        return (loose, events, shown[len(pending) :]) if is_whole else ("", b"", shown)
-
-    def settle(self) -> None:
-        """The choice is finished: nothing more is held back."""
-        if self._unfed:
-            self.feed()
-        if self._extraction.held:
-            self.close()
-
-    def to_choice(self, index: int) -> ReplyChoice:
-        model = raw_json.dump(self._message(self._model_content()))
-        client = model
-        if self._is_cut:
-            client = raw_json.dump(self._message(self._client_content()))
-        return ReplyChoice(
-            index=index,
-            model_message=model,
-            client_message=client,
-            terse=self._extraction.terse,
-            state=self._extraction.state,
-            finish_reason=self._finish,
-        )
-
-    @property
-    def _is_cut(self) -> bool:
-        """Something was taken out, or the stream broke off while text was held back."""
-        return bool(self._shown) and "".join((*self._shown, *self._unfed)) != "".join(
-            _text_of(item) for item in self._content
-        )
-
-    def _message(self, content: str | list[Any] | None) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": content, **self._other}
-        if self._calls:
-            message["tool_calls"] = self._calls
-        return message
-
-    def _model_content(self) -> str | list[Any] | None:
-        if any(isinstance(item, dict) for item in self._content):
-            return _merge_parts(self._content)
-        text = "".join(item for item in self._content if isinstance(item, str))
-        return text if text or (self._has_content and not self._calls) else None
-
-    def _client_content(self) -> str | list[Any] | None:
-        shown = "".join((*self._shown, *self._unfed))
-        content = self._model_content()
-        if not isinstance(content, list):
-            return shown
-        parts = [raw_json.dump(part) for part in content]
-        return [raw_json.load(part) for part in replace_text(parts, shown)]
-
-    def _add_parts(self, parts: list[Any]) -> None:
-        """Mistral's thinking models stream their content as a list of parts."""
-        for part in parts:
-            if isinstance(part, dict):
-                self._content.append(part)
-                if text := _text_of(part):
-                    self._unfed.append(text)
-
-    def _add_call(self, delta: _CallDelta) -> None:
-        call = self._find_call(delta)
-        if delta.id:
-            call["id"] = delta.id
-        if delta.type:
-            call["type"] = delta.type
-        if delta.extra_content is not None:
-            call["extra_content"] = delta.extra_content
-        if delta.function is not None:
-            _merge_function(call.setdefault("function", {"name": "", "arguments": ""}), delta.function)
-        if delta.custom is not None:
-            custom = call.setdefault("custom", {"name": "", "input": ""})
-            custom["name"] += delta.custom.name or ""
-            custom["input"] += delta.custom.input or ""
-
-    def _find_call(self, delta: _CallDelta) -> dict[str, Any]:
-        """By index; but some providers send one index, or none, for several calls: a new id is a new call."""
-        if delta.index is None:
-            call = self._calls[-1] if self._calls else None
-        else:
-            call = self._calls_by_index.get(delta.index)
-        if call is None or (delta.id and call["id"] and delta.id != call["id"]):
-            call = {"id": "", "type": "function"}
-            self._calls.append(call)
-        if delta.index is not None:
-            self._calls_by_index[delta.index] = call
-        return call
-
-
-def split_reply(body: bytes, extract: Extract, *, sent: bytes = b"") -> tuple[bytes, Reply]:
-    """The body for the client of a reply that is not streamed, and the reply.
-
-    The very same bytes when nothing is taken out; else only the content of the messages concerned is
-    replaced. What is no reply (an error under status 200, no JSON at all) goes through, and its reply has
-    no choices.
-    """
-    try:
-        members = raw_json.split_object(body)
-        raw_choices = raw_json.split_array(members["choices"])
-    except (ValueError, KeyError):
-        return body, Reply(error=_error_of(body))
-    choices: list[ReplyChoice] = []
-    for place, raw in enumerate(raw_choices):
-        try:
-            raw_choices[place], choice = _split_choice(raw, place, extract)
-        except (ValueError, KeyError):
-            continue
-        choices.append(choice)
-    usage, error = members.get("usage", b"null"), members.get("error", b"null")
-    reply = Reply(
-        id=_string(members.get("id")),
-        model=_string(members.get("model")),
-        choices=tuple(choices),
-        usage=b"" if usage == b"null" else usage,
-        error=b"" if error == b"null" else error,
-        is_done=True,
-    )
-    if not any(choice.client_message is not choice.model_message for choice in choices):
-        return body, reply
-    return raw_json.join_object({**members, "choices": raw_json.join_array(raw_choices)}), reply
-
-
-def _split_choice(raw: bytes, place: int, extract: Extract) -> tuple[bytes, ReplyChoice]:
-    members = raw_json.split_object(raw)
-    said = members["message"]
-    extraction = Extraction(extract)
-    shown = _take_out(said, extraction) if extract else said
-    index = raw_json.load(members.get("index", b"null"))
-    choice = ReplyChoice(
-        index=index if isinstance(index, int) else place,
-        model_message=said,
-        client_message=shown,
-        terse=extraction.terse,
-        state=extraction.state,
-        finish_reason=_string(members.get("finish_reason")),
-    )
-    return (raw if shown is said else raw_json.join_object({**members, "message": shown})), choice
-
-
-def _take_out(message: bytes, extraction: Extraction) -> bytes:
-    """The message for the client; the very same bytes when nothing is taken out."""
-    members = raw_json.split_object(message)
-    content = raw_json.load(members.get("content", b"null"))
-    texts = [content] if isinstance(content, str) else [_text_of(part) for part in content or ()]
-    said = "".join(texts)
-    shown = extraction.feed(said) + extraction.close()
-    if shown == said:
-        return message
-    if isinstance(content, str):
-        members["content"] = raw_json.dump(shown)
-    else:
-        parts = raw_json.split_array(members["content"])
-        members["content"] = raw_json.join_array(replace_text(parts, shown))
-    return raw_json.join_object(members)
-
-
-def _read_chunk(data: bytes) -> _Chunk | None:
-    try:
-        return _chunk_decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError):
-        pass
-    try:
-        members = raw_json.split_object(data)
-    except ValueError:
-        return None
-    chunk = _Chunk(id=_string(members.get("id")), model=_string(members.get("model")))
-    if "usage" in members:
-        chunk.usage = msgspec.Raw(members["usage"])
-    if "error" in members:
-        chunk.error = msgspec.Raw(members["error"])
-    try:
-        chunk.choices = msgspec.convert(raw_json.load(members.get("choices", b"null")), list[_Choice] | None)
-    except ValueError:  # a shape nobody has described: it goes through, and is not understood
-        pass
-    return chunk
 
 
 def _is_whole(event: SseEvent) -> bool:
     """Whether a last event without a blank line after it says something all the same."""
     data = (event.data or b"").strip()
-    return data == _DONE or (bool(data) and _read_chunk(data) is not None)
+    return data == _DONE or (bool(data) and read_chunk(data) is not None)
 
 
 def _with_content(raw_choice: bytes, text: str) -> bytes:
@@ -711,72 +351,3 @@ def _carries_nothing(raw_choice: bytes) -> bool:
 
 def _says(value: bytes) -> bool:
     return value not in {b"null", b"[]", b"{}", b'""'}
-
-
-def _string(raw: bytes | None) -> str:
-    value = raw_json.load(raw) if raw else None
-    return value if isinstance(value, str) else ""
-
-
-def _error_of(body: bytes) -> bytes:
-    try:
-        error = raw_json.split_object(body).get("error", b"null")
-    except ValueError:
-        return b""
-    return b"" if error == b"null" else error
-
-
-def _text_of(part: object) -> str:
-    if isinstance(part, str):
-        return part
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(text := part.get("text"), str):
-        return text
-    return ""
-
-
-def _merge_function(into: dict[str, str], delta: _FunctionDelta) -> None:
-    into["name"] += delta.name or ""
-    arguments = delta.arguments
-    if arguments is not None:
-        into["arguments"] += arguments if isinstance(arguments, str) else raw_json.dump(arguments).decode()
-
-
-def _merge_parts(items: list[str | dict[str, Any]]) -> list[Any]:
-    """Neighbouring parts of a kind become one."""
-    merged: list[dict[str, Any]] = []
-    for item in items:
-        part = {"type": "text", "text": item} if isinstance(item, str) else dict(item)
-        last = merged[-1] if merged else None
-        if last is None or last.get("type") != part.get("type"):
-            merged.append(part)
-        elif _text_of(part) or part.get("type") == "text":
-            last["text"] = _text_of(last) + _text_of(part)
-        elif isinstance(last.get("thinking"), list) and isinstance(part.get("thinking"), list):
-            last["thinking"] = _merge_parts([*last["thinking"], *part["thinking"]])
-        else:
-            merged.append(part)
-    return merged
-
-
-def _merge_details(into: list[Any], details: list[Any]) -> None:
-    """OpenRouter streams a detail in pieces of one index: texts grow, other members are set."""
-    for detail in details:
-        last = into[-1] if into else None
-        if not (isinstance(detail, dict) and isinstance(last, dict)) or (
-            (detail.get("index"), detail.get("type")) != (last.get("index"), last.get("type"))
-        ):
-            into.append(dict(detail) if isinstance(detail, dict) else detail)
-            continue
-        for key, value in detail.items():
-            if key in {"text", "summary", "data"} and isinstance(value, str) and isinstance(last.get(key), str):
-                last[key] += value
-            elif value is not None:
-                last[key] = value
-
-
-def _merge_audio(into: dict[str, Any], delta: dict[str, Any]) -> None:
-    for key, value in delta.items():
-        if key in {"data", "transcript"} and isinstance(value, str):
-            into[key] = into.get(key, "") + value
-        else:
-            into[key] = value
