@@ -68,6 +68,26 @@ async def test_calls_a_tool_when_asked_and_tags_when_the_system_text_asks():
         )
 
 
+@pytest.mark.parametrize(
+    ("said", "called"),
+    [
+        ("CALL ls", ("ls", "{}")),
+        ('It is Monday.\n"call ls {"path": "."}"\nBe brief.', ("ls", '{"path": "."}')),
+        ('call other {"a": 1}\n call ls {"path": "a"}', ("ls", '{"path": "a"}')),
+        ('call ls {"path": ', ("ls", '{"path":')),
+        ("to call ls {}", None),
+    ],
+)
+async def test_finds_the_line_that_asks_for_a_call(said: str, called: tuple[str, str] | None):
+    async with run_scripted() as server, openai.AsyncOpenAI(base_url=server.base_url, api_key="x") as client:
+        messages: Any = [
+            {"role": "user", "content": [{"type": "text", "text": "Today."}, {"type": "text", "text": said}]}
+        ]
+        reply = await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)
+        calls: Any = reply.choices[0].message.tool_calls or []
+        assert [(call.function.name, call.function.arguments) for call in calls] == ([called] if called else [])
+
+
 async def test_counts_the_common_beginning_as_cached():
     async with run_scripted() as server, openai.AsyncOpenAI(base_url=server.base_url, api_key="x") as client:
 

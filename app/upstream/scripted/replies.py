@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ MODEL = "scripted"
 CREATED = 1_700_000_000
 _REPEATED = 400
 _WORDS = 12
+_CALL = re.compile(r'^[\s"]*call (?P<name>[\w.:-]+)', re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,12 +203,17 @@ def digest(content: bytes) -> str:
 
 
 def _asked_call(asked: Asked) -> tuple[str, str] | None:
-    """``call NAME {json}``, when a tool of that name is offered; the JSON text as it was said."""
-    verb, _, rest = asked.words.strip().partition(" ")
-    name, _, arguments = rest.strip().partition(" ")
-    if verb.lower() != "call" or name not in asked.tools:
+    """The last line ``call NAME {json}`` that names a tool which is offered; the JSON text as it was said.
+
+    Programs put words of their own before and behind what their user says.
+    """
+    calls = [said for said in _CALL.finditer(asked.words) if said["name"] in asked.tools]
+    if not calls:
         return None
-    return name, arguments.strip() or "{}"
+    arguments = asked.words[calls[-1].end() :].strip()
+    with contextlib.suppress(ValueError, RecursionError):
+        arguments = arguments[: json.JSONDecoder().raw_decode(arguments)[1]]
+    return calls[-1]["name"], arguments or "{}"
 
 
 def _summary(words: str) -> str:

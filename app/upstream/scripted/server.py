@@ -7,8 +7,8 @@ four, and cached tokens the longest beginning (whole messages, tools first) that
 real cache counts in steps of 128 tokens from 1,024 on and forgets after minutes; this one has neither floor nor clock.
 
 Without a script it answers from the request: it says how many messages it was sent and repeats the last words, calls
-a tool when the user says ``call NAME {json}`` and that tool is offered, and ends with a ``<terse>`` tag when the
-system text speaks of such tags. With a script, that decides.
+a tool when a line of the user's is ``call NAME {json}`` and that tool is offered, and ends with a ``<terse>`` tag when
+the system text speaks of such tags. With a script, that decides.
 """
 
 from __future__ import annotations
