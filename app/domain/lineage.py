@@ -221,6 +221,27 @@ def append(
     )
 
 
+def repeat(
+    rows: Sequence[Row], incoming: Sequence[Incoming], *, last_seq: int, turns: int, is_answered: bool
+) -> Decision | None:
+    """The decision where an `append` is asked for again: its messages are the last ones already; else None.
+
+    ``rows`` are the session's, in order. With ``is_answered``, replies may stand behind those messages:
+    they are superseded then, and what is before stays as it is.
+    """
+    said = [message.digest for message in incoming if message.is_link]
+    rows = [row for row in rows if row.status != "superseded"]
+    links = [row for row in rows if row.is_link and row.status == "live"]
+    while is_answered and links and links[-1].role == "assistant":
+        links.pop()
+    again = links[-len(said) :] if said else []
+    if not said or [row.digest for row in again] != said:
+        return None
+    has_instructions = len(said) < len(incoming)
+    later = [row for row in rows if (row.place >= again[0].place if row.is_link else has_instructions)]
+    return reconcile(later, incoming, last_seq=last_seq, turns=turns)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Numbering:
     """Gives new messages their turns. An opening assistant message belongs to the first user's turn.

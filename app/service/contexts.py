@@ -140,6 +140,8 @@ async def load(
     if found.is_delta and session is not None:
         cut = await _enough(connection, tenant, session, recipe, cut)
         stored = await messages.live_from(connection, tenant, session.id, cut)
+        if found.decision.kind == "retry" and (answered := found.decision.answered) is not None:
+            stored = [each for each in stored if each.place <= answered.place]
         kept = await _kept_content(connection, tenant, session.id, epoch, cut)
         entries = await aside(_bytes_of(stored), _stored_entries, stored, dialect)
         entries += _new_entries(found, arrival, around.now)
@@ -391,7 +393,7 @@ def _new_entries(found: Found, arrival: Arrival, now: datetime) -> list[Entry]:
     return [
         _new_entry(message, placed.seq, placed.turn, now)
         for message, placed in zip(arrival.messages, found.decision.placed, strict=True)
-        if placed.turn > 0
+        if placed.turn > 0 and placed.is_new
     ]
 
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from app.domain.clients import ClientIds
-from app.domain.lineage import Decision, Row, append, reconcile
+from app.domain.lineage import Decision, Row, append, reconcile, repeat
 from app.domain.sessions import Session
 from app.service.arrival import NEWEST, Arrival, extend
 from app.service.aside import aside
@@ -104,7 +104,7 @@ async def _by_own_id(connection: Connection, tenant: str, arrival: Arrival, aske
         return await _fresh(session_id, arrival, source="header")
     tail = await messages.tail_rows(connection, tenant, session_id, session.cut)
     if _is_delta(arrival, _shown(tail), session, is_retry=asked.is_retry):
-        return await _delta(connection, tenant, arrival, _shown(tail), session)
+        return await _delta(connection, tenant, arrival, _shown(tail), session, is_retry=asked.is_retry)
     hit = None
     if session.cut > 1 and (chains := arrival.reply_chains()[:NEWEST]):
         hit = await sessions.find_by_chain(connection, tenant, chains, session.client_id, session_id=session_id)
@@ -117,41 +117,43 @@ async def _by_own_id(connection: Connection, tenant: str, arrival: Arrival, aske
 def _is_delta(arrival: Arrival, tail: Sequence[TailRow], session: Session, *, is_retry: bool) -> bool:
     """Whether a request under Tersely's own id carries only what is new.
 
-    A whole history carries replies, or is the whole of what is stored so far and unanswered. A message that was the
-    last one already is a retry when the client says so or nothing has answered it yet.
+    A whole history carries replies, or is the whole of what is stored so far: unanswered, or said to be a retry.
     """
     links = [arrival.incoming[index] for index in arrival.links]
     if any(link.role == "assistant" for link in links):
         return False
     stored = [row.row for row in tail if row.row.is_link]
-    if not stored:
-        return session.last_seq > 0 and session.cut > 1
-    asked = [row for row in stored if row.role != "assistant"] if is_retry else stored
-    last = asked[-len(links) :] if links else []
-    return [row.digest for row in last] != [link.digest for link in links]
+    if session.cut > 1:
+        return session.last_seq > 0
+    while is_retry and stored and stored[-1].role == "assistant":
+        stored.pop()
+    return bool(stored) and [row.digest for row in stored] != [link.digest for link in links]
 
 
 async def _delta(
-    connection: Connection, tenant: str, arrival: Arrival, tail: Sequence[TailRow], session: Session
+    connection: Connection, tenant: str, arrival: Arrival, tail: Sequence[TailRow], session: Session, *, is_retry: bool
 ) -> Found:
+    """What is new goes to the end. Messages that are the last ones already are a retry when the client says so or
+    nothing has answered them yet.
+    """
     replaced: list[int] = []
     if any(not incoming.is_link for incoming in arrival.incoming):
         replaced = [row.row.seq for row in tail if not row.row.is_link]
     turn = max((row.row.turn for row in tail), default=session.turns)
+    counters = {"last_seq": session.last_seq, "turns": session.turns}
+    again = repeat([each.row for each in tail], arrival.incoming, **counters, is_answered=is_retry)
+    before = tail
+    if again is not None:
+        first = min(placed.place for placed in again.placed if placed.turn > 0)
+        before = [each for each in tail if not each.row.is_link or each.row.place < first]
     return Found(
         session_id=session.id,
         session=session,
         source="header",
-        decision=append(
-            arrival.incoming,
-            last_seq=session.last_seq,
-            turns=session.turns,
-            turn=turn,
-            superseded=replaced,
-        ),
+        decision=again or append(arrival.incoming, **counters, turn=turn, superseded=replaced),
         rows=tail,
         is_delta=True,
-        head_chain=await _whole_chain(connection, tenant, arrival, tail, session),
+        head_chain=await _whole_chain(connection, tenant, arrival, before, session),
     )
 
 

@@ -15,7 +15,7 @@ from functools import partial
 import asyncpg
 
 from app.domain.errors import Conflict, NotFound, StoreUnavailable, TerselyError
-from app.domain.lineage import Decision, append, reconcile
+from app.domain.lineage import Decision, append, reconcile, repeat
 from app.store import messages
 from app.store.connection import Connection, Database
 from app.store.ledger import AT_THE_END, Placement, Rows, enter_reply, enter_request
@@ -487,17 +487,27 @@ async def _decide_again(connection: Connection, tenant: str, write: RequestWrite
     None where the id went to another conversation of the same client: two histories that share nothing are not
     one session.
     """
-    if write.mode == "append":
+    if write.mode == "append" and write.decision.kind != "retry":
         return await _append_again(connection, tenant, write, state)
     rows = [tail.row for tail in await messages.all_rows(connection, tenant, state.id) if not tail.is_hidden]
-    decision = reconcile(rows, write.incoming, last_seq=state.last_seq, turns=state.turns, revivable=True)
-    if write.version is None and not any(p.turn and not p.is_new for p in decision.placed):
+    counters = {"last_seq": state.last_seq, "turns": state.turns}
+    if write.mode == "append":
+        # The first try may have been answered meanwhile; where others went on from it, it is said once more.
+        again = repeat(rows, write.incoming, **counters, is_answered=True)
+        return again or await _append_again(connection, tenant, write, state)
+    decision = reconcile(rows, write.incoming, **counters, revivable=True)
+    if write.decision.kind != "edited" and _knows_nothing(write.decision) and _knows_nothing(decision):
         if write.create is not None and write.create.spare_id is not None:
             return None
         if not any(message.role == "assistant" for message in write.incoming):
             # Two beginnings under one id of ours: each said something new.
             return await _append_again(connection, tenant, write, state)
     return decision
+
+
+def _knows_nothing(decision: Decision) -> bool:
+    """Whether nothing of the history that was sent is stored."""
+    return not any(placed.turn and not placed.is_new for placed in decision.placed)
 
 
 async def _append_again(connection: Connection, tenant: str, write: RequestWrite, state: State) -> Decision:

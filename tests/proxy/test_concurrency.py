@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -126,3 +127,60 @@ async def test_a_reply_that_is_overtaken_stays_with_its_question(
     order = [row["raw"] for row in rows]
     words = ["slow question", "the slow answer", "quick question", "the quick answer"]
     assert [next(word for word in words if word in raw) for raw in order] == words
+
+
+async def test_deltas_that_race_into_an_empty_session_are_all_kept(workers: tuple[Service, Service], key: str):
+    await post(workers[0], json.dumps({"id": key}).encode(), path="/api/sessions")
+
+    async def client(number: int) -> None:
+        for turn in range(3):
+            words = f"client {number} turn {turn}"
+            assert (await post(workers[number % 2], body_of(words), X_Tersely_Session=key)).status == 200
+
+    await asyncio.gather(*(client(number) for number in range(8)))
+
+    stored = await kept(workers[0], key)
+    assert {each.status for each in stored} == {"live"}
+    assert len(stored) == 8 * 3 * 2
+
+
+@pytest.mark.parametrize("epoch", ["auto", "every_request"])
+async def test_a_delta_that_is_tried_again_keeps_what_came_before(
+    workers: tuple[Service, Service], model: Model, key: str, epoch: str
+):
+    shape = {"X_Tersely_Session": key, "X_Tersely_Strategy": '{"name": "slim", "recent_turns": 1}'}
+    for text in ("one", "two", "three"):
+        await post(workers[0], body_of(text), X_Tersely_Epoch=epoch, **shape)
+    for number in (1, 2):
+        body = body_of("three", user=f"{key}-{number}")
+        await post(workers[1], body, X_Tersely_Epoch=epoch, x_stainless_retry_count=str(number), **shape)
+
+    stored = await kept(workers[0], key)
+    assert [each.text for each in stored if each.role == "user"] == ["one", "two", "three"]
+    assert [each.status for each in stored] == ["live"] * 5 + ["superseded"] * 2 + ["live"]
+    first, second = (json.loads(model.requests(f"{key}-{number}")[-1].body)["messages"] for number in (1, 2))
+    assert first == second
+    assert first[-1]["content"] == "three"
+    assert "two" in json.dumps(first[:-1])
+    assert sum(each["content"] == "three" for each in first) == 1
+
+
+async def test_a_failed_delta_is_said_once(workers: tuple[Service, Service], model: Model, key: str):
+    await post(workers[0], body_of("one"), X_Tersely_Session=key)
+    failing = model.script(key, ScriptedReply(status=500, body=b'{"error": {"message": "no"}}'))
+    assert (await post(workers[0], body_of("two", user=failing), X_Tersely_Session=key)).status == 500
+    assert (await post(workers[1], body_of("two", user=failing), X_Tersely_Session=key)).status == 200
+
+    stored = await kept(workers[0], key)
+    assert [(each.role, each.status) for each in stored] == [("user", "live"), ("assistant", "live")] * 2
+    assert "one" in model.requests(failing)[-1].body.decode()
+
+
+async def test_a_delta_that_is_tried_again_after_another_loses_neither(workers: tuple[Service, Service], key: str):
+    for text in ("one", "two"):
+        await post(workers[0], body_of(text), X_Tersely_Session=key)
+    await post(workers[1], body_of("one"), X_Tersely_Session=key, x_stainless_retry_count="1")
+
+    stored = await kept(workers[0], key)
+    assert [each.text for each in stored if each.role == "user"] == ["one", "two", "one"]
+    assert {each.status for each in stored} == {"live"}
