@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from app.dialects.dialect import Dialect, Reply
+from app.dialects.dialect import Dialect, Reply, ReplyReader
 from app.dialects.rounds import RoundsStream
 from app.domain.errors import UpstreamUnavailable
 from app.domain.messages import Message, ToolCall, ToolResult
+from app.service.attempts import EVENT_STREAM, MAX_ERROR_BODY, Attempts, Begun
 from app.service.calls import Call
 from app.service.metrics import Metrics
 from app.service.preparing import Prepared, Preparer
@@ -32,10 +33,10 @@ MAX_ROUNDS = 8
 TOOL_SECONDS = 20.0
 MAX_CALLS = 16
 """Calls of one round that are answered with more than a refusal."""
-MAX_ERROR_BODY = 1024 * 1024
-EVENT_STREAM = "text/event-stream"
-
-Send = Callable[[Call, bytes], Awaitable[Response]]
+CUT_OFF = frozenset(
+    {"length", "max_tokens", "max_output_tokens", "content_filter", "incomplete", "cancelled", "queued", "in_progress"}
+)
+"""How a reply ends whose calls need not be whole."""
 
 
 class RunsTools(Protocol):
@@ -56,7 +57,7 @@ class ToolRounds:
         recorder: Recorder,
         tools: RunsTools,
         metrics: Metrics,
-        send: Send,
+        attempts: Attempts,
         heartbeat: float,
         max_reply: int,
         seconds: float = TOOL_SECONDS,
@@ -67,7 +68,7 @@ class ToolRounds:
         self._recorder = recorder
         self._tools = tools
         self._metrics = metrics
-        self._send = send
+        self._attempts = attempts
         self._heartbeat = heartbeat
         self._max_reply = max_reply
         self._seconds = seconds
@@ -82,21 +83,23 @@ class ToolRounds:
         body = first
         try:
             while True:
-                client_body, said = self._dialect.split_reply(body, prepared.extract)
+                client_body, said = self._dialect.split_reply(body, prepared.extract, sent=call.body)
                 ours, is_mixed = told.calls(said) if _is_finished(said) else ([], False)
                 is_last = is_mixed or told.rounds >= MAX_ROUNDS
                 results = await self._run(call, prepared, ours) if ours and told.rounds < MAX_ROUNDS else []
                 if not results or is_last:
                     break
                 told.go_on(said, results)
-                prepared, response, refusal = await self._ask_again(call, prepared, told)
+                begun = await self._ask_again(call, prepared, told)
+                prepared, response = begun.prepared, begun.reply
                 try:
-                    body = refusal or await response.read(self._max_reply)
+                    body = begun.body or await response.read(self._max_reply)
                 finally:
                     response.close()
-                if response.status >= 400 or not self._dialect.split_reply(body, prepared.extract)[1].choices:
+                failed, said = self._dialect.split_reply(body, prepared.extract, sent=call.body)
+                if response.status >= 400 or not said.choices:
                     await self._recorder.commit_failure(prepared, response.status)
-                    return body, response.status
+                    return failed, response.status
         except UpstreamUnavailable:
             await self._recorder.commit_failure(prepared, None)
             raise
@@ -120,7 +123,7 @@ class ToolRounds:
         shown = rounds.open(prepared.tools)
         told = Told(self._dialect, prepared.tools)
         status = response.status
-        reader = self._dialect.open_stream(extract=prepared.extract, strip_usage=prepared.strip_usage)
+        reader = self._reader(call, prepared)
         is_committed = False
         try:
             while True:
@@ -130,7 +133,7 @@ class ToolRounds:
                 if out := shown.feed(end.held + reader.close()):
                     yield out
                 response.close()
-                said, first = reader.reply, b""
+                said = reader.reply
                 ours, is_mixed = told.calls(said) if _is_finished(said) else ([], False)
                 running = loop.create_task(self._run(call, prepared, ours if told.rounds < MAX_ROUNDS else []))
                 async for beat in self._beating(running):
@@ -139,15 +142,16 @@ class ToolRounds:
                 if not results or is_mixed:
                     break
                 told.go_on(said, results)
-                reader = self._dialect.open_stream(extract=prepared.extract, strip_usage=prepared.strip_usage)
+                reader = self._reader(call, prepared)
                 if out := shown.next_round(usage=told.usage, has_said=told.has_words):
                     yield out
                 asking = loop.create_task(self._ask_again(call, prepared, told))
-                async for beat in self._beating(asking, close=True):
+                async for beat in self._beating(asking):
                     yield beat
-                prepared, response, body = asking.result()
+                begun = asking.result()
+                prepared, response, first = begun.prepared, begun.reply, begun.first
                 if response.status >= 400 or response.content_type != EVENT_STREAM:
-                    body = body or await response.read(MAX_ERROR_BODY)
+                    body = begun.body or await response.read(MAX_ERROR_BODY)
                     is_committed = True
                     await self._recorder.commit(prepared, told.end(Reply())[0], response.status, is_whole=False)
                     yield self._dialect.error_event(body if _is_json(body) else self._error("the upstream refused"))
@@ -184,18 +188,21 @@ class ToolRounds:
     ) -> AsyncIterator[bytes]:
         if first and (out := shown.feed(end.hold(read(first)))):
             yield out
+        now = asyncio.get_running_loop().time
+        told = now()
         async for chunk in until_end(response, end, self._heartbeat):
             out = shown.feed(end.hold(read(chunk))) if chunk else self._dialect.streaming.heartbeat
+            if not out and now() - told >= self._heartbeat:  # what is held back may be long
+                out = self._dialect.streaming.heartbeat
             if out:
+                told = now()
                 yield out
 
     async def _beating(
         self,
-        work: asyncio.Future[list[bytes]] | asyncio.Future[tuple[Prepared, Response, bytes]],
-        *,
-        close: bool = False,
+        work: asyncio.Future[list[bytes]] | asyncio.Future[Begun],
     ) -> AsyncIterator[bytes]:
-        """Heartbeats while ``work`` is under way; it ends with who waits for it. ``close``: so does its response."""
+        """Heartbeats while ``work`` is under way; it ends with who waits for it, and so does its response."""
         try:
             while not (await asyncio.wait({work}, timeout=self._heartbeat))[0]:
                 if beat := self._dialect.streaming.heartbeat:
@@ -205,32 +212,22 @@ class ToolRounds:
                 work.cancel()
                 with suppress(asyncio.CancelledError, UpstreamUnavailable):
                     done = await work
-                    if close and isinstance(done, tuple):
-                        done[1].close()
+                    if isinstance(done, Begun):
+                        done.reply.close()
+
+    def _reader(self, call: Call, prepared: Prepared) -> ReplyReader:
+        """Reads a round. The model was sent more than the client had asked it, whatever the reply repeats of that."""
+        return self._dialect.open_stream(extract=prepared.extract, strip_usage=prepared.strip_usage, sent=call.body)
 
     def _error(self, message: str) -> bytes:
         return self._dialect.error_body(message, type="upstream_error", code="upstream_unavailable")
 
     # Rounds
 
-    async def _ask_again(self, call: Call, prepared: Prepared, told: Told) -> tuple[Prepared, Response, bytes]:
-        """Send the context with all that was said since; the body comes along where it had to be read, of a refusal.
-
-        What is too long for the model is tried with less context.
-        """
-        prepared = self._preparer.go_on(call, prepared, told.extra, is_last=told.rounds >= MAX_ROUNDS)
-        while True:
-            response = await self._send(call, prepared.body)
-            response.unpack()
-            if response.status < 400:
-                return prepared, response, b""
-            body = await response.read(MAX_ERROR_BODY)
-            overflowed = self._dialect.classify_error(response.status, body)
-            less = None if overflowed is None else await self._preparer.reduce(call, prepared, overflowed)
-            if less is None:
-                return prepared, response, body
-            response.close()
-            prepared = less
+    async def _ask_again(self, call: Call, prepared: Prepared, told: Told) -> Begun:
+        """Send the context with all that was said since."""
+        is_last = told.rounds >= MAX_ROUNDS
+        return await self._attempts.ask(call, self._preparer.go_on(call, prepared, told.extra, is_last=is_last))
 
     async def _run(self, call: Call, prepared: Prepared, calls: Sequence[ToolCall]) -> list[bytes]:
         """The results of ``calls``, in their order, as messages."""
@@ -270,7 +267,7 @@ def _is_finished(said: Reply) -> bool:
     if said.error or not said.choices:
         return False
     finish = said.choices[0].finish_reason.lower()
-    return (said.is_done or bool(finish)) and finish not in {"length", "max_tokens"}
+    return (said.is_done or bool(finish)) and finish not in CUT_OFF
 
 
 def _is_json(body: bytes) -> bool:
