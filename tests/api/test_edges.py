@@ -244,13 +244,13 @@ def test_the_gauges_of_dead_workers_are_forgotten(tmp_path: Path, monkeypatch: p
 async def test_a_wrong_role_is_said_once(database: Database, user: str, caplog: pytest.LogCaptureFixture) -> None:
     parts = urlsplit(database.dsn)
     wrong = parts._replace(netloc=f"{user}:x@{parts.netloc.rpartition('@')[2]}").geturl()
-    with caplog.at_level("INFO", "app.main"):
+    with caplog.at_level("INFO", "app.lifetime"):
         async with serve(wrong):
             for _ in range(100):
                 await asyncio.sleep(0.05)
                 if caplog.records:
                     break
-    said = [record for record in caplog.records if record.name == "app.main"]
+    said = [record for record in caplog.records if record.name == "app.lifetime"]
     assert [record.levelname for record in said] == ["WARNING"]
     assert "authorization" in said[0].getMessage()
 

@@ -15,7 +15,7 @@ import pytest
 
 from app.cli.serving import log_as_json
 from app.domain.errors import NotFound
-from app.main import _summarizer_host
+from app.hosts import summarizer_host
 from app.service import summarizer as module
 from app.service.summary_jobs import Job, credentials_of
 from app.service.summary_models import SESSION
@@ -228,7 +228,7 @@ async def test_the_sessions_model_is_asked_with_the_callers_key_or_not_at_all(fi
     ],
 )
 def test_a_host_of_its_own_comes_from_the_settings(settings, address, key):
-    made = _summarizer_host(Settings(_env_file=None, **settings), "https://host/v1")
+    made = summarizer_host(Settings(_env_file=None, **settings), "https://host/v1")
     assert (made and made.upstream._base, made and made.api_key) == (address, key)
     assert "'k'" not in repr(made)
 
