@@ -136,6 +136,7 @@ ANTHROPIC = Dialect(
         heartbeat=b'event: ping\ndata: {"type": "ping"}\n\n',
         end_marks=_beginnings(b"message_stop"),
         end_words=(b"message_stop",),
+        preamble=_beginnings(b"message_start", b"ping"),
         reply_key=b'"content"',
     ),
 )

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from app.dialects.dialect import Dialect, Overflow, ReplyReader, Request
+from app.dialects.dialect import Dialect, ReplyReader, Request
 from app.dialects.dialect import Reply as SaidReply
 from app.domain import clients
 from app.domain.command_traces import command_in
@@ -22,6 +21,7 @@ from app.domain.errors import StoreUnavailable, UpstreamUnavailable
 from app.domain.extraction import NOTHING
 from app.domain.headers import Headers, downstream_headers, upstream_headers
 from app.service.aside import aside
+from app.service.attempts import EVENT_STREAM, Attempts, Begun
 from app.service.calibrations import Calibrations
 from app.service.calls import Answer, Call, ContextKind, Labels
 from app.service.chat_commands import ChatCommands
@@ -44,18 +44,10 @@ from app.upstream.client import Reply, Upstream
 
 _log = logging.getLogger(__name__)
 
-_EVENT = re.compile(rb"data:.*?(?:\n\n|\r\n\r\n|\r\r)", re.DOTALL)
-
 _OnReply = Callable[[SaidReply], Awaitable[None]]
 
 # Ids of a history that the model host keeps and puts in front: what is sent is then not the whole conversation.
 HOST_HISTORY = frozenset({"previous_response_id", "conversation"})
-EVENT_STREAM = "text/event-stream"
-JSON = "application/json"
-MAX_ERROR_BODY = 1024 * 1024
-MAX_FIRST_EVENT = 64 * 1024
-# How long (seconds) is waited for what comes after a stream's preamble: a refusal comes at once.
-AFTER_PREAMBLE = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,13 +114,16 @@ class Proxy:
             clock=shared.clock,
             fail_open=config.fail_open,
         )
+        self._attempts = Attempts(
+            dialect, self._preparer, send=self._send, heartbeat=config.heartbeat, max_reply=config.max_reply
+        )
         self._rounds = ToolRounds(
             dialect,
             preparer=self._preparer,
             recorder=self._recorder,
             tools=shared.tools,
             metrics=shared.metrics,
-            send=self._send,
+            attempts=self._attempts,
             heartbeat=config.heartbeat,
             max_reply=config.max_reply,
         )
@@ -259,12 +254,7 @@ class Proxy:
         try:
             await asyncio.sleep(0)
             await self._recorder.store_request(prepared)
-            reply = await sending
-            reply.unpack()
-            first = b""
-            if reply.status == 200 and reply.content_type == EVENT_STREAM:
-                first = await self._first_chunk(reply)
-            overflowed, error_body = await self._overflow_of(prepared, reply, first)
+            begun = await self._attempts.settle(call, prepared, await sending)
         except UpstreamUnavailable:
             await _let_go(sending)
             await self._recorder.commit_failure(prepared, None)
@@ -274,55 +264,23 @@ class Proxy:
             self._recorder.record_failure(prepared, None)
             raise
         self._metrics.first_byte.observe(self._monotonic() - sent)
-        if overflowed is not None and (second := await self._preparer.reduce(call, prepared, overflowed)) is not None:
-            reply.close()
-            return await self._second_try(call, second, sent)
-        return await self._answer(call, prepared, reply, first, error_body, sent)
+        return await self._answer(call, begun, sent)
 
-    async def _second_try(self, call: Call, prepared: Prepared, sent: float) -> Answer:
-        """A retry with a reduced context, and another one with less where the strategy has one to offer."""
-        reply = None
-        try:
-            reply = await self._send(call, prepared.body)
-            reply.unpack()
-            overflowed, error_body = None, b""
-            if reply.status >= 400:
-                overflowed, error_body = await self._overflow_of(prepared, reply, b"")
-        except BaseException as error:
-            if reply is not None:
-                reply.close()
-            if isinstance(error, UpstreamUnavailable):
-                await self._recorder.commit_failure(prepared, None)
-            else:
-                self._recorder.record_failure(prepared, None)
-            raise
-        if overflowed is not None and (less := await self._preparer.reduce(call, prepared, overflowed)) is not None:
-            reply.close()
-            return await self._second_try(call, less, sent)
-        return await self._answer(call, prepared, reply, b"", error_body, sent)
-
-    async def _answer(
-        self, call: Call, prepared: Prepared, reply: Reply, first: bytes, error_body: bytes, sent: float
-    ) -> Answer:
+    async def _answer(self, call: Call, begun: Begun, sent: float) -> Answer:
+        prepared, reply, first, body = begun.prepared, begun.reply, begun.first, begun.body
         headers = downstream_headers(reply.headers) + prepared.labels.headers()
         if reply.status >= 400:
             reply.close()
             await self._recorder.commit_failure(prepared, reply.status)
             self._observe(call, sent, self._monotonic())
-            return Answer(status=reply.status, headers=headers, body=error_body)
-        if self._is_streamed(prepared, reply):
+            return Answer(status=reply.status, headers=headers, body=body)
+        if self._attempts.is_streamed(prepared, reply):
             if prepared.tools:
                 chunks = self._observed(call, prepared, self._rounds.stream(call, prepared, reply, first), sent)
             else:
                 chunks = self._stream(call, prepared, reply, first, sent)
             return Answer(status=reply.status, headers=_unbuffered(headers), chunks=chunks)
-        try:
-            body = error_body or await reply.read(self._config.max_reply)
-        except BaseException:
-            self._recorder.record_failure(prepared, reply.status)
-            raise
-        finally:
-            reply.close()
+        reply.close()
         ended = self._monotonic()
         if prepared.tools:
             body, status = await self._rounds.whole(call, prepared, body, reply.status)
@@ -346,50 +304,6 @@ class Proxy:
         finally:
             await chunks.aclose()  # type: ignore[attr-defined]
             self._observe(call, sent, self._monotonic())
-
-    def _is_streamed(self, prepared: Prepared, reply: Reply) -> bool:
-        """Whether the reply comes piece by piece: as events, or, where that was asked for, as an array."""
-        if reply.content_type == EVENT_STREAM:
-            return True
-        is_array = self._dialect.streaming.has_arrays and prepared.request.stream
-        return is_array and reply.content_type == JSON and reply.status == 200
-
-    async def _first_chunk(self, reply: Reply) -> bytes:
-        """The first event of a stream that says something, so that an overflow told there can still be mended."""
-        first = b""
-        end = self._monotonic() + self._config.heartbeat
-        while len(first) < MAX_FIRST_EVENT:
-            events = _EVENT.findall(first)
-            if not all(event.startswith(self._dialect.streaming.preamble) for event in events):
-                break
-            wait = end - self._monotonic()
-            piece = await reply.peek(max(0.0, min(wait, AFTER_PREAMBLE) if events else wait))
-            if not piece:
-                break
-            first += piece
-        return first
-
-    async def _overflow_of(self, prepared: Prepared, reply: Reply, first: bytes) -> tuple[Overflow | None, bytes]:
-        """What the reply says of an overflow, and the body if it had to be read for that."""
-        if reply.status >= 400:
-            body = await reply.read(MAX_ERROR_BODY)
-            return self._dialect.classify_error(reply.status, body), body
-        if self._is_streamed(prepared, reply):
-            if b"error" not in first:
-                return None, b""
-            reader = self._dialect.open_stream(extract=NOTHING, strip_usage=False)
-            reader.feed(first)
-            reader.close()
-            if reader.reply.choices:
-                return None, b""
-            return self._dialect.classify_error(reply.status, first), b""
-        body = await reply.read(self._config.max_reply)
-        if self._dialect.streaming.reply_key in body and b'"error"' not in body[:200]:
-            return None, body
-        _, said = self._dialect.split_reply(body, NOTHING)
-        if said.choices and not said.error:
-            return None, body
-        return self._dialect.classify_error(reply.status, body), body
 
     async def _stream(
         self, call: Call, prepared: Prepared, reply: Reply, first: bytes, sent: float
