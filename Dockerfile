@@ -19,7 +19,7 @@ RUN venv/bin/python -m compileall -q app
 
 FROM python:${PYTHON}
 # Without DATABASE_URL the service keeps a Postgres of its own here: then mount a volume.
-RUN useradd --system --uid 10001 --home-dir /var/lib/tersely --create-home --shell /usr/sbin/nologin tersely \
+RUN useradd --uid 10001 --home-dir /var/lib/tersely --create-home --shell /usr/sbin/nologin tersely \
  && chmod 700 /var/lib/tersely
 COPY --from=build /opt/tersely /opt/tersely
 # In a container the service listens on all addresses, so callers must show a key (`tersely keys create`).
