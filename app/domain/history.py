@@ -19,6 +19,9 @@ Status = Literal["live", "superseded", "dropped", "undone", "removed"]
 TerseSource = Literal["model", "derived"]
 SummarySource = Literal["model", "extractive"]
 
+# How providers say that a reply broke off because the model's window was full.
+WINDOW_FULL = "model_context_window_exceeded"
+
 DEFAULT_PRIORITY = 50
 IMPORTANT = 75
 
@@ -157,7 +160,8 @@ class Snapshot:
     counts instructions and tools as sent, Tersely's own instructions included. ``window`` is the model's context
     window less its reserve, where known; ``model_window`` is the whole of it. ``way`` is the tool by which the model
     can get a shortened text back. ``edited`` says that history before this request's last message was
-    rewritten since the last call (undo, drop, client rewrite). ``last_call_at`` is when the upstream was last
+    rewritten since the last call (undo, drop, client rewrite); ``ran_out`` that the model's window was full in the
+    middle of its last reply, in this epoch. ``last_call_at`` is when the upstream was last
     called for this session, ``calls`` how often. ``older_tokens`` counts the session's live messages before
     ``entries`` (kept ones included), so that a report can say what sending everything would have cost.
     """
@@ -168,6 +172,7 @@ class Snapshot:
     fixed_tokens: int = 0
     window: int | None = None
     edited: bool = False
+    ran_out: bool = False
     calls: int = 0
     last_call_at: datetime | None = None
     older_tokens: int = 0

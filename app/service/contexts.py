@@ -212,11 +212,19 @@ def _snapshot(
         window=around.window,
         model_window=around.model_window,
         edited=found.decision.kind == "edited" or (session is not None and session.edited),
+        ran_out=epoch is not None and _ran_out(found, epoch),
         calls=session.calls if session else 0,
         last_call_at=session.last_call_at if session else None,
         older_tokens=0 if epoch is None or cut == 1 else _older_tokens(epoch, entries),
         way=way,
     )
+
+
+def _ran_out(found: Found, epoch: Epoch) -> bool:
+    """Whether the newest reply broke off because the model's window was full, and no epoch has started since."""
+    replies = (row for row in reversed(found.rows) if row.row.role == "assistant" and row.row.status == "live")
+    newest = next(replies, None)
+    return newest is not None and newest.ran_out and newest.created_at > epoch.created_at
 
 
 def _older_tokens(epoch: Epoch, entries: Sequence[Entry]) -> int:

@@ -15,7 +15,7 @@ from asyncpg import Record
 from app.domain.errors import StoreUnavailable
 from app.domain.lineage import Row
 from app.store.connection import Connection, Database
-from app.store.messages import TailRow
+from app.store.messages import RAN_OUT, TailRow
 from app.store.sessions import COLUMNS, Hit, session_from
 from app.store.tails import Tail, Tails, tail_of
 
@@ -24,7 +24,7 @@ MAX_BATCH = 64
 _S = ", ".join(f"s.{name}" for name in COLUMNS.split(", "))
 _ROW = (
     "r.seq, r.place, r.turn, r.tokens, r.role, r.status, r.digest, r.chain, r.call, r.dialect, r.pinned, r.priority, "
-    "r.created_at, r.model_raw, r.client_visible"
+    "r.created_at, r.model_raw, r.client_visible, r.finish"
 )
 _LISTS = {
     "seqs": "seq",
@@ -42,6 +42,7 @@ _LISTS = {
     "times": "created_at",
     "model_raws": "model_raw",
     "hidden": "NOT client_visible",
+    "full": RAN_OUT,
 }
 
 # The same order of preference, and the same rows, as in `sessions.BY_CHAIN` and `messages.TAIL_ROWS`. OFFSET 0 keeps
@@ -215,6 +216,7 @@ def _tail(record: Record) -> list[TailRow]:
             created_at=created_at,
             model_raw=model_raw,
             is_hidden=is_hidden,
+            ran_out=ran_out,
         )
         for (
             seq,
@@ -232,5 +234,6 @@ def _tail(record: Record) -> list[TailRow]:
             created_at,
             model_raw,
             is_hidden,
+            ran_out,
         ) in zip(*(record[name] for name in _LISTS), strict=True)
     ]

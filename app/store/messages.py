@@ -9,7 +9,7 @@ from datetime import datetime
 import msgspec
 from asyncpg import Record
 
-from app.domain.history import DEFAULT_PRIORITY, Status
+from app.domain.history import DEFAULT_PRIORITY, WINDOW_FULL, Status
 from app.domain.lineage import Row
 from app.store.connection import Connection
 
@@ -37,7 +37,8 @@ class StoredMessage:
 
 
 ROW = "seq, place, turn, tokens, role, status, digest, chain IS NOT NULL AS relayed, call"
-TAIL = f"{ROW}, dialect, pinned, priority, created_at, model_raw, NOT client_visible AS is_hidden"
+RAN_OUT = f"finish IS NOT DISTINCT FROM '{WINDOW_FULL}'"
+TAIL = f"{ROW}, dialect, pinned, priority, created_at, model_raw, NOT client_visible AS is_hidden, {RAN_OUT} AS ran_out"
 FULL = (
     "seq, turn, place, tokens, role, status, dialect, client_visible, model_visible, pinned, priority, finish, digest, "
     "created_at, raw, model_raw"
@@ -72,7 +73,8 @@ INSTRUCTIONS = f"SELECT {FULL} FROM messages WHERE {HERE} AND turn = 0 AND statu
 class TailRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A row of the tail, with the model's view where it differs from the client's; ``dialect`` is that of both.
 
-    ``is_hidden``: the client knows nothing of it, so that ``model_raw`` is all of it.
+    ``is_hidden``: the client knows nothing of it, so that ``model_raw`` is all of it. ``ran_out``: a reply that broke
+    off because the model's window was full.
     """
 
     row: Row
@@ -82,6 +84,7 @@ class TailRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     created_at: datetime
     model_raw: bytes | None
     is_hidden: bool = False
+    ran_out: bool = False
 
 
 def _row(record: Record) -> TailRow:
@@ -103,6 +106,7 @@ def _row(record: Record) -> TailRow:
         created_at=record["created_at"],
         model_raw=record["model_raw"],
         is_hidden=record["is_hidden"],
+        ran_out=record["ran_out"],
     )
 
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from app.domain.history import Epoch
+from app.domain.history import WINDOW_FULL, Epoch
 from app.domain.lineage import Row
 from app.domain.sessions import Session
 from app.store.messages import TailRow
@@ -53,16 +53,17 @@ def grown(before: Tail | None, session: Session, records: Iterable[Record], chai
 
 def _row(record: Record) -> TailRow:
     (
-        _, seq, turn, tokens, place, role, status, dialect, is_shown, _, pinned, _, call, digest, chain, created_at, _,
-        model_raw,
+        _, seq, turn, tokens, place, role, status, dialect, is_shown, _, pinned, finish, call, digest, chain,
+        created_at, _, model_raw,
     ) = record  # fmt: skip
     row = Row(
         seq=seq, place=place, turn=turn, tokens=tokens, role=role, status=status, digest=digest,
         relayed=chain is not None, call=call,
     )  # fmt: skip
     return TailRow(
-        row=row, dialect=dialect, pinned=pinned, created_at=created_at, model_raw=model_raw, is_hidden=not is_shown
-    )
+        row=row, dialect=dialect, pinned=pinned, created_at=created_at, model_raw=model_raw, is_hidden=not is_shown,
+        ran_out=finish == WINDOW_FULL,
+    )  # fmt: skip
 
 
 def _place(row: TailRow) -> tuple[float, int]:

@@ -214,7 +214,7 @@ def decide_epoch(
     """
     if snapshot.epoch is None:
         return Advance(reason="overflow" if overflow else "first")
-    if overflow:
+    if overflow or snapshot.ran_out:
         return Advance(reason="overflow")
     if isinstance(policy, EveryRequest):
         return Advance(reason="resume" if _resumes(snapshot, needs, now) else "every_request")
