@@ -38,6 +38,9 @@ _WORDS = frozenset({"/context", "/undo", "/message", "/messages", "/session", "/
 _TURN_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 
 
+_LOOKING = frozenset({"context", "show", "list", "show turn", "scratchpad"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """What is asked for. ``number`` is a turn, a count or a size; ``key`` and ``value`` are those of ``config``."""
@@ -46,6 +49,11 @@ class Command:
     number: int = 0
     key: str = ""
     value: str = ""
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether it changes anything; the others only look."""
+        return self.verb not in _LOOKING and not (self.verb == "config" and not self.key)
 
 
 def is_command(text: str) -> bool:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 from app.dialects.dialect import Dialect, Request
 from app.dialects.registry import SAYING
-from app.dialects.saying import OWN, WrittenReply
+from app.dialects.saying import EVENT_STREAM, OWN, WrittenReply
 from app.domain import clients
 from app.domain.chat_commands import parse_command
 from app.domain.command_traces import MARK, mark_answer, without_traces
 from app.domain.errors import InvalidRequest, TerselyError
+from app.domain.headers import Headers
 from app.domain.messages import Message
 from app.service import identity
 from app.service.arrival import arrive
@@ -23,6 +26,7 @@ from app.service.commands import Commands
 from app.service.compactions import Means
 from app.service.identity import Asked, Source
 from app.service.metrics import Metrics
+from app.service.once import Once, identify
 from app.service.summary_jobs import credentials_of
 from app.store import sessions
 from app.store.connection import Database
@@ -30,15 +34,6 @@ from app.store.connection import Database
 _log = logging.getLogger(__name__)
 
 NO_SESSION = "This chat has no session yet: nothing of it was stored so far."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
-    """What a command is answered, and the session that it was carried out in, if there is one."""
-
-    text: str
-    session_id: str = ""
-    source: Source | None = None
 
 
 class ChatCommands:
@@ -60,6 +55,7 @@ class ChatCommands:
         self._clock = clock
         self._monotonic = monotonic
         self._new_id = new_id
+        self._once = Once(database, clock=clock)
 
     def without_traces(self, call: Call, request: Request, dialect: Dialect) -> tuple[Call, Request]:
         """The call as if no command had been typed before: its messages, its body, and what it goes on from."""
@@ -78,30 +74,62 @@ class ChatCommands:
         body = dialect.write_request(call.body, messages=[message.raw for message in kept])
         return replace(call, body=body), replace(request, messages=tuple(kept))
 
-    async def answer(self, call: Call, request: Request, dialect: Dialect, command: str) -> Answer:
-        """Carry out ``command``, the last message of ``request``. What goes wrong is told in the chat."""
+    async def answer(
+        self, call: Call, request: Request, dialect: Dialect, command: str, *, sent: Request, heartbeat: float
+    ) -> Answer:
+        """Carry out ``command``, the last message of ``request``. What goes wrong is told in the chat.
+
+        ``sent`` is the request with the commands before it. A stream gets a sign of life every ``heartbeat`` seconds.
+        """
         verb = _verb(command)
         self._metrics.chat_commands.labels(verb).inc()
         _log.info("chat command: %s", verb)
+        labels = Labels(context="command")
+        text = NO_SESSION
         try:
-            told = await self._carry_out(call, request, dialect, command)
+            found = await self._find(call, request)
         except TerselyError as error:
-            told = _Told(text=error.detail)
-        reply = self._write(call, request, dialect, told.text)
-        labels = Labels(
-            context="command",
-            session_id=told.session_id,
-            source=told.source or "",
-            overhead_ms=(self._monotonic() - call.received) * 1000,
-        )
-        headers = [("content-type", reply.content_type), ("cache-control", "no-cache"), *labels.headers()]
-        return Answer(status=200, headers=headers, body=reply.body)
+            found, text = None, error.detail
+        if found is not None:
+            labels.session_id, labels.source = found
+            work = self._carry_out(call, request, dialect, command, found[0], identify(sent.messages, sent.ids))
+            carrying = asyncio.get_running_loop().create_task(work)
+            is_watched = request.stream and bool(dialect.streaming.heartbeat)
+            if is_watched and not await _wait(carrying, heartbeat):
+                return self._stream(call, request, dialect, carrying, labels, heartbeat)
+            text = await carrying
+        reply = self._write(call, request, dialect, text)
+        return Answer(status=200, headers=self._headers(call, reply.content_type, labels), body=reply.body)
 
-    async def _carry_out(self, call: Call, request: Request, dialect: Dialect, command: str) -> _Told:
-        found = await self._find(call, request)
-        if found is None:
-            return _Told(text=NO_SESSION)
-        session_id, source = found
+    def _stream(
+        self,
+        call: Call,
+        request: Request,
+        dialect: Dialect,
+        carrying: asyncio.Task[str],
+        labels: Labels,
+        heartbeat: float,
+    ) -> Answer:
+        async def chunks() -> AsyncIterator[bytes]:
+            try:
+                yield dialect.streaming.heartbeat
+                while not await _wait(carrying, heartbeat):
+                    yield dialect.streaming.heartbeat
+                yield self._write(call, request, dialect, carrying.result()).body
+            finally:
+                carrying.cancel()
+
+        headers = [*self._headers(call, EVENT_STREAM, labels), ("x-accel-buffering", "no")]
+        return Answer(status=200, headers=headers, chunks=chunks())
+
+    def _headers(self, call: Call, content_type: str, labels: Labels) -> Headers:
+        labels.overhead_ms = (self._monotonic() - call.received) * 1000
+        return [("content-type", content_type), ("cache-control", "no-cache"), *labels.headers()]
+
+    async def _carry_out(
+        self, call: Call, request: Request, dialect: Dialect, text: str, session_id: str, identity: bytes
+    ) -> str:
+        """What the command is answered."""
         means = Means(
             dialect=dialect.name,
             strategy=call.options.strategy,
@@ -109,8 +137,16 @@ class ChatCommands:
             model=request.model,
             credentials=credentials_of(call.headers, drop=call.key_headers),
         )
-        text = await self._commands.answer(call.tenant, session_id, command, means)
-        return _Told(text=text or "", session_id=session_id, source=source)
+        try:
+            command = parse_command(text)
+            work = partial(self._commands.run, call.tenant, session_id, command, means)
+            if command.is_changing:
+                is_retry = clients.is_retry(call.header_map)
+                return await self._once.carry_out(call.tenant, session_id, identity, work, is_retry=is_retry)
+            await self._once.forget(call.tenant, session_id)
+            return await work()
+        except TerselyError as error:
+            return error.detail
 
     async def _find(self, call: Call, request: Request) -> tuple[str, Source] | None:
         """The session of the history before the command, and how it was found. Changes nothing."""
@@ -134,6 +170,15 @@ class ChatCommands:
             created=int(self._clock().timestamp()),
             as_array="alt=sse" not in call.path.partition("?")[2].split("&"),
         )
+
+
+async def _wait(work: asyncio.Task[str], seconds: float) -> bool:
+    """Whether it is done within so many seconds; it ends with whoever waits for it."""
+    try:
+        return bool((await asyncio.wait({work}, timeout=seconds))[0])
+    except asyncio.CancelledError:
+        work.cancel()
+        raise
 
 
 def _verb(command: str) -> str:

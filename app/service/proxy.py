@@ -148,7 +148,7 @@ class Proxy:
             return await self.forward(call, "passthrough")
         self._recipes.check(strategy=call.options.strategy, epoch=call.options.epoch)
         request = await aside(len(call.body), self._dialect.read_request, call.body, self._memo.read)
-        request = _as_addressed(request, call)
+        sent = request = _as_addressed(request, call)
         if self._chat is not None:
             call, request = await aside(len(call.body), self._chat.without_traces, call, request, self._dialect)
         if request.unreadable is not None or not request.messages:
@@ -162,7 +162,8 @@ class Proxy:
             max_tokens=request.max_tokens,
         )
         if self._chat is not None and kind is None and (command := command_in(request.messages[-1])):
-            return await self._chat.answer(call, request, self._dialect, command)
+            beat = self._config.heartbeat
+            return await self._chat.answer(call, request, self._dialect, command, sent=sent, heartbeat=beat)
         if not HOST_HISTORY.isdisjoint(request.ids):
             return await self.forward(call, "passthrough")
         if kind is not None:

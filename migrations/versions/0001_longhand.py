@@ -87,6 +87,8 @@ TABLES = {
     # `place` orders the live messages: it is `seq`, but for what belongs between older messages.
     # `digest` identifies a message by its canonical parts; `chain` is set on replies that were relayed and
     # stands for the whole history up to them.
+    # `follows` is the message of the history proper that it was said after (0: none; NULL: not known): by that a history
+    # which was left behind is told.
     "messages": """
         CREATE TABLE messages (
             tenant_id text NOT NULL,
@@ -109,7 +111,20 @@ TABLES = {
             created_at timestamptz NOT NULL,
             raw bytea NOT NULL,
             model_raw bytea,
+            follows bigint,
             PRIMARY KEY (tenant_id, session_id, seq)
+        )""",
+    # What a provider calls a reply, where its clients may go on from a reply by that id; and who keeps the history up to
+    # it: the provider (`host`), Tersely, or both alike.
+    "reply_ids": """
+        CREATE TABLE reply_ids (
+            tenant_id text NOT NULL,
+            session_id text NOT NULL,
+            seq bigint NOT NULL,
+            id text NOT NULL,
+            keeper text NOT NULL,
+            PRIMARY KEY (tenant_id, session_id, seq),
+            FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
         )""",
     "terse": """
         CREATE TABLE terse (
@@ -318,6 +333,20 @@ TABLES = {
             PRIMARY KEY (tenant_id, session_id),
             FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
         )""",
+    # The newest command of each chat, with its answer once it has one: what is sent again is not done again.
+    "commands": """
+        CREATE TABLE commands (
+            tenant_id text NOT NULL,
+            session_id text NOT NULL,
+            digest bytea NOT NULL,
+            last_seq bigint NOT NULL,
+            started_at timestamptz NOT NULL,
+            until timestamptz NOT NULL,
+            finished_at timestamptz,
+            text bytea,
+            PRIMARY KEY (tenant_id, session_id),
+            FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
+        )""",
     # Models that failed a tenant repeatedly, and how long they are left alone.
     "breakers": """
         CREATE TABLE breakers (
@@ -378,6 +407,7 @@ STORAGE = (
 
 INDEXES = (
     "CREATE INDEX messages_chain ON messages (tenant_id, chain) WHERE chain IS NOT NULL",
+    "CREATE INDEX reply_ids_id ON reply_ids (tenant_id, id)",
     "CREATE INDEX messages_reply ON messages (tenant_id, digest) WHERE chain IS NOT NULL",
     # Only for queries that say `turn + 0 IS NOT NULL` too. In a database that has not been analysed yet all indexes of
     # a session's messages look equally good, and with this one a look at the tail would read the whole session.
