@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -51,7 +51,8 @@ class LeaseLost(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """How a job ended. Tokens of what the summary stands for, and of the summary.
+    """How a job ended. Tokens of what the summary stands for, and of what stands there afterwards: the summary, else
+    the same.
 
     ``error`` says why no model wrote it, if one should have; a fixed text, without content.
     """
@@ -132,9 +133,18 @@ class Summarizer:
         end = self._monotonic() + PATIENCE
         while True:
             done = await self._run(job)
+            if done.result == "done":
+                return await self._count(job, done)
             if done.result != "held" or self._monotonic() >= end:
                 return done
             await asyncio.sleep(LOOK_EVERY)
+
+    async def _count(self, job: Job, done: Compaction) -> Compaction:
+        """What was done before, with the tokens that it spares."""
+        async with self._database.reading(job.tenant, limit=READ_LIMIT) as connection:
+            before = await summaries.covered_tokens(connection, *job.place, job.first_seq, job.last_seq)
+        after = done.summary.tokens if done.summary else before
+        return replace(done, tokens_before=before, tokens_after=after)
 
     @property
     def pending(self) -> int:
@@ -214,7 +224,12 @@ class Summarizer:
             end = self._end(job, source, 0, result, type(error).__name__)
             await self._in_the_end(events.add, job, "compaction_end", end, self._clock())
             if isinstance(error, LeaseLost):
-                return Compaction(result=result, tokens_before=source.tokens, error="another replica took over")
+                return Compaction(
+                    result=result,
+                    tokens_before=source.tokens,
+                    tokens_after=source.tokens,
+                    error="another replica took over",
+                )
             raise
 
     async def _read(self, job: Job) -> Source | Compaction:
@@ -268,7 +283,7 @@ class Summarizer:
             result=result,
             summary=summary,
             tokens_before=source.tokens,
-            tokens_after=written.tokens,
+            tokens_after=summary.tokens if summary else source.tokens,
             error=written.error,
         )
 

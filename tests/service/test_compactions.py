@@ -37,8 +37,20 @@ async def test_everything_before_the_last_turn_becomes_a_checkpoint_and_an_epoch
     assert (done.summary.summary.first_seq, done.summary.summary.last_seq) == (1, 6)
     assert done.report.reason == "compact"
     assert await admin.fetchval("SELECT epoch FROM sessions") == done.report.epoch
-    assert (await compactions.compact("north", "s1", MEANS)).summary.result == "done"
+    again = await compactions.compact("north", "s1", MEANS)
+    assert again.summary.result == "done"
+    assert again.summary.tokens_before == done.summary.tokens_before > 0
+    assert again.summary.tokens_after == done.summary.tokens_after > 0
+    assert again.report.tokens_before == done.report.tokens_before > 0
     assert len(host.model.received) == 1
+
+
+async def test_what_was_tried_in_vain_spares_nothing(fill, compactions, admin):
+    await fill(turns=2)
+    await admin.execute("UPDATE messages SET tokens = 2")
+    for result in ("unchanged", "done"):
+        summary = (await compactions.compact("north", "s1", MEANS)).summary
+        assert (summary.result, summary.tokens_before, summary.tokens_after) == (result, 4, 4)
 
 
 async def test_the_last_turn_is_that_which_is_left(fill, compactions, host, admin):
