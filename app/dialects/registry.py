@@ -29,6 +29,7 @@ from app.dialects.gemini_gca import write as gca_write
 from app.dialects.openai_chat import asking, read, rounds, saying, stream, tools, whole, write
 from app.dialects.openai_responses import asking as responses_asking
 from app.dialects.openai_responses import read as responses_read
+from app.dialects.openai_responses import rounds as responses_rounds
 from app.dialects.openai_responses import saying as responses_saying
 from app.dialects.openai_responses import stream as responses_stream
 from app.dialects.openai_responses import tools as responses_tools
@@ -107,6 +108,7 @@ OPENAI_RESPONSES = Dialect(
         preamble=_beginnings(b"response.created", b"response.in_progress", b"response.queued"),
         reply_key=b'"output"',
     ),
+    rounds=responses_rounds.ROUNDS,
 )
 
 ANTHROPIC = Dialect(

@@ -28,6 +28,10 @@ class RoundsStream(Protocol):
         """The last round is over: what was held back, and its end."""
 
 
+def _nothing(_: bytes) -> frozenset[str]:
+    return frozenset()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
     """What a dialect does for replies in rounds. Messages and bodies are in wire form."""
@@ -40,6 +44,8 @@ class Rounds:
     """(body of the first round, body of the last one, message, usage) -> the body for the client."""
     open: Callable[[frozenset[str]], RoundsStream]
     """The stream for a client, without the calls to tools of these names."""
+    brought_along: Callable[[bytes], frozenset[str]] = _nothing
+    """The names of tools that a request's body has elsewhere than in its list of tools."""
 
 
 def tool_names(tools: bytes) -> frozenset[str]:
@@ -59,7 +65,7 @@ def _names(tools: Any) -> list[str]:
         for key in ("function", "custom"):
             inner = tool.get(key)
             found += [name] if isinstance(inner, dict) and isinstance(name := inner.get("name"), str) else []
-        for key in ("functionDeclarations", "function_declarations"):
+        for key in ("functionDeclarations", "function_declarations", "tools"):
             found += _names(tool.get(key))
     return found
 

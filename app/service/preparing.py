@@ -50,7 +50,8 @@ class Prepared:
     bytes go out, and judging them is the provider's business.
 
     ``tools`` are the names of ours that the model may call, ``extra`` is what was said and answered since the context
-    was built, in wire form; ``is_last``: after that the model has to answer.
+    was built, in wire form; ``is_last``: after that the model has to answer. ``laid``: the request names its history;
+    ``is_at_host``: the model host is left to know it. ``keeper``: who has the history up to the reply then.
     """
 
     request: Request
@@ -68,6 +69,9 @@ class Prepared:
     tools: frozenset[str] = frozenset()
     extra: Sequence[bytes] = ()
     is_last: bool = False
+    laid: LaidOut | None = None
+    is_at_host: bool = False
+    keeper: Keeper = "tersely"
     written: asyncio.Future[None] | None = field(default=None)
 
     @property
@@ -103,8 +107,11 @@ class Preparer:
         self._new_id = new_id
         self._fixed_tokens = tokens.FixedTokens()
 
-    async def prepare(self, call: Call, request: Request, headers: dict[str, str]) -> Prepared:
-        """Find the session, build the context, write the upstream's body. Raises `StoreUnavailable`."""
+    async def prepare(self, call: Call, request: Request, headers: dict[str, str]) -> Prepared | None:
+        """Find the session, build the context, write the upstream's body. Raises `StoreUnavailable`.
+
+        None where the request names a history that is not known here.
+        """
         now = self._clock()
         size = len(call.body)
         arrival = await aside(size, arrive, request.messages, self._memo.identify)
@@ -112,8 +119,22 @@ class Preparer:
             session_id=call.options.session_id,
             client=clients.client_ids(headers, request.ids),
             is_retry=clients.is_retry(headers),
+            reply_id=request.reply_id,
+            conversation=request.conversation,
         )
-        found, recipe, around, history = await self._look_up(call, request, arrival, asked, now)
+        laid = None
+        if asked.names_history:
+            laid = await self._lay_out(call, request, arrival, asked)
+            if laid is None:
+                return None
+            if laid.stays_at_host:
+                return await self._leave_at_host(call, request, laid, now)
+            arrival = laid.arrival
+        if laid is not None and not laid.is_elsewhere:
+            looked_up = await self._look_up_named(call, request, laid, now)
+        else:
+            looked_up = await self._look_up(call, request, arrival, asked, now)
+        found, recipe, around, history = looked_up
         history, said = await with_memos(
             self._database, call.tenant, found, history, recipe.strategy, arrival, self._dialect
         )
@@ -175,8 +196,8 @@ class Preparer:
             return recipe
         # A stream that is one JSON array cannot be gone on with, nor can several replies at once.
         is_array = self._dialect.streaming.has_arrays and request.stream and "alt=sse" not in call.path
-        can_go_on = self._dialect.rounds is not None and request.n == 1 and not is_array
-        offers = can_go_on and _not_named(recipe.offers, request.tools)
+        rounds = self._dialect.rounds if request.n == 1 and not is_array else None
+        offers = rounds and _not_named(recipe.offers, request.tools, rounds.brought_along(call.body))
         if offers and recipe.way and self._dialect.add_tools(call.body, offers) is call.body:
             offers = ()
         return recipe if offers == recipe.offers else replace(recipe, offers=offers or ())
@@ -350,11 +371,11 @@ class Preparer:
         return replace(less, body=composed.body, strip_usage=composed.strip_usage, tools=tools)
 
 
-def _not_named(offers: tuple[ToolOffer, ...], tools: bytes) -> tuple[ToolOffer, ...]:
-    """The offers without those whose names are taken by tools of the client."""
-    if b"\\u" not in tools and not any(offer.name.encode() in tools for offer in offers):
+def _not_named(offers: tuple[ToolOffer, ...], tools: bytes, others: frozenset[str]) -> tuple[ToolOffer, ...]:
+    """The offers without those whose names are taken by tools of the client; ``others``: beside its list."""
+    if not others and b"\\u" not in tools and not any(offer.name.encode() in tools for offer in offers):
         return offers
-    theirs = tool_names(tools)
+    theirs = tool_names(tools) | others
     return tuple(offer for offer in offers if offer.name not in theirs)
 
 

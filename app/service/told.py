@@ -43,6 +43,7 @@ class Told:
         self._names = names
         self._shown: list[bytes] = []
         self._before: list[Hidden] = []
+        self._id = ""
         self.usage = b""
         self.client = b""
 
@@ -72,13 +73,15 @@ class Told:
     def go_on(self, said: Reply, results: Sequence[bytes]) -> None:
         """A round is over in which the model called nothing but tools of ours."""
         choice = said.choices[0]
+        self._id = self._id or said.id
         self._shown.append(self._rounds.without_calls(choice.client_message, self._names))
         self._before.append(Hidden(raw=self._dialect.as_input(choice.model_message), choice=choice))
         self._before += [Hidden(raw=raw) for raw in results]
         self.usage = add_usage(self.usage, said.usage)
 
     def end(self, said: Reply, results: Sequence[bytes] = ()) -> tuple[Reply, Beside]:
-        """The whole reply, after the last round; ``results``: of the calls of ours in it.
+        """The whole reply, under the id that the client knows it by, after the last round; ``results``: of the calls
+        of ours in it.
 
         Calls of ours without results never happened. Where the last round came to nothing, neither did the earlier
         ones, but for the words that the client has seen. ``client`` is then the message for it.
@@ -94,7 +97,8 @@ class Told:
             model, beside = client, NOTHING_BESIDE
         whole = replace(choice, model_message=model, client_message=client)
         usage = add_usage(self.usage, said.usage)
-        return replace(said, choices=(whole,) if self._says(client) or self._says(model) else (), usage=usage), beside
+        choices = (whole,) if self._says(client) or self._says(model) else ()
+        return replace(said, id=self._id or said.id, choices=choices, usage=usage), beside
 
     def _says(self, message: bytes) -> bool:
         return bool(message) and bool(self._read(message).parts)

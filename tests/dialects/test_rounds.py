@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.dialects.dialect import Dialect, Reply
-from app.dialects.registry import ANTHROPIC, GEMINI, OPENAI_CHAT
+from app.dialects.registry import ANTHROPIC, GEMINI, OPENAI_CHAT, OPENAI_RESPONSES
 from app.dialects.rounds import add_usage, tool_names
 from app.domain.extraction import NOTHING
 from app.service.told import Told
@@ -116,6 +116,55 @@ def gemini_stream(number: int, said: Round, step: int) -> bytes:
     return b"".join(out)
 
 
+def response_items(number: int, said: Round) -> list[dict[str, Any]]:
+    """The items of a round: thoughts (of ours, where they led to calls of ours alone), words, calls."""
+    calls = [
+        {"type": "function_call", "id": f"fc{number}_{index}", "call_id": f"id{number}_{index}", "name": name}
+        | {"arguments": arguments, "status": "completed"}
+        for index, (name, arguments) in enumerate(said.calls)
+    ]
+    hides = not said.text and calls and all(call["name"] in OURS for call in calls)
+    thought = f"{MARK} secret" if hides else "thinking"
+    items: list[dict[str, Any]] = [
+        {"type": "reasoning", "id": f"rs{number}", "summary": [{"type": "summary_text", "text": thought}]}
+        | {"encrypted_content": thought}
+    ]
+    if said.text:
+        part = {"type": "output_text", "text": said.text, "annotations": [], "logprobs": []}
+        items.append({"type": "message", "id": f"msg{number}", "role": "assistant", "content": [part]})
+    return items + calls
+
+
+def responses_stream(number: int, said: Round, step: int) -> bytes:
+    """A round as OpenAI streams it in its responses."""
+    items = response_items(number, said)
+    events: list[dict[str, Any]] = []
+    usage = {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10}
+    begun = {"id": f"c{number}", "created_at": number, "model": "m", "output": [], "usage": None}
+    events += [{"type": f"response.{kind}", "response": begun} for kind in ("created", "in_progress")]
+    for place, item in enumerate(items):
+        at = {"item_id": item["id"], "output_index": place}
+        empty: dict[str, Any] = {"reasoning": {"summary": []}, "message": {"content": []}}.get(item["type"], {})
+        empty = empty or {"arguments": "", "name": "" if step % 3 == 0 else item["name"]}
+        events.append({"type": "response.output_item.added", "output_index": place, "item": item | empty})
+        kind, text, inner = {
+            "reasoning": ("reasoning_summary_text", item.get("encrypted_content"), {"summary_index": 0}),
+            "message": ("output_text", said.text, {"content_index": 0}),
+            "function_call": ("function_call_arguments", item.get("arguments"), {}),
+        }[item["type"]]
+        if item["type"] == "message":
+            part = item["content"][0] | {"text": ""}
+            events.append({"type": "response.content_part.added", **at, **inner, "part": part})
+        assert text is not None
+        for start in range(0, len(text), step):
+            events.append({"type": f"response.{kind}.delta", **at, **inner, "delta": text[start : start + step]})
+        events.append({"type": f"response.{kind}.done", **at, **inner, "text": text})
+        events.append({"type": "response.output_item.done", "output_index": place, "item": item})
+    ended = begun | {"output": items, "usage": usage, "status": "completed"}
+    events.append({"type": "response.completed", "response": ended})
+    return b"".join(_event(each | {"sequence_number": n}, each["type"]) for n, each in enumerate(events))
+
+
 def relayed(dialect: Dialect, streams: list[bytes], step: int) -> tuple[bytes, Reply]:
     """The client's stream of several rounds, and the reply as it is kept."""
     assert dialect.rounds is not None
@@ -144,8 +193,13 @@ def read_back(dialect: Dialect, stream: bytes) -> Reply:
 
 @pytest.mark.parametrize(
     ("dialect", "write"),
-    [(OPENAI_CHAT, chat_stream), (ANTHROPIC, anthropic_stream), (GEMINI, gemini_stream)],
-    ids=["openai_chat", "anthropic", "gemini"],
+    [
+        (OPENAI_CHAT, chat_stream),
+        (ANTHROPIC, anthropic_stream),
+        (GEMINI, gemini_stream),
+        (OPENAI_RESPONSES, responses_stream),
+    ],
+    ids=["openai_chat", "anthropic", "gemini", "openai_responses"],
 )
 @given(rounds=histories, step=st.integers(1, 40), cut=st.integers(1, 300))
 def test_the_clients_view_has_no_trace_of_ours(dialect, write, rounds: list[Round], step: int, cut: int):
@@ -163,12 +217,49 @@ def test_the_clients_view_has_no_trace_of_ours(dialect, write, rounds: list[Roun
             (name, json.loads(arguments)) for name, arguments in theirs
         ]
         ends = {"tool_calls", "tool_use", "STOP"} if theirs else {"stop", "end_turn", "STOP"}
+        ends |= {"completed"}
         assert seen.choices[0].finish_reason in ends
         if kept.choices:
             mine = dialect.read_reply(kept.choices[0].client_message)
             assert (mine.text, mine.calls) == (message.text, message.calls)
     assert dialect.read_usage(seen.usage).input == 7 * len(rounds)
     assert dialect.read_usage(seen.usage).output == 3 * len(rounds)
+
+
+@given(rounds=histories, step=st.integers(1, 40), cut=st.integers(1, 300))
+def test_a_client_of_responses_sees_one_stream_and_can_send_all_of_it_back(rounds: list[Round], step: int, cut: int):
+    streams = [responses_stream(number, said, step) for number, said in enumerate(rounds)]
+    out, kept = relayed(OPENAI_RESPONSES, streams, cut)
+
+    events = [json.loads(line[6:]) for line in out.splitlines() if line.startswith(b"data: ")]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    kinds = [event["type"] for event in events]
+    assert [kinds.count(f"response.{kind}") for kind in ("created", "in_progress", "completed")] == [1, 1, 1]
+    assert {event["response"]["id"] for event in events if "response" in event} == {"c0"}
+    begun = [event["output_index"] for event in events if event["type"] == "response.output_item.added"]
+    done = {event["output_index"]: event["item"] for event in events if event["type"] == "response.output_item.done"}
+    assert begun == list(range(len(begun))) == list(done)
+    output = events[-1]["response"]["output"]
+    assert output == list(done.values())
+    assert {event["item_id"] for event in events if "item_id" in event} == {item["id"] for item in output}
+    ids = [item["id"] for item in output]
+    for place, name in enumerate(ids):
+        if name.startswith("rs") and (said := rounds[int(name[2:])]) and (said.text or said.calls):
+            assert ids[place + 1].startswith((f"msg{name[2:]}", f"fc{name[2:]}_"))
+    if kept.choices:
+        assert json.loads(kept.choices[0].client_message) == {"output": output}
+    assert kept.id == "c0"
+
+    bodies = [
+        json.dumps({"id": f"c{number}", "created_at": number, "status": "completed"} | {"output": items}).encode()
+        for number, items in enumerate(response_items(number, said) for number, said in enumerate(rounds))
+    ]
+    assert OPENAI_RESPONSES.rounds is not None
+    told = [OPENAI_RESPONSES.split_reply(body, NOTHING)[1].choices[0].client_message for body in bodies]
+    shown = [OPENAI_RESPONSES.rounds.without_calls(message, OURS) for message in told]
+    joined = OPENAI_RESPONSES.rounds.join(shown)
+    whole = json.loads(OPENAI_RESPONSES.rounds.write_body(bodies[0], bodies[-1], joined, b'{"n":1}'))
+    assert whole == {"id": "c0", "created_at": 0, "status": "completed", "output": output, "usage": {"n": 1}}
 
 
 def test_what_has_nothing_of_ours_goes_through_byte_for_byte():
@@ -179,11 +270,20 @@ def test_what_has_nothing_of_ours_goes_through_byte_for_byte():
         assert relayed(OPENAI_CHAT, [stream], 50)[0] == stream
 
 
+@given(said=last_rounds, step=st.integers(1, 40), cut=st.integers(1, 300))
+def test_a_response_with_nothing_of_ours_goes_through_byte_for_byte(said: Round, step: int, cut: int):
+    theirs = Round(text=said.text, calls=tuple(call for call in said.calls if call[0] not in OURS))
+    stream = responses_stream(0, theirs, step)
+    assert relayed(OPENAI_RESPONSES, [stream], cut)[0] == stream
+
+
 def test_names_are_read_in_every_dialect():
     chat = [{"type": "function", "function": {"name": "a"}}, {"type": "custom", "custom": {"name": "b"}}]
     assert tool_names(json.dumps(chat).encode()) == {"a", "b"}
     assert tool_names(b'[{"name": "a", "input_schema": {"name": "b"}}]') == {"a"}
     assert tool_names(b'[{"functionDeclarations": [{"name": "a"}]}, {"googleSearch": {}}]') == {"a"}
+    spaces = [{"type": "namespace", "name": "a", "tools": [{"type": "function", "name": "b"}]}, {"type": "web_search"}]
+    assert tool_names(json.dumps(spaces).encode()) == {"a", "b"}
     assert tool_names(b"") == tool_names(b"{") == tool_names(b"7") == frozenset()
 
 

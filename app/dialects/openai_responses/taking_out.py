@@ -70,12 +70,7 @@ class TakingOut:
 
     def _with_output(self, members: dict[str, bytes], items: list[bytes]) -> dict[str, bytes]:
         shown = [self.item(item) for item in items]
-        if shown == items:
-            return members
-        changed = {**members, "output": raw_json.join_array(shown)}
-        if members.get("output_text", b"").startswith(b'"'):
-            changed["output_text"] = raw_json.dump("".join(text for item in shown for text in _texts(item)))
-        return changed
+        return members if shown == items else with_output(members, shown)
 
     def item(self, raw: bytes) -> bytes:
         """An item of the output."""
@@ -132,6 +127,14 @@ class TakingOut:
             sieve.feed(piece)
         sieve.close()
         return list(accumulate((len(piece.shown) for piece in pieces), initial=0))
+
+
+def with_output(members: dict[str, bytes], items: list[bytes]) -> dict[str, bytes]:
+    """The members of a response with other items, and with their words where it has them in one piece too."""
+    changed = {**members, "output": raw_json.join_array(items)}
+    if members.get("output_text", b"").startswith(b'"'):
+        changed["output_text"] = raw_json.dump("".join(text for item in items for text in _texts(item)))
+    return changed
 
 
 def moved(annotation: bytes, places: list[int]) -> bytes:

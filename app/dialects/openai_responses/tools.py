@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from app.dialects import raw_json
 from app.dialects.dialect import ToolOffer
 from app.dialects.members import append_items, split_body
+from app.dialects.rounds import tool_names
+
+_NULL = b"null"
+_PLAIN = frozenset({None, "text"})
+_BESIDE = b'"additional_tools"'
 
 
 def add_tools(body: bytes, offers: Sequence[ToolOffer]) -> bytes:
-    """The request with ``offers`` behind the client's own tools; all else keeps its bytes."""
+    """The request with ``offers`` behind the client's own tools; all else keeps its bytes.
+
+    A request whose reply could not be told as one after several rounds stays as it is.
+    """
     members = split_body(body)
+    if _is_closed(members):
+        return body
     definitions = [
         {"type": "function", "name": o.name, "description": o.description, "parameters": o.parameters, "strict": False}
         for o in offers
@@ -26,3 +36,31 @@ def forbid_tools(body: bytes) -> bytes:
     if "tools" in members:
         members["tool_choice"] = b'"none"'
     return raw_json.join_object(members)
+
+
+def brought_along(body: bytes) -> frozenset[str]:
+    """The names of tools that stand among the items of a request (Codex has them there), not in its list."""
+    if _BESIDE not in body:
+        return frozenset()
+    try:
+        items = raw_json.split_array(raw_json.split_object(body).get("input", b"[]"))
+        beside = [raw_json.split_object(item) for item in items if _BESIDE in item]
+    except ValueError:
+        return frozenset()
+    return frozenset().union(*(tool_names(item.get("tools", b"")) for item in beside if item.get("type") == _BESIDE))
+
+
+def _is_closed(members: Mapping[str, bytes]) -> bool:
+    """Whether nothing may be added: to what is fetched later, to a bound on calls that each round would have anew, to a
+    stored prompt (tools of a request stand in for its own), to a structured answer (words of two rounds are none).
+    """
+    is_later = members.get("background", _NULL) == b"true"
+    is_bounded = members.get("max_tool_calls", _NULL) != _NULL
+    is_stored = members.get("prompt", _NULL) != _NULL and members.get("tools", _NULL) == _NULL
+    return is_later or is_bounded or is_stored or not _is_plain(members.get("text", _NULL))
+
+
+def _is_plain(text: bytes) -> bool:
+    settings = raw_json.load(text)
+    chosen = settings.get("format") if isinstance(settings, dict) else None
+    return not isinstance(chosen, dict) or chosen.get("type") in _PLAIN

@@ -1,4 +1,7 @@
-"""OpenAI's Responses, scripted. A reply's ``output`` may be a list of items as they are."""
+"""OpenAI's Responses, scripted.
+
+A reply's ``output`` may be a list of items as they are; its ``finish_reason`` is why it is incomplete.
+"""
 
 from __future__ import annotations
 
@@ -85,8 +88,15 @@ def _response(exchange: Exchange, status: str, output: list[dict[str, Any]], **m
     }
 
 
+def _ended(exchange: Exchange, output: list[dict[str, Any]]) -> dict[str, Any]:
+    reason = exchange.reply.finish_reason
+    if not reason:
+        return _response(exchange, "completed", output)
+    return _response(exchange, "incomplete", output, incomplete_details={"reason": reason}, usage=_usage(exchange))
+
+
 def _whole(exchange: Exchange) -> bytes:
-    return dump(_response(exchange, "completed", _output(exchange)))
+    return dump(_ended(exchange, _output(exchange)))
 
 
 def _events(exchange: Exchange) -> list[bytes]:
@@ -98,7 +108,8 @@ def _events(exchange: Exchange) -> list[bytes]:
     for index, item in enumerate(output):
         said += _growing(exchange.reply, index, item)
     if exchange.reply.has_done:
-        said.append({"type": "response.completed", "response": _response(exchange, "completed", output)})
+        ended = _ended(exchange, output)
+        said.append({"type": f"response.{ended['status']}", "response": ended})
     return [exchange.event({**each, "sequence_number": place}, each["type"]) for place, each in enumerate(said)]
 
 
