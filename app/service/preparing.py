@@ -50,8 +50,7 @@ class Prepared:
     bytes go out, and judging them is the provider's business.
 
     ``tools`` are the names of ours that the model may call, ``extra`` is what was said and answered since the context
-    was built, in wire form; ``is_last``: after that the model has to answer. ``laid``: the request names its history;
-    ``is_at_host``: the model host is left to know it. ``keeper``: who has the history up to the reply then.
+    was built, in wire form; ``is_last``: after that the model has to answer.
     """
 
     request: Request
@@ -69,9 +68,6 @@ class Prepared:
     tools: frozenset[str] = frozenset()
     extra: Sequence[bytes] = ()
     is_last: bool = False
-    laid: LaidOut | None = None
-    is_at_host: bool = False
-    keeper: Keeper = "tersely"
     written: asyncio.Future[None] | None = field(default=None)
 
     @property
@@ -107,11 +103,8 @@ class Preparer:
         self._new_id = new_id
         self._fixed_tokens = tokens.FixedTokens()
 
-    async def prepare(self, call: Call, request: Request, headers: dict[str, str]) -> Prepared | None:
-        """Find the session, build the context, write the upstream's body. Raises `StoreUnavailable`.
-
-        None where the request names a history that is not known here.
-        """
+    async def prepare(self, call: Call, request: Request, headers: dict[str, str]) -> Prepared:
+        """Find the session, build the context, write the upstream's body. Raises `StoreUnavailable`."""
         now = self._clock()
         size = len(call.body)
         arrival = await aside(size, arrive, request.messages, self._memo.identify)
@@ -119,22 +112,8 @@ class Preparer:
             session_id=call.options.session_id,
             client=clients.client_ids(headers, request.ids),
             is_retry=clients.is_retry(headers),
-            reply_id=request.reply_id,
-            conversation=request.conversation,
         )
-        laid = None
-        if asked.names_history:
-            laid = await self._lay_out(call, request, arrival, asked)
-            if laid is None:
-                return None
-            if laid.stays_at_host:
-                return await self._leave_at_host(call, request, laid, now)
-            arrival = laid.arrival
-        if laid is not None and not laid.is_elsewhere:
-            looked_up = await self._look_up_named(call, request, laid, now)
-        else:
-            looked_up = await self._look_up(call, request, arrival, asked, now)
-        found, recipe, around, history = looked_up
+        found, recipe, around, history = await self._look_up(call, request, arrival, asked, now)
         history, said = await with_memos(
             self._database, call.tenant, found, history, recipe.strategy, arrival, self._dialect
         )
