@@ -14,6 +14,7 @@ _BLOCKS = frozenset(
     {"text", "image", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result"}
     | {"server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result"}
     | {"mcp_tool_use", "mcp_tool_result", "container_upload", "bash_code_execution_tool_result"}
+    | {"text_editor_code_execution_tool_result", "tool_search_tool_result"}
 )
 
 

@@ -41,6 +41,10 @@ def check_pairing(contents: list[dict[str, Any]]) -> Refusal | None:
     for content in contents:
         parts = content["parts"]
         results = _distinct([part["functionResponse"] for part in parts if "functionResponse" in part])
+        made = [part["functionCall"] for part in parts if "functionCall" in part]
+        if calls and made and before == content.get("role") == "model" and not results:
+            calls += made  # neighbouring contents of calls are one turn
+            continue
         if results and not calls:
             return Refusal(
                 message="Please ensure that function response turn comes immediately after a function call turn."
@@ -52,7 +56,7 @@ def check_pairing(contents: list[dict[str, Any]]) -> Refusal | None:
             )
         if calls and sorted(str(each.get("name")) for each in results) != sorted(str(c.get("name")) for c in calls):
             return Refusal(message="Please ensure that function responses are named after the functions they answer.")
-        calls = [part["functionCall"] for part in parts if "functionCall" in part]
+        calls = made
         if calls and before == "model":
             return Refusal(
                 message="Please ensure that function call turn comes immediately after a user turn or after a function "

@@ -20,12 +20,14 @@ def _asked(request: Mapping[str, Any]) -> Asked:
     results = [part["functionResponse"] for part in parts if "functionResponse" in part]
     declared = [tool.get("functionDeclarations") or () for tool in request.get("tools") or ()]
     system = request.get("systemInstruction") or {}
+    wanted = request.get("generationConfig") or {}
     return Asked(
         messages=len(contents),
         words=_words(results[-1].get("response")) if results else text_of(parts),
         system=system if isinstance(system, str) else text_of(system.get("parts")),
         tools=frozenset(function["name"] for functions in declared for function in functions),
         is_result=bool(results),
+        schema=wanted.get("responseJsonSchema") or wanted.get("responseSchema"),
     )
 
 
@@ -79,7 +81,7 @@ def _whole(exchange: Exchange) -> bytes:
 def _chunks(exchange: Exchange) -> list[dict[str, Any]]:
     said: list[list[dict[str, Any]]] = []
     for part in _parts(exchange.reply):
-        if "text" in part:
+        if part.get("text"):
             said += [[{**part, "text": piece}] for piece in pieces(exchange.reply, part["text"])]
         else:
             said.append([part])
