@@ -88,6 +88,28 @@ async def test_finds_the_line_that_asks_for_a_call(said: str, called: tuple[str,
         assert [(call.function.name, call.function.arguments) for call in calls] == ([called] if called else [])
 
 
+SCHEMA = {"type": "object", "properties": {"score": {"type": "integer"}, "why": {"type": "string"}}}
+ASKED: Any = {"messages": [{"role": "user", "content": "Rate it."}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "request_"),
+    [
+        ("/v1/chat/completions", ASKED | {"response_format": {"json_schema": {"schema": SCHEMA}}}),
+        ("/v1/responses", {"input": "Rate it.", "text": {"format": {"schema": SCHEMA}}}),
+        ("/v1/messages", ASKED | {"max_tokens": 9, "output_config": {"format": {"schema": SCHEMA}}}),
+        (
+            "/v1beta/models/m:generateContent",
+            {"contents": [{"role": "user", "parts": [{"text": "x"}]}], "generationConfig": {"responseSchema": SCHEMA}},
+        ),
+    ],
+)
+async def test_answers_in_the_shape_that_is_asked_for(path: str, request_: Any):
+    async with run_scripted() as server, aiohttp.ClientSession(server.root) as http:
+        answer = await (await http.post(path, json={"model": "m", **request_})).text()
+        assert json.dumps('{"score":1,"why":"scripted"}') in answer
+
+
 async def test_counts_the_common_beginning_as_cached():
     async with run_scripted() as server, openai.AsyncOpenAI(base_url=server.base_url, api_key="x") as client:
 

@@ -25,6 +25,7 @@ def _asked(request: Mapping[str, Any]) -> Asked:
         system=text_of(request.get("system")),
         tools=frozenset(tool["name"] for tool in request.get("tools") or () if isinstance(tool.get("name"), str)),
         is_result=is_result,
+        schema=((request.get("output_config") or {}).get("format") or {}).get("schema"),
     )
 
 

@@ -27,6 +27,7 @@ def _asked(request: Mapping[str, Any]) -> Asked:
         system="\n".join(text_of(m.get("content")) for m in messages if m.get("role") in {"system", "developer"}),
         tools=frozenset(_tool_names(request)) if last.get("role") == "user" else frozenset(),
         is_result=last.get("role") in {"tool", "function"},
+        schema=((request.get("response_format") or {}).get("json_schema") or {}).get("schema"),
     )
 
 

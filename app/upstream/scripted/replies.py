@@ -89,13 +89,16 @@ class Queues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a request asks: how many messages it has, and what the last one says. ``system`` is all instructions."""
+    """What a request asks: how many messages it has, and what the last one says. ``system`` is all instructions,
+    ``schema`` what a reply in JSON has to look like.
+    """
 
     messages: int
     words: str
     system: str
     tools: frozenset[str]
     is_result: bool
+    schema: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +164,8 @@ def answer_to(asked: Asked) -> dict[str, Any]:
             "content": None,
             "tool_calls": [{"id": call_id, "type": "function", "function": function}],
         }
+    if asked.schema is not None:
+        return {"role": "assistant", "content": dump(_instance(asked.schema)).decode(), "refusal": None}
     terse = f"\n<terse>{_summary(asked.words)}</terse>" if "<terse>" in asked.system else ""
     speaker = "The tool answered" if asked.is_result else "You said"
     content = f"I was sent {asked.messages} messages. {speaker}: {asked.words[:_REPEATED]}"
@@ -214,6 +219,23 @@ def _asked_call(asked: Asked) -> tuple[str, str] | None:
     with contextlib.suppress(ValueError, RecursionError):
         arguments = arguments[: json.JSONDecoder().raw_decode(arguments)[1]]
     return calls[-1]["name"], arguments or "{}"
+
+
+def _instance(schema: Mapping[str, Any]) -> Any:
+    """The plainest value that a JSON schema allows, as far as it is written without references."""
+    if options := schema.get("enum"):
+        return options[0]
+    match str(schema.get("type", "string")).lower():
+        case "object":
+            return {name: _instance(each) for name, each in (schema.get("properties") or {}).items()}
+        case "array":
+            return []
+        case "boolean":
+            return True
+        case "number" | "integer":
+            return schema.get("minimum", 1)
+        case _:
+            return "scripted"
 
 
 def _summary(words: str) -> str:

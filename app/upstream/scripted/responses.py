@@ -32,6 +32,7 @@ def _asked(request: Mapping[str, Any]) -> Asked:
         system="\n".join(system),
         tools=frozenset(tool["name"] for tool in request.get("tools") or () if isinstance(tool.get("name"), str)),
         is_result=is_result,
+        schema=((request.get("text") or {}).get("format") or {}).get("schema"),
     )
 
 
