@@ -33,6 +33,8 @@ def check(request: dict[str, Any]) -> Refusal | None:
     for place, item in enumerate(said):
         if refusal := _check_item(item, place):
             return refusal
+    if refusal := _check_thoughts(said):
+        return refusal
     ids = [item["id"] for item in said if item.get("id")]
     if repeated := next((each for each in ids if ids.count(each) > 1), None):
         message = f"Duplicate item found with id {repeated}. Remove duplicate items from your input and try again."
@@ -65,6 +67,17 @@ def check_pairing(items: list[dict[str, Any]]) -> Refusal | None:
             answered.add(call_id)
     missing = next((each for each in calls if each not in answered), None)
     return Refusal(message=f"No tool output found for function call {missing}.", param="input") if missing else None
+
+
+def _check_thoughts(items: list[dict[str, Any]]) -> Refusal | None:
+    """Thoughts stand before what they led to."""
+    for item, following in zip(items, [*items[1:], {"role": "user"}], strict=True):
+        kind = str(following.get("type", "message"))
+        is_said = following.get("role") == "assistant" if kind == "message" else not kind.endswith("_output")
+        if item.get("type") == "reasoning" and not is_said:
+            name = f"Item '{item.get('id')}' of type 'reasoning'"
+            return Refusal(message=f"{name} was provided without its required following item.", param="input")
+    return None
 
 
 def _check_item(item: object, place: int) -> Refusal | None:

@@ -248,6 +248,45 @@ async def test_of_an_asynchronous_stream_words_come_at_once(offering: Service, m
     assert times[-1] - times[-2] > 0.4
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_what_the_client_has_can_go_to_the_provider_as_it_is(
+    client: openai.OpenAI, model: Model, key: str, streams: bool
+) -> None:
+    model.script(
+        key,
+        said(thought("1"), noting("c1")),
+        said(thought("2"), words("2", "So."), thought("2b"), noting("c2")),
+        said(thought("3"), noting("c3"), thought("3b"), called("t", "add", {}), noting("c4")),
+    )
+    history = [user(f"go {key}")]
+    seen = ask(client, streams, input=history, user=key, tools=[THEIRS])
+    assert [item.id for item in seen.output] == ["rs_2", "msg_2", "rs_3b", "fc_t"]
+    history += [*echo(seen), answer("t", "1")]
+    ask(client, streams, input=history, user=key, tools=[THEIRS], extra_headers={"X-Tersely-Bypass": "true"})
+    assert sent(model, key, -1) == history
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_state_block_of_any_round_is_taken_out(
+    client: openai.OpenAI, model: Model, offering: Service, key: str, streams: bool
+) -> None:
+    state = "\n\n### STATE\nGoal: milk\nContext: {}\nResolved: none\nTechnical Anchors: none"
+    model.script(
+        key,
+        said(thought("1"), words("1", "Noting." + state.format("one")), noting("c1"), chunk_chars=5),
+        said(words("2", "Noted." + state.format("two")), chunk_chars=5),
+    )
+    headers = {"X-Tersely-Session": key}
+    history = [user("go")]
+    seen = ask(client, streams, input=history, user=key, extra_headers=headers)
+    assert [item.id for item in seen.output] == ["rs_1", "msg_1", "msg_2"]
+    assert seen.output_text.split() == ["Noting.Noted."] or seen.output_text.split() == ["Noting.", "Noted."]
+    assert "Context: two" in httpx.get(f"{offering.url}/api/sessions/{key}/state").text
+    ask(client, streams, input=[*history, *echo(seen), user("on")], user=key, extra_headers=headers)
+    texts = [item["content"][0]["text"] for item in sent(model, key, -1) if item.get("role") == "assistant"]
+    assert ["Context: one" in texts[0], "Context: two" in texts[1]] == [True, True]
+
+
 # What may go wrong
 
 
@@ -340,13 +379,15 @@ def test_ours_are_there_whatever_the_choice(client: openai.OpenAI, model: Model,
 def test_nothing_is_offered_where_rounds_would_show(
     client: openai.OpenAI, model: Model, key: str, more: dict[str, Any]
 ) -> None:
-    client.responses.create(model=MODEL, input=[user(f"go {key}")], user=key, **more)
+    asked: dict[str, Any] = {"model": MODEL, "input": [user(f"go {key}")], "user": key, **more}
+    client.responses.create(**asked)
     assert "tools" not in requested(model, key)[0]
 
 
 def test_a_plain_format_is_no_structured_one(client: openai.OpenAI, model: Model, key: str) -> None:
-    text: Any = {"format": {"type": "text"}, "verbosity": "low"}
-    client.responses.create(model=MODEL, input=[user(f"go {key}")], user=key, text=text)
+    text = {"format": {"type": "text"}, "verbosity": "low"}
+    asked: dict[str, Any] = {"model": MODEL, "input": [user(f"go {key}")], "user": key, "text": text}
+    client.responses.create(**asked)
     assert len(requested(model, key)[0]["tools"]) == len(OURS)
 
 
@@ -403,8 +444,9 @@ def test_a_call_that_is_not_whole_never_happened(client: openai.OpenAI, model: M
 def test_an_error_in_a_later_round_is_the_clients_and_nothing_half_is_kept(
     client: openai.OpenAI, model: Model, offering: Service, key: str, is_late: bool
 ) -> None:
-    failed = {"id": "resp_x", "status": "failed", "error": {"code": "server_error", "message": "oh"}, "output": []}
-    failed["tools"] = [{"type": "function", "name": name} for name in OURS]
+    error = {"code": "server_error", "message": "oh"}
+    tools = [{"type": "function", "name": name} for name in OURS]
+    failed = {"id": "resp_x", "status": "failed", "error": error, "output": [], "tools": tools}
     refusal = ScriptedReply(status=429, body=b'{"error":{"message":"slow down","type":"rate_limit"}}')
     model.script(key, said(noting("c1")), ScriptedReply(body=json.dumps(failed).encode()) if is_late else refusal)
     asked: dict[str, Any] = {"model": MODEL, "input": [user("go")], "user": key}
