@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -22,6 +23,9 @@ _array_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _value_decoder = msgspec.json.Decoder()
 
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},:]', re.DOTALL)
+_CHARACTER = re.compile(
+    rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u....|\\.|[\x00-\x7f]|[\xc0-\xff][\x80-\xbf]*", re.DOTALL
+)
 _BOM = b"\xef\xbb\xbf"
 _BLANKS = b" \t\r\n"
 MAX_REMEMBERED = 64
@@ -76,6 +80,23 @@ def split_array(raw: bytes) -> list[bytes]:
 def join_object(members: dict[str, bytes]) -> bytes:
     """The inverse of ``split_object``."""
     return b"{" + b",".join([_key(key) + value for key, value in members.items()]) + b"}"
+
+
+def shorten_string(raw: bytes, said: str, shown: str) -> bytes:
+    """The JSON string ``raw``, which is ``said``, with ``shown`` for it. What stays keeps its escapes where it is the
+    beginning and the end of what was said.
+    """
+    characters = _CHARACTER.findall(raw[1:-1])
+    first = _in_common(said, shown)
+    last = _in_common(said[first:][::-1], shown[first:][::-1])
+    if first + last < len(shown) or len(characters) != len(said):
+        return dump(shown)
+    return b'"' + b"".join(characters[:first] + characters[len(said) - last :]) + b'"'
+
+
+def _in_common(one: str, other: str) -> int:
+    """With how many equal characters both begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _key(name: str) -> bytes:

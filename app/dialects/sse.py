@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from app.dialects import raw_json
+
 MAX_EVENT = 32 * 1024 * 1024
 BOM = b"\xef\xbb\xbf"
 
@@ -114,3 +116,12 @@ def with_data(event: SseEvent, data: bytes) -> bytes:
     newline = line_end[0] if line_end else b"\n"
     others = [line for line in _LINE_END.split(event.raw) if line and line.partition(b":")[0] != b"data"]
     return newline.join([*others, b"data: " + data, b"", b""])
+
+
+def with_shorter(event: SseEvent, string: bytes, said: str, shown: str) -> bytes:
+    """The bytes of ``event`` with ``shown`` in place of what its JSON ``string`` says, all else as it came.
+
+    Nothing where that string is not to be told from others.
+    """
+    is_one = string[:1] == b'"' and event.raw.count(string) == 1
+    return event.raw.replace(string, raw_json.shorten_string(string, said, shown)) if is_one else b""

@@ -18,14 +18,17 @@ TRAILER_WAIT = 0.25
 
 
 async def until_end(reply: Reply, end: StreamEnd, heartbeat: float) -> AsyncIterator[bytes]:
-    """The chunks of ``reply`` until it ends, or until ``end`` has seen its last event and what may come right after."""
+    """The chunks of ``reply`` until it ends, or until ``end`` has seen its last event and what may come right after;
+    ``b""`` stands for ``heartbeat`` seconds of silence.
+    """
     chunks = reply.chunks(heartbeat)
     while not end.is_seen:
         try:
             yield await anext(chunks)
         except StopAsyncIteration:
             return
-    yield await reply.trailer(TRAILER_WAIT)
+    if rest := await reply.trailer(TRAILER_WAIT):
+        yield rest
 
 
 def end_of(streaming: Streaming) -> StreamEnd:

@@ -212,11 +212,11 @@ def test_tags_are_taken_out_and_the_rest_keeps_its_bytes():
     assert (choice.terse, choice.finish_reason) == (("did x",), "stop")
 
 
-def test_text_goes_out_as_soon_as_it_cannot_be_a_tag():
+def test_an_event_goes_out_as_soon_as_its_words_cannot_be_a_tag():
     reader = ReplyStream(extract=TERSE, strip_usage=False)
     sent = [texts(reader.feed(chunk))[0] for chunk in said("a <", "b <te", "r", "e> <terse", ">x")]
-    assert sent == ["a ", "<b ", "", "<tere> ", ""]
-    assert texts(reader.feed(event({}, "stop"))) == {0: "<terse>x"}
+    assert sent == ["", "a <", "", "b <ter", ""]
+    assert texts(reader.feed(event({}, "stop"))) == {0: "e> <terse>x"}
 
 
 def test_events_whose_text_proved_to_be_no_tag_go_out_as_they_came():
@@ -224,13 +224,7 @@ def test_events_whose_text_proved_to_be_no_tag_go_out_as_they_came():
     chunks = [*said("a ", "<", "b> ", "<", "terse", ">x"), event({}, "stop"), DONE]
     assert run(chunks)[0] == b"".join(chunks)
     chunks = [*said("a <", "ter", "se", "!")]
-    assert [each["choices"][0]["delta"]["content"] for each in payloads(run(chunks)[0])] == [
-        "a ",
-        "<",
-        "ter",
-        "se",
-        "!",
-    ]
+    assert run(chunks)[0] == b"".join(chunks)
     unclosed = [*said("a", "<terse>", "b"), DONE]
     assert run(unclosed)[0] == b"".join(unclosed)
     with_usage = [event({"content": piece}, usage=None) for piece in ("a", "<", "b")]
@@ -242,14 +236,25 @@ def test_an_unclosed_tag_is_text(ending: list[bytes]):
     sent, reply = run([*said("a <terse>b"), *ending])
     assert texts(sent) == {0: "a <terse>b"}
     assert json.loads(reply.choices[0].client_message)["content"] == "a <terse>b"
-    order = [(each["choices"][0]["finish_reason"], each["choices"][0]["delta"]) for each in payloads(sent)]
-    assert order[:2] == [(None, {"content": "a "}), (None, {"content": "<terse>b"})]
-    assert sent.endswith(b"".join(ending))
+    assert sent == b"".join([*said("a <terse>b"), *ending])
 
 
 def test_a_finish_chunk_that_carries_text():
-    sent, _ = run([event({"content": "a <te"}), event({"content": "rse"}, "length"), DONE])
-    assert [each["choices"][0]["delta"] for each in payloads(sent)] == [{"content": "a "}, {"content": "<terse"}]
+    chunks = [event({"content": "a <te"}), event({"content": "rse"}, "length"), DONE]
+    assert run(chunks)[0] == b"".join(chunks)
+    sent, _ = run([event({"content": "a <te"}), event({"content": "rse>x</terse>b"}, "length"), DONE])
+    assert sent == b"".join([event({"content": "a "}), event({"content": "b"}, "length"), DONE])
+
+
+def test_a_call_ends_the_words_before_it():
+    call = {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+    reader = ReplyStream(extract=BOTH, strip_usage=False)
+    assert reader.feed(event({"content": "Let me see.\n\n"})) == b""
+    assert reader.feed(event(call)) == event({"content": "Let me see.\n\n"}) + event(call)
+    chunks = [*said("So.", "\n### STATE\nGoal: x"), event(call), *said("\n### STATE\nGoal: y"), event({}, "tool_calls")]
+    sent, reply = run(chunks, extract=BOTH)
+    assert sent == b"".join([*said("So."), event(call), event({}, "tool_calls")])
+    assert reply.choices[0].state == "Goal: y"
 
 
 def test_choices_have_states_of_their_own():
@@ -279,8 +284,8 @@ def test_only_the_content_changes():
     )
     sent, reply = run([raw])
     assert sent == (
-        b'event: x\r\ndata: {"id":"c","big":12345678901234567890123,"choices":[{"index":0,"delta":{"content":'
-        b'"ac","other":[1.0 ]},"logprobs":{"content":[ {"token":"a"}]}}],"usage":{"x":1.50}}\r\n\r\n'
+        b'event: x\r\ndata: {"id":"c" , "big":12345678901234567890123, "choices":[{"index":0,"delta":{"content":'
+        b'"ac", "other": [1.0 ]},"logprobs":{"content":[ {"token":"a"}]}}], "usage" : {"x":1.50}}\r\n\r\n'
     )
     assert reply.usage == b'{"x":1.50}'
 
@@ -546,15 +551,13 @@ def test_split_reply_with_a_state_block():
 
 @needs_recordings
 @pytest.mark.parametrize("path", STREAMS, ids=lambda path: path.stem[:60])
-def test_recorded_streams_say_the_same_when_states_are_looked_for(path: Path):
+def test_recorded_streams_come_through_byte_for_byte_when_states_are_looked_for(path: Path):
     stream = path.read_bytes()
-    whole, reply = run([stream], extract=STATE)
-    assert texts(whole) == texts(stream)
-    assert reply == run([stream])[1]
-    for size in (7, 100, 1400):
+    expected = stream, run([stream])[1]
+    for size in (7, 100, 1400, len(stream)):
         chunks = [stream[start : start + size] for start in range(0, len(stream), size)]
-        sent, again = run(chunks, extract=STATE)
-        assert (texts(sent), again) == (texts(whole), reply)
+        assert run(chunks, extract=STATE) == expected
+        assert run(chunks, extract=BOTH) == expected
 
 
 STATE_PIECES = st.lists(

@@ -8,15 +8,16 @@ from app.dialects import raw_json
 from app.dialects.dialect import ReplyChoice
 from app.dialects.openai_chat.chunks import CallDelta, Choice, Delta, FunctionDelta
 from app.dialects.openai_content import replace_text
-from app.domain.extraction import Extract, Extraction
+from app.dialects.pieces import Piece, PieceFilter
+from app.domain.extraction import Extract
 
 
 class ChoiceState:
     """What one choice has said so far."""
 
     __slots__ = (
-        "_calls", "_calls_by_index", "_content", "_extraction", "_finish", "_has_content", "_held_events", "_held_text",
-        "_last_said", "_loose", "_other", "_shown", "_unfed",
+        "_calls", "_calls_by_index", "_content", "_extract", "_filters", "_finish", "_has_content", "_other", "_shown",
+        "_unfed",
     )  # fmt: skip
 
     def __init__(self, extract: Extract) -> None:
@@ -24,15 +25,12 @@ class ChoiceState:
         self._has_content = False
         self._unfed: list[str] = []
         self._shown: list[str] = []
-        self._extraction = Extraction(extract)
+        self._extract = extract
+        self._filters = [PieceFilter(extract)]
         self._calls: list[dict[str, Any]] = []
         self._calls_by_index: dict[int, dict[str, Any]] = {}
         self._other: dict[str, Any] = {}
         self._finish = ""
-        self._last_said = ""
-        self._loose = ""
-        self._held_text = ""
-        self._held_events: list[bytes] = []
 
     def add(self, choice: Choice) -> None:
         if choice.finish_reason is not None:
@@ -78,62 +76,31 @@ class ChoiceState:
 
     @property
     def is_holding(self) -> bool:
-        return bool(self._extraction.held)
+        return bool(self._filters[-1].extraction.held)
 
     @property
     def has_unfed(self) -> bool:
         return bool(self._unfed)
 
-    @property
-    def unfed_text(self) -> str:
-        return "".join(self._unfed)
-
-    def feed(self) -> str:
-        """What of the newest text may be shown."""
-        self._last_said = self.unfed_text
-        shown = self._extraction.feed(self._last_said)
+    def take(self) -> Piece:
+        """The newest text, and what of it may be shown."""
+        piece = Piece("".join(self._unfed))
         self._unfed.clear()
-        self._shown.append(shown)
-        return shown
+        if piece.text:
+            self._shown.append(self._filters[-1].feed(piece))
+        return piece
 
-    def close(self) -> str:
-        rest = self._extraction.close()
-        self._shown.append(rest)
-        return rest
-
-    def note_held(self, event: bytes) -> None:
-        """Remember how the text that is held back came.
-
-        An ``event`` that carries nothing but held text is kept whole, to go out as it came should the text
-        prove to be no tag; text that came with something else is ``loose`` and will be put in front of what
-        follows.
-        """
-        held = self._extraction.held
-        before = self._loose + self._held_text
-        if event and len(held) > len(before) and held.startswith(before) and self._last_said == held[len(before) :]:
-            self._held_events.append(event)
-            self._held_text = held[len(self._loose) :]
-        elif held != before:
-            self._loose, self._held_text = held, ""
-            self._held_events.clear()
-
-    def release_events(self, shown: str) -> tuple[str, bytes, str]:
-        """Held text that proved to be text: what was loose, whole events, and what of ``shown`` is left
-        after them.
-        """
-        loose, pending = self._loose, self._loose + self._held_text
-        events = b"".join(self._held_events)
-        is_whole = bool(events) and shown.startswith(pending)
-        self._loose = self._held_text = ""
-        self._held_events.clear()
-        return (loose, events, shown[len(pending) :]) if is_whole else ("", b"", shown)
+    def end_text(self) -> None:
+        """What is held back is over: a call begins, or the reply ends. Words that come later are another text."""
+        if self.is_holding:
+            self._shown.append(self._filters[-1].close())
+            self._filters.append(PieceFilter(self._extract))
 
     def settle(self) -> None:
         """The choice is finished: nothing more is held back."""
         if self._unfed:
-            self.feed()
-        if self._extraction.held:
-            self.close()
+            self.take()
+        self.end_text()
 
     def to_choice(self, index: int) -> ReplyChoice:
         model = raw_json.dump(self._message(self._model_content()))
@@ -144,8 +111,10 @@ class ChoiceState:
             index=index,
             model_message=model,
             client_message=client,
-            terse=self._extraction.terse,
-            state=self._extraction.state,
+            terse=tuple(entry for each in self._filters for entry in each.extraction.terse),
+            state=next(
+                (state for each in reversed(self._filters) if (state := each.extraction.state) is not None), None
+            ),
             finish_reason=self._finish,
         )
 

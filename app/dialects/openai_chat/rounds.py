@@ -149,6 +149,9 @@ class ChatRounds:
         finish = choice.get("finish_reason", _NULL)
         if finish == _NULL and not changed and self._round == 1:
             return event.raw
+        if finish != _NULL and not changed and self._round == 1 and all(call.is_ours is False for call in self._calls):
+            self._end.append(event)  # no call of ours can come any more: this is the last round's end, as it came
+            return b""
         out = b""
         if any(_says(value) for value in delta.values()):
             shown = {**choice, "delta": raw_json.join_object(delta)}

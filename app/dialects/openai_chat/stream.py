@@ -8,12 +8,16 @@ than everything else here.
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass, field
+
 from app.dialects import raw_json
 from app.dialects.dialect import Reply
 from app.dialects.openai_chat.choices import ChoiceState
 from app.dialects.openai_chat.chunks import ABSENT, Chunk, read_chunk, read_chunks
 from app.dialects.openai_content import replace_text
-from app.dialects.sse import MAX_EVENT, EventTooLarge, SseDecoder, SseEvent, parse_event, with_data
+from app.dialects.pieces import Piece
+from app.dialects.sse import MAX_EVENT, EventTooLarge, SseDecoder, SseEvent, parse_event, with_data, with_shorter
 from app.domain.extraction import NOTHING, Extract
 
 _MAX_UNREAD = 64 * 1024
@@ -36,8 +40,8 @@ class ReplyStream:
     """One streamed reply.
 
     ``extract`` says what is taken out of the content of every choice (`app.domain.terse` and `app.domain.state`
-    have the rules); text that is held back as its possible beginning goes out in front of what follows, at the
-    latest before the choice's finish chunk, an error or the end. ``strip_usage`` takes out what is only there
+    have the rules); an event with a possible beginning of that waits, and what follows waits behind it, at the
+    latest until the choice's finish chunk, an error or the end. ``strip_usage`` takes out what is only there
     because we asked for it: the usage-only chunk and ``"usage": null`` in the others. With both off, ``feed`` returns
     what it is given.
     """
@@ -54,9 +58,7 @@ class ReplyStream:
         self._unread_size = 0
         self._read_at = _MAX_UNREAD
         self._choices: dict[int, ChoiceState] = {}
-        self._is_holding = False
-        self._envelope = b"{}"
-        self._newline = b"\n"
+        self._queue: deque[_Waiting] = deque()
         self._id = ""
         self._model = ""
         self._usage = b""
@@ -76,7 +78,7 @@ class ReplyStream:
             return self._give_up()
 
     def _give_up(self) -> bytes:
-        rest = self._release_held()
+        rest = self._release()
         if self._decoder is not None:
             rest += b"".join(event.raw for event in self._decoder.close())
         self._catch_up()
@@ -84,7 +86,7 @@ class ReplyStream:
         return rest
 
     def close(self) -> bytes:
-        """The stream is over: held text and an unfinished last event."""
+        """The stream is over: what waited, and an unfinished last event."""
         if not (self._extract or self._strip_usage):
             self._read_unread(is_last=True)
             return b""
@@ -92,13 +94,7 @@ class ReplyStream:
         if self._decoder is not None:
             events += self._decoder.close()
         self._read_unread(is_last=True)
-        rest = b"".join(map(self._forward, events))
-        released = self._release_held()
-        if not (released and rest) or rest.endswith((b"\n\n", b"\r\n\r\n")):
-            return rest + released
-        if _is_whole(events[-1]):
-            return rest + self._newline * 2 + released
-        return released + rest
+        return b"".join(map(self._forward, events)) + self._release()
 
     @property
     def reply(self) -> Reply:
@@ -143,7 +139,7 @@ class ReplyStream:
         """Whether nothing in a block of whole events can need a change, but for ``"usage":null`` after the
         choices.
         """
-        if self._is_holding:
+        if self._queue:
             return False
         for mark in self._marks:
             if mark in block:
@@ -151,100 +147,51 @@ class ReplyStream:
         return not self._strip_usage or block.count(b'"usage"') == block.count(b'],"usage":null')
 
     def _forward(self, event: SseEvent) -> bytes:
-        if b"\r" in event.raw:
-            self._newline = b"\r\n"
         if self._is_plain(event.raw) and not (self._strip_usage and b'"usage"' in event.raw):
             self._defer(event.raw)
             return event.raw
         self._catch_up()
         data = (event.data or b"").strip()
-        if not data or data == _DONE:
-            if data:
-                self._is_done = True
-                return self._release_held() + event.raw
-            return event.raw
-        chunk = read_chunk(data)
-        return event.raw if chunk is None else self._forward_chunk(event, data, chunk)
-
-    def _forward_chunk(self, event: SseEvent, data: bytes, chunk: Chunk) -> bytes:
-        self._record(chunk)
-        if chunk.choices is not None:
-            self._envelope = data
-        has_error = bytes(chunk.error) not in {b"", b"null"}
-        before = self._release_held() if has_error else b""
-        usage = bytes(chunk.usage) if self._strip_usage else b""
-        if usage and usage != b"null" and not chunk.choices and not has_error:
-            return before
-        edits: dict[int, str] = {}
-        if self._extract:
-            edits, own_chunks = self._edit_choices(chunk)
-            before += own_chunks
-        edited, unedited = event.raw, event.raw
-        if edits or usage == b"null":
-            members = raw_json.split_object(data)
-            if usage == b"null":
-                del members["usage"]
-                edited = unedited = with_data(event, raw_json.join_object(members))
-            if edits:
-                is_empty = self._patch_choices(members, edits)
-                edited = b"" if is_empty else with_data(event, raw_json.join_object(members))
-        for choice in chunk.choices or ():
-            self._choices[choice.index].note_held(unedited if not edited and len(edits) == 1 else b"")
-        return before + edited
-
-    def _edit_choices(self, chunk: Chunk) -> tuple[dict[int, str], bytes]:
-        """What the content has to be instead, by place in the chunk; and chunks of our own that go in
-        front.
-        """
-        edits: dict[int, str] = {}
+        if data == _DONE:
+            self._is_done = True
+            return self._release() + event.raw
+        waiting = _Waiting(event=event, data=data)
         before = b""
+        if data and (chunk := read_chunk(data)) is not None:
+            self._record(chunk)
+            has_error = bytes(chunk.error) not in {b"", b"null"}
+            before = self._release() if has_error else b""
+            usage = bytes(chunk.usage) if self._strip_usage else b""
+            if usage and usage != b"null" and not chunk.choices and not has_error:
+                return before
+            waiting.drops_usage = usage == b"null"
+            if self._extract:
+                waiting.pieces = self._take_pieces(chunk)
+        self._queue.append(waiting)
+        return before + self._drain()
+
+    def _take_pieces(self, chunk: Chunk) -> dict[int, Piece]:
+        """The words of a chunk, by place in it."""
+        pieces: dict[int, Piece] = {}
         for place, choice in enumerate(chunk.choices or ()):
             state = self._choices[choice.index]
-            said = state.unfed_text
-            shown = state.feed()
-            if choice.finish_reason is not None and state.is_holding:
-                shown += state.close()
-            if shown:
-                text, events, shown = state.release_events(shown)
-                if shown and not said:
-                    text, shown = text + shown, ""
-                before += (self._text_chunk(choice.index, text) if text else b"") + events
-            if shown != said:
-                edits[place] = shown
-        self._is_holding = any(state.is_holding for state in self._choices.values())
-        return edits, before
+            if (piece := state.take()).text:
+                pieces[place] = piece
+            if choice.finish_reason is not None or (choice.delta is not None and choice.delta.tool_calls):
+                state.end_text()
+        return pieces
 
-    def _patch_choices(self, members: dict[str, bytes], edits: dict[int, str]) -> bool:
-        """Put the ``edits`` into ``members``; whether nothing is left that is worth an event."""
-        choices = raw_json.split_array(members["choices"])
-        for place, text in edits.items():
-            choices[place] = _with_content(choices[place], text)
-        members["choices"] = raw_json.join_array(choices)
-        is_empty = len(edits) == len(choices) and not any(edits.values())
-        return (
-            is_empty
-            and all(map(_carries_nothing, choices))
-            and not any(_says(members[key]) for key in members.keys() - _ENVELOPE)
-        )
+    def _release(self) -> bytes:
+        """Nothing waits any longer."""
+        for state in self._choices.values():
+            state.end_text()
+        return self._drain()
 
-    def _release_held(self) -> bytes:
-        released = b""
-        for index, state in sorted(self._choices.items()):
-            if state.is_holding:
-                text, events, rest = state.release_events(state.close())
-                if text or rest:
-                    released += self._text_chunk(index, text + rest)
-                released += events
-        self._is_holding = False
-        return released
-
-    def _text_chunk(self, index: int, text: str) -> bytes:
-        """A chunk of our own, in the envelope of the provider's last one."""
-        delta = b'{"index":%d,"delta":{"content":%b},"finish_reason":null}' % (index, raw_json.dump(text))
-        members = raw_json.split_object(self._envelope)
-        envelope = {key: members[key] for key in members if key in _ENVELOPE - {"obfuscation", "p"}}
-        data = raw_json.join_object({**envelope, "choices": b"[" + delta + b"]"})
-        return b"data: " + data + self._newline * 2
+    def _drain(self) -> bytes:
+        out = b""
+        while self._queue and not any(piece.waiting for piece in self._queue[0].pieces.values()):
+            out += self._queue.popleft().write()
+        return out
 
     # What was said
 
@@ -254,7 +201,7 @@ class ReplyStream:
         if self._extract:
             for state in self._choices.values():
                 if state.has_unfed:
-                    state.feed()
+                    state.take()
 
     def _defer(self, block: bytes) -> None:
         self._unread.append(block)
@@ -323,10 +270,48 @@ class ReplyStream:
             state.add(choice)
 
 
-def _is_whole(event: SseEvent) -> bool:
-    """Whether a last event without a blank line after it says something all the same."""
-    data = (event.data or b"").strip()
-    return data == _DONE or (bool(data) and read_chunk(data) is not None)
+@dataclass(slots=True, kw_only=True)
+class _Waiting:
+    """An event that waits until it is known what of its words is shown. ``drops_usage``: of a usage that is none."""
+
+    event: SseEvent
+    data: bytes
+    pieces: dict[int, Piece] = field(default_factory=dict)
+    drops_usage: bool = False
+
+    def write(self) -> bytes:
+        """The event as the client gets it."""
+        edits = {place: piece for place, piece in self.pieces.items() if piece.shown != piece.text}
+        if not (edits or self.drops_usage):
+            return self.event.raw
+        members = raw_json.split_object(self.data)
+        if self.drops_usage:
+            del members["usage"]
+        choices = raw_json.split_array(members["choices"]) if edits else []
+        if len(edits) == 1 and not self.drops_usage:
+            ((place, piece),) = edits.items()
+            if piece.shown and (shorter := with_shorter(self.event, _content(choices[place]), piece.text, piece.shown)):
+                return shorter
+        for place, piece in edits.items():
+            choices[place] = _with_content(choices[place], piece.shown)
+        if edits:
+            members["choices"] = raw_json.join_array(choices)
+            if len(edits) == len(choices) and _is_empty(members, choices, edits):
+                return b""
+        return with_data(self.event, raw_json.join_object(members))
+
+
+def _is_empty(members: dict[str, bytes], choices: list[bytes], edits: dict[int, Piece]) -> bool:
+    """Whether nothing is left that is worth an event."""
+    return (
+        not any(piece.shown for piece in edits.values())
+        and all(map(_carries_nothing, choices))
+        and not any(_says(members[key]) for key in members.keys() - _ENVELOPE)
+    )
+
+
+def _content(raw_choice: bytes) -> bytes:
+    return raw_json.split_object(raw_json.split_object(raw_choice)["delta"])["content"]
 
 
 def _with_content(raw_choice: bytes, text: str) -> bytes:
