@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -275,3 +276,33 @@ async def test_a_web_page_cannot_use_what_listens_on_loopback(database: Database
         assert (await api.http.get("/api/sessions", headers={"host": "localhost", "origin": "null"})).status_code == 403
     async with serve(database.dsn, is_local=True, auth="keys") as api:
         assert (await api.http.get("/api/sessions", headers={"host": "evil.example"})).status_code == 401
+
+
+def _routes(api: Api) -> list[tuple[str, str, list[str]]]:
+    """Each route under ``/api``: method, a path, and its query parameters as they are documented."""
+    found: list[tuple[str, str, list[str]]] = []
+    for path, operations in api.app.rest.openapi()["paths"].items():
+        if path.startswith("/api/"):
+            at = re.sub(r"\{\w+\}", "1", path)
+            for method, operation in operations.items():
+                parameters = operation.get("parameters", ())
+                found.append((method, at, [each["name"] for each in parameters if each["in"] == "query"]))
+    return found
+
+
+async def test_unknown_query_parameters_are_refused_everywhere(api: Api) -> None:
+    routes = _routes(api)
+    assert len(routes) > 40
+    for method, path, known in routes:
+        body: object = {} if method in {"post", "put", "patch"} else None
+        answer = await api.http.request(method, path, params={"tags\u2028": "x"}, json=body)
+        assert (answer.status_code, answer.json()["field"]) == (422, "tags\u2028"), (method, path)
+        assert all(name in answer.json()["detail"] for name in known)
+        for name in known:
+            answer = await api.http.request(method, path, params={name: "1"}, json=body)
+            refused = answer.status_code == 422 and "no query parameter" in answer.text
+            assert not refused, (method, path, name)
+
+
+async def test_whoever_has_no_key_learns_of_no_parameter(guarded: Api) -> None:
+    assert (await guarded.http.get("/api/memos", params={"tags": "x"})).status_code == 401

@@ -5,11 +5,12 @@ The caller is known before the first byte of a body is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
@@ -78,17 +79,36 @@ def guarded(guard: Guard) -> type[APIRoute]:
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             handle = super().get_route_handler()
             has_body = self.body_field is not None
+            known = frozenset(_query_names(self.dependant))
 
             async def admit(request: Request) -> Response:
                 try:
                     admitted = await guard.admit(request, has_body=has_body)
                 except Disconnected:
                     return Response(status_code=499)
+                _refuse_unknown(request, known)
                 return await handle(admitted)
 
             return admit
 
     return GuardedRoute
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    """The query parameters that a route takes."""
+    for parameter in dependant.query_params:
+        yield parameter.alias
+    for each in dependant.dependencies:
+        yield from _query_names(each)
+
+
+def _refuse_unknown(request: Request, known: frozenset[str]) -> None:
+    """A parameter that would be ignored may be one that was meant to hold something back."""
+    for name in request.query_params:
+        if name not in known:
+            shown = name[:60]
+            rest = f"; there are {', '.join(sorted(known))}" if known else ""
+            raise InvalidRequest(f"there is no query parameter {shown!r} here{rest}", field=shown)
 
 
 def _tenant(request: Request) -> str:
