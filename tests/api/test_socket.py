@@ -18,7 +18,7 @@ async def test_encoded_slashes_and_a_stream_over_a_real_socket(database) -> None
                 messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "x" * 100_000}]
                 assert http.post(f"{path}/messages", json={"messages": messages}).status_code == 201
                 assert http.get(path).json()["id"] == session_id
-            assert http.get(path, params={"x": "%2F"}).json()["field"] == "x"
+                assert http.get(path, params={"x": "%2F"}).json()["field"] == "x"
                 assert len(http.get(f"{path}/export").json()["context"]) == 2
                 assert http.get(f"{path}/turns/t1").json()["messages"] == 2
             deep = b'{"id":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
