@@ -536,6 +536,7 @@ def lay_out(context: Context, dialect: Dialect, history: History, arrival: Arriv
 
 def _asides(arrival: Arrival, found: Found) -> tuple[list[bytes], dict[int, list[Message]], list[Message]]:
     """Instructions that lead, those that precede a message (by its sequence number), and those at the end."""
+    firsts = _first_hidden(found)
     leading: list[bytes] = []
     asides: dict[int, list[Message]] = {}
     waiting: list[Message] = []
@@ -550,9 +551,20 @@ def _asides(arrival: Arrival, found: Found) -> tuple[list[bytes], dict[int, list
         is_leading = False
         # Nothing may stand between a call and its result.
         if waiting and message.role != "tool":
-            asides.setdefault(placed.seq, []).extend(waiting)
+            asides.setdefault(firsts.get(placed.seq, placed.seq), []).extend(waiting)
             waiting = []
     return leading, asides, waiting
+
+
+def _first_hidden(found: Found) -> dict[int, int]:
+    """Of replies that were said in rounds the first message of theirs: where the client's own history goes on."""
+    replies = {row.row.call: row.row for row in found.rows if row.row.role == "assistant"} if found.hidden else {}
+    firsts: dict[int, int] = {}
+    for row in sorted(_live_hidden(found), key=lambda each: each.row.place):
+        reply = replies.get(row.row.call)
+        if reply is not None and row.row.place < reply.place:
+            firsts.setdefault(reply.seq, row.row.seq)
+    return firsts
 
 
 def render(message: ContextMessage, dialect: Dialect) -> list[bytes]:

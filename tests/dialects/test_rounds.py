@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from app.dialects.registry import ANTHROPIC, GEMINI, OPENAI_CHAT, OPENAI_RESPONS
 from app.dialects.rounds import add_usage, tool_names
 from app.domain.extraction import NOTHING
 from app.service.told import Told
+from tests.dialects.recordings import MISSING, replies
 
 OURS = frozenset({"context_search", "save_memo"})
 NAMES = ("context_search", "save_memo", "context_search_more", "context", "add", "s")
@@ -231,7 +233,7 @@ def test_a_client_of_responses_sees_one_stream_and_can_send_all_of_it_back(round
     streams = [responses_stream(number, said, step) for number, said in enumerate(rounds)]
     out, kept = relayed(OPENAI_RESPONSES, streams, cut)
 
-    events = [json.loads(line[6:]) for line in out.splitlines() if line.startswith(b"data: ")]
+    events = payloads(out)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     kinds = [event["type"] for event in events]
     assert [kinds.count(f"response.{kind}") for kind in ("created", "in_progress", "completed")] == [1, 1, 1]
@@ -276,6 +278,43 @@ def test_a_response_with_nothing_of_ours_goes_through_byte_for_byte(said: Round,
     theirs = Round(text=said.text, calls=tuple(call for call in said.calls if call[0] not in OURS))
     stream = responses_stream(0, theirs, step)
     assert relayed(OPENAI_RESPONSES, [stream], cut)[0] == stream
+
+
+RECORDED = replies("openai.responses", stream=True)
+needs_recordings = pytest.mark.skipif(not RECORDED, reason=MISSING)
+
+
+def one_round(names: frozenset[str], stream: bytes, size: int) -> bytes:
+    assert OPENAI_RESPONSES.rounds is not None
+    shown = OPENAI_RESPONSES.rounds.open(names)
+    out = b"".join(shown.feed(stream[at : at + size]) for at in range(0, len(stream), size))
+    return out + shown.close()
+
+
+def payloads(stream: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in stream.splitlines() if line.startswith(b"data: {")]
+
+
+@needs_recordings
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem[:70])
+@pytest.mark.parametrize("size", [61, 1 << 20])
+def test_recorded_streams_of_responses_come_through_and_any_of_their_calls_can_be_hidden(path: Path, size: int):
+    stream = path.read_bytes()
+    assert one_round(OURS, stream, size) == stream
+
+    before = payloads(stream)
+    items = [event["item"] for event in before if event["type"] == "response.output_item.done"]
+    for name in {item["name"] for item in items if item["type"] in {"function_call", "custom_tool_call"}}:
+        events = payloads(one_round(frozenset({name}), stream, size))
+        hidden = {item["id"] for item in items if item.get("name") == name}
+        left = [event["item"]["id"] for event in events if event["type"] == "response.output_item.done"]
+        assert not hidden & set(left)
+        assert not any(each in json.dumps(events) for each in hidden)
+        if "sequence_number" in before[0]:
+            assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        places = [event["output_index"] for event in events if event["type"] == "response.output_item.done"]
+        assert sorted(places) == list(range(len(places)))
+        assert [item["id"] for item in events[-1]["response"]["output"]] in ([], left)
 
 
 def test_names_are_read_in_every_dialect():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -266,6 +267,17 @@ def test_what_the_client_has_can_go_to_the_provider_as_it_is(
     assert sent(model, key, -1) == history
 
 
+def test_what_was_said_before_the_rounds_stays_before_them(client: openai.OpenAI, model: Model, key: str) -> None:
+    late = {"role": "developer", "content": "Be brief from now on."}
+    history = [user(f"go {key}"), late]
+    model.script(key, said(words("1", "So."), noting("c1")), said(noting("c2")), said(words("3", "There.")))
+    seen = ask(client, False, input=history, user=key)
+    ask(client, False, input=[*history, *echo(seen), user("on")], user=key)
+    *_, last, following = [each["input"] for each in requested(model, key)]
+    assert last[:2] == history
+    assert following[: len(last)] == last
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_state_block_of_any_round_is_taken_out(
     client: openai.OpenAI, model: Model, offering: Service, key: str, streams: bool
@@ -285,6 +297,74 @@ def test_a_state_block_of_any_round_is_taken_out(
     ask(client, streams, input=[*history, *echo(seen), user("on")], user=key, extra_headers=headers)
     texts = [item["content"][0]["text"] for item in sent(model, key, -1) if item.get("role") == "assistant"]
     assert ["Context: one" in texts[0], "Context: two" in texts[1]] == [True, True]
+
+
+@pytest.mark.parametrize("number", [1, 17], ids=["tools in their list", "tools among the items"])
+async def test_codex_sees_one_response_and_goes_on_from_it(
+    offering: Service, model: Model, key: str, shared_data: Path, number: int
+) -> None:
+    path = shared_data / "clients" / "codex" / "requests.jsonl"
+    if not path.exists():
+        pytest.skip(f"no recorded client at {path}")
+    recorded = next(call for call in map(json.loads, path.read_text().splitlines()) if call["n"] == number)
+    named = {name: value for name, value in recorded["headers"].items() if name in {"session-id", "thread-id"}}
+    headers = {"X-Script": key} | {name: f"{value}-{key}" for name, value in named.items()}
+    body: dict[str, Any] = recorded["body"]
+
+    async def turn(*items: Any) -> list[dict[str, Any]]:
+        request = json.dumps({**body, "input": [*body["input"], *items]}).encode()
+        told = await post(offering, request, path="/v1/responses", **headers)
+        events = [json.loads(line[6:]) for line in told.body.splitlines() if line.startswith(b"data: ")]
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert not any(f'"{name}"'.encode() in told.body for name in OURS)
+        assert events[-1]["response"]["tools"] == body.get("tools", [])
+        done: list[dict[str, Any]] = [each["item"] for each in events if each["type"] == "response.output_item.done"]
+        return [{**item, "content": None} if item["type"] == "reasoning" else item for item in done]
+
+    own = {"type": "custom_tool_call", "id": "ctc_1", "call_id": "t", "name": "exec", "input": "ls"}
+    model.script(key, said(thought("1"), noting("c1")), said(thought("2"), words("2", "Look."), noting("c2"), own))
+    seen = await turn()
+    assert [item["id"] for item in seen] == ["rs_2", "msg_2", "ctc_1"]
+    model.script(key, said(thought("3"), words("3", "There.")))
+    result = {"type": "custom_tool_call_output", "call_id": "t", "output": "a.txt"}
+    assert [item["id"] for item in await turn(*seen, result)] == ["rs_3", "msg_3"]
+
+    first, second, third = (
+        json.loads(each.body) for each in model.state.received if each.headers.get("X-Script") == key
+    )
+    for request in (first, second, third):
+        assert request["input"][: len(body["input"])] == body["input"]
+        assert [tool.get("name") for tool in request["tools"][len(body.get("tools", [])) :]] == [
+            "query_db", "manage_scratchpad", "save_memo", "retrieve_memos",
+        ]  # fmt: skip
+    assert third["input"][: len(second["input"])] == second["input"]
+    assert kinds(third["input"][len(second["input"]) :]) == [
+        *("reasoning", "message", "function_call", "custom_tool_call"),
+        *("function_call_output", "custom_tool_call_output"),
+    ]
+    assert third["input"][-6]["encrypted_content"] == "secret 2"
+
+
+def test_a_session_that_goes_on_with_chat_completions_takes_words_alone_along(
+    client: openai.OpenAI, model: Model, key: str
+) -> None:
+    headers = {"X-Tersely-Session": key}
+    model.script(key, said(thought("1"), words("1", "Noting."), noting("c1")), said(words("2", "Noted.")))
+    seen = ask(client, True, input=[user("go")], user=key, extra_headers=headers)
+    model.script(key, ScriptedReply(message={"role": "assistant", "content": "Milk."}))
+    history: list[Any] = [user("go"), {"role": "assistant", "content": "Noting.\nNoted."}, user("what?")]
+    client.chat.completions.create(model=MODEL, messages=history, user=key, extra_headers=headers)
+    told = requested(model, key)[-1]["messages"]
+    assert [message["role"] for message in told] == ["user", "assistant", "user"]
+    assert "tool_calls" not in told[1]
+    assert "Noted." in told[1]["content"]
+    model.script(key, said(words("4", "Yes.")))
+    later = [user("go"), *echo(seen), user("what?"), {"role": "assistant", "content": "Milk."}, user("sure?")]
+    ask(client, False, input=later, user=key, extra_headers=headers)
+    assert kinds(sent(model, key, -1)) == [
+        *("message", "reasoning", "message", "function_call", "function_call_output", "message"),
+        *("message", "message", "message"),
+    ]
 
 
 # What may go wrong
