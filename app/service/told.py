@@ -66,9 +66,9 @@ class Told:
         """The calls of ours in a round's reply, and whether there are others."""
         if not said.choices:
             return [], False
-        calls = self._read(said.choices[0].model_message).calls
-        ours = [call for call in calls if call.name in self._names]
-        return ours, len(ours) < len(calls)
+        message = said.choices[0].model_message
+        theirs = {call.id for call in self._read(self._rounds.without_calls(message, self._names)).calls}
+        return [call for call in self._read(message).calls if call.id not in theirs], bool(theirs)
 
     def go_on(self, said: Reply, results: Sequence[bytes]) -> None:
         """A round is over in which the model called nothing but tools of ours."""

@@ -317,6 +317,52 @@ def test_recorded_streams_of_responses_come_through_and_any_of_their_calls_can_b
         assert [item["id"] for item in events[-1]["response"]["output"]] in ([], left)
 
 
+def test_what_only_bears_a_name_of_ours_is_the_clients():
+    approval = {"type": "mcp_approval_request", "id": "mcpr_1", "name": "save_memo", "arguments": "{}"}
+    custom = {"id": "c", "type": "custom", "custom": {"name": "save_memo", "input": "x"}}
+    for dialect, body in (
+        (OPENAI_RESPONSES, {"output": [approval]}),
+        (OPENAI_CHAT, {"choices": [{"message": {"role": "assistant", "content": "", "tool_calls": [custom]}}]}),
+    ):
+        said = dialect.split_reply(json.dumps(body).encode(), NOTHING)[1]
+        assert Told(dialect, OURS).calls(said) == ([], True)
+
+
+def test_items_of_responses_that_come_without_a_beginning_are_known_all_the_same():
+    call = {"type": "function_call", "id": "fc", "call_id": "c", "name": "save_memo", "arguments": MARK}
+    own = call | {"id": "fc2", "name": "add", "arguments": "{}"}
+    events: list[dict[str, Any]] = [
+        {"type": "response.created", "response": {"id": "r"}},
+        {"type": "response.output_item.done", "output_index": 0, "item": call},
+        {"type": "response.output_item.done", "output_index": 1, "item": own},
+        {"type": "response.completed", "response": {"id": "r", "output": [call, own]}},
+    ]
+    out = payloads(one_round(OURS, b"".join(_event(each) for each in events), 10))
+    assert out == [
+        events[0],
+        events[2] | {"output_index": 0},
+        {"type": "response.completed", "response": {"id": "r", "output": [own]}},
+    ]
+
+
+def test_tools_of_responses_are_found_among_the_items():
+    def named(name: str) -> list[dict[str, Any]]:
+        return [{"type": "namespace", "name": "space", "tools": [{"type": "function", "name": name}]}]
+
+    body = {
+        "tools": named("a"),
+        "input": [
+            {"type": "additional_tools", "role": "developer", "tools": named("b")},
+            {"type": "tool_search_output", "call_id": "s", "tools": named("c")},
+            {"type": "message", "role": "user", "content": 'it said "additional_tools"', "tools": named("d")},
+        ],
+    }
+    assert OPENAI_RESPONSES.rounds is not None
+    assert OPENAI_RESPONSES.rounds.brought_along(json.dumps(body).encode()) == {"space", "b", "c"}
+    for other in (b"", b"{", b'{"input": "say \\"additional_tools\\""}', b'{"input": "additional_tools"}'):
+        assert OPENAI_RESPONSES.rounds.brought_along(other) == frozenset()
+
+
 def test_names_are_read_in_every_dialect():
     chat = [{"type": "function", "function": {"name": "a"}}, {"type": "custom", "custom": {"name": "b"}}]
     assert tool_names(json.dumps(chat).encode()) == {"a", "b"}

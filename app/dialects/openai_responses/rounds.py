@@ -25,6 +25,7 @@ from app.dialects.sse import SseDecoder, SseEvent, with_data
 _ONCE = ("id", "created_at")
 """What is said of the response as a whole."""
 _BEGINNINGS = frozenset({"response.created", "response.queued", "response.in_progress"})
+_ITEMS = ("response.output_item.added", "response.output_item.done")
 _NUMBER = "sequence_number"
 _PLACE = "output_index"
 _CALLS = frozenset({"function_call", "custom_tool_call"})
@@ -65,7 +66,9 @@ class _Sorting:
         return self._shown.get(key, True)
 
     def add(self, key: int, item: dict[str, Any], *, is_whole: bool = True) -> None:
-        """The next item; one whose call has no name yet may be added again, once it has come to its end."""
+        """The next item, if it is not known yet; a call is not as long as it has no name and has not ended."""
+        if self._shown.get(key) is not None or key in self._thoughts:
+            return
         kind, name = item_type(item), item.get("name")
         if kind == "reasoning":
             if self._is_claimed:
@@ -132,7 +135,7 @@ class ResponseRounds:
         self._sorting = _Sorting(self._names)
         self._queue: deque[_Waiting] = deque()
         self._places: dict[int, int] = {}
-        self._gone = 0
+        self._gone: set[int] = set()
         self._end: list[SseEvent] = []
 
     def feed(self, block: bytes) -> bytes:
@@ -182,12 +185,8 @@ class ResponseRounds:
         if not self._once and "response" in members:
             response = raw_json.split_object(members["response"])
             self._once = {key: response[key] for key in _ONCE if key in response}
-        is_start, is_end = kind == "response.output_item.added", kind == "response.output_item.done"
-        item = raw_json.load(members["item"]) if is_start or is_end else None
-        if place is None or not isinstance(item, dict):
-            return
-        if is_start or (item_type(item) != "reasoning" and self._sorting.is_shown(place) is None):
-            self._sorting.add(place, item, is_whole=is_end)
+        if place is not None and kind in _ITEMS and isinstance(item := raw_json.load(members["item"]), dict):
+            self._sorting.add(place, item, is_whole=kind != _ITEMS[0])
 
     def _drain(self) -> bytes:
         out: list[bytes] = []
@@ -201,7 +200,7 @@ class ResponseRounds:
                 out.append(self._write(waiting))
             else:
                 self._take_out(waiting.members)
-                self._gone += waiting.kind == "response.output_item.added"
+                self._gone |= set() if place is None else {place}
         return b"".join(out)
 
     def _take_out(self, members: dict[str, bytes]) -> None:
@@ -212,10 +211,8 @@ class ResponseRounds:
         """The event as the client gets it."""
         changed = self._numbered(waiting.members)
         if waiting.place is not None:
-            number = self._places.get(waiting.place, self._items + waiting.place - self._gone)
-            if waiting.kind == "response.output_item.added":
-                self._places[waiting.place] = number
-                self._top = max(self._top, number + 1)
+            number = self._places.setdefault(waiting.place, self._items + waiting.place - len(self._gone))
+            self._top = max(self._top, number + 1)
             if number != waiting.place:
                 changed = {**changed, _PLACE: b"%d" % number}
         return _with_members(waiting.event, waiting.members, changed)

@@ -11,7 +11,7 @@ from app.dialects.rounds import tool_names
 
 _NULL = b"null"
 _PLAIN = frozenset({None, "text"})
-_BESIDE = b'"additional_tools"'
+_BESIDE = (b'"additional_tools"', b'"tool_search_output"')
 
 
 def add_tools(body: bytes, offers: Sequence[ToolOffer]) -> bytes:
@@ -39,15 +39,15 @@ def forbid_tools(body: bytes) -> bytes:
 
 
 def brought_along(body: bytes) -> frozenset[str]:
-    """The names of tools that stand among the items of a request (Codex has them there), not in its list."""
-    if _BESIDE not in body:
+    """The names of tools that stand among the items of a request, not in its list: Codex has them there."""
+    if not any(kind in body for kind in _BESIDE):
         return frozenset()
     try:
         items = raw_json.split_array(raw_json.split_object(body).get("input", b"[]"))
-        beside = [raw_json.split_object(item) for item in items if _BESIDE in item]
+        beside = [raw_json.split_object(item) for item in items if any(kind in item for kind in _BESIDE)]
     except ValueError:
         return frozenset()
-    return frozenset().union(*(tool_names(item.get("tools", b"")) for item in beside if item.get("type") == _BESIDE))
+    return frozenset().union(*(tool_names(item.get("tools", b"")) for item in beside if item.get("type") in _BESIDE))
 
 
 def _is_closed(members: Mapping[str, bytes]) -> bool:
