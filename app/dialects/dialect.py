@@ -20,7 +20,9 @@ class Request:
 
     ``unreadable`` says why the messages could not be understood; then ``messages`` is empty and the request
     is only fit to be passed on. ``include_usage``: the client asked for the usage of a stream.
-    ``max_tokens`` bounds the answer. ``ids`` are members by which a client names its own sessions, by name.
+    ``max_tokens`` bounds the answer. ``ids`` are members by which a client names its own sessions, by name;
+    ``reply_id`` and ``conversation`` name the history that it does not send, which the provider may have kept.
+    ``is_kept``: the provider is to keep the reply.
     """
 
     model: str
@@ -34,7 +36,15 @@ class Request:
     stop: bytes = b""
     max_tokens: int | None = None
     ids: Mapping[str, str] = field(default_factory=dict)
+    reply_id: str = ""
+    conversation: str = ""
+    is_kept: bool = True
     unreadable: str | None = None
+
+    @property
+    def names_history(self) -> bool:
+        """Whether it says where its history is, instead of what."""
+        return bool(self.reply_id or self.conversation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +200,10 @@ class Streaming:
     has_arrays: bool = False
 
 
+def _is_never(_: bytes) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """A wire format: the functions of its modules ``read``, ``write`` and ``stream`` under one name."""
@@ -219,4 +233,9 @@ class Dialect:
     """None: models of this dialect are offered no tools of ours."""
     without_history: Callable[[bytes], bytes] = bytes
     """A request without the history of the provider's own that it refers to, for a context that brings the whole."""
+    lacks_history: Callable[[int, bytes], bool] | None = None
+    """Whether a refusal (status, body) says that the provider has no such history as the request named; None: clients
+    send theirs."""
+    is_said_anew: Callable[[bytes], bool] = _is_never
+    """Whether a message holds for its request alone, so that no history carries it."""
     streaming: Streaming

@@ -28,6 +28,8 @@ from app.dialects.gemini_gca import tools as gca_tools
 from app.dialects.gemini_gca import write as gca_write
 from app.dialects.openai_chat import asking, read, rounds, saying, stream, tools, whole, write
 from app.dialects.openai_responses import asking as responses_asking
+from app.dialects.openai_responses import items as responses_items
+from app.dialects.openai_responses import kept as responses_kept
 from app.dialects.openai_responses import read as responses_read
 from app.dialects.openai_responses import rounds as responses_rounds
 from app.dialects.openai_responses import saying as responses_saying
@@ -101,6 +103,8 @@ OPENAI_RESPONSES = Dialect(
     split_reply=responses_stream.split_reply,
     classify_error=classify_error,
     without_history=responses_write.without_history,
+    lacks_history=responses_kept.lacks_history,
+    is_said_anew=responses_items.is_instructions,
     streaming=Streaming(
         heartbeat=b": keep-alive\n\n",
         end_marks=_beginnings(*_RESPONSE_ENDS),

@@ -55,6 +55,13 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     role: Role
 
 
+def known_again(row: Row) -> Incoming:
+    """A stored message as if it had been sent again."""
+    return Incoming(
+        digest=row.digest, is_link=row.is_link, starts_turn=row.is_link and row.role == "user", role=row.role
+    )
+
+
 class Placed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An incoming message at its place. ``is_new`` ones are to be stored under ``seq``."""
 
@@ -74,7 +81,8 @@ class Decision:
     """What a request means for its session.
 
     ``placed`` has one entry per incoming message. ``superseded`` rows leave the history, ``revived`` ones
-    return to it. ``last_seq`` and ``turns`` are the session's counters afterwards.
+    return to it. ``last_seq`` and ``turns`` are the session's counters afterwards. ``after`` is the stored link that
+    the first incoming one follows (0: none; None: nobody has looked).
     """
 
     kind: Kind
@@ -83,6 +91,7 @@ class Decision:
     revived: tuple[int, ...]
     last_seq: int
     turns: int
+    after: int | None = 0
 
     @property
     def answered(self) -> Placed | None:
@@ -218,6 +227,7 @@ def append(
         revived=(),
         last_seq=last_seq,
         turns=numbering.turns,
+        after=None,
     )
 
 

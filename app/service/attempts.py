@@ -16,6 +16,7 @@ from app.domain.errors import InvalidRequest
 from app.domain.extraction import NOTHING
 from app.domain.messages import Reasoning, Text
 from app.service.calls import Call
+from app.service.named_calls import NamedCalls
 from app.service.preparing import Prepared, Preparer
 from app.upstream.client import Reply
 
@@ -49,10 +50,20 @@ class Begun:
 class Attempts:
     """Asks models of one dialect."""
 
-    def __init__(self, dialect: Dialect, preparer: Preparer, *, send: Send, heartbeat: float, max_reply: int) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        preparer: Preparer,
+        named: NamedCalls,
+        *,
+        send: Send,
+        heartbeat: float,
+        max_reply: int,
+    ) -> None:
         """``heartbeat``: how many seconds are waited for a stream's first event at most; ``max_reply`` in bytes."""
         self._dialect = dialect
         self._preparer = preparer
+        self._named = named
         self._send = send
         self._heartbeat = heartbeat
         self._max_reply = max_reply
@@ -62,7 +73,8 @@ class Attempts:
         return await self.settle(call, prepared, await self._send(call, prepared.body))
 
     async def settle(self, call: Call, prepared: Prepared, reply: Reply) -> Begun:
-        """The reply to ``prepared``, or to a try with less, where it tells of an overflow and less can be sent.
+        """The reply to ``prepared``, or to another try: with less, where it tells of an overflow and less can be sent;
+        with a context, where the host is without the history that it was left to know.
 
         Raises `UpstreamUnavailable`; then every reply is closed.
         """
@@ -70,15 +82,23 @@ class Attempts:
             try:
                 reply.unpack()
                 begun = await self._begin(prepared, reply)
-                overflowed = self._overflow_of(begun)
-                less = None if overflowed is None else await self._preparer.reduce(call, prepared, overflowed)
+                other = await self._other(call, begun)
             except BaseException:
                 reply.close()
                 raise
-            if less is None:
+            if other is None:
                 return begun
             reply.close()
-            prepared, reply = less, await self._send(call, less.body)
+            prepared, reply = other, await self._send(call, other.body)
+
+    async def _other(self, call: Call, begun: Begun) -> Prepared | None:
+        """What is to be tried instead; None where the reply stands."""
+        overflowed = self._overflow_of(begun)
+        if begun.prepared.is_at_host:
+            lacks = self._dialect.lacks_history
+            is_lost = lacks is not None and lacks(begun.reply.status, begun.first or begun.body)
+            return await self._named.keep_on(call, begun.prepared) if is_lost or overflowed else None
+        return None if overflowed is None else await self._preparer.reduce(call, begun.prepared, overflowed)
 
     def is_streamed(self, prepared: Prepared, reply: Reply) -> bool:
         """Whether the reply comes piece by piece: as events, or, where that was asked for, as an array."""

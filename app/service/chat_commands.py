@@ -61,7 +61,8 @@ class ChatCommands:
         """The call as if no command had been typed before: its messages, its body, and what it goes on from."""
         if OWN in request.ids.get("previous_response_id", ""):
             ids = {name: value for name, value in request.ids.items() if name != "previous_response_id"}
-            call, request = replace(call, body=dialect.without_history(call.body)), replace(request, ids=ids)
+            call = replace(call, body=dialect.without_history(call.body))
+            request = replace(request, ids=ids, reply_id="")
         if MARK.encode() not in call.body:
             return call, request
 

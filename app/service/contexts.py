@@ -135,10 +135,10 @@ async def load(
     """
     session = found.session
     epoch = session.plan if session else None
-    cut = recipe.reach(epoch)
+    cut = max(found.start, recipe.reach(epoch))
     stored_instructions: tuple[bytes, ...] = ()
     if found.is_delta and session is not None:
-        cut = await _enough(connection, tenant, session, recipe, cut)
+        cut = await enough(connection, tenant, session, recipe, cut)
         stored = await messages.live_from(connection, tenant, session.id, cut)
         if found.decision.kind == "retry" and (answered := found.decision.answered) is not None:
             stored = [each for each in stored if each.place <= answered.place]
@@ -169,7 +169,7 @@ async def load(
     )
 
 
-async def _enough(connection: Connection, tenant: str, session: Session, recipe: Recipe, cut: int) -> int:
+async def enough(connection: Connection, tenant: str, session: Session, recipe: Recipe, cut: int) -> int:
     """From where on to load, where the strategy could look back further than the epoch and may not have to."""
     wanted = turns_to_load(recipe.strategy)
     if wanted is None or session.plan is None or cut >= session.plan.cut:
@@ -279,6 +279,8 @@ def _resent_entries(
     for message, incoming, placed in zip(arrival.messages, arrival.incoming, found.decision.placed, strict=True):
         if not incoming.is_link or placed.seq == 0 or placed.status != "live":
             continue
+        if not (message.raw or message.parts):
+            continue  # said in another dialect, without words
         row = rows.get(placed.seq)
         if placed.is_new or row is None:
             entries.append((placed.place, _new_entry(message, placed.seq, placed.turn, now)))
@@ -352,7 +354,7 @@ async def entries_of(
     """Stored messages from before the tail: the client's own bytes where it resent them, else as they were stored."""
     if found.session is None or not seqs:
         return []
-    if found.is_delta:
+    if found.is_delta or found.start:
         stored = await messages.content(connection, tenant, found.session.id, seqs)
         return _stored_entries(stored, dialect)
     rows = await messages.rows_of(connection, tenant, found.session.id, seqs)
@@ -419,7 +421,7 @@ def _stored_entry(stored: StoredMessage, dialect: Dialect) -> Entry | None:
 
     Of what was said in another dialect the words alone, and None where there are none.
     """
-    message = _stored_message(stored, dialect)
+    message = stored_message(stored, dialect)
     if message is None:
         return None
     return Entry(
@@ -433,7 +435,10 @@ def _stored_entry(stored: StoredMessage, dialect: Dialect) -> Entry | None:
     )
 
 
-def _stored_message(stored: StoredMessage, dialect: Dialect) -> Message | None:
+def stored_message(stored: StoredMessage, dialect: Dialect) -> Message | None:
+    """A stored message as the model saw it, in a form in which a provider takes it; of another dialect's the words, if
+    there are any.
+    """
     raw = stored.model_raw if stored.model_raw is not None else stored.raw
     if not share_messages(stored.dialect, dialect.name):
         own = DIALECTS[stored.dialect]  # type: ignore[index]

@@ -28,11 +28,15 @@ MAX_CHAINS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a request says about its session: the id in Tersely's own header, and a client's own ids."""
+    """What a request says about its session: the id in Tersely's own header, and a client's own ids; the reply that it
+    goes on from, or the conversation that it is part of, where that is all it says of its history.
+    """
 
     session_id: str | None = None
     client: ClientIds = field(default_factory=ClientIds)
     is_retry: bool = False
+    reply_id: str = ""
+    conversation: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,7 @@ class Found:
     ``first_link`` says how many links of the history come before them. In ``delta`` mode the request carries only
     what is new, ``rows`` is the stored tail that comes before it, and ``head_chain`` the identity of both together.
     ``spare_id`` is for a session whose id turns out to be taken by another conversation of the same client.
+    ``start``: the history was not sent but named, and was laid out from that sequence number on (0: it was sent).
     """
 
     session_id: str
@@ -57,6 +62,7 @@ class Found:
     parent: str | None = None
     head_chain: bytes | None = None
     spare_id: str | None = None
+    start: int = 0
 
     def needs_all(self, reach: int) -> bool:
         """Whether a context that reaches back to sequence number ``reach`` needs rows that were not loaded."""

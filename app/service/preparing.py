@@ -14,6 +14,7 @@ from app.domain import clients
 from app.domain.errors import ContextTooLarge, StoreUnavailable
 from app.domain.extraction import Extract
 from app.domain.models import known_window, usable_window
+from app.domain.sessions import Session
 from app.service import contexts, identity, tokens
 from app.service.arrival import NEWEST, Arrival, arrive
 from app.service.aside import aside
@@ -23,12 +24,13 @@ from app.service.contexts import Built, Circumstances, History, Recipe
 from app.service.identity import Asked, Found
 from app.service.memo import MessageMemo
 from app.service.memo_layer import with_memos
+from app.service.named import LaidOut
 from app.service.recipes import Recipes
 from app.service.retrieval import Retriever
 from app.store.artifacts import spilled
 from app.store.connection import Database
 from app.store.lookups import Lookups
-from app.store.writes import Attribute, NewSession, RequestWrite, Said
+from app.store.writes import Attribute, Keeper, Named, NewSession, RequestWrite, Said
 from app.strategies.compositions import overflow_tries
 from app.strategies.presets import strategy_name
 
@@ -50,7 +52,8 @@ class Prepared:
     bytes go out, and judging them is the provider's business.
 
     ``tools`` are the names of ours that the model may call, ``extra`` is what was said and answered since the context
-    was built, in wire form; ``is_last``: after that the model has to answer.
+    was built, in wire form; ``is_last``: after that the model has to answer. ``laid``: the request names its history;
+    ``is_at_host``: the model host is left to know it. ``keeper``: who has the history up to the reply then.
     """
 
     request: Request
@@ -68,6 +71,9 @@ class Prepared:
     tools: frozenset[str] = frozenset()
     extra: Sequence[bytes] = ()
     is_last: bool = False
+    laid: LaidOut | None = None
+    is_at_host: bool = False
+    keeper: Keeper = "tersely"
     written: asyncio.Future[None] | None = field(default=None)
 
     @property
@@ -106,19 +112,46 @@ class Preparer:
     async def prepare(self, call: Call, request: Request, headers: dict[str, str]) -> Prepared:
         """Find the session, build the context, write the upstream's body. Raises `StoreUnavailable`."""
         now = self._clock()
-        size = len(call.body)
-        arrival = await aside(size, arrive, request.messages, self._memo.identify)
+        arrival, asked = await self.arrive(call, request, headers)
+        return await self.go_into(call, request, arrival, asked, now)
+
+    async def arrive(self, call: Call, request: Request, headers: dict[str, str]) -> tuple[Arrival, Asked]:
+        """The request's messages, and what it says of its session."""
         asked = Asked(
             session_id=call.options.session_id,
             client=clients.client_ids(headers, request.ids),
             is_retry=clients.is_retry(headers),
+            reply_id=request.reply_id,
+            conversation=request.conversation,
         )
+        return await aside(len(call.body), arrive, request.messages, self._memo.identify), asked
+
+    async def go_into(self, call: Call, request: Request, arrival: Arrival, asked: Asked, now: datetime) -> Prepared:
+        """The call with all of its history, which has arrived. Raises `StoreUnavailable`."""
         found, recipe, around, history = await self._look_up(call, request, arrival, asked, now)
+        return await self.finish(call, request, arrival, found, recipe, around, history)
+
+    async def finish(
+        self,
+        call: Call,
+        request: Request,
+        arrival: Arrival,
+        found: Found,
+        recipe: Recipe,
+        around: Circumstances,
+        history: History,
+        *,
+        laid: LaidOut | None = None,
+    ) -> Prepared:
+        """The call with a context of that history."""
+        size = len(call.body)
         history, said = await with_memos(
             self._database, call.tenant, found, history, recipe.strategy, arrival, self._dialect
         )
         built = await aside(size, self._build, history, recipe, around, request.model)
         composed = await aside(size, self._compose, call, request, arrival, found, recipe, history, built)
+        is_own_body = composed.body is call.body
+        is_whole = is_own_body and not (found.is_delta or request.names_history)
         return Prepared(
             request=request,
             arrival=arrival,
@@ -128,11 +161,15 @@ class Preparer:
             history=history,
             built=built,
             body=composed.body,
-            write=await aside(size, self._request_write, call, request, arrival, found, said, now),
-            started=now,
+            write=await aside(
+                size, self.request_write, call, request, arrival, found, said, around.now, laid.named if laid else None
+            ),
+            started=around.now,
             strip_usage=composed.strip_usage,
             tools=composed.tools,
-            labels=self._label(call, found, recipe, built, is_own_body=composed.body is call.body),
+            labels=self._label(call, found, recipe, built, is_own_body=is_own_body),
+            laid=laid,
+            keeper="both" if is_whole and request.is_kept else "tersely",
         )
 
     async def _look_up(
@@ -146,8 +183,8 @@ class Preparer:
             hit = await self._lookups.find(call.tenant, chains, asked.client.id)
             found = await aside(size, identity.continued, arrival, asked, hit) if hit is not None else None
         if found is not None:
-            recipe = self._recipe(call, request, found)
-            around = self._circumstances(request, arrival, recipe, now, found)
+            recipe = self.recipe(call, request, found.session)
+            around = self.circumstances(request, arrival, recipe, now, found)
             history = None
             if not found.needs_all(recipe.reach(found.session.plan if found.session else None)):
                 history = await aside(size, contexts.of_resent, found, arrival, recipe, around, self._memo.restore)
@@ -156,10 +193,10 @@ class Preparer:
         async with self._database.reading(call.tenant) as connection:
             if found is None:
                 found = await identity.find(connection, call.tenant, arrival, asked, now=now, new_id=self._new_id)
-            recipe = self._recipe(call, request, found)
+            recipe = self.recipe(call, request, found.session)
             if found.needs_all(recipe.reach(found.session.plan if found.session else None)):
                 found = await identity.with_everything(connection, call.tenant, arrival, found)
-            around = self._circumstances(request, arrival, recipe, now, found)
+            around = self.circumstances(request, arrival, recipe, now, found)
             history = await contexts.load(
                 connection, call.tenant, found, arrival, self._dialect, recipe, around, restore=self._memo.restore
             )
@@ -168,9 +205,9 @@ class Preparer:
         )
         return found, recipe, around, history
 
-    def _recipe(self, call: Call, request: Request, found: Found) -> Recipe:
+    def recipe(self, call: Call, request: Request, session: Session | None) -> Recipe:
         """The recipe, without tools that cannot be offered here: of what a model cannot use it is told nothing."""
-        recipe = self._recipes.choose(strategy=call.options.strategy, epoch=call.options.epoch, session=found.session)
+        recipe = self._recipes.choose(strategy=call.options.strategy, epoch=call.options.epoch, session=session)
         if not recipe.offers:
             return recipe
         # A stream that is one JSON array cannot be gone on with, nor can several replies at once.
@@ -181,9 +218,10 @@ class Preparer:
             offers = ()
         return recipe if offers == recipe.offers else replace(recipe, offers=offers or ())
 
-    def _circumstances(
+    def circumstances(
         self, request: Request, arrival: Arrival, recipe: Recipe, now: datetime, found: Found
     ) -> Circumstances:
+        """What the decision about a context looks at besides the history."""
         ratio = self._calibrations.ratio(request.model)
         window = usable_window(request.model, request.max_tokens)
         raws = [m.raw for m, i in zip(arrival.messages, arrival.incoming, strict=True) if not i.is_link]
@@ -229,6 +267,7 @@ class Preparer:
         # forces one of its own or forbids all, ours stay there. The model cannot call them then.
         offers = () if is_last and must_call else contexts.offers_in(built.context.epoch, recipe)
         is_verbatim = built.context.is_whole and history.is_verbatim and recipe.instructions is None
+        is_verbatim = is_verbatim and not request.names_history
         if is_verbatim and not (asks_usage or offers or extra):
             return _Composed(body=call.body)
         if is_verbatim:
@@ -236,7 +275,7 @@ class Preparer:
         else:
             laid_out = contexts.lay_out(built.context, self._dialect, history, arrival, found)
         body = self._dialect.write_request(
-            call.body,
+            self._dialect.without_history(call.body) if request.names_history else call.body,
             messages=[*laid_out.messages, *extra],
             instructions=recipe.instructions,
             include_usage=asks_usage,
@@ -268,7 +307,7 @@ class Preparer:
             is_last=prepared.is_last,
         )
 
-    def _request_write(
+    def request_write(
         self,
         call: Call,
         request: Request,
@@ -276,7 +315,9 @@ class Preparer:
         found: Found,
         said: Mapping[int, Said],
         now: datetime,
+        named: Named | None,
     ) -> RequestWrite:
+        """What is to be stored of the request. ``named``: the reply that it goes on from, where it says no more."""
         attributes: list[Attribute] = []
         if request.tools and self._fixed_tokens.is_new(call.tenant, found.session_id, request.tools):
             attributes.append(Attribute(digest=tokens.content_digest(request.tools), kind="tools", raw=request.tools))
@@ -303,7 +344,8 @@ class Preparer:
             now=now,
             attributes=attributes,
             spill=partial(spilled, arrival.messages),
-            open_chain=arrival.head_chain if is_open and not found.is_delta else None,
+            open_chain=arrival.head_chain if is_open and not (found.is_delta or named) else None,
+            named=named,
             replaces_instructions=found.is_delta and any(not incoming.is_link for incoming in arrival.incoming),
         )
 
@@ -338,16 +380,26 @@ class Preparer:
         except StoreUnavailable:
             return None
         before = prepared.built.context.report.tokens_after if prepared.built else None
-        built = await aside(len(call.body), self._build, history, prepared.recipe, around, prepared.request.model)
-        if built is None or (before is not None and built.context.report.tokens_after >= before):
+        less = await self.rebuild(call, replace(prepared, around=around, history=history))
+        if less is None or less.built is None:
+            return None
+        return less if before is None or less.built.context.report.tokens_after < before else None
+
+    async def rebuild(self, call: Call, prepared: Prepared) -> Prepared | None:
+        """The same call with a context of the history that it has now; None when none can be built."""
+        size = len(call.body)
+        built = await aside(
+            size, self._build, prepared.history, prepared.recipe, prepared.around, prepared.request.model
+        )
+        if built is None:
             return None
         labels = self._label(call, prepared.found, prepared.recipe, built, is_own_body=False)
         labels.overhead_ms = prepared.labels.overhead_ms
-        less = replace(prepared, around=around, history=history, built=built, labels=labels)
-        composed = self._compose_again(call, less)
+        anew = replace(prepared, built=built, labels=labels, keeper="tersely")
+        composed = await aside(size, self._compose_again, call, anew)
         # What was called already is answered, whatever is offered now.
         tools = composed.tools | (prepared.tools if prepared.extra else frozenset())
-        return replace(less, body=composed.body, strip_usage=composed.strip_usage, tools=tools)
+        return replace(anew, body=composed.body, strip_usage=composed.strip_usage, tools=tools)
 
 
 def _not_named(offers: tuple[ToolOffer, ...], tools: bytes, others: frozenset[str]) -> tuple[ToolOffer, ...]:

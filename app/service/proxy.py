@@ -28,6 +28,7 @@ from app.service.chat_commands import ChatCommands
 from app.service.forethought import Forethought
 from app.service.memo import MessageMemo
 from app.service.metrics import Metrics
+from app.service.named_calls import NamedCalls
 from app.service.preparing import Prepared, Preparer
 from app.service.recipes import Recipes
 from app.service.recording import Recorder
@@ -45,9 +46,6 @@ from app.upstream.client import Reply, Upstream
 _log = logging.getLogger(__name__)
 
 _OnReply = Callable[[SaidReply], Awaitable[None]]
-
-# Ids of a history that the model host keeps and puts in front: what is sent is then not the whole conversation.
-HOST_HISTORY = frozenset({"previous_response_id", "conversation"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +104,14 @@ class Proxy:
             clock=shared.clock,
             new_id=shared.new_id,
         )
+        self._named = NamedCalls(
+            self._preparer,
+            dialect=dialect,
+            database=shared.database,
+            memo=self._memo,
+            retriever=shared.retriever,
+            clock=shared.clock,
+        )
         self._recorder = Recorder(
             dialect=dialect,
             writer=shared.writer,
@@ -115,7 +121,12 @@ class Proxy:
             fail_open=config.fail_open,
         )
         self._attempts = Attempts(
-            dialect, self._preparer, send=self._send, heartbeat=config.heartbeat, max_reply=config.max_reply
+            dialect,
+            self._preparer,
+            self._named,
+            send=self._send,
+            heartbeat=config.heartbeat,
+            max_reply=config.max_reply,
         )
         self._rounds = ToolRounds(
             dialect,
@@ -164,18 +175,19 @@ class Proxy:
         if self._chat is not None and kind is None and (command := command_in(request.messages[-1])):
             beat = self._config.heartbeat
             return await self._chat.answer(call, request, self._dialect, command, sent=sent, heartbeat=beat)
-        if not HOST_HISTORY.isdisjoint(request.ids):
-            return await self.forward(call, "passthrough")
         if kind is not None:
             return await self._side_call(call, request, kind)
+        prepare = self._named.prepare if request.names_history else self._preparer.prepare
         try:
-            prepared = await self._preparer.prepare(call, request, headers)
+            prepared = await prepare(call, request, headers)
         except StoreUnavailable as error:
             if not self._config.fail_open:
                 raise
             self._metrics.fail_open.labels("read").inc()
             _log.warning("forwarding without the store: %s", error)
             return await self.forward(call, "fail-open")
+        if prepared is None:
+            return await self.forward(call, "passthrough")
         return await self._exchange(call, prepared)
 
     async def forward(

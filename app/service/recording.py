@@ -29,6 +29,8 @@ from app.strategies.presets import Slim
 
 _log = logging.getLogger(__name__)
 
+MAX_REPLY_ID = 200
+
 
 class Recorder:
     """Stores and counts the calls of one dialect."""
@@ -134,6 +136,7 @@ class Recorder:
     def _replies(self, prepared: Prepared, said: SaidReply, *, is_whole: bool, now: datetime) -> list[NewReply]:
         found: list[NewReply] = []
         head_chain = prepared.found.head_chain or prepared.arrival.head_chain
+        reply_id = self._id_of(said)
         for choice in said.choices:
             client = self._dialect.read_reply(choice.client_message)
             model = self._dialect.read_reply(choice.model_message)
@@ -156,9 +159,16 @@ class Recorder:
                     # A block that broke off would take away what the one before it still says.
                     state=choice.state if is_whole else None,
                     is_alternative=bool(found),
+                    id=reply_id,
+                    keeper=prepared.keeper if is_whole else "tersely",
                 )
             )
         return found
+
+    def _id_of(self, said: SaidReply) -> str:
+        """The id by which the client may go on from a reply."""
+        is_usable = 0 < len(said.id) <= MAX_REPLY_ID and said.id.isprintable()
+        return said.id if self._dialect.lacks_history is not None and is_usable else ""
 
     def _as_input(self, reply: NewReply) -> NewReply:
         """A reply said in rounds: it goes back to the model as that said it last, whatever the client makes of it."""

@@ -99,6 +99,7 @@ def _message(session_id: str, seq: int, message: ImportedMessage) -> tuple[objec
         message.created_at,
         message.raw,
         message.model_raw,
+        seq - 1,
     )
 
 

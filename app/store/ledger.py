@@ -25,6 +25,7 @@ class Rows:
     """The rows of a batch, by table; the session's id, then the columns of `app.store.statements`."""
 
     messages: list[Record] = field(default_factory=list)
+    reply_ids: list[Record] = field(default_factory=list)
     terse: list[Record] = field(default_factory=list)
     states: list[Record] = field(default_factory=list)
     calls: list[Record] = field(default_factory=list)
@@ -36,6 +37,7 @@ class Rows:
     def extend(self, other: Rows) -> None:
         """Add another batch's rows."""
         self.messages += other.messages
+        self.reply_ids += other.reply_ids
         self.terse += other.terse
         self.states += other.states
         self.calls += other.calls
@@ -61,6 +63,7 @@ def enter_request(write: RequestWrite, state: State, decision: Decision, rows: R
     """Enter a request's new messages; ``state`` moves on."""
     first = state.last_seq + 1
     entries = zip(decision.placed, write.incoming, write.raws, write.tokens, strict=True)
+    before = decision.after
     for index, (placed, incoming, raw, tokens) in enumerate(entries):
         if placed.is_new:
             # Where the history is laid anew, what was thought to be known may be new after all: it was not counted.
@@ -71,13 +74,15 @@ def enter_request(write: RequestWrite, state: State, decision: Decision, rows: R
                 (
                     state.id, placed.seq, placed.turn, weight, placed.place, incoming.role, "live", write.dialect,
                     True, True, False, None, 0, incoming.digest, None, write.now, raw,
-                    said.model_raw,
+                    said.model_raw, before,
                 )
             )  # fmt: skip
             rows.terse += _terse(state.id, placed.turn, placed.seq, said.terse, write.now)
             rows.states += _states(state.id, placed.seq, said.state, write.now)
             if len(raw) > LARGE_OUTPUT and write.spill is not None:
                 rows.artifacts += [artifacts.row(state.id, placed.seq, a, write.now) for a in write.spill(index)]
+        if placed.turn > 0:
+            before = placed.seq or None
     state.last_seq = decision.last_seq
     state.turns = decision.turns
     state.version += 1
@@ -123,9 +128,11 @@ def enter_reply(write: ReplyWrite, asked: Outcome, state: State, placement: Plac
                 state.id, state.last_seq, asked.turn, reply.tokens, place, reply.role,
                 "superseded" if reply.is_alternative else placement.status, write.request.dialect,
                 reply.chain is not None, True, False, reply.finish, asked.call, reply.digest, reply.chain, write.now,
-                reply.raw, reply.model_raw,
+                reply.raw, reply.model_raw, asked.answered_seq or None,
             )
         )  # fmt: skip
+        if reply.id:
+            rows.reply_ids.append((state.id, state.last_seq, reply.id, reply.keeper))
         rows.terse += _terse(state.id, asked.turn, state.last_seq, reply.terse, write.now)
         rows.states += _states(state.id, state.last_seq, reply.state, write.now)
         rows.artifacts += [artifacts.row(state.id, state.last_seq, each, write.now) for each in reply.spilled]

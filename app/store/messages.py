@@ -65,6 +65,18 @@ WHERE {HERE} AND seq >= $3 AND status = 'live' AND model_visible AND turn > 0
 ORDER BY place, seq
 """
 
+# Only what was left behind has to be followed back: what is current is one history.
+LEADING_TO = f"""
+WITH RECURSIVE back AS (
+    SELECT seq, follows, status FROM messages WHERE {HERE} AND seq = $3
+    UNION ALL
+    SELECT m.seq, m.follows, m.status FROM back JOIN messages m
+        ON m.tenant_id = $1 AND m.session_id = $2 AND m.seq = back.follows
+    WHERE back.status = 'superseded'
+)
+SELECT seq, follows, status FROM back
+"""
+
 CHAIN_OF = f"SELECT chain FROM messages WHERE {HERE} AND seq = $3"
 
 INSTRUCTIONS = f"SELECT {FULL} FROM messages WHERE {HERE} AND turn = 0 AND status = 'live' ORDER BY place, seq"
@@ -133,6 +145,32 @@ async def content(connection: Connection, tenant: str, session_id: str, seqs: Se
 async def live_from(connection: Connection, tenant: str, session_id: str, cut: int) -> list[StoredMessage]:
     """What the model may see from ``cut`` on, in order, without instructions."""
     return [message_from(r) for r in await connection.fetch(LIVE_FROM, tenant, session_id, cut)]
+
+
+async def leading_to(
+    connection: Connection, tenant: str, session_id: str, rows: Sequence[Row], seq: int
+) -> list[Row] | None:
+    """Those of the session's ``rows`` (all, in order) that are the history up to the message ``seq``, that included.
+
+    Nothing for 0; None where it cannot be told any more.
+    """
+    if not seq:
+        return []
+    last = next((row for row in rows if row.seq == seq), None)
+    if last is None:
+        return None
+    left: set[int] = set()
+    place = last.place
+    if last.status == "superseded":
+        back = await connection.fetch(LEADING_TO, tenant, session_id, seq)
+        left = {record["seq"] for record in back if record["status"] == "superseded"}
+        if back[-1]["status"] != "superseded":
+            place = next(row.place for row in rows if row.seq == back[-1]["seq"])
+        elif back[-1]["follows"] == 0:
+            place = float("-inf")
+        else:
+            return None
+    return [row for row in rows if row.seq in left or (row.status != "superseded" and row.place <= place)]
 
 
 async def chain_of(connection: Connection, tenant: str, session_id: str, seq: int) -> bytes:

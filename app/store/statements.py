@@ -24,10 +24,11 @@ NEW = {"parent": "text", "client_id": "text", "strategy": "text", "epoch_policy"
 TABLES: dict[str, tuple[str, str]] = {
     "messages": (
         "seq, turn, tokens, place, role, status, dialect, client_visible, model_visible, pinned, finish, "
-        "call, digest, chain, created_at, raw, model_raw",
+        "call, digest, chain, created_at, raw, model_raw, follows",
         "bigint, integer, integer, float8, text, text, text, boolean, boolean, boolean, text, "
-        "bigint, bytea, bytea, timestamptz, bytea, bytea",
+        "bigint, bytea, bytea, timestamptz, bytea, bytea, bigint",
     ),
+    "reply_ids": ("seq, id, keeper", "bigint, text, text"),
     "terse": (
         "turn, seq, number, role, source, created_at, text",
         "integer, bigint, integer, text, text, timestamptz, bytea",

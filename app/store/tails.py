@@ -54,7 +54,7 @@ def grown(before: Tail | None, session: Session, records: Iterable[Record], chai
 def _row(record: Record) -> TailRow:
     (
         _, seq, turn, tokens, place, role, status, dialect, is_shown, _, pinned, finish, call, digest, chain,
-        created_at, _, model_raw,
+        created_at, _, model_raw, _,
     ) = record  # fmt: skip
     row = Row(
         seq=seq, place=place, turn=turn, tokens=tokens, role=role, status=status, digest=digest,

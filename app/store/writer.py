@@ -15,7 +15,7 @@ from functools import partial
 import asyncpg
 
 from app.domain.errors import Conflict, NotFound, StoreUnavailable, TerselyError
-from app.domain.lineage import Decision, append, reconcile, repeat
+from app.domain.lineage import Decision, append, known_again, reconcile, repeat
 from app.store import messages
 from app.store.connection import Connection, Database
 from app.store.ledger import AT_THE_END, Placement, Rows, enter_reply, enter_request
@@ -34,6 +34,7 @@ from app.store.statements import (
 )
 from app.store.tails import Tails, grown
 from app.store.writes import (
+    Named,
     NewSession,
     Outcome,
     ReplyWrite,
@@ -487,6 +488,8 @@ async def _decide_again(connection: Connection, tenant: str, write: RequestWrite
     None where the id went to another conversation of the same client: two histories that share nothing are not
     one session.
     """
+    if write.named is not None:
+        return await _lay_again(connection, tenant, write, write.named, state)
     if write.mode == "append" and write.decision.kind != "retry":
         return await _append_again(connection, tenant, write, state)
     rows = [tail.row for tail in await messages.all_rows(connection, tenant, state.id) if not tail.is_hidden]
@@ -508,6 +511,23 @@ async def _decide_again(connection: Connection, tenant: str, write: RequestWrite
 def _knows_nothing(decision: Decision) -> bool:
     """Whether nothing of the history that was sent is stored."""
     return not any(placed.turn and not placed.is_new for placed in decision.placed)
+
+
+async def _lay_again(connection: Connection, tenant: str, write: RequestWrite, named: Named, state: State) -> Decision:
+    """What the request brings itself, once more behind the reply that it names."""
+    rows = [tail.row for tail in await messages.all_rows(connection, tenant, state.id) if not tail.is_hidden]
+    known = {place.seq for index, place in enumerate(write.decision.placed) if index not in named.own}
+    history = await messages.leading_to(connection, tenant, state.id, rows, named.seq)
+    if history is None:
+        history = [row for row in rows if row.seq in known]
+    history = [row for row in history if row.is_link or row.seq in known]
+    own, front = [write.incoming[index] for index in named.own], named.front
+    incoming = [*own[:front], *map(known_again, history), *own[front:]]
+    again = reconcile(rows, incoming, last_seq=state.last_seq, turns=state.turns, revivable=True)
+    placed = list(write.decision.placed)
+    for index, place in zip(named.own, [*again.placed[:front], *again.placed[front + len(history) :]], strict=True):
+        placed[index] = place
+    return replace(again, placed=tuple(placed))
 
 
 async def _append_again(connection: Connection, tenant: str, write: RequestWrite, state: State) -> Decision:

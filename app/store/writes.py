@@ -17,6 +17,8 @@ from app.domain.sessions import Session
 from app.store.artifacts import Artifact
 
 Mode = Literal["full", "append"]
+# Who has the history up to a reply: Tersely alone, the model host as well, or the host, who may have more of it.
+Keeper = Literal["tersely", "both", "host"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +173,17 @@ class Said:
     state: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """A request that goes on from the reply ``seq`` (0: from nothing), whatever came after that. ``own`` are the
+    indexes of its own messages among all that its history was laid out with; so many of them stand in ``front`` of it.
+    """
+
+    seq: int
+    own: tuple[int, ...]
+    front: int
+
+
 @dataclass(slots=True, kw_only=True)
 class RequestWrite:
     """A request's messages. ``raws`` and ``tokens`` (0: not counted) go with ``incoming``; only what is new is written.
@@ -180,7 +193,8 @@ class RequestWrite:
     ``decision`` was made on ``session`` as it was (None: it did not exist); if that has changed, it is
     made anew under the session's lock.
     ``spill`` gives the oversized tool outputs of the message at an index; it is only asked about large ones.
-    ``is_call``: an upstream call is made for it. ``open_chain`` names the history while it has no reply.
+    ``is_call``: an upstream call is made for it. ``open_chain`` names the history while it has no reply. ``named``:
+    the history was not sent, but named by its last reply.
     """
 
     tenant: str
@@ -202,6 +216,7 @@ class RequestWrite:
     key_digest: bytes = b""
     said: Mapping[int, Said] = field(default_factory=dict)
     replaces_instructions: bool = False
+    named: Named | None = None
     outcome: Outcome | None = field(default=None)
 
     @property
@@ -217,7 +232,8 @@ class NewReply:
 
     ``chain`` and ``digest`` identify the client's view. ``terse`` are its log entries with their source, ``state`` is
     its state block. ``is_alternative``: a further choice, kept but not live. A message without a ``chain`` is hidden
-    from the client: a call to a tool of ours, or its result. It comes with a reply that is not.
+    from the client: a call to a tool of ours, or its result. It comes with a reply that is not. ``id`` is the
+    provider's, where clients may go on from the reply by that; ``keeper`` then has the history up to it.
     """
 
     raw: bytes
@@ -231,6 +247,8 @@ class NewReply:
     terse: tuple[tuple[str, str], ...] = ()
     state: str | None = None
     is_alternative: bool = False
+    id: str = ""
+    keeper: Keeper = "tersely"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

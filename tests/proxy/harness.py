@@ -114,8 +114,8 @@ def serve(database: Database, upstream: str, *, dsn: str | None = None, **settin
 class Model:
     """A scripted upstream in its own thread. Unknown keys are answered from the request."""
 
-    def __init__(self) -> None:
-        self.state = ScriptedModel(script=self._decide, is_strict=True, keep=2000)
+    def __init__(self, *, is_forgetful: bool = False) -> None:
+        self.state = ScriptedModel(script=self._decide, is_strict=True, keep=2000, is_forgetful=is_forgetful)
         self.url = ""
         self.replies: dict[str, list[ScriptedReply]] = {}
 
@@ -140,9 +140,9 @@ class Model:
 
 
 @contextmanager
-def scripted() -> Iterator[Model]:
-    """A scripted upstream for the length of the block."""
-    model = Model()
+def scripted(*, is_forgetful: bool = False) -> Iterator[Model]:
+    """A scripted upstream for the length of the block. ``is_forgetful``: one that keeps no replies."""
+    model = Model(is_forgetful=is_forgetful)
     ready = threading.Event()
     with background() as there:
         stop = asyncio.Event()

@@ -2,7 +2,7 @@
 
 How items form messages is said in `items`. What cannot be understood is the provider's to judge: the request is then
 ``unreadable``, carries no messages, and goes upstream as it came. So does one whose results answer calls that only the
-provider has, behind an ``item_reference``.
+provider has, behind an ``item_reference``, and one whose reply comes later, to another request.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class _Request(msgspec.Struct):
     max_output_tokens: Any = None
     previous_response_id: Any = None
     conversation: Any = None
+    store: Any = None
+    background: Any = None
     session_id: Any = None
     conversation_id: Any = None
     prompt_cache_key: Any = None
@@ -84,7 +86,10 @@ def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) ->
         unreadable = error.detail
     except ValueError as error:
         unreadable = str(error)
+    if request.background is True:
+        unreadable = unreadable or "the reply is fetched later"
     limit = request.max_output_tokens
+    ids = _read_ids(request)
     return Request(
         model=request.model or "",
         messages=() if unreadable else messages,
@@ -94,7 +99,10 @@ def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) ->
         tool_choice=verbatim(request.tool_choice),
         response_format=_read_format(request.text),
         max_tokens=limit if type(limit) is int and limit > 0 else None,
-        ids=_read_ids(request),
+        ids=ids,
+        reply_id=ids.get("previous_response_id", ""),
+        conversation=ids.get("conversation", ""),
+        is_kept=request.store is not False,
         unreadable=unreadable,
     )
 

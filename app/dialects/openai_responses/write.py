@@ -111,8 +111,9 @@ def write_message(message: Message) -> bytes:
 def as_input(reply: bytes) -> bytes:
     """A reply as the provider takes it in a request: its items, as they are.
 
-    Left out are calls and the like that were not said to the end, and thoughts that lie with the provider alone, if at
-    all; words and calls behind such a thought lose their ids, by which the provider would miss it.
+    Left out are calls and the like that were not said to the end, thoughts that lie with the provider alone, if at all,
+    and those that nothing came of. Words and calls behind a thought that is left out lose their ids, by which the
+    provider would miss it; what the provider did there by itself has to have one, and is left out too.
     """
     items = items_of(reply)
     kept: list[bytes] = []
@@ -122,7 +123,12 @@ def as_input(reply: bytes) -> bytes:
         if item_type(item) == "reasoning" and not (item.get("encrypted_content") or item.get("content")):
             is_missed = True
         elif item_type(item) in {"message", "reasoning"} or item.get("status") not in _UNFINISHED:
-            kept.append(_without_id(raw) if is_missed and item_type(item) in _IDLESS else raw)
+            if is_missed and item_type(item) in _IDLESS:
+                kept.append(_without_id(raw))
+            elif not (is_missed and _is_the_providers(item)):
+                kept.append(raw)
+    while kept and _is_thought(kept[-1]):
+        kept.pop()
     if kept == items:
         return reply
     return as_message(kept) if kept else write_text("assistant", "")
@@ -276,6 +282,11 @@ def _with_items(raw: bytes, items: list[bytes]) -> bytes:
     if items == items_of(raw):
         return raw
     return as_run(items) if is_run(raw_json.split_object(raw)) else as_message(items)
+
+
+def _is_the_providers(item: dict[str, Any]) -> bool:
+    """Whether it is something that the provider did by itself, to be known by its id alone."""
+    return not (call_id(item) or item.get("encrypted_content") or item_type(item) in {"message", "reasoning"})
 
 
 def _without_id(raw: bytes) -> bytes:

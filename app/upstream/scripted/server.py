@@ -27,6 +27,7 @@ from aiohttp import web
 from app.upstream.scripted.anthropic import ANTHROPIC
 from app.upstream.scripted.chat import CHAT
 from app.upstream.scripted.gemini import GCA, GEMINI
+from app.upstream.scripted.kept import Kept
 from app.upstream.scripted.replies import (
     CREATED,
     MODEL,
@@ -53,7 +54,8 @@ class ScriptedModel:
 
     ``window`` is the context window in tokens (None: no limit), ``is_strict`` turns the refusals on,
     ``keep`` bounds how many requests ``received`` holds (the newest), ``first_delay`` and ``delay`` are the
-    latency (seconds) of the replies that no script gives.
+    latency (seconds) of the replies that no script gives. ``kept`` is what it remembers for requests that name their
+    history; where ``is_forgetful``, none of that.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class ScriptedModel:
         keep: int = 256,
         first_delay: float = 0.0,
         delay: float = 0.0,
+        is_forgetful: bool = False,
     ) -> None:
         self.script = script
+        self.kept = Kept(is_forgetful=is_forgetful)
         self.window = window
         self.is_strict = is_strict
         self.first_delay = first_delay
@@ -83,6 +87,10 @@ class ScriptedModel:
             return _refuse(wire, Refusal(message="We could not parse the JSON body of your request."))
         if self.is_strict and (refusal := wire.check(request)):
             return _refuse(wire, refusal)
+        whole = self.whole(request, wire)
+        if isinstance(whole, Refusal):
+            return _refuse(wire, whole)
+        request = whole
         if self.window is not None:
             messages, tools = wire.sizes(request)
             if refusal := wire.overflow(window=self.window, messages=messages // 4, tools=tools // 4):
@@ -94,6 +102,10 @@ class ScriptedModel:
             return reply
         answer = answer_to(wire.asked(request))
         return ScriptedReply(message=answer, first_delay=self.first_delay, delay=self.delay)
+
+    def whole(self, request: dict[str, Any], wire: Wire) -> dict[str, Any] | Refusal:
+        """The request with the history that it names."""
+        return self.kept.whole(request) if self.is_strict and wire is RESPONSES else request
 
     def measure(self, request: dict[str, Any], reply: ScriptedReply, wire: Wire = CHAT) -> Counted:
         """The tokens of a call; the request's messages are in the cache from now on."""
@@ -171,6 +183,7 @@ def scripted_app(model: ScriptedModel | None = None) -> web.Application:
     app = web.Application(client_max_size=_BODY_LIMIT)
     app.router.add_post("/v1/chat/completions", complete)
     app.router.add_post("/v1/responses", respond)
+    _add_kept(app, state)
     app.router.add_post("/v1/messages", say)
     app.router.add_post("/v1/messages/count_tokens", count)
     app.router.add_post("/v1beta/models/{call}", generate)
@@ -180,6 +193,32 @@ def scripted_app(model: ScriptedModel | None = None) -> web.Application:
     app.router.add_get("/v1beta/models", gemini_models)
     app.router.add_route("*", "/{path:.*}", elsewhere)
     return app
+
+
+def _add_kept(app: web.Application, state: ScriptedModel) -> None:
+    """Replies that are kept, and conversations."""
+
+    async def reply(request: web.Request) -> web.Response:
+        await _receive(state, request)
+        name = request.match_info["id"]
+        found = state.kept.replies.get(name)
+        if found is None:
+            return _json(Refusal(message=f"Response with id '{name}' not found.", status=404).body(), status=404)
+        if request.method == "DELETE":
+            del state.kept.replies[name]
+            return _json(dump({"id": name, "object": "response", "deleted": True}))
+        return _json(found.body)
+
+    async def conversation(request: web.Request) -> web.Response:
+        received = await _receive(state, request)
+        name = state.kept.open((received.request or {}).get("items") or ())
+        if name is None:
+            return _json(Refusal(message="Invalid URL (POST /v1/conversations)", status=404).body(), status=404)
+        return _json(dump({"id": name, "object": "conversation", "created_at": CREATED, "metadata": {}}))
+
+    app.router.add_get("/v1/responses/{id}", reply)
+    app.router.add_delete("/v1/responses/{id}", reply)
+    app.router.add_post("/v1/conversations", conversation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,13 +280,17 @@ async def _answer(
             await _sleep(reply.first_delay)
             return _json(reply.body, status=reply.status, headers=headers)
         request = received.request or {}
+        whole = state.whole(request, wire)
+        whole = request if isinstance(whole, Refusal) else whole
         exchange = Exchange(
             request=request,
             reply=reply,
-            counted=state.measure(request, reply, wire),
-            id=digest(received.body),
+            counted=state.measure(whole, reply, wire),
+            id=digest(received.body) + (f"{received.number:04x}" if wire is RESPONSES else ""),
             model=model or str(request.get("model") or ""),
         )
+        if wire is RESPONSES and reply.status == 200 and reply.break_after is None:
+            state.kept.keep(request, whole, wire.whole(exchange))
         if not (request.get("stream") if streams is None else streams):
             await _sleep(reply.first_delay)
             return _json(wire.whole(exchange), status=reply.status, headers=headers)

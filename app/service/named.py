@@ -1,0 +1,251 @@
+"""Requests that name their history instead of sending it: by the reply that they go on from, or as a conversation.
+
+The history is laid out from the store as if it had been sent: so it goes on, branches and is sent again by the same
+rules as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from app.dialects.dialect import Dialect
+from app.domain.isolation import share_messages
+from app.domain.lineage import Incoming, known_again, reconcile
+from app.domain.messages import Message
+from app.domain.sessions import Session
+from app.service.arrival import Arrival, extend
+from app.service.contexts import stored_message
+from app.service.identity import Asked, Found, Source
+from app.store import messages, reply_ids, sessions
+from app.store.connection import Connection
+from app.store.messages import TailRow
+from app.store.writes import Keeper
+from app.store.writes import Named as NamedReply
+
+# Stands for all that comes before the rows at hand.
+_BEFORE = Incoming(digest=b"", is_link=True, starts_turn=False, role="user")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """The history that a request names: of ``session`` (None: to be made) up to the reply ``seq`` (0: nothing was said
+    yet), whose identity is ``chain``. ``rows`` are the session's, from its cut on.
+    """
+
+    session_id: str
+    session: Session | None
+    seq: int
+    chain: bytes
+    keeper: Keeper
+    source: Source
+    rows: Sequence[TailRow] = ()
+    is_conversation: bool = False
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing was hidden from the model, or from the client: what was sent and said is all there is."""
+        return all(row.row.status == "live" and not row.is_hidden for row in self.rows) and (
+            self.session is None or self.session.cut == 1
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaidOut:
+    """A named history with what the request adds. Stored messages are without their content: see `fill`."""
+
+    arrival: Arrival
+    found: Found
+    named: NamedReply
+    keeper: Keeper
+    unread: Sequence[int] = ()
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """All that was said, once it is filled in."""
+        return tuple(message for message in self.arrival.messages if message.raw)
+
+
+async def find(connection: Connection, tenant: str, asked: Asked) -> Named | None:
+    """What a request names; None where that is not known here, or is told twice."""
+    if asked.reply_id and asked.conversation:
+        return None
+    if asked.conversation:
+        return await _find_conversation(connection, tenant, asked, asked.session_id or asked.conversation)
+    found = await reply_ids.find(connection, tenant, asked.reply_id)
+    if found is None:
+        return None
+    session = found.hit.session
+    return Named(
+        session_id=session.id,
+        session=session,
+        seq=found.hit.seq,
+        chain=found.hit.chain,
+        keeper=found.keeper,
+        source="header" if asked.session_id == session.id else "body",
+        rows=await messages.tail_rows(connection, tenant, session.id, session.cut),
+    )
+
+
+async def _find_conversation(connection: Connection, tenant: str, asked: Asked, session_id: str) -> Named:
+    """The host appends to a conversation what was said and answered: it goes on from the newest reply."""
+    source: Source = "header" if asked.session_id else "body"
+    session = await sessions.get(connection, tenant, session_id)
+    keeper: Keeper = "host"
+    seq, chain, rows = 0, b"", list[TailRow]()
+    if session is not None:
+        rows = await messages.tail_rows(connection, tenant, session_id, session.cut)
+        seq = _newest_reply(rows)
+        if not seq and session.cut > 1:
+            seq = _newest_reply(await messages.all_rows(connection, tenant, session_id))
+    if seq:
+        chain = await messages.chain_of(connection, tenant, session_id, seq)
+        keeper = await reply_ids.keeper_of(connection, tenant, session_id, seq)
+    return Named(
+        session_id=session_id,
+        session=session,
+        seq=seq,
+        chain=chain,
+        keeper=keeper,
+        source=source,
+        rows=rows,
+        is_conversation=True,
+    )
+
+
+def _newest_reply(rows: Sequence[TailRow]) -> int:
+    replies = (row for row in reversed(rows) if row.row.role == "assistant" and not row.is_hidden)
+    return next((row.row.seq for row in replies if row.row.status != "superseded"), 0)
+
+
+async def lay_out(
+    connection: Connection, tenant: str, named: Named, own: Arrival, dialect: Dialect, *, start: int
+) -> LaidOut | None:
+    """The history, from sequence number ``start`` on where that is enough, and behind it the request's ``own``
+    messages; None where it cannot be told any more what the history was.
+    """
+    session = named.session
+    if session is None:
+        return _laid(named, own, [], [], dialect, start=1, last_seq=0, turns=0)
+    tail: Sequence[TailRow] = named.rows
+    if start < session.cut:
+        tail = await messages.tail_rows(connection, tenant, session.id, start)
+    shown = [row for row in tail if not row.is_hidden]
+    history = await messages.leading_to(connection, tenant, session.id, [row.row for row in shown], named.seq)
+    if history is None or (start > 1 and not history):
+        start = 1
+        tail = await messages.all_rows(connection, tenant, session.id)
+        shown = [row for row in tail if not row.is_hidden]
+        history = await messages.leading_to(connection, tenant, session.id, [row.row for row in shown], named.seq)
+        if history is None:
+            return None
+    kept = await _kept(connection, tenant, session, start)
+    earlier = {row.row.seq for row in kept}
+    rows = sorted(
+        [*kept, *(row for row in tail if row.row.seq not in earlier)], key=lambda row: (row.row.place, row.row.seq)
+    )
+    seqs = earlier | {row.seq for row in history}
+    told = [row for row in rows if row.row.seq in seqs and not row.is_hidden]
+    anew = await _said_anew(connection, tenant, session.id, told, dialect)
+    told = [row for row in told if row.row.seq not in anew]
+    return _laid(named, own, told, rows, dialect, start=start, last_seq=session.last_seq, turns=session.turns)
+
+
+async def _kept(connection: Connection, tenant: str, session: Session, start: int) -> list[TailRow]:
+    """What is shown from before ``start``."""
+    seqs = [seq for seq in session.plan.kept if seq < start] if session.plan else []
+    rows = await messages.rows_of(connection, tenant, session.id, seqs) if seqs else []
+    return sorted((row for row in rows if row.row.status != "superseded"), key=lambda row: row.row.place)
+
+
+async def _said_anew(
+    connection: Connection, tenant: str, session_id: str, rows: Sequence[TailRow], dialect: Dialect
+) -> set[int]:
+    """Instructions that hold for one request, or were given in another format: no history carries them."""
+    instructions = [row for row in rows if not row.row.is_link]
+    found = {row.row.seq for row in instructions if not share_messages(row.dialect, dialect.name)}
+    seqs = [row.row.seq for row in instructions if row.row.seq not in found]
+    stored = await messages.content(connection, tenant, session_id, seqs) if seqs else []
+    return found | {message.seq for message in stored if dialect.is_said_anew(message.raw)}
+
+
+def _laid(
+    named: Named,
+    own: Arrival,
+    told: Sequence[TailRow],
+    rows: Sequence[TailRow],
+    dialect: Dialect,
+    *,
+    start: int,
+    last_seq: int,
+    turns: int,
+) -> LaidOut:
+    front = sum(dialect.is_said_anew(message.raw) for message in own.messages)
+    before = [known_again(row.row) for row in told]
+    stored = [Message(role=row.row.role, parts=(), raw=b"") for row in told]
+    if start > 1:
+        place = next((index for index, incoming in enumerate(before) if incoming.is_link), len(before))
+        before.insert(place, _BEFORE)
+        stored.insert(place, Message(role="user", parts=(), raw=b""))
+    incoming = [*own.incoming[:front], *before, *own.incoming[front:]]
+    indexes = range(len(incoming))
+    decision = reconcile(
+        [row.row for row in rows if not row.is_hidden],
+        incoming,
+        last_seq=last_seq,
+        turns=turns,
+        first_link=int(start > 1),
+        revivable=True,
+    )
+    return LaidOut(
+        arrival=Arrival(
+            messages=(*own.messages[:front], *stored, *own.messages[front:]),
+            incoming=tuple(incoming),
+            chains=_chains(incoming, named, front + len(before)),
+        ),
+        found=Found(
+            session_id=named.session_id,
+            session=named.session,
+            source=named.source,
+            decision=decision,
+            rows=[row for row in rows if not row.is_hidden],
+            hidden=[row for row in rows if row.is_hidden],
+            start=start,
+        ),
+        named=NamedReply(seq=named.seq, own=(*indexes[:front], *indexes[front + len(before) :]), front=front),
+        keeper=named.keeper,
+        unread=[index for index in indexes[front : front + len(before)] if decision.placed[index].seq],
+    )
+
+
+def _chains(incoming: Sequence[Incoming], named: Named, end: int) -> tuple[bytes, ...]:
+    """The value of the chain after each message; at the ``end`` of the history it is that of the reply."""
+    chains: list[bytes] = []
+    chain = b""
+    for index, message in enumerate(incoming):
+        if message.is_link:
+            chain = extend(chain, message.digest)
+        if index == end - 1 and named.seq:
+            chain = named.chain
+        chains.append(chain)
+    return tuple(chains)
+
+
+async def fill(
+    connection: Connection, tenant: str, laid: LaidOut, dialect: Dialect, read: Callable[[bytes], Message]
+) -> LaidOut:
+    """The same with the content of the stored messages."""
+    if not laid.unread:
+        return laid
+    placed = laid.found.decision.placed
+    stored = await messages.content(
+        connection, tenant, laid.found.session_id, [placed[index].seq for index in laid.unread]
+    )
+    by_seq = {message.seq: message for message in stored if message.raw}
+    filled = list(laid.arrival.messages)
+    for index in laid.unread:
+        message = by_seq.get(placed[index].seq)
+        said = stored_message(message, dialect) if message is not None else None
+        if said is not None:
+            filled[index] = said if said.raw else read(dialect.write_message(said))
+    return replace(laid, arrival=replace(laid.arrival, messages=tuple(filled)), unread=())

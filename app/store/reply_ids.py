@@ -1,0 +1,49 @@
+"""Replies by the ids that providers gave them, for requests that name the reply they go on from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.store.connection import Connection
+from app.store.sessions import COLUMNS, Hit, session_from
+from app.store.writes import Keeper
+
+_S = ", ".join(f"s.{name}" for name in COLUMNS.split(", "))
+
+# A request that is sent again may be answered under the same id: then the current reply counts, or the newest.
+# OFFSET 0 keeps the order of the joins, as in `app.store.sessions`.
+BY_ID = f"""
+SELECT DISTINCT ON (s.id) {_S}, m.seq AS hit_seq, m.chain AS hit_chain, m.status <> 'superseded' AS hit_is_current,
+    r.keeper
+FROM (SELECT session_id, seq, keeper FROM reply_ids WHERE tenant_id = $1 AND id = $2 OFFSET 0) AS r
+CROSS JOIN LATERAL (SELECT {COLUMNS} FROM sessions WHERE tenant_id = $1 AND id = r.session_id OFFSET 0) AS s
+CROSS JOIN LATERAL (
+    SELECT seq, chain, status FROM messages WHERE tenant_id = $1 AND session_id = r.session_id AND seq = r.seq OFFSET 0
+) AS m
+ORDER BY s.id, m.status <> 'superseded' DESC, m.seq DESC LIMIT 2
+"""
+KEEPER = "SELECT keeper FROM reply_ids WHERE tenant_id = $1 AND session_id = $2 AND seq = $3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedReply:
+    """A reply that was named by its id, in its session."""
+
+    hit: Hit
+    keeper: Keeper
+
+
+async def find(connection: Connection, tenant: str, reply_id: str) -> NamedReply | None:
+    """The one reply of the tenant's with that id; None where there is none, or one in several sessions."""
+    rows = await connection.fetch(BY_ID, tenant, reply_id)
+    if len(rows) != 1:
+        return None
+    row = rows[0]
+    hit = Hit(session=session_from(row), seq=row["hit_seq"], chain=row["hit_chain"], is_current=row["hit_is_current"])
+    return NamedReply(hit=hit, keeper=row["keeper"])
+
+
+async def keeper_of(connection: Connection, tenant: str, session_id: str, seq: int) -> Keeper:
+    """Who has the history up to a reply."""
+    found: Keeper | None = await connection.fetchval(KEEPER, tenant, session_id, seq)
+    return found or "tersely"
