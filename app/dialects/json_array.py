@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from app.dialects import raw_json
 from app.dialects.sse import MAX_EVENT, EventTooLarge
 
 _OUTSIDE = re.compile(rb'["{}\[\]]')
@@ -26,7 +27,8 @@ class Element:
 
     def with_data(self, data: bytes) -> bytes:
         """The element's bytes with another object."""
-        return self.raw[: len(self.raw) - len(self.data or b"")] + data
+        before = self.data or b""
+        return self.raw[: len(self.raw) - len(before)] + raw_json.as_written(before, data)
 
 
 class ArrayDecoder:

@@ -23,12 +23,16 @@ _array_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _value_decoder = msgspec.json.Decoder()
 
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},:]', re.DOTALL)
+_PIECE = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
+_STRUCTURE = frozenset({b"[", b"]", b"{", b"}", b",", b":"})
 _CHARACTER = re.compile(
     rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u....|\\.|[\x00-\x7f]|[\xc0-\xff][\x80-\xbf]*", re.DOTALL
 )
 _BOM = b"\xef\xbb\xbf"
 _BLANKS = b" \t\r\n"
 MAX_REMEMBERED = 64
+MAX_LAID_OUT = 1024 * 1024
+"""Bytes of a text whose blanks are kept when a value in it changes."""
 
 
 class TooDeep(ValueError):
@@ -82,15 +86,40 @@ def join_object(members: dict[str, bytes]) -> bytes:
     return b"{" + b",".join([_key(key) + value for key, value in members.items()]) + b"}"
 
 
-def shorten_string(raw: bytes, said: str, shown: str) -> bytes:
-    """The JSON string ``raw``, which is ``said``, with ``shown`` for it. What stays keeps its escapes where it is the
-    beginning and the end of what was said.
-    """
-    characters = _CHARACTER.findall(raw[1:-1])
+def as_written(before: bytes, after: bytes) -> bytes:
+    """``after`` with the blanks and escapes of ``before``, where it differs from that in values alone."""
+    if len(before) > MAX_LAID_OUT:
+        return after
+    old, new = list(_PIECE.finditer(before)), list(_PIECE.finditer(after))
+    if len(old) != len(new):
+        return after
+    out: list[bytes] = []
+    end = 0
+    for was, now in zip(old, new, strict=True):
+        out.append(before[end : was.start()])
+        end = was.end()
+        if was[0] == now[0]:
+            out.append(was[0])
+        elif was[0] in _STRUCTURE or now[0] in _STRUCTURE:
+            return after
+        else:
+            out.append(_shortened(was[0], now[0]))
+    return b"".join(out) + before[end:]
+
+
+def _shortened(before: bytes, after: bytes) -> bytes:
+    """The string ``after`` with the escapes of ``before``, where it is the beginning and the end of that."""
+    try:
+        said, shown = load(before), load(after)
+    except ValueError:
+        return after
+    if not (isinstance(said, str) and isinstance(shown, str)):
+        return after
+    characters = _CHARACTER.findall(before[1:-1])
     first = _in_common(said, shown)
     last = _in_common(said[first:][::-1], shown[first:][::-1])
     if first + last < len(shown) or len(characters) != len(said):
-        return dump(shown)
+        return after
     return b'"' + b"".join(characters[:first] + characters[len(said) - last :]) + b'"'
 
 

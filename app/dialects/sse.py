@@ -109,19 +109,10 @@ def parse_event(raw: bytes) -> SseEvent:
 
 
 def with_data(event: SseEvent, data: bytes) -> bytes:
-    """The bytes of ``event`` with other ``data`` on one line; its other lines and its line ends stay."""
+    """The bytes of ``event`` with other ``data`` on one line; its other lines, its line ends and its blanks stay."""
     if event.data and event.raw.count(event.data) == 1:
-        return event.raw.replace(event.data, data)
+        return event.raw.replace(event.data, raw_json.as_written(event.data, data))
     line_end = _LINE_END.search(event.raw)
     newline = line_end[0] if line_end else b"\n"
     others = [line for line in _LINE_END.split(event.raw) if line and line.partition(b":")[0] != b"data"]
     return newline.join([*others, b"data: " + data, b"", b""])
-
-
-def with_shorter(event: SseEvent, string: bytes, said: str, shown: str) -> bytes:
-    """The bytes of ``event`` with ``shown`` in place of what its JSON ``string`` says, all else as it came.
-
-    Nothing where that string is not to be told from others.
-    """
-    is_one = string[:1] == b'"' and event.raw.count(string) == 1
-    return event.raw.replace(string, raw_json.shorten_string(string, said, shown)) if is_one else b""

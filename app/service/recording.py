@@ -117,7 +117,7 @@ class Recorder:
             status=status,
         )
         replies = self._replies(prepared, said, is_whole=is_whole, now=now)
-        if replies and beside is not NOTHING_BESIDE:
+        if replies and beside != NOTHING_BESIDE:
             before, after = (self._hidden(prepared, hidden) for hidden in (beside.before, beside.after))
             replies = [*before, *map(self._as_input, replies), *after]
         self._count_call(prepared, call_report, is_one=not beside.before)

@@ -273,9 +273,9 @@ def test_only_the_text_changes():
         sent
         == start()
         + (
-            b": hello\r\nevent: content_block_delta\r\nid: 7\r\ndata: "
-            b'{"type":"content_block_delta","index":0,"big":12345678901234567890123,'
-            b'"delta":{"type":"text_delta","x":1.50,"text":"a\xc3\xa9"}}\r\n\r\n'
+            b": hello\r\nevent: content_block_delta\r\nid: 7\r\ndata:  "
+            b'{"type":"content_block_delta","index":0,"big":12345678901234567890123, '
+            b'"delta":{"type":"text_delta","x": 1.50,"text":"a\\u00e9"}   }  \r\n\r\n'
         )
         + stop()
     )

@@ -67,3 +67,39 @@ def test_deep_nesting_is_an_error_and_no_crash(raw: bytes):
     for read in (raw_json.split_array, raw_json.split_object, raw_json.load):
         with pytest.raises(ValueError, match=r"."):
             read(raw)
+
+
+WORDS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+@given(WORDS, WORDS, WORDS, JSON, st.sampled_from([None, 1]), st.booleans())
+def test_what_is_written_anew_looks_as_it_did(
+    one: str, cut: str, other: str, beside: object, indent: int | None, ascii_only: bool
+):
+    members: dict[str, object] = {"a": [beside, one + cut + other], "n": 1.50, "z": beside}
+    before, expected = (
+        json.dumps({**members, "a": [beside, text]}, indent=indent, ensure_ascii=ascii_only).encode("utf-8", "replace")
+        for text in (one + cut + other, one + other)
+    )
+    after = raw_json.dump(raw_json.load(expected))
+    written = raw_json.as_written(before, after)
+    assert repr(raw_json.load(written)) == repr(raw_json.load(after))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "written"),
+    [
+        (b'{ "a" : "x\\u00e9<t>y\\/" }', b'{"a":"x\xc3\xa9y/"}', b'{ "a" : "x\\u00e9y\\/" }'),
+        (
+            b'{ "a" : "\\ud83d\\ude00<t>" , "i":2}',
+            b'{"a":"\xf0\x9f\x98\x80","i":1}',
+            b'{ "a" : "\\ud83d\\ude00" , "i":1}',
+        ),
+        (b'{"a": "one" }', b'{"a":"else"}', b'{"a": "else" }'),
+        (b'{"a": [1, 2]}', b'{"a":[1]}', b'{"a":[1]}'),
+        (b'{"a": [1]}', b'{"a":{1}}', b'{"a":{1}}'),
+        (b'{"a": null }', b'{"a":"x"}', b'{"a": "x" }'),
+    ],
+)
+def test_blanks_and_escapes_stay(before: bytes, after: bytes, written: bytes):
+    assert raw_json.as_written(before, after) == written

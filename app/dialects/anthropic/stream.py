@@ -233,7 +233,7 @@ def split_reply(body: bytes, extract: Extract, *, sent: bytes = b"") -> tuple[by
     if choice.client_message is choice.model_message:
         return body, reply
     shown = raw_json.split_object(choice.client_message)["content"]
-    return raw_json.join_object({**members, "content": shown}), reply
+    return raw_json.as_written(body, raw_json.join_object({**members, "content": shown})), reply
 
 
 def _choice(message: dict[str, bytes], blocks: list[GrowingBlock], raws: list[bytes], finish: str) -> ReplyChoice:

@@ -17,7 +17,7 @@ from app.dialects.openai_chat.choices import ChoiceState
 from app.dialects.openai_chat.chunks import ABSENT, Chunk, read_chunk, read_chunks
 from app.dialects.openai_content import replace_text
 from app.dialects.pieces import Piece
-from app.dialects.sse import MAX_EVENT, EventTooLarge, SseDecoder, SseEvent, parse_event, with_data, with_shorter
+from app.dialects.sse import MAX_EVENT, EventTooLarge, SseDecoder, SseEvent, parse_event, with_data
 from app.domain.extraction import NOTHING, Extract
 
 _MAX_UNREAD = 64 * 1024
@@ -288,10 +288,6 @@ class _Waiting:
         if self.drops_usage:
             del members["usage"]
         choices = raw_json.split_array(members["choices"]) if edits else []
-        if len(edits) == 1 and not self.drops_usage:
-            ((place, piece),) = edits.items()
-            if piece.shown and (shorter := with_shorter(self.event, _content(choices[place]), piece.text, piece.shown)):
-                return shorter
         for place, piece in edits.items():
             choices[place] = _with_content(choices[place], piece.shown)
         if edits:
@@ -308,10 +304,6 @@ def _is_empty(members: dict[str, bytes], choices: list[bytes], edits: dict[int, 
         and all(map(_carries_nothing, choices))
         and not any(_says(members[key]) for key in members.keys() - _ENVELOPE)
     )
-
-
-def _content(raw_choice: bytes) -> bytes:
-    return raw_json.split_object(raw_json.split_object(raw_choice)["delta"])["content"]
 
 
 def _with_content(raw_choice: bytes, text: str) -> bytes:

@@ -40,7 +40,8 @@ def split_reply(body: bytes, extract: Extract, *, sent: bytes = b"") -> tuple[by
     )
     if not any(choice.client_message is not choice.model_message for choice in choices):
         return body, reply
-    return raw_json.join_object({**members, "choices": raw_json.join_array(raw_choices)}), reply
+    shown = raw_json.join_object({**members, "choices": raw_json.join_array(raw_choices)})
+    return raw_json.as_written(body, shown), reply
 
 
 def _split_choice(raw: bytes, place: int, extract: Extract) -> tuple[bytes, ReplyChoice]:

@@ -212,7 +212,7 @@ def split_reply(body: bytes, extract: Extract, *, sent: bytes = b"") -> tuple[by
         error=error,
         is_done=status in {"completed", "incomplete", ""} and not error,
     )
-    return shown, reply
+    return body if shown is body else raw_json.as_written(body, shown), reply
 
 
 def _with_delta(members: dict[str, bytes], shown: str) -> dict[str, bytes]:
