@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from app.dialects import raw_json
 from app.dialects.dialect import Dialect, Reply, ReplyReader
 from app.dialects.rounds import RoundsStream
 from app.domain.errors import UpstreamUnavailable
@@ -154,7 +155,7 @@ class ToolRounds:
                     body = begun.body or await response.read(MAX_ERROR_BODY)
                     is_committed = True
                     await self._recorder.commit(prepared, told.end(Reply())[0], response.status, is_whole=False)
-                    yield self._dialect.error_event(body if _is_json(body) else self._error("the upstream refused"))
+                    yield self._dialect.error_event(_on_one_line(body) or self._error("the upstream refused"))
                     return
             is_committed = True
             reply, beside = told.end(said, results)
@@ -270,5 +271,10 @@ def _is_finished(said: Reply) -> bool:
     return (said.is_done or bool(finish)) and finish not in CUT_OFF
 
 
-def _is_json(body: bytes) -> bool:
-    return body.lstrip().startswith(b"{")
+def _on_one_line(body: bytes) -> bytes:
+    """An error's body as an event can carry it; nothing for what tells of none."""
+    with suppress(ValueError):
+        said = raw_json.load(body)
+        if isinstance(said, dict) and isinstance(said.get("error"), dict):
+            return raw_json.dump(said)
+    return b""

@@ -282,7 +282,7 @@ def test_an_error_in_a_later_round_is_the_clients_and_nothing_half_is_kept(
 def test_an_error_in_a_later_round_of_a_stream_ends_it_with_an_error(
     client: openai.OpenAI, model: Model, offering: Service, key: str
 ):
-    refusal = ScriptedReply(status=500, body=b'{"error":{"message":"broken","type":"server_error"}}')
+    refusal = ScriptedReply(status=500, body=b'{\n  "error": {\n    "message": "broken"\n  }\n}')
     model.script(key, calling(PAD, content="one moment"), refusal)
     asked: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key}
     heard = ""

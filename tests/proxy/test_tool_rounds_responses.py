@@ -367,6 +367,45 @@ def test_a_session_that_goes_on_with_chat_completions_takes_words_alone_along(
     ]
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_body_sent_again_has_another_reply_and_the_first_can_come_back(
+    client: openai.OpenAI, model: Model, offering: Service, key: str, streams: bool
+) -> None:
+    headers = {"X-Tersely-Session": key}
+    asked: dict[str, Any] = {"input": [user(f"go {key}")], "user": key}
+    model.script(key, said(words("a", "One."), noting("c1")), said(words("b", "First.")))
+    first = ask(client, streams, **asked, extra_headers=headers)
+    model.script(key, said(thought("c"), noting("c2")), said(words("d", "Second.")))
+    again = ask(client, streams, **asked, extra_headers={**headers, "x-stainless-retry-count": "1"})
+    assert [item.id for item in again.output] == ["msg_d"]
+    assert sent(model, key, 2) == [user(f"go {key}")]
+    assert [each["role"] for each in stored(offering, key, "model")] == ["user", "assistant", "tool", "assistant"]
+
+    model.script(key, said(words("e", "Third.")))
+    ask(client, streams, input=[*asked["input"], *echo(first), user("more")], user=key, extra_headers=headers)
+    shown = sent(model, key, 4)
+    assert [item["id"] for item in shown if "id" in item and "role" in item] == ["msg_a", "msg_b"]
+    assert [item["call_id"] for item in shown if "call_id" in item] == ["c1", "c1"]
+
+
+def test_slim_offers_a_search_once_something_is_out_of_view(service: Service, model: Model, key: str) -> None:
+    client = openai.OpenAI(base_url=service.base_url, api_key="sk", max_retries=0)
+    asked: dict[str, Any] = {"user": key, "extra_headers": {"X-Tersely-Epoch": '{"high": 1500, "low": 500}'}}
+    history: list[dict[str, Any]] = []
+    for number in range(8):
+        history.append(user(f"question {number} {key} " + "word " * 200))
+        model.script(key, said(words(f"h{number}", f"answer {number}<terse>told {number}</terse>")))
+        history += echo(ask(client, True, input=history, **asked))
+    assert "tools" not in requested(model, key)[0]
+    assert [tool["name"] for tool in requested(model, key)[-1]["tools"]] == ["context_search"]
+    search = called("s", "context_search", {"mode": "search", "query": "question 0"})
+    late = said(words("z", "There.<terse>found</terse>"), chunk_chars=3, crlf=True)
+    model.script(key, said(words("y", "A moment.<terse>looked</terse>"), search, chunk_chars=3, crlf=True), late)
+    seen = ask(client, True, input=[*history, user("what was the first?")], **asked)
+    assert [item["content"][0]["text"] for item in echo(seen)] == ["A moment.", "There."]
+    assert f"question 0 {key}" in sent(model, key, -1)[-1]["output"]
+
+
 # What may go wrong
 
 
@@ -544,26 +583,28 @@ def test_an_error_in_a_later_round_is_the_clients_and_nothing_half_is_kept(
     assert [each["role"] for each in stored(offering, key, "model")] == ["user", "assistant", "tool", "assistant"]
 
 
-@pytest.mark.parametrize("how", ["status", "event", "disconnect"])
+@pytest.mark.parametrize("how", ["status", "odd", "event", "disconnect"])
 def test_an_error_in_a_later_round_of_a_stream_ends_it_with_an_error(
     client: openai.OpenAI, model: Model, offering: Service, key: str, how: str
 ) -> None:
     late = {
-        "status": ScriptedReply(status=500, body=b'{"error":{"message":"broken","type":"server_error"}}'),
+        "status": ScriptedReply(status=500, body=b'{\n  "error": {\n    "message": "broken"\n  }\n}'),
+        "odd": ScriptedReply(status=500, body=b'{"detail": "broken"}'),
         "event": said(words("2", "half a word"), break_after=5, break_with="error"),
         "disconnect": said(words("2", "half a word"), break_after=5, break_with="disconnect"),
     }[how]
     model.script(key, said(words("1", "one moment"), noting("c1")), late)
-    heard = ""
+    heard = told = ""
     asked: dict[str, Any] = {"model": MODEL, "input": [user("go")], "user": key, "stream": True}
     is_failed = False
     try:
         for event in client.responses.create(**asked, extra_headers={"X-Tersely-Session": key}):
             heard += event.delta if event.type == "response.output_text.delta" else ""
             is_failed = event.type in {"response.failed", "error"}
-    except openai.APIError:
-        is_failed = True
+    except openai.APIError as error:
+        is_failed, told = True, error.message
     assert is_failed
+    assert {"status": "broken", "odd": "the upstream refused"}.get(how, told) == told
     assert heard.startswith("one moment")
     kept = stored(offering, key, "all")
     assert [each["role"] for each in kept][:2] == ["user", "assistant"]
