@@ -32,7 +32,8 @@ class Entry:
 
     ``priority`` is 0 to 100; a message marked important has at least ``IMPORTANT``. ``is_shortened``: the texts of
     ``message``'s tool results, or a user's words, are no longer those of its raw form. ``prefix`` is a text of
-    Tersely's own that goes in front of the message's words.
+    Tersely's own that goes in front of the message's words. ``is_ours``: a call to a tool of Tersely's own, or its
+    result, of which the client knows nothing: what it says is no news, so that nobody quotes it.
     """
 
     seq: int
@@ -44,6 +45,7 @@ class Entry:
     priority: int = DEFAULT_PRIORITY
     is_shortened: bool = False
     prefix: str = ""
+    is_ours: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -392,6 +392,7 @@ def _known_entry(message: Message, row: TailRow, restore: Restore, accompanied: 
         created_at=row.created_at,
         pinned=row.pinned,
         priority=row.priority,
+        is_ours=row.is_hidden,
     )
 
 
@@ -432,6 +433,7 @@ def _stored_entry(stored: StoredMessage, dialect: Dialect) -> Entry | None:
         created_at=stored.created_at,
         pinned=stored.pinned,
         priority=stored.priority,
+        is_ours=not stored.client_visible,
     )
 
 

@@ -1,6 +1,7 @@
 """`context_search`: the whole history of a session, searched without loading it.
 
-What is searched: the live messages as the client saw them, superseded, dropped, undone and removed ones left out.
+What is searched: the live messages as the client saw them, superseded, dropped, undone and removed ones left out, and
+so what the model asked our own tools and was told: excerpts of excerpts would be found instead of what was said.
 Instructions (system and developer text) are no part of the history: they stand in every context anyway. Positions
 (``messages 14-18 of 42``) count exactly those messages.
 """
@@ -322,7 +323,7 @@ def _order(session: Session, rows: Iterable[position_store.ExceptionRow]) -> Pos
 
 def is_hidden(row: position_store.ExceptionRow) -> bool:
     """Whether a message is no part of the history that is searched."""
-    return row.status != "live" or row.turn == 0 or not row.model_visible
+    return row.status != "live" or row.turn == 0 or not (row.model_visible and row.client_visible)
 
 
 def text_of(content: pages.Content) -> str:

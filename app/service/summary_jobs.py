@@ -111,7 +111,7 @@ async def load(connection: Connection, job: Job) -> Source | None:
     if earlier is not None:
         first = earlier.last_seq + 1
     if job.entries and job.edits in (None, session.edits):
-        entries = tuple(entry for entry in job.entries if first <= entry.seq <= last)
+        entries = tuple(entry for entry in job.entries if first <= entry.seq <= last and not entry.is_ours)
         return Source(basis=basis, earlier=earlier, entries=entries)
     stored = await summaries.covered(connection, *job.place, first, last)
     return Source(basis=basis, earlier=earlier, stored=tuple(stored))

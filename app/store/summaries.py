@@ -61,12 +61,12 @@ ORDER BY c.last_seq DESC, c.number DESC LIMIT $5
 """
 COVERED = f"""
 SELECT {FULL} FROM messages
-WHERE {HERE} AND seq BETWEEN $3 AND $4 AND status = 'live' AND model_visible AND turn > 0
+WHERE {HERE} AND seq BETWEEN $3 AND $4 AND status = 'live' AND model_visible AND client_visible AND turn > 0
 ORDER BY place, seq
 """
 COVERED_TOKENS = f"""
 SELECT coalesce(sum(tokens), 0)::bigint FROM messages
-WHERE {HERE} AND seq BETWEEN $3 AND $4 AND status = 'live' AND model_visible AND turn > 0
+WHERE {HERE} AND seq BETWEEN $3 AND $4 AND status = 'live' AND model_visible AND client_visible AND turn > 0
 """
 # The conditions on `turn` are those of the index of turns (see `messages_turn`).
 LAST_TURN_BEGINS = f"""
@@ -150,12 +150,12 @@ async def newest(
 
 
 async def covered(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[StoredMessage]:
-    """What the model may see of ``first`` to ``last``, in order, without instructions."""
+    """What the model may see of ``first`` to ``last``, in order, without instructions and what our own tools said."""
     return [message_from(record) for record in await connection.fetch(COVERED, tenant, session_id, first, last)]
 
 
 async def covered_tokens(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> int:
-    """The tokens of what the model may see of ``first`` to ``last``, without instructions."""
+    """The tokens of that."""
     found: int = await connection.fetchval(COVERED_TOKENS, tenant, session_id, first, last)
     return found
 

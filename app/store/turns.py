@@ -29,6 +29,7 @@ WHERE {BY_TURN} AND turn BETWEEN $3 AND $4 AND turn > 0 AND status = 'live' AND 
 """
 OF_MESSAGES = f"""
 SELECT seq, turn FROM messages WHERE {HERE} AND seq = ANY($3::bigint[]) AND turn > 0 AND status = 'live'
+  AND client_visible
 """
 LIVE_TURNS = f"""
 SELECT DISTINCT turn FROM messages WHERE {BY_TURN} AND turn BETWEEN $3 AND $4 AND turn > 0 AND status = 'live'
@@ -108,7 +109,7 @@ async def live_seqs(connection: Connection, tenant: str, session_id: str, first:
 
 
 async def of_messages(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> dict[int, int]:
-    """Sequence number -> turn, of those of ``seqs`` that are live messages."""
+    """Sequence number -> turn, of those of ``seqs`` that are live messages which the client knows of."""
     records = await connection.fetch(OF_MESSAGES, tenant, session_id, list(seqs))
     return {record["seq"]: record["turn"] for record in records}
 

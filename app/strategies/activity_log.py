@@ -125,6 +125,7 @@ def derive_steps(entries: Iterable[Entry]) -> tuple[TerseEntry, ...]:
         )
         for turn in group_turns(entries)
         for step in turn.steps
+        if not step.entries[0].is_ours or _first_sentence(step.entries[0].message.text)
     )
 
 
@@ -164,7 +165,7 @@ def _asked_and_used(entries: Sequence[Entry]) -> str:
 def _tools_used(entries: Iterable[Entry]) -> str:
     counts: dict[str, int] = {}
     for entry in entries:
-        for call in entry.message.calls:
+        for call in () if entry.is_ours else entry.message.calls:
             counts[call.name] = counts.get(call.name, 0) + 1
     return clip_line(", ".join(f"{name} x{count}" if count > 1 else name for name, count in counts.items()), 60)
 

@@ -142,6 +142,8 @@ def gather(known: Iterable[Reference], entries: Iterable[Entry], names: Names | 
     found = {reference.text: reference for reference in known}
     last = max((reference.position for reference in found.values()), default=1)
     for entry in entries:
+        if entry.is_ours:
+            continue
         used, said = names.of(entry.message)
         _mention(found, used, entry, used=True)
         _mention(found, said, entry, used=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -155,6 +156,21 @@ def test_steps_are_derived_and_read_back_from_the_log() -> None:
     back = read_activity_log(render(steps), frozenset({1}))
     assert [(e.turn, e.text, e.created_at) for e in back] == [(e.turn, e.text, e.created_at) for e in steps]
     assert read_activity_log(render(steps), frozenset({2})) == ()
+
+
+def test_calls_to_our_own_tools_are_no_steps_to_tell_of() -> None:
+    history = place(
+        user("go"),
+        assistant("Look first.", call("1", "context_search")),
+        result("1"),
+        assistant(None, call("2", "context_search")),
+        result("2"),
+        assistant(None, call("3", "edit")),
+        result("3"),
+    )
+    history = [replace(entry, is_ours=2 <= entry.seq <= 5) for entry in history]
+    assert [(e.seq, e.text) for e in derive_steps(history)] == [(2, "Look first."), (6, "used edit")]
+    assert derive_terse(history).text == "asked: go (used edit)"
 
 
 def test_a_long_line_is_clipped_with_a_mark() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter
 
 import pytest
@@ -86,6 +87,12 @@ def test_candidates_are_merged_with_those_carried_on() -> None:
     known = (Reference(text="a_b", turn=1, position=2, mentions=3, used_by_model=True),)
     (merged,) = gather(known, place(user("x"), user("a_b again")))
     assert merged == Reference(text="a_b", turn=2, position=2, mentions=4, used_by_model=True)
+
+
+def test_what_our_own_tools_were_asked_and_said_is_no_mention() -> None:
+    said = place(user("see src/app.py"), assistant(None, call("1", "context_search", {"query": "src/late.py"})))
+    entries = [*said[:1], *(replace(entry, is_ours=True) for entry in said[1:])]
+    assert [each.text for each in gather((), entries)] == ["src/app.py"]
 
 
 def test_gathering_in_two_goes_is_gathering_in_one() -> None:
