@@ -382,7 +382,7 @@ def test_a_body_sent_again_has_another_reply_and_the_first_can_come_back(
     assert [each["role"] for each in stored(offering, key, "model")] == ["user", "assistant", "tool", "assistant"]
 
     model.script(key, said(words("e", "Third.")))
-    ask(client, streams, input=[*asked["input"], *echo(first), user("more")], user=key, extra_headers=headers)
+    ask(client, streams, input=[*asked["input"], *echo(first), user("more")], user=key)
     shown = sent(model, key, 4)
     assert [item["id"] for item in shown if "id" in item and "role" in item] == ["msg_a", "msg_b"]
     assert [item["call_id"] for item in shown if "call_id" in item] == ["c1", "c1"]
