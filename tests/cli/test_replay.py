@@ -14,13 +14,15 @@ import pytest
 
 from app.cli.replay import model as model_side
 from app.cli.replay.checks import Stored, check_prefix, check_stored, compare_reply, is_mended
-from app.cli.replay.measure import Counter, Tally, common, measure, own_tokens
-from app.cli.replay.model import CLOSE, OPEN, Expected, Turned, with_tag
+from app.cli.replay.conversations import Asking, BadTranscript, Step
+from app.cli.replay.forms import steps_of
+from app.cli.replay.measure import Counter, Shown, Tally, common, measure, own_tokens
+from app.cli.replay.model import CLOSE, OPEN, Turned, with_tag
 from app.cli.replay.play import Variant
 from app.cli.replay.references import Past, identifiers
 from app.cli.replay.run import Plan, run_here
 from app.cli.replay.table import COLUMNS, Result, as_markdown
-from app.cli.replay.transcripts import BadTranscript, Conversation, Said, load_transcript
+from app.cli.replay.transcripts import load_transcript
 from app.dialects import raw_json
 from app.domain.terse import strip_terse
 from app.settings import Settings
@@ -98,10 +100,9 @@ async def test_what_was_stored_for_a_replay_is_gone_afterwards(database: Databas
 
 
 async def test_a_reply_that_was_altered_on_the_way_is_told(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    def altered(message: Mapping[str, Any], expected: Expected) -> object:
-        del expected
-        content = message.get("content")
-        return content.replace("Done:", "Done, ") if isinstance(content, str) else content
+    def altered(text: str, seed: tuple[object, ...], share: float) -> str:
+        del seed, share
+        return text.replace("Done:", "Done, ")
 
     monkeypatch.setattr(model_side, "with_tag", altered)
     (result,) = await play_here(database, Variant(strategy="slim", epoch="auto"))
@@ -124,7 +125,7 @@ async def test_wrong_arguments_are_refused(database: Database, tmp_path: Path) -
     (tmp_path / "bad.jsonl").write_text('{"messages": 7}\n')
     code, _, errors = await replay(database, str(tmp_path / "bad.jsonl"))
     assert code == 1
-    assert "line 1: not a conversation" in errors
+    assert "line 1: not a conversation: in no dialect: looked for messages (openai_chat; " in errors
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="no recorded transcripts here (see tests/conftest.py)")
@@ -139,11 +140,6 @@ async def test_a_real_session_costs_less_and_loses_nothing(database: Database) -
 
 
 # The pieces
-
-
-def conversation(*messages: Mapping[str, Any]) -> Conversation:
-    said = tuple(Said(message=message, raw=raw_json.dump(message)) for message in messages)
-    return Conversation(id="c", number=1, said=said)
 
 
 def user(text: str) -> dict[str, Any]:
@@ -164,10 +160,13 @@ def raws(*messages: Mapping[str, Any]) -> list[bytes]:
 
 def test_annotations_are_no_part_of_what_is_sent(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    path.write_text('{"id": "a", "messages": [{"role": "user", "content": "hi", "x_ts": 1}]}\n\n')
-    transcript = load_transcript(path)
-    assert [s.raw for s in transcript.conversations[0].said] == [b'{"role":"user","content":"hi"}']
-    assert transcript.conversations[0].calls == ()
+    path.write_text(
+        '{"id": "a", "meta": {}, "x_by": 1, "messages": [{"role": "user", "content": "hi", "x_ts": 1}, '
+        '{"role": "assistant", "content": "ho", "x_usage": {}}, {"role": "user", "content": "hm"}]}\n\n'
+    )
+    (step,) = load_transcript(path).conversations[0].steps
+    assert step.request(Asking(model="m")).body == b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
+    assert step.reply == {"role": "assistant", "content": "ho"}
     with pytest.raises(BadTranscript, match="No such file"):
         load_transcript(tmp_path / "none.jsonl")
 
@@ -177,8 +176,7 @@ def test_annotations_are_no_part_of_what_is_sent(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("place", range(12))
 def test_tags_are_where_they_can_be_taken_out(text: str, place: int) -> None:
-    expected = Expected(message={"content": text}, seed=("s", place), share=1.0)
-    tagged = str(with_tag(expected.message, expected))
+    tagged = with_tag(text, ("s", place), 1.0)
     if tagged == text:
         assert text.startswith(("```", "~~~")) or OPEN in text or not text.strip()
     else:
@@ -188,8 +186,7 @@ def test_tags_are_where_they_can_be_taken_out(text: str, place: int) -> None:
 
 def test_the_share_of_tags_is_about_what_was_asked_for() -> None:
     def tagged(share: float) -> int:
-        message = {"content": "Done."}
-        return sum(with_tag(message, Expected(message=message, seed=(n,), share=share)) != "Done." for n in range(1000))
+        return sum(with_tag("Done.", (n,), share) != "Done." for n in range(1000))
 
     assert tagged(0.0) == 0
     assert tagged(1.0) == 1000
@@ -216,33 +213,39 @@ def test_a_request_that_was_too_long_may_be_tried_once_more() -> None:
 
 
 def test_differences_in_the_store_are_found() -> None:
-    asked = conversation(user("a"), said("b"), user("c"), said("d"))
+    asked = raws(user("a"), said("b"), user("c"), said("d"))
     reply = Stored(raw=b'{"content":"b","role":"assistant","refusal":null}', is_reply=True)
-    held = [Stored(raw=asked.said[0].raw, is_reply=False), reply, Stored(raw=asked.said[2].raw, is_reply=False)]
-    assert list(check_stored(asked, held, upto=3)) == []
-    assert list(check_stored(asked, held, upto=4)) == [(-1, "3 messages are stored instead of 4")]
+    held = [Stored(raw=asked[0], is_reply=False), reply, Stored(raw=asked[2], is_reply=False)]
+    assert list(check_stored(asked[:3], held)) == []
+    assert list(check_stored(asked, held)) == [(-1, "3 messages are stored instead of 4")]
     respelled = Stored(raw=b'{"content":"c","role":"user"}', is_reply=False)
-    ((place, what),) = check_stored(asked, [*held[:2], respelled], upto=3)
+    ((place, what),) = check_stored(asked[:3], [*held[:2], respelled])
     assert place == 2
     assert what.startswith("stored as")
-    assert [place for place, _ in check_stored(asked, [held[0], held[2], reply], upto=3)] == [1, 2]
+    assert [place for place, _ in check_stored(asked[:3], [held[0], held[2], reply])] == [1, 2]
+
+
+def shown(*messages: Mapping[str, Any], tools: bytes = b"") -> Shown:
+    return Shown(tools=tools, messages=tuple(raws(*messages)))
 
 
 def test_a_request_of_the_same_epoch_begins_with_the_one_before() -> None:
-    before = raws(user("a"), said("b"))
-    after = raws(user("a"), said("b"), user("c"))
+    before = shown(user("a"), said("b"))
+    after = shown(user("a"), said("b"), user("c"))
     assert list(check_prefix(after, before, same_epoch=True)) == []
     assert list(check_prefix(after, None, same_epoch=True)) == []
-    (told,) = check_prefix(raws(user("a"), said("x")), before, same_epoch=True)
+    (told,) = check_prefix(shown(user("a"), said("x")), before, same_epoch=True)
     assert "message 1 of the 2" in told
-    assert len(list(check_prefix(before[:1], before, same_epoch=True))) == 1
-    assert list(check_prefix(raws(user("z")), before, same_epoch=False)) == []
+    assert len(list(check_prefix(shown(user("a")), before, same_epoch=True))) == 1
+    assert list(check_prefix(shown(user("z")), before, same_epoch=False)) == []
+    with_tools = shown(user("a"), said("b"), user("c"), tools=b"[{}]")
+    assert len(list(check_prefix(with_tools, before, same_epoch=True))) == 1
 
 
 def test_prices_by_hand() -> None:
     counter = Counter("gpt-4.1")
-    first, second = raws(user("a b c"), said("d")), raws(user("a b c"), said("d"), user("e"))
-    sizes = [counter.count(raw) for raw in second]
+    first, second = shown(user("a b c"), said("d")), shown(user("a b c"), said("d"), user("e"))
+    sizes = counter.sizes(second)
     one = measure(counter, first, None)
     assert (one.tokens, one.repeated, one.later) == (sum(sizes[:2]), 0, 0)
     assert one.price == pytest.approx((1.25 * sum(sizes[:2]), sum(sizes[:2])))
@@ -251,17 +254,18 @@ def test_prices_by_hand() -> None:
     assert two.price == pytest.approx((0.1 * sum(sizes[:2]) + 1.25 * sizes[2], 0.5 * sum(sizes[:2]) + sizes[2]))
     total = Tally(client=one + two, model=one + two)
     assert total.price(0) == pytest.approx(1.0)
-    assert common(first, second) == 2
+    assert common(first.blocks, second.blocks) == 2
 
 
 def test_own_instructions_are_priced_apart() -> None:
     counter = Counter("gpt-4.1")
-    given = raws({"role": "system", "content": "Be kind."}, user("a"))
-    sent = raws({"role": "system", "content": "Be kind.\n\nAnd brief, please."}, user("a"))
-    own = own_tokens(counter, sent, given)
-    assert own == counter.count(sent[0]) - counter.count(given[0])
-    written = measure(counter, sent, None, own=own)
-    read = measure(counter, sent, sent, own=own)
+    given = shown({"role": "system", "content": "Be kind."}, user("a"))
+    sent = shown({"role": "system", "content": "Be kind.\n\nAnd brief, please."}, user("a"))
+    own, tools = own_tokens(counter, sent, given)
+    assert own == counter.count(sent.messages[0]) - counter.count(given.messages[0]) > 0
+    assert tools == 0
+    written = measure(counter, sent, None, given=given)
+    read = measure(counter, sent, sent, given=given)
     assert written.own == pytest.approx((1.25 * own, own))
     assert read.own == pytest.approx((0.1 * own, 0.5 * own))
     tally = Tally(client=measure(counter, given, None), model=written)
@@ -269,22 +273,44 @@ def test_own_instructions_are_priced_apart() -> None:
     assert tally.own_price(1) > 0
 
 
+def test_own_tools_are_priced_with_the_instructions() -> None:
+    """They stand before everything, so that what stood there alone before is written anew."""
+    counter = Counter("gpt-4.1")
+    function = {"name": "context_search", "description": "Find what was said.", "parameters": {"type": "object"}}
+    tools = raw_json.dump([{"type": "function", "function": function}])
+    given, sent = shown(user("a")), shown(user("a"), tools=tools)
+    size = counter.count_tools(tools)
+    assert size > 10
+    assert own_tokens(counter, sent, given) == (0, size)
+    assert own_tokens(counter, sent, sent) == (0, 0)
+    come = measure(counter, sent, given, given=given)
+    assert (come.tokens, come.repeated) == (size + counter.count(sent.messages[0]), 0)
+    assert come.own == pytest.approx((1.25 * size, size))
+    stay = measure(counter, sent, sent, given=given)
+    assert stay.own == pytest.approx((0.1 * size, 0.5 * size))
+
+
 def test_lost_references_by_hand() -> None:
     long_text = json.dumps({"path": "src/a.py", "text": "x " * 150 + "settings.load_all"})
-    asked = conversation(
-        user("look at src/a.py, b_c and settings.load_all"), said(None, '{"path":"src/a.py"}'), said(None, long_text)
+    asked = user("look at src/a.py, b_c and settings.load_all")
+    given = raw_json.dump(asked)
+    first, second = (
+        step({"messages": [asked, said(None, arguments)]}) for arguments in ('{"path":"src/a.py"}', long_text)
     )
-    past = Past(asked)
 
-    def counted(index: int, shown: bytes) -> Sequence[int]:
-        losses = past.losses(asked.said[index].message, index, shown)
+    def counted(one: Step, shown: bytes) -> Sequence[int]:
+        losses = Past().losses(one, given, shown)
         return [losses.referring, losses.lost, losses.pointing, losses.lost_pointing]
 
-    assert counted(1, b"... src/a.py ...") == [1, 0, 1, 0]
-    assert counted(1, b"nothing") == [1, 1, 1, 1]
-    assert counted(2, b"... src/a.py ...") == [1, 1, 1, 0]
-    unheard = conversation(user("hello"), said(None, '{"path":"src/a.py"}'))
-    assert Past(unheard).losses(unheard.said[1].message, 1, b"").referring == 0
+    assert counted(first, b"... src/a.py ...") == [1, 0, 1, 0]
+    assert counted(first, b"nothing") == [1, 1, 1, 1]
+    assert counted(second, b"... src/a.py ...") == [1, 1, 1, 0]
+    assert Past().losses(first, b"hello", b"").referring == 0
+
+
+def step(line: Mapping[str, Any]) -> Step:
+    (one,) = steps_of(line, "openai_chat")
+    return one
 
 
 def test_what_an_identifier_is() -> None:

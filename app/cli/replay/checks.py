@@ -3,38 +3,59 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from typing_extensions import override
 
-from app.cli.replay.client import Answer, Request
-from app.cli.replay.measure import common
+from app.cli.replay.client import Answer
+from app.cli.replay.conversations import Request, Step
+from app.cli.replay.forms import FORMS
+from app.cli.replay.measure import Shown, common
 from app.cli.replay.model import Turned
-from app.cli.replay.transcripts import Conversation, Said
+from app.cli.replay.replies import TEXT, bits
+from app.dialects.registry import DIALECTS
+from app.domain.chain import canonical
+from app.domain.messages import Dialect as DialectName
 from app.strategies.prompts import ANSWER_NOW
-from app.upstream.strict import check as find_refusal
+from app.upstream.scripted import CHAT, Wire
+from app.upstream.scripted.anthropic import ANTHROPIC
+from app.upstream.scripted.gemini import GCA, GEMINI
+from app.upstream.scripted.responses import RESPONSES
+from app.upstream.strict import parse_body
 
 EXCERPT = 60
-OVERFLOW = b'"context_length_exceeded"'
 CONTEXTS = frozenset({"built", "passthrough"})
 # The end of what `trim` says when a turn has used up its steps.
 CLOSING = ANSWER_NOW.rpartition("}")[2].encode()
 
+_WIRES: Mapping[DialectName, Wire] = {
+    "openai_chat": CHAT,
+    "openai_responses": RESPONSES,
+    "anthropic": ANTHROPIC,
+    "gemini": GEMINI,
+    "gemini_gca": GCA,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Something that was not as it should be. ``call`` counts messages of the conversation from 0; -1: all of it."""
+    """Something that was not as it should be.
+
+    ``call`` counts messages of the conversation from 0, or is a recorded request's number; -1: all of it.
+    """
 
     strategy: str
     conversation: str
     call: int
     what: str
+    unit: str = "message"
 
     @override
     def __str__(self) -> str:
-        place = f", message {self.call}" if self.call >= 0 else ""
+        place = f", {self.unit} {self.call}" if self.call >= 0 else ""
         return f"{self.strategy}: {self.conversation}{place}: {self.what}"
 
 
@@ -46,7 +67,7 @@ class Stored:
     is_reply: bool
 
 
-def check_answer(request: Request, answer: Answer, turned: Sequence[Turned], recorded: Said) -> Iterator[str]:
+def check_answer(request: Request, answer: Answer, turned: Sequence[Turned], step: Step) -> Iterator[str]:
     """What is wrong with one call, in words."""
     refused = [each for each in turned if each.status >= 400]
     if not is_mended(turned):
@@ -60,30 +81,41 @@ def check_answer(request: Request, answer: Answer, turned: Sequence[Turned], rec
     context = answer.headers.get("x-tersely-context", "")
     if context not in CONTEXTS:
         yield f"the context was {context or 'missing'!r}"
-    if not answer.session:
-        yield "no session: it was taken for a call beside the conversation"
-    if request.is_streamed and answer.has_usage != request.asks_usage:
+    if request.is_streamed and request.asks_usage is not None and answer.has_usage != request.asks_usage:
         yield "a usage chunk that was not asked for" if answer.has_usage else "no usage chunk"
-    yield from compare_reply(answer.message, recorded.message)
+    if step.reply is not None:
+        yield from compare_reply(answer.message, step.reply, step.dialect)
+
+
+def check_beside(request: Request, turned: Sequence[Turned]) -> Iterator[str]:
+    """A call that belongs to no session is passed on as it is."""
+    if any(each.body != request.body for each in turned):
+        yield "a call beside the conversation was changed on its way"
 
 
 def is_mended(turned: Sequence[Turned]) -> bool:
     """Whether a request was refused as too long, and a reduced one taken: what is meant to happen then."""
-    statuses = [each.status for each in turned]
-    return statuses == [400, 200] and OVERFLOW in (turned[0].refusal or b"")
+    if [each.status for each in turned] != [400, 200]:
+        return False
+    return DIALECTS["openai_chat"].classify_error(400, turned[0].refusal or b"") is not None
 
 
-def compare_reply(got: Mapping[str, Any], recorded: Mapping[str, Any]) -> Iterator[str]:
+def compare_reply(
+    got: Mapping[str, Any], recorded: Mapping[str, Any], dialect: DialectName = "openai_chat"
+) -> Iterator[str]:
     """Where a reply is not the recorded one. A stream cannot tell null from empty content."""
-    yield from _compare_text("content", got.get("content") or "", recorded.get("content") or "")
-    ours, theirs = list(got.get("tool_calls") or ()), list(recorded.get("tool_calls") or ())
+    ours, theirs = bits(got, dialect), bits(recorded, dialect)
     if ours == theirs:
         return
-    if len(ours) != len(theirs):
-        yield f"{len(ours)} tool calls instead of {len(theirs)}"
-        return
-    for number, (our, their) in enumerate(zip(ours, theirs, strict=True)):
-        yield from _compare_text(f"tool call {number}", json.dumps(our), json.dumps(their))
+    for kind in dict.fromkeys(kind for kind, _ in (*ours, *theirs)):
+        got_words, wanted = ([words for each, words in side if each == kind] for side in (ours, theirs))
+        if len(got_words) != len(wanted) and kind != TEXT:
+            yield f"{len(got_words)} {kind}s instead of {len(wanted)}"
+            continue
+        for number, (our, their) in enumerate(zip_longest(got_words, wanted, fillvalue="")):
+            yield from _compare_text(kind if kind == TEXT else f"{kind} {number}", our, their)
+    if sorted(ours) == sorted(theirs):
+        yield "said in another order"
 
 
 def _compare_text(name: str, got: object, wanted: object) -> Iterator[str]:
@@ -98,50 +130,73 @@ def _compare_text(name: str, got: object, wanted: object) -> Iterator[str]:
     )
 
 
-def check_prefix(sent: Sequence[bytes], before: Sequence[bytes] | None, *, same_epoch: bool) -> Iterator[str]:
+def check_prefix(sent: Shown, before: Shown | None, *, same_epoch: bool) -> Iterator[str]:
     """Within an epoch each request begins with the whole request before, unless that had to be mended.
 
     A closing request for an answer is said anew at the end of each call that needs it.
     """
     if before is None or not same_epoch:
         return
-    if before and CLOSING in before[-1]:
-        before = before[:-1]
-    same = common(sent, before)
-    if same < len(before):
+    earlier = before.blocks
+    if earlier and CLOSING in earlier[-1]:
+        earlier = earlier[:-1]
+    same = common(sent.blocks, earlier)
+    if same < len(earlier):
         yield (
-            f"the same epoch, but message {same} of the {len(before)} of the request before is not the same: "
-            f"{_excerpt(before[same].decode('utf-8', 'replace'))} became "
-            + (_excerpt(sent[same].decode("utf-8", "replace")) if same < len(sent) else "nothing")
+            f"the same epoch, but message {same} of the {len(earlier)} of the request before is not the same: "
+            f"{_shown(earlier[same])} became " + (_shown(sent.blocks[same]) if same < len(sent.blocks) else "nothing")
         )
 
 
-def is_orderly(messages: Sequence[Mapping[str, Any]], model: str) -> bool:
+def is_orderly(request: Request) -> bool:
     """Whether a provider would have taken the client's own request."""
-    return find_refusal({"model": model, "messages": list(messages)}) is None
+    parsed = parse_body(request.body)
+    return isinstance(parsed, dict) and _WIRES[request.dialect].check(parsed) is None
 
 
-def check_stored(conversation: Conversation, stored: Sequence[Stored], *, upto: int) -> Iterator[tuple[int, str]]:
-    """Where the store does not hold the first ``upto`` messages of a conversation verbatim and in order.
+def check_stored(
+    expected: Sequence[bytes], stored: Sequence[Stored], dialect: DialectName = "openai_chat"
+) -> Iterator[tuple[int, str]]:
+    """Where the store does not hold the messages of a conversation verbatim and in order.
 
-    What the client sent has to be there byte for byte. A reply is stored as the model's host wrote it: its
-    content and its calls have to be those of the recording.
+    What the client sent has to be there byte for byte. A reply is stored as the model's host wrote it: what it says
+    has to be what was recorded.
     """
-    expected = [(index, said) for index, said in enumerate(conversation.said[:upto])]
     if len(stored) != len(expected):
         yield -1, f"{len(stored)} messages are stored instead of {len(expected)}"
-    for (index, said), held in zip(expected, stored, strict=False):
+    for index, (wanted, held) in enumerate(zip(expected, stored, strict=False)):
         if held.is_reply:
-            for difference in compare_reply(json.loads(held.raw), said.message):
+            for difference in compare_reply(as_reply(held.raw, dialect), as_reply(wanted, dialect), dialect):
                 yield index, f"stored: {difference}"
-        elif held.raw != said.raw:
-            yield (
-                index,
-                (
-                    f"stored as {_excerpt(held.raw.decode('utf-8', 'replace'))} "
-                    f"instead of {_excerpt(said.raw.decode('utf-8', 'replace'))}"
-                ),
-            )
+        elif held.raw != wanted:
+            yield index, f"stored as {_shown(held.raw)} instead of {_shown(wanted)}"
+
+
+def check_links(
+    expected: Sequence[bytes], said: Container[bytes], stored: Sequence[Stored], dialect: DialectName
+) -> Iterator[tuple[int, str]]:
+    """The same for a client that says things anew in other words: what is held is what it once said, byte for byte.
+
+    ``said`` is everything that it ever sent. Instructions and what clients put between are no part of a history.
+    """
+    read = DIALECTS[dialect].read_message
+    wanted = [(identity, raw) for raw in expected if (identity := canonical(read(raw)))]
+    held = [(identity, each) for each in stored if (identity := canonical(read(each.raw)))]
+    if [identity for identity, _ in wanted] != [identity for identity, _ in held]:
+        yield -1, f"{len(held)} messages are stored, which are not the {len(wanted)} of the client's last request"
+    for index, (_, each) in enumerate(held):
+        if not each.is_reply and each.raw not in said:
+            yield index, f"stored as {_shown(each.raw)}, which the client never sent"
+
+
+def as_reply(raw: bytes, dialect: DialectName) -> Mapping[str, Any]:
+    """A message of a history as a reply is written in its dialect."""
+    message: Mapping[str, Any] = FORMS[dialect].reply(raw)
+    return message
+
+
+def _shown(raw: bytes) -> str:
+    return _excerpt(raw.decode("utf-8", "replace"))
 
 
 def _error_message(body: bytes | None) -> str:

@@ -1,38 +1,18 @@
-"""The client's side of a replay: a program that keeps its history itself and resends it whole at every call."""
+"""The client's side of a replay: it makes a call, and puts the reply together as SDKs do."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
-from app.cli.replay.transcripts import Conversation
+from app.cli.replay.conversations import Request
+from app.domain.messages import Dialect as DialectName
 
 DONE = "[DONE]"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """A call to be made. ``asks_usage``: a stream whose client wants the usage chunk."""
-
-    messages: Sequence[bytes]
-    model: str
-    is_streamed: bool
-    asks_usage: bool
-    headers: Mapping[str, str]
-
-    def body(self) -> bytes:
-        """The request in wire form."""
-        options = b',"stream_options":{"include_usage":true}' if self.asks_usage else b""
-        stream = b',"stream":true' + options if self.is_streamed else b""
-        return b'{"model":%s,"messages":[%s]%s}' % (
-            json.dumps(self.model).encode(),
-            b",".join(self.messages),
-            stream,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,22 +36,53 @@ class Answer:
         return self.headers.get("x-tersely-epoch", "")
 
 
-async def ask(http: aiohttp.ClientSession, address: str, request: Request) -> Answer:
+class _Unfinished(ValueError):
+    """A reply that its format does not allow."""
+
+
+async def ask(http: aiohttp.ClientSession, address: str, request: Request, headers: Mapping[str, str]) -> Answer:
     """Make one call. A connection that breaks off is an answer too: one without a message."""
-    headers = {"content-type": "application/json", **request.headers}
+    sent = {"content-type": "application/json", **request.headers, **headers}
     try:
-        async with http.post(f"{address}/v1/chat/completions", data=request.body(), headers=headers) as response:
+        async with http.post(f"{address}{request.target}", data=request.body, headers=sent) as response:
             body = await response.read()
     except (aiohttp.ClientError, TimeoutError) as error:
         return Answer(status=0, headers={}, body=f"the connection broke off: {error!r}".encode())
     names = {name.lower(): value for name, value in response.headers.items()}
     if response.status != 200:
         return Answer(status=response.status, headers=names, body=body)
-    if request.is_streamed:
-        return _read_stream(response.status, names, body)
-    answer = json.loads(body)
-    message = answer["choices"][0]["message"]
-    return Answer(status=response.status, headers=names, message=message, has_usage="usage" in answer)
+    try:
+        message, has_usage = read_answer(request.dialect, body, is_streamed=request.is_streamed)
+    except (ValueError, KeyError, TypeError) as error:
+        return Answer(status=response.status, headers=names, body=f"unreadable: {error}".encode())
+    return Answer(status=response.status, headers=names, message=message, has_usage=has_usage)
+
+
+def read_answer(dialect: DialectName, body: bytes, *, is_streamed: bool) -> tuple[Mapping[str, Any], bool]:
+    """The reply's message in wire form, and whether chat completions told the usage. Raises ValueError and the like."""
+    match dialect:
+        case "openai_chat":
+            if is_streamed:
+                return _read_chunks(body)
+            answer = json.loads(body)
+            return answer["choices"][0]["message"], "usage" in answer
+        case "anthropic":
+            return {"role": "assistant", "content": _blocks(body) if is_streamed else json.loads(body)["content"]}, True
+        case "openai_responses":
+            return _response(_completed(body) if is_streamed else json.loads(body)), True
+        case _:
+            return {"role": "model", "parts": _parts(body, is_streamed=is_streamed)}, True
+
+
+def _events(body: bytes) -> Iterator[str]:
+    """The data of each server-sent event."""
+    for event in body.decode().replace("\r\n", "\n").split("\n\n"):
+        data = "\n".join(line[5:].lstrip(" ") for line in event.split("\n") if line.startswith("data:"))
+        if data:
+            yield data
+
+
+# Chat completions
 
 
 @dataclass(slots=True)
@@ -81,11 +92,12 @@ class _Assembled:
     content: str | None = None
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     has_usage: bool = False
-    is_done: bool = False
 
     def feed(self, chunk: Mapping[str, Any]) -> None:
         self.has_usage = self.has_usage or chunk.get("usage") is not None
         for choice in chunk.get("choices") or ():
+            if choice.get("index"):
+                continue  # the first of several choices is the one that counts
             delta = choice.get("delta") or {}
             if delta.get("content") is not None:
                 self.content = (self.content or "") + delta["content"]
@@ -106,19 +118,101 @@ class _Assembled:
         return {"content": self.content, **({"tool_calls": calls} if calls else {})}
 
 
-def _read_stream(status: int, headers: Mapping[str, str], body: bytes) -> Answer:
-    assembled = _Assembled()
-    for event in body.decode().replace("\r\n", "\n").split("\n\n"):
-        data = "\n".join(line[5:].lstrip(" ") for line in event.split("\n") if line.startswith("data:"))
+def _read_chunks(body: bytes) -> tuple[dict[str, Any], bool]:
+    assembled, is_done = _Assembled(), False
+    for data in _events(body):
         if data == DONE:
-            assembled.is_done = True
-        elif data:
+            is_done = True
+        else:
             assembled.feed(json.loads(data))
-    if not assembled.is_done:
-        return Answer(status=status, headers=headers, body=b"the stream did not end with " + DONE.encode())
-    return Answer(status=status, headers=headers, message=assembled.message, has_usage=assembled.has_usage)
+    if not is_done:
+        raise _Unfinished("the stream did not end with " + DONE)
+    return assembled.message, assembled.has_usage
 
 
-def history_before(conversation: Conversation, index: int) -> list[bytes]:
-    """What a client sends to get message ``index``: everything before it, as messy as it is."""
-    return [said.raw for said in conversation.said[:index]]
+# Anthropic's Messages
+
+
+def _blocks(body: bytes) -> list[dict[str, Any]]:
+    blocks: dict[int, dict[str, Any]] = {}
+    arguments: dict[int, str] = {}
+    is_done = False
+    for data in _events(body):
+        event = json.loads(data)
+        match event["type"]:
+            case "content_block_start":
+                blocks[event["index"]] = dict(event["content_block"])
+            case "content_block_delta":
+                _grow(blocks[event["index"]], event["delta"], arguments, event["index"])
+            case "message_stop":
+                is_done = True
+            case "error":
+                raise _Unfinished(str(event["error"]))
+            case _:
+                pass
+    if not is_done:
+        raise _Unfinished("the stream did not end with message_stop")
+    for index, text in arguments.items():
+        blocks[index]["input"] = json.loads(text or "{}")
+    return [blocks[index] for index in sorted(blocks)]
+
+
+def _grow(block: dict[str, Any], delta: Mapping[str, Any], arguments: dict[int, str], index: int) -> None:
+    if delta["type"] == "input_json_delta":
+        arguments[index] = arguments.get(index, "") + delta["partial_json"]
+        return
+    for name in ("text", "thinking", "signature"):
+        if name in delta:
+            block[name] = block.get(name, "") + delta[name]
+
+
+# OpenAI's Responses
+
+
+def _response(said: Mapping[str, Any]) -> dict[str, Any]:
+    """A reply's items, and the id by which a client may go on from it."""
+    return {"output": said["output"], "id": said.get("id")}
+
+
+def _completed(body: bytes) -> dict[str, Any]:
+    """What the events say one by one has to be what the last one says as a whole."""
+    items: dict[int, dict[str, Any]] = {}
+    texts: dict[tuple[int, int], str] = {}
+    whole: dict[str, Any] | None = None
+    for data in _events(body):
+        event = json.loads(data)
+        match event["type"]:
+            case "response.output_item.done":
+                items[event["output_index"]] = event["item"]
+            case "response.output_text.delta":
+                place = event["output_index"], event["content_index"]
+                texts[place] = texts.get(place, "") + event["delta"]
+            case "response.completed":
+                whole = event["response"]
+            case _:
+                pass
+    if whole is None:
+        raise _Unfinished("the stream did not end with response.completed")
+    if [items[index] for index in sorted(items)] != whole["output"]:
+        raise _Unfinished("the items of the stream are not those of its end")
+    for (index, part), text in texts.items():
+        if items[index]["content"][part]["text"] != text:
+            raise _Unfinished("the pieces of a text are not the whole")
+    return whole
+
+
+# Gemini
+
+
+def _parts(body: bytes, *, is_streamed: bool) -> list[dict[str, Any]]:
+    is_array = body.lstrip()[:1] == b"["
+    chunks = json.loads(body) if is_array else [json.loads(data) for data in _events(body)] if is_streamed else None
+    parts: list[dict[str, Any]] = []
+    is_done = False
+    for chunk in [json.loads(body)] if chunks is None else chunks:
+        for candidate in chunk.get("response", chunk).get("candidates") or ():
+            parts += (candidate.get("content") or {}).get("parts") or ()
+            is_done = is_done or bool(candidate.get("finishReason"))
+    if not is_done:
+        raise _Unfinished("no finishReason")
+    return parts

@@ -17,11 +17,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from app.cli.replay.checks import Failure
+from app.cli.replay.conversations import BadTranscript, Transcript
 from app.cli.replay.play import Variant
 from app.cli.replay.run import Plan, run_here, run_there
 from app.cli.replay.table import COLUMNS, Result, as_json, as_markdown, cells
-from app.cli.replay.transcripts import Transcript, load_transcript
+from app.cli.replay.transcripts import load_transcript
 from app.cli.serving import log_as_json
+from app.dialects.registry import DIALECTS
 from app.settings import Settings
 from app.strategies.epochs import parse_policy
 from app.strategies.presets import parse_strategy
@@ -32,7 +34,10 @@ MAX_SHOWN = 50
 
 
 def replay(  # noqa: PLR0913 one argument for each option
-    files: Annotated[list[Path], typer.Argument(help="Transcripts, one conversation per line (JSON Lines).")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Transcripts (a conversation on each line), recorded requests, or agents' session files."),
+    ],
     strategy: Annotated[
         list[str] | None,
         typer.Option(help="A strategy's name or JSON; may be repeated.", show_default="full and slim"),
@@ -45,6 +50,11 @@ def replay(  # noqa: PLR0913 one argument for each option
         float, typer.Option(help="Share of the final replies that get a terse tag or a state block.", min=0, max=1)
     ] = 0.7,
     limit: Annotated[int | None, typer.Option(help="Only the first conversations of each file.", min=1)] = None,
+    dialect: Annotated[
+        str | None,
+        typer.Option(help="The wire format of lines that do not name one.", show_default="by their shape"),
+    ] = None,
+    skip: Annotated[bool, typer.Option("--skip", help="Leave out lines that are no conversation, and say so.")] = False,
     model: Annotated[str, typer.Option(help="The model that is asked for; it decides how tokens are counted.")] = MODEL,
     window: Annotated[
         int, typer.Option(help="The upstream refuses requests that are longer (tokens as bytes / 4).", min=1)
@@ -68,7 +78,7 @@ def replay(  # noqa: PLR0913 one argument for each option
     hold it all verbatim.
     """
     variants = _variants(strategy or ["full", "slim"], epoch or ["auto"])
-    transcripts = [load_transcript(path, limit=limit) for path in files]
+    transcripts = _load(files, limit, dialect, skips=skip)
     plan = Plan(transcripts=transcripts, variants=variants, share=share, model=model, window=window, parallel=parallel)
     settings = Settings()
     log_as_json("warning")
@@ -84,6 +94,19 @@ def replay(  # noqa: PLR0913 one argument for each option
     _tell(failures)
     if failures:
         raise typer.Exit(1)
+
+
+def _load(files: Sequence[Path], limit: int | None, dialect: str | None, *, skips: bool) -> list[Transcript]:
+    """All files. Raises `BadTranscript` for the first line that is none, or tells of it and goes on."""
+    known = next((name for name in DIALECTS if name == dialect), None)
+    if dialect is not None and known is None:
+        raise BadTranscript(f"no such dialect: {dialect!r}; there are {', '.join(DIALECTS)}")
+
+    def tell(what: str) -> None:
+        print(f"left out: {what}", file=sys.stderr)
+
+    on_bad_line = tell if skips else None
+    return [load_transcript(path, limit=limit, dialect=known, on_bad_line=on_bad_line) for path in files]
 
 
 def _variants(strategies: Sequence[str], epochs: Sequence[str]) -> list[Variant]:
@@ -104,7 +127,7 @@ def _key_header(key: str | None) -> Mapping[str, str]:
 def _progress(transcripts: Sequence[Transcript], variants: Sequence[Variant]) -> Iterator[Callable[[str], None]]:
     """A function to be called after each call, with what is being played; shown on a terminal only."""
     console = Console(stderr=True)
-    calls = len(variants) * sum(len(each.calls) for transcript in transcripts for each in transcript.conversations)
+    calls = len(variants) * sum(len(each.steps) for transcript in transcripts for each in transcript.conversations)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=calls)

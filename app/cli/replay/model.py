@@ -16,6 +16,11 @@ from typing import Any
 
 from typing_extensions import override
 
+from app.cli.replay.replies import has_calls, last_text, with_last_text
+from app.dialects.registry import DIALECTS
+from app.domain.errors import InvalidRequest
+from app.domain.messages import INSTRUCTION_ROLES, Text
+from app.domain.messages import Dialect as DialectName
 from app.upstream.scripted import CHAT, Received, ScriptedModel, ScriptedReply, Wire
 
 KEY_HEADER = "x-replay-call"
@@ -48,11 +53,15 @@ class Turned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What the model is to say to one call, and the share of replies that get a tag."""
+    """What the model is to say to one call, and the share of replies that get a tag.
 
-    message: Mapping[str, Any]
+    ``message`` is in the wire form of ``dialect``; None: nobody knows, and the model answers by itself.
+    """
+
+    message: Mapping[str, Any] | None
     seed: tuple[object, ...]
     share: float
+    dialect: DialectName = "openai_chat"
 
 
 class RecordedModel(ScriptedModel):
@@ -82,45 +91,50 @@ class RecordedModel(ScriptedModel):
 
     def _recorded(self, received: Received) -> ScriptedReply | None:
         expected = self._expected.get(received.headers.get(KEY_HEADER, ""))
-        if expected is None:
+        if expected is None or expected.message is None:
             return None
-        message = {key: value for key, value in expected.message.items() if key != "role"}
-        if _asks_for(OPEN, received.request or {}):
-            message["content"] = with_tag(message, expected)
-        elif _asks_for(HEADING, received.request or {}):
-            message["content"] = with_state(message, expected)
+        message = tagged(expected.message, expected, _instructions(received.body, expected.dialect))
         size = 1 + int(chance("piece", *expected.seed) * MAX_PIECE)
-        return ScriptedReply(message={**message, "refusal": None}, chunk_chars=size)
+        said = {key: value for key, value in message.items() if key != "role"}
+        if expected.dialect == "openai_chat":
+            said["refusal"] = None
+        return ScriptedReply(message=said, chunk_chars=size)
 
 
-def with_tag(message: Mapping[str, Any], expected: Expected) -> object:
-    """The content of a reply with a tag in it, or as it is where chance, or its form, will have none."""
-    content = message.get("content")
-    if not isinstance(content, str) or not content.strip() or OPEN in content:
-        return content
-    share = expected.share * (WITH_CALLS if message.get("tool_calls") else 1)
-    if chance("tag", *expected.seed) >= share:
-        return content
-    tag = f"{OPEN}{_summary(content)}{CLOSE}"
+def tagged(message: Mapping[str, Any], expected: Expected, instructions: str) -> Mapping[str, Any]:
+    """A reply with what the instructions ask for, where chance will have it."""
+    text = last_text(message, expected.dialect)
+    if text is None or not text.strip():
+        return message
+    share = expected.share * (WITH_CALLS if has_calls(message, expected.dialect) else 1)
+    if OPEN in instructions:
+        return with_last_text(message, expected.dialect, with_tag(text, expected.seed, share))
+    if HEADING in instructions:
+        return with_last_text(message, expected.dialect, with_state(text, expected.seed, share))
+    return message
+
+
+def with_tag(text: str, seed: tuple[object, ...], share: float) -> str:
+    """The text of a reply with a tag in it, or as it is where chance, or its form, will have none."""
+    if not text.strip() or OPEN in text or chance("tag", *seed) >= share:
+        return text
+    tag = f"{OPEN}{_summary(text)}{CLOSE}"
     # A tag inside a code fence is text, so a reply with fences gets its tag in front of them.
-    if _FENCE.search(content):
-        return content if _FENCE.match(content) else tag + content
-    if chance("place", *expected.seed) < AT_THE_END:
-        return content + tag
-    head, separator, rest = content.partition("\n\n")
-    return f"{head}{separator}{tag}{rest}" if separator and chance("inside", *expected.seed) < 0.5 else tag + content
+    if _FENCE.search(text):
+        return text if _FENCE.match(text) else tag + text
+    if chance("place", *seed) < AT_THE_END:
+        return text + tag
+    head, separator, rest = text.partition("\n\n")
+    return f"{head}{separator}{tag}{rest}" if separator and chance("inside", *seed) < 0.5 else tag + text
 
 
-def with_state(message: Mapping[str, Any], expected: Expected) -> object:
-    """The content of a reply with a state block at its end, as `with_tag` would tag it."""
-    content = message.get("content")
-    if not isinstance(content, str) or not content.strip() or HEADING in content or _FENCE.search(content):
-        return content
-    share = expected.share * (WITH_CALLS if message.get("tool_calls") else 1)
-    if content != content.rstrip() or chance("tag", *expected.seed) >= share:
-        return content
-    said = _summary(content)
-    return f"{content}\n\n{HEADING}\nGoal: {said}\nContext: none\nResolved: none\nTechnical Anchors: none"
+def with_state(text: str, seed: tuple[object, ...], share: float) -> str:
+    """The text of a reply with a state block at its end, as `with_tag` would tag it."""
+    if not text.strip() or HEADING in text or _FENCE.search(text):
+        return text
+    if text != text.rstrip() or chance("tag", *seed) >= share:
+        return text
+    return f"{text}\n\n{HEADING}\nGoal: {_summary(text)}\nContext: none\nResolved: none\nTechnical Anchors: none"
 
 
 def _summary(content: str) -> str:
@@ -128,8 +142,10 @@ def _summary(content: str) -> str:
     return " ".join(words[:SUMMARY_WORDS])
 
 
-def _asks_for(mark: str, request: Mapping[str, Any]) -> bool:
-    messages = request.get("messages") or ()
-    return any(
-        message.get("role") in {"system", "developer"} and mark in str(message.get("content")) for message in messages
-    )
+def _instructions(body: bytes, dialect: DialectName) -> str:
+    try:
+        messages = DIALECTS[dialect].read_request(body).messages
+    except InvalidRequest:
+        return ""
+    said = (part for message in messages if message.role in INSTRUCTION_ROLES for part in message.parts)
+    return "\n".join(part.text for part in said if isinstance(part, Text))

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any
 
-from app.cli.replay.transcripts import Conversation
+from app.cli.replay.conversations import Step
+from app.dialects import raw_json
+from app.dialects.registry import DIALECTS
+from app.domain.errors import InvalidRequest
+from app.domain.messages import ToolCall
 
 MIN_LENGTH = 4
 MIN_CODE = 5
@@ -47,43 +49,51 @@ class Losses:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Names:
+    """The names in one call's arguments that had been seen before, and those of them that are pointed at."""
+
+    known: tuple[bytes, ...]
+    pointed: tuple[bytes, ...]
+
+
 class Past:
-    """Where each identifier of a conversation was first seen. One pass per name, whatever the number of replays."""
+    """Which identifiers each call of a conversation repeats. Looked up once, whatever the number of replays."""
 
-    def __init__(self, conversation: Conversation) -> None:
-        """Of the whole conversation."""
-        raws = [said.raw for said in conversation.said]
-        self._text = b"\n".join(raws)
-        self._starts = [0, *accumulate(len(raw) + 1 for raw in raws)]
-        self._first: dict[str, int] = {}
+    def __init__(self) -> None:
+        self._names: dict[int, tuple[_Names, ...]] = {}
 
-    def losses(self, message: Mapping[str, Any], index: int, shown: bytes) -> Losses:
-        """Of the calls in ``message``, number ``index`` of the conversation, after a request that showed ``shown``."""
+    def losses(self, step: Step, given: bytes, shown: bytes) -> Losses:
+        """Of the calls that ``step`` makes, after the client had sent ``given`` and the model was shown ``shown``."""
+        names = self._names.get(step.place)
+        if names is None:
+            names = self._names[step.place] = tuple(_names(each, given) for each in _arguments(step))
         total = Losses()
-        for arguments in _arguments(message):
-            known = [name for name in identifiers(arguments) if self._is_known(name, index)]
-            short = _short_values(arguments)
-            pointed = [name for name in known if name in short]
+        for each in names:
             total += Losses(
-                referring=bool(known),
-                lost=any(name.encode() not in shown for name in known),
-                pointing=bool(pointed),
-                lost_pointing=any(name.encode() not in shown for name in pointed),
+                referring=bool(each.known),
+                lost=any(name not in shown for name in each.known),
+                pointing=bool(each.pointed),
+                lost_pointing=any(name not in shown for name in each.pointed),
             )
         return total
 
-    def _is_known(self, name: str, index: int) -> bool:
-        first = self._first.get(name)
-        if first is None:
-            first = self._first[name] = self._text.find(name.encode())
-        return 0 <= first < self._starts[index]
+
+def _names(arguments: str, given: bytes) -> _Names:
+    found = ((name, name.encode()) for name in identifiers(arguments))
+    known = [(name, raw) for name, raw in found if raw in given]
+    short = _short_values(arguments)
+    return _Names(known=tuple(raw for _, raw in known), pointed=tuple(raw for name, raw in known if name in short))
 
 
-def _arguments(message: Mapping[str, Any]) -> Iterable[str]:
-    for call in message.get("tool_calls") or ():
-        arguments = (call.get("function") or {}).get("arguments")
-        if isinstance(arguments, str):
-            yield arguments
+def _arguments(step: Step) -> Iterable[str]:
+    if step.reply is None:
+        return []
+    try:
+        message = DIALECTS[step.dialect].read_reply(raw_json.dump(step.reply))
+    except InvalidRequest:
+        return []
+    return [part.arguments for part in message.parts if isinstance(part, ToolCall)]
 
 
 def _short_values(arguments: str) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from app.cli.replay.checks import Failure, Stored
+from app.cli.replay.conversations import BadTranscript, Conversation, Transcript
 from app.cli.replay.measure import Counter, Tally
 from app.cli.replay.model import RecordedModel
 from app.cli.replay.play import Played, Stage, Variant, play
@@ -17,7 +18,6 @@ from app.cli.replay.references import Past
 from app.cli.replay.rest import read_session
 from app.cli.replay.service import database_for_replay, open_tenants, run_service
 from app.cli.replay.table import Result
-from app.cli.replay.transcripts import Conversation, Transcript
 from app.settings import Settings
 from app.store.migrations import migrate
 from app.upstream.scripted import run_scripted
@@ -80,8 +80,12 @@ async def run_there(
 ) -> list[Result]:
     """Against a running service, whose upstream has to be the one on ``port``.
 
-    What earlier replays left there would be recognised, so sessions are named here.
+    What earlier replays left there would be recognised, so sessions are named here. Those of a client's own requests
+    cannot be: raises `BadTranscript` for recordings.
     """
+    for transcript in plan.transcripts:
+        if any(conversation.is_recording for conversation in transcript.conversations):
+            raise BadTranscript(f"{transcript.name}: a recording is played through a Tersely of its own, not --proxy")
     model = RecordedModel(window=plan.window)
     token = secrets.token_hex(4)
 
@@ -104,7 +108,7 @@ async def _run(plan: Plan, on_call: OnCall, address: str, model: RecordedModel, 
     async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as http:
         stage = Stage(http=http, address=address, model=model, model_name=plan.model, share=plan.share, counter=counter)
         for transcript in plan.transcripts:
-            pasts = {each.number: Past(each) for each in transcript.conversations}
+            pasts = {each.number: Past() for each in transcript.conversations}
             for variant in plan.variants:
                 access = await open_access(stage, variant, transcript)
                 played = await _play_all(plan, stage, variant, transcript, pasts, access, on_call)
@@ -142,7 +146,7 @@ async def _play_all(
 
 def _result(transcript: Transcript, variant: Variant, played: Sequence[Played]) -> Result:
     failures = [failure for each in played for failure in each.failures]
-    sessions = [each.session for each in played if each.session]
+    sessions = [session for each in played for session in each.sessions]
     if len(set(sessions)) < len(sessions):
         failures.append(
             Failure(

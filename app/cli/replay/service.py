@@ -64,7 +64,11 @@ class _QuietServer(uvicorn.Server):
 async def run_service(settings: Settings, database_url: str, upstream: str) -> AsyncIterator[str]:
     """The service on a free loopback port, until the block is left; its address."""
     # Every tenant is to be a fresh one, and a reply that could not be stored is to be seen.
-    own = settings.model_copy(update={"auth": "keys", "fail_open": "off", "openai_api_key": None})
+    keys = dict.fromkeys(("openai_api_key", "anthropic_api_key", "gemini_api_key"))
+    hosts = dict.fromkeys(
+        ("anthropic_base_url", "gemini_base_url", "gemini_gca_base_url"), upstream.removesuffix("/v1")
+    )
+    own = settings.model_copy(update={"auth": "keys", "fail_open": "off", **keys, **hosts})
     application = build(own, database_url=database_url, openai_base_url=upstream)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(

@@ -45,7 +45,7 @@ def cells(result: Result) -> tuple[str, ...]:
         result.file,
         result.strategy,
         f"{tally.conversations}",
-        f"{tally.calls:,}",
+        f"{tally.calls:,}" + (f" + {tally.beside:,} beside" if tally.beside else ""),
         f"{tally.client.tokens:,}",
         f"{tally.model.tokens:,}",
         f"{tally.sent_share:.2f}",
@@ -78,6 +78,7 @@ def _record(result: Result) -> dict[str, Any]:
         "strategy": result.strategy,
         "conversations": tally.conversations,
         "calls": tally.calls,
+        "calls_beside": tally.beside,
         "client_tokens": tally.client.tokens,
         "sent_tokens": tally.model.tokens,
         "client_prefix_share": repeated_share(tally.client),
@@ -100,7 +101,7 @@ def _record(result: Result) -> dict[str, Any]:
         "worst_conversation": result.worst,
         "overhead_ms": {"p50": median(times), "max": times[-1]} if times else None,
         "failures": [
-            {"conversation": failure.conversation, "message": failure.call, "what": failure.what}
+            {"conversation": failure.conversation, failure.unit: failure.call, "what": failure.what}
             for failure in result.failures
         ],
     }

@@ -1,81 +1,159 @@
-"""Transcripts: one conversation per line, ``{"id", "messages": [OpenAI chat messages]}``.
+"""Files of conversations: which of the known forms each has is told by what its lines look like.
 
-Members that begin with ``x_`` are annotations of whoever recorded them; no client would send them.
+- one conversation on each line, in the wire form of a dialect (`forms`);
+- a client's requests, one on each line (`recordings`);
+- what an agent leaves on its user's disk, one conversation in a file (`agents`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from app.cli.replay.agents import read_agent_file
+from app.cli.replay.conversations import BadTranscript, Conversation, Transcript
+from app.cli.replay.forms import recognise, steps_of
+from app.cli.replay.recordings import is_call, is_resent, read_recording, with_files
 from app.dialects import raw_json
-from app.domain.errors import TerselyError
+from app.domain.messages import Dialect as DialectName
 
-ANNOTATION = "x_"
+MAX_LINE = 64 * 1024 * 1024
+REQUESTS, RESPONSES, INDEX = "requests", "responses", "index"
 
-
-class BadTranscript(TerselyError):
-    """A file that is no transcript."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """One message of a recording: as values, and as the bytes that a client sends."""
-
-    message: Mapping[str, Any]
-    raw: bytes
-
-    @property
-    def role(self) -> str:
-        """The message's role."""
-        return str(self.message.get("role"))
+Line = tuple[int, Mapping[str, Any]]
+OnBadLine = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
-    """One recording; ``number`` is its line in the file, from 1."""
+def load_transcript(
+    path: Path,
+    *,
+    limit: int | None = None,
+    dialect: DialectName | None = None,
+    on_bad_line: OnBadLine | None = None,
+    max_line: int = MAX_LINE,
+) -> Transcript:
+    """Read a file, or its first ``limit`` conversations; lines that do not tell are taken to be in ``dialect``.
 
-    id: str
-    number: int
-    said: tuple[Said, ...]
+    Raises `BadTranscript` with the first line (at most ``max_line`` bytes) that is no conversation; with
+    ``on_bad_line``, that is told instead, and the line left out.
+    """
 
-    @property
-    def calls(self) -> tuple[int, ...]:
-        """Where the model spoke: the indexes of assistant messages that answer something."""
-        return tuple(index for index, said in enumerate(self.said) if index > 0 and said.role == "assistant")
+    def bad(number: int, why: str) -> None:
+        told = f"{path}, line {number}: {why}"
+        if on_bad_line is None:
+            raise BadTranscript(told)
+        on_bad_line(told)
+
+    lines = list(_read_lines(path, bad, max_line))
+    name = path.parent.resolve().name if path.stem in {REQUESTS, INDEX} else path.stem
+    if (found := read_agent_file([line for _, line in lines])) is not None:
+        agent_dialect, conversation = found
+        lines = [(1, {"id": path.stem, **conversation, "dialect": agent_dialect})]
+    elif _is_recording(lines):
+        replies = _replies(path, max_line)
+        beside = partial(_read_beside, path.parent, max_line)
+        try:
+            whole = [(number, _with_files(number, line, beside)) for number, line in lines]
+            recording = read_recording(name, whole, replies, dialect)
+        except BadTranscript as error:
+            raise BadTranscript(f"{path}: {error}") from error
+        return Transcript(name=name, conversations=[recording])
+    return Transcript(name=name, conversations=list(_conversations(lines, limit, dialect, bad)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transcript:
-    """The conversations of one file."""
+def _conversations(
+    lines: Sequence[Line], limit: int | None, dialect: DialectName | None, bad: Callable[[int, str], None]
+) -> Iterator[Conversation]:
+    for number, line in lines[:limit]:
+        try:
+            steps = steps_of(line, recognise(line, dialect))
+        except (BadTranscript, ValueError, TypeError, AttributeError) as error:
+            why = str(error) if isinstance(error, BadTranscript) else type(error).__name__
+            bad(number, f"not a conversation: {why}")
+            continue
+        yield Conversation(id=str(line.get("id", number)), number=number, steps=steps)
 
-    name: str
-    conversations: tuple[Conversation, ...]
+
+def _is_recording(lines: Sequence[Line]) -> bool:
+    if lines and all(is_call(line) for _, line in lines):
+        return True
+    return any(is_resent(line, later) for (_, line), (_, later) in pairwise(lines))
 
 
-def load_transcript(path: Path, *, limit: int | None = None) -> Transcript:
-    """Read a file, or its first ``limit`` conversations. Raises `BadTranscript` with the line that is wrong."""
-    return Transcript(name=path.stem, conversations=tuple(_read(path, limit)))
-
-
-def _read(path: Path, limit: int | None) -> Iterator[Conversation]:
+def _with_files(number: int, line: Mapping[str, Any], read: Callable[[str], bytes]) -> Mapping[str, Any]:
     try:
-        lines = path.read_bytes().splitlines()
+        return with_files(line, read)
+    except (OSError, ValueError) as error:
+        raise BadTranscript(f"line {number}: {line['request_file']} cannot be read ({error})") from error
+
+
+def _read_beside(directory: Path, max_line: int, name: str) -> bytes:
+    """A file that a line names, which lies beside or below. Raises OSError, or ValueError for any other place."""
+    path = (directory / name).resolve()
+    if not path.is_relative_to(directory.resolve()):
+        raise ValueError("it lies elsewhere")
+    if path.stat().st_size > max_line:
+        raise ValueError(f"longer than {max_line:,} bytes")
+    return path.read_bytes()
+
+
+def _replies(path: Path, max_line: int) -> dict[object, Any]:
+    """What stands beside a recording, by the number of the request; nothing where there is no such file."""
+    beside = path.with_name(path.name.replace(REQUESTS, RESPONSES))
+    if beside == path or not beside.exists():
+        return {}
+
+    def bad(number: int, why: str) -> None:
+        raise BadTranscript(f"{beside}, line {number}: {why}")
+
+    lines = _read_lines(beside, bad, max_line)
+    return {line.get("n", number): line.get("reply", line.get("response")) for number, line in lines}
+
+
+def _read_lines(path: Path, bad: Callable[[int, str], None], max_line: int) -> Iterator[Line]:
+    """The JSON objects of a file with their line numbers; a file that is one object over many lines is one line."""
+    try:
+        if path.suffix == ".json":
+            yield 1, _whole(path, bad, max_line)
+            return
+        with path.open("rb") as file:
+            number = 0
+            while raw := file.readline(max_line + 1):
+                number += 1
+                if len(raw) > max_line:
+                    _skip_rest(file.readline, raw, max_line)
+                    bad(number, f"longer than {max_line:,} bytes")
+                elif raw.strip():
+                    line = _parse(raw)
+                    if isinstance(line, Mapping):
+                        yield number, line
+                    else:
+                        bad(number, "not a conversation: no JSON object")
     except OSError as error:
         raise BadTranscript(f"{path}: {error.strerror}") from error
-    for number, line in enumerate(lines[:limit], start=1):
-        if not line.strip():
-            continue
-        try:
-            record = raw_json.load(line)
-            said = tuple(_bare(message) for message in record["messages"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadTranscript(f"{path}, line {number}: not a conversation ({type(error).__name__})") from error
-        yield Conversation(id=str(record.get("id", number)), number=number, said=said)
 
 
-def _bare(message: Mapping[str, Any]) -> Said:
-    bare = {key: value for key, value in message.items() if not key.startswith(ANNOTATION)}
-    return Said(message=bare, raw=raw_json.dump(bare))
+def _skip_rest(readline: Callable[[int], bytes], raw: bytes, max_line: int) -> None:
+    while raw and not raw.endswith(b"\n"):
+        raw = readline(max_line)
+
+
+def _whole(path: Path, bad: Callable[[int, str], None], max_line: int) -> Mapping[str, Any]:
+    with path.open("rb") as file:
+        raw = file.read(max_line + 1)
+    if len(raw) > max_line:
+        bad(1, f"longer than {max_line:,} bytes")
+        return {}
+    value = _parse(raw)
+    # A checkpoint of Gemini CLI may be the bare list of contents.
+    return value if isinstance(value, Mapping) else {"contents": value}
+
+
+def _parse(raw: bytes) -> Any:
+    try:
+        return raw_json.load(raw)
+    except ValueError:
+        return None
