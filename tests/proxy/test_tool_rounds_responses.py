@@ -406,6 +406,46 @@ def test_slim_offers_a_search_once_something_is_out_of_view(service: Service, mo
     assert f"question 0 {key}" in sent(model, key, -1)[-1]["output"]
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_client_that_goes_on_by_id_alone_loses_nothing(
+    client: openai.OpenAI, model: Model, key: str, streams: bool
+) -> None:
+    asked: dict[str, Any] = {"user": key, "tools": [THEIRS]}
+    model.script(
+        key, said(words("1", "First."), noting("c1")), said(thought("2"), noting("c2"), called("t", "add", {}))
+    )
+    seen = ask(client, streams, input=[user(f"go {key}")], **asked)
+    model.script(key, said(noting("c3")), said(words("4", "Two.")))
+    seen = ask(client, streams, input=[answer("t", "2")], previous_response_id=seen.id, **asked)
+    assert [item.id for item in seen.output] == ["msg_4"]
+    model.script(key, said(words("5", "Yes.")))
+    seen = ask(client, streams, input="sure?", previous_response_id=seen.id, **asked)
+    assert seen.output_text == "Yes."
+    *_, before, whole = requested(model, key)
+    assert "previous_response_id" not in whole
+    assert [item["call_id"] for item in whole["input"] if item.get("type") == "function_call"] == [
+        "c1",
+        "c2",
+        "t",
+        "c3",
+    ]
+    assert whole["input"][: len(before["input"])] == before["input"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_history_that_the_host_keeps_is_gone_on_with_in_rounds(
+    client: openai.OpenAI, model: Model, key: str, streams: bool
+) -> None:
+    conversation = f"conv_{key}"
+    asked: dict[str, Any] = {"user": key, "tools": [THEIRS], "conversation": conversation}
+    for number in range(3):
+        model.script(key, said(words(f"a{number}", "So."), noting(f"c{number}")), said(words(f"b{number}", "There.")))
+        seen = ask(client, streams, input=f"go {number}", **asked)
+        assert [item.id for item in seen.output] == [f"msg_a{number}", f"msg_b{number}"]
+    whole = sent(model, key, -1)
+    assert [item["call_id"] for item in whole if item.get("type") == "function_call"] == ["c0", "c1", "c2"]
+
+
 # What may go wrong
 
 
