@@ -1,0 +1,87 @@
+"""Run the programs and print what came of it. Names choose among them; without names all run."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from bench.programs.agents import AGENTS
+from bench.programs.checks import Outcome
+from bench.programs.frameworks import FRAMEWORKS
+from bench.programs.program import Program
+from bench.programs.running import install, run
+
+PROGRAMS = {program.name: program for program in (*AGENTS, *FRAMEWORKS)}
+COLUMNS = (
+    "program",
+    "version",
+    "epoch",
+    "calls",
+    "turns",
+    "sessions",
+    "subagents",
+    "side calls",
+    "refusals",
+    "cuts",
+    "",
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.programs", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PROGRAMS))
+    parser.add_argument(
+        "--scratch", type=Path, help="where to install and run; kept (default: a folder that is removed)"
+    )
+    parser.add_argument("--only", choices=["auto", "small"], help="one of the two runs: default window, small window")
+    arguments = parser.parse_args()
+    chosen = [PROGRAMS[name] for name in arguments.names] or list(PROGRAMS.values())
+    variants = [arguments.only] if arguments.only else ["auto", "small"]
+    outcomes: list[Outcome] = []
+    for program in chosen:
+        scratch = arguments.scratch or Path(tempfile.mkdtemp(prefix="programs-"))
+        try:
+            outcomes += asyncio.run(try_program(program, scratch, variants))
+        finally:
+            if arguments.scratch is None:
+                shutil.rmtree(scratch, ignore_errors=True)
+    print(table(outcomes))
+    return 1 if any(each.faults for each in outcomes) else 0
+
+
+async def try_program(program: Program, scratch: Path, variants: Sequence[str]) -> list[Outcome]:
+    """Install a program unless it is there, and run it once per variant."""
+    installed = scratch / (program.of or program.name) / "lib"
+    if not (installed / ".installed").exists():
+        install(program, installed)
+        (installed / ".installed").touch()
+    outcomes = []
+    for variant in (each for each in program.epochs if each in variants):
+        outcome = await run(program, installed, scratch / program.name / variant, is_small=variant == "small")
+        for fault in outcome.faults:
+            print(f"{program.name} ({variant}): {fault}", file=sys.stderr, flush=True)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def table(outcomes: Iterable[Outcome]) -> str:
+    """As Markdown."""
+    rows = [COLUMNS, tuple("---" for _ in COLUMNS)]
+    rows += [
+        (
+            each.program, each.version, each.variant, str(each.calls), str(each.streamed), str(each.turns), str(each.sessions),
+            str(each.children), str(each.sides), str(each.refusals), str(each.cuts),
+            f"{len(each.faults)} faults" if each.faults else "as it should",
+        )
+        for each in outcomes
+    ]  # fmt: skip
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
