@@ -242,6 +242,14 @@ def test_a_chat_of_gemini_cli(is_old: bool, tmp_path: Path) -> None:
     check_all(conversation, strict_gemini.check)
 
 
+def test_a_call_that_gemini_cli_wrote_down_twice_is_one(tmp_path: Path) -> None:
+    records = gemini_records()
+    call = {"functionCall": {"id": "c1", "name": "ls", "args": {"dir": "."}}, "thoughtSignature": "c2ln"}
+    records[2]["content"] = [{"text": "I will."}, call]
+    path = write(tmp_path / "session-1.jsonl", {"sessionId": "s", "projectHash": "h"}, *records)
+    assert body(only(path).steps[-1])["contents"][1]["parts"] == [{"text": "I will."}, call]
+
+
 @pytest.mark.parametrize("is_bare", [False, True])
 def test_a_checkpoint_of_gemini_cli(is_bare: bool, tmp_path: Path) -> None:
     history = [{"role": "user", "parts": [{"text": "a"}]}, {"role": "model", "parts": [{"text": "b"}]}]
@@ -258,6 +266,7 @@ def test_a_session_of_pi(has_branches: bool, tmp_path: Path) -> None:
         {"role": "user", "content": [{"type": "text", "text": "List the files."}]},
         {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}, call], "api": "x", "usage": {}},
         {"role": "toolResult", "toolCallId": "c1", "content": [{"type": "text", "text": "mill.py"}], "isError": False},
+        {"role": "assistant", "content": [{"type": "text", "text": "On"}], "stopReason": "aborted"},
         {"role": "assistant", "content": [{"type": "text", "text": "One file."}]},
     ]
     lines: list[dict[str, Any]] = [{"type": "session", "id": "s", "cwd": "/mill"}]

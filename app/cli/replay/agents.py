@@ -160,7 +160,12 @@ def _contents(record: Line) -> Iterator[dict[str, Any]]:
     if record.get("type") != "gemini":
         return
     calls = [call for call in _list(record.get("toolCalls")) if isinstance(call, dict)]
-    made = [{"functionCall": {key: call[key] for key in ("id", "name", "args") if key in call}} for call in calls]
+    said = {_dict(part.get("functionCall")).get("id") for part in parts} - {None}  # some stand in both
+    made = [
+        {"functionCall": {key: call[key] for key in ("id", "name", "args") if key in call}}
+        for call in calls
+        if call.get("id") not in said
+    ]
     if parts or made:
         yield {"role": "model", "parts": [*parts, *made]}
     results = [part for call in calls for part in _results(call)]
@@ -198,7 +203,10 @@ def _is_pi(lines: Sequence[Line]) -> bool:
 
 
 def _read_pi(lines: Sequence[Line]) -> dict[str, Any]:
-    """A message in the agent's own form suits every provider; here it becomes that of chat completions."""
+    """A message in the agent's own form suits every provider; here it becomes that of chat completions.
+
+    Replies that broke off are left out, as the agent itself leaves them out of its requests.
+    """
     entries = [line for line in lines[1:] if _is_of_type(line, "message")]
     branch = _branch_of_pi(lines)
     ours = entries if branch is None else [entry for entry in entries if entry.get("id") in branch]
@@ -223,7 +231,7 @@ def _chat_message(message: Line) -> dict[str, Any] | None:
     match message.get("role"):
         case "user":
             return {"role": "user", "content": content if isinstance(content, str) else _chat_parts(content)}
-        case "assistant":
+        case "assistant" if message.get("stopReason") not in {"aborted", "error"}:
             blocks = [_dict(block) for block in _list(content)]
             calls = [_chat_call(block) for block in blocks if block.get("type") == "toolCall"]
             text = _text(content)
@@ -231,7 +239,8 @@ def _chat_message(message: Line) -> dict[str, Any] | None:
         case "toolResult":
             return {"role": "tool", "tool_call_id": message.get("toolCallId"), "content": _text(content)}
         case "bashExecution" if not message.get("excludeFromContext"):
-            return {"role": "user", "content": f"Ran `{message.get('command')}`\n```\n{message.get('output')}\n```"}
+            output = f"```\n{message['output']}\n```" if message.get("output") else "(no output)"
+            return {"role": "user", "content": f"Ran `{message.get('command')}`\n{output}"}
         case _:
             return None
 
