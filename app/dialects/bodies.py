@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from app.dialects import raw_json
 from app.dialects.members import check_utf8, split_body
 from app.domain.errors import InvalidRequest
+from app.domain.messages import Part, ToolCall
 
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
@@ -46,6 +47,8 @@ class BodyDecoder(Generic[_Struct]):
             return msgspec.convert(values, self._kind)
         except msgspec.ValidationError as error:
             raise _explain(error) from error
+        except UnicodeEncodeError as error:  # half a character where no text is expected
+            raise InvalidRequest("a member is of a wrong type") from error
 
 
 class MessageDecoder(Generic[_Struct]):
@@ -69,6 +72,12 @@ class MessageDecoder(Generic[_Struct]):
             return msgspec.convert(raw_json.load(raw), self._kind)
         except ValueError as error:  # msgspec's errors are ValueErrors too
             raise InvalidRequest(f"a message that cannot be understood: {error}") from error
+
+
+def check_caller(role: str, parts: Iterable[Part]) -> None:
+    """Raise ``InvalidRequest`` where tools are called by anybody but the model: no history is made of that."""
+    if role != "assistant" and any(isinstance(part, ToolCall) for part in parts):
+        raise InvalidRequest(f"a message of the role {role} calls tools", field="role")
 
 
 def try_decode(decoder: msgspec.json.Decoder[_Struct], raw: bytes) -> _Struct | None:

@@ -68,7 +68,7 @@ class LaidOut:
 
 async def find(connection: Connection, tenant: str, asked: Asked) -> Named | None:
     """What a request names; None where that is not known here, or is told twice."""
-    if asked.reply_id and asked.conversation:
+    if (asked.reply_id and asked.conversation) or not (asked.reply_id + asked.conversation).isprintable():
         return None
     if asked.conversation:
         return await _find_conversation(connection, tenant, asked, asked.session_id or asked.conversation)

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from app.dialects import raw_json
-from app.dialects.bodies import BodyDecoder, MessageDecoder, try_decode, verbatim
+from app.dialects.bodies import BodyDecoder, MessageDecoder, check_caller, try_decode, verbatim
 from app.dialects.dialect import Request, Usage
 from app.dialects.media import image_size, media_digest
 from app.domain.chain import without_injected
@@ -123,6 +123,7 @@ def read_message(raw: bytes) -> Message:
     if isinstance(content, str):
         return Message(role=role, parts=(Text(text=content),), raw=raw)
     parts = tuple(part for place, block in enumerate(content) if (part := _read_block(block, raw, place)) is not None)
+    check_caller(role, parts)
     return Message(role="tool" if role == "user" and _only_results(parts) else role, parts=parts, raw=raw)
 
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.dialects import raw_json
+from app.dialects.bodies import check_caller
 from app.dialects.dialect import Request, Usage
 from app.dialects.media import image_size, media_digest
 from app.dialects.members import split_body
@@ -85,6 +86,7 @@ def read_message(raw: bytes, *, default_role: str = "user") -> Message:
     elif role != "user" or parts:
         is_result = bool(parts) and all(isinstance(part, ToolResult) for part in parts)
         role = "tool" if is_result else "user"
+        check_caller(role, parts)
     return Message(role=role, parts=tuple(parts), raw=raw)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from app.dialects import raw_json
-from app.dialects.bodies import BodyDecoder, MessageDecoder, session_ids, try_decode, verbatim
+from app.dialects.bodies import BodyDecoder, MessageDecoder, check_caller, session_ids, try_decode, verbatim
 from app.dialects.dialect import Request, Usage
 from app.dialects.media import image_size, media_digest
 from app.dialects.openai_content import TEXT_TYPES
@@ -147,6 +147,7 @@ def read_message(raw: bytes, *, default_role: str = "") -> Message:
     if message.audio is not None:
         parts.append(Media(kind="audio", digest=message.audio.id))
     parts.extend(_read_calls(message))
+    check_caller(role, parts)
     return Message(role=role, parts=tuple(parts), raw=raw)
 
 
