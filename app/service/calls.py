@@ -11,6 +11,8 @@ from app.domain.headers import Headers
 
 ContextKind = Literal["built", "passthrough", "bypass", "fail-open", "command"]
 MAX_SESSION_ID = 256
+# What a client or a proxy on the way would take for a step in a path: nobody could reach such a session again.
+NOT_IDS = frozenset({".", ".."})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,8 @@ def read_options(headers: dict[str, str]) -> Options:
 
 def check_session_id(value: str, name: str) -> str:
     """A session id: 1 to 256 printable characters without blanks at its ends. Raises `InvalidRequest`."""
+    if value in NOT_IDS:
+        raise InvalidRequest(f"{name} must not be '.' or '..'", field=name)
     if not value or len(value) > MAX_SESSION_ID or not value.isprintable() or value != value.strip():
         raise InvalidRequest(f"{name} must be 1 to {MAX_SESSION_ID} printable characters", field=name)
     return value

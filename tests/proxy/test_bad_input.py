@@ -152,7 +152,7 @@ async def test_huge_numbers(service: Service, key: str):
     assert answer.seconds < 1
 
 
-@pytest.mark.parametrize("session", ["x" * 257, "a\u00adb", "", "  "])
+@pytest.mark.parametrize("session", ["x" * 257, "a\u00adb", ".", "..", "", "  "])
 async def test_unusable_session_ids(service: Service, session: str):
     async with wire(service) as line:
         await line.send(request_bytes(body_of("x"), X_Tersely_Session=session, connection="close"))
