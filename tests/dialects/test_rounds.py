@@ -319,9 +319,11 @@ def test_recorded_streams_of_responses_come_through_and_any_of_their_calls_can_b
 
 def test_what_only_bears_a_name_of_ours_is_the_clients():
     approval = {"type": "mcp_approval_request", "id": "mcpr_1", "name": "save_memo", "arguments": "{}"}
+    spaced = {"type": "function_call", "call_id": "c", "name": "save_memo", "namespace": "notes", "arguments": "{}"}
     custom = {"id": "c", "type": "custom", "custom": {"name": "save_memo", "input": "x"}}
     for dialect, body in (
         (OPENAI_RESPONSES, {"output": [approval]}),
+        (OPENAI_RESPONSES, {"output": [spaced]}),
         (OPENAI_CHAT, {"choices": [{"message": {"role": "assistant", "content": "", "tool_calls": [custom]}}]}),
     ):
         said = dialect.split_reply(json.dumps(body).encode(), NOTHING)[1]

@@ -77,7 +77,7 @@ class _Sorting:
             self._thoughts.append(key)
         elif kind in _CALLS and not name and not is_whole:
             self._shown[key] = None
-        elif kind in _CALLS and name in self._names:
+        elif kind in _CALLS and name in self._names and not item.get("namespace"):
             self._shown[key] = False
             self._is_claimed = True
         else:
