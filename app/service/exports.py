@@ -6,7 +6,9 @@ export that was not rewritten on its way comes back verbatim. Instructions have 
 model said them, terse tags included; ``"literal": true`` marks one whose tags were never taken out. A terse element is
 ``{"ts", "turnId", "role", "summary", "source"}``.
 
-Exported is what is live: not what was superseded, dropped, undone or removed.
+These are what is live in the client's history: not what was superseded, dropped, undone or removed, and not what the
+model asked our own tools. Everything else that makes the session what it is comes beside them (`app.service.copies`):
+with it an import is the same session, without it (older exports, other programs' files) one with the same history.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from app.domain.messages import Message
 from app.domain.sessions import Session
 from app.domain.terse import OPEN
 from app.domain.turns import read_turn_id, write_turn_id
-from app.service import tokens
+from app.service import copies, tokens
 from app.service.arrival import digest
 from app.service.messages import Messages, dialect_of, read_messages, split_reply
 from app.service.sessions import Change, Sessions, check_id
@@ -51,7 +53,11 @@ _MILLISECONDS = 1e11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Import:
-    """What is imported: context elements in wire form, terse elements as JSON values, and how to configure it."""
+    """What is imported: context elements in wire form, terse elements as JSON values, and how to configure it.
+
+    ``copy`` is what Tersely's own exports have beside these. Of its configuration counts what ``configuration`` says
+    nothing of.
+    """
 
     id: str | None
     parent: str | None
@@ -59,6 +65,7 @@ class Import:
     context: Sequence[bytes]
     terse: Sequence[dict[str, Any]]
     configuration: Change
+    copy: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +96,7 @@ class Exports:
 
     async def export(self, tenant: str, session_id: str) -> AsyncIterator[bytes]:
         """The document in pieces; memory holds one piece. Raises `NotFound` before the first."""
-        found, after = await self._messages.page(tenant, session_id, view="model", after=0, limit=BATCH)
+        found, after = await self._messages.page(tenant, session_id, view="client", after=0, limit=BATCH)
         yield b'{"context":['
         is_first = True
         while found:
@@ -97,7 +104,7 @@ class Exports:
             is_first = False
             if after is None:
                 break
-            found, after = await self._messages.page(tenant, session_id, view="model", after=after, limit=BATCH)
+            found, after = await self._messages.page(tenant, session_id, view="client", after=after, limit=BATCH)
         yield b'],"terse":['
         place: Place | None = (0, 0, 0)
         is_first = True
@@ -107,7 +114,10 @@ class Exports:
                 written = b",".join(raw_json.dump(write_entry(entry)) for entry in entries)
                 yield (b"" if is_first else b",") + written
                 is_first = False
-        yield b"]}"
+        yield b'],"tersely":'
+        async for piece in copies.write(self._database, tenant, session_id):
+            yield piece
+        yield b"}"
 
     async def log(
         self, tenant: str, session_id: str, *, after: Place, limit: int
@@ -125,6 +135,8 @@ class Exports:
         dialect = dialect_of(given.dialect)
         if len(given.context) > MAX_MESSAGES:
             raise InvalidRequest(f"at most {MAX_MESSAGES} messages, not {len(given.context)}", field="context")
+        if given.copy is not None:
+            return await self._take_copy(tenant, session_id, given, given.copy)
         configuration = self._sessions.configure(given.configuration)
         now = self._clock()
         tagged, read = await asyncio.to_thread(_read_context, given.context, dialect)
@@ -147,6 +159,33 @@ class Exports:
             raise NotFound("there is no such session")
         return made
 
+    async def _take_copy(self, tenant: str, session_id: str, given: Import, written: dict[str, Any]) -> Session:
+        tagged = await asyncio.to_thread(lambda: [_read_tags(raw, index) for index, raw in enumerate(given.context)])
+        raws, turns = [each.raw for each in tagged], [each.turn for each in tagged]
+        copy = await asyncio.to_thread(copies.read, written, raws, turns)
+        configuration = self._sessions.configure(_over(copy.change, given.configuration))
+        async with self._database.transaction(tenant, limit=IMPORT_LIMIT) as connection:
+            parent = given.parent or copy.parent
+            if parent is not None and await sessions.get(connection, tenant, parent) is None:
+                if given.parent is not None:
+                    raise InvalidRequest("parent: there is no such session", field="parent")
+                parent = None
+            if not await sessions.add(connection, tenant, session_id, parent, configuration, self._clock()):
+                raise Conflict("that session id is taken", field="id")
+            await copies.store(connection, tenant, session_id, copy)
+            made = await sessions.get(connection, tenant, session_id)
+        assert made is not None
+        return made
+
+
+def _over(own: Change, given: Change) -> Change:
+    """``given``, and where that says nothing ``own``."""
+    return Change(
+        strategy=own.strategy if given.strategy is None else given.strategy,
+        epoch=own.epoch if given.epoch is None else given.epoch,
+        metadata=own.metadata if given.metadata is None else given.metadata,
+    )
+
 
 def write_entry(entry: TerseEntry) -> dict[str, str]:
     """A terse entry as it is exported and listed."""
@@ -164,12 +203,20 @@ def _write_time(at: datetime) -> str:
 
 
 def _write(stored: StoredMessage) -> bytes:
-    raw = stored.raw if stored.model_raw is None else stored.model_raw
+    raw = _words(stored)
     turn = f'"{write_turn_id(stored.turn)}"' if stored.turn else "null"
-    mark = ',"literal":true' if stored.model_raw is None and _has_tags(stored) else ""
+    mark = ',"literal":true' if raw is stored.raw and _has_tags(stored) else ""
     tags = f'{{"turnId":{turn},"ts":"{_write_time(stored.created_at)}"{mark}'.encode()
     members = raw.lstrip()[1:]
     return tags + (b"" if members.lstrip().startswith(b"}") else b",") + members
+
+
+def _words(stored: StoredMessage) -> bytes:
+    """A reply as the model said it where tags are all that the client did not see, else as the client has it."""
+    if stored.model_raw is None or stored.role != "assistant":
+        return stored.raw
+    shown = split_reply(stored.model_raw, dialect_of(stored.dialect), TERSE).client_message
+    return stored.model_raw if shown == stored.raw else stored.raw
 
 
 def _has_tags(stored: StoredMessage) -> bool:

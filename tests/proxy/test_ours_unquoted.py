@@ -61,6 +61,32 @@ async def test_a_search_finds_what_was_said_and_no_search(searching: Service, mo
     assert "of 8 ---" in ask(searching, key, mode="tail", last=20)["text"]
 
 
+async def test_a_copy_has_it_where_it_was(searching: Service, model: Model, key: str) -> None:
+    await searched(searching, model, key)
+    exported = httpx.get(f"{searching.url}/api/sessions/{key}/export").content
+    assert len(json.loads(exported)["context"]) == 8
+    assert "zz_note" not in json.dumps(json.loads(exported)["context"])
+    imported = httpx.post(
+        f"{searching.url}/api/sessions/import",
+        content=b'{"id":"copy-%b",' % key.encode() + exported[1:],
+        headers={"content-type": "application/json"},
+    )
+    assert imported.status_code == 201, imported.text
+
+    def seen(session: str) -> list[bytes]:
+        path = f"{searching.url}/api/sessions/{session}"
+        context = {"strategy": "full", "epoch": "every_request", "model": "gpt-4o"}
+        return [
+            httpx.get(f"{path}/messages", params={"view": "client"}).content,
+            httpx.get(f"{path}/messages", params={"view": "all"}).content,
+            httpx.post(f"{path}/context", json={"model": "gpt-4o"}).content,
+            httpx.post(f"{path}/context", json=context).content,
+        ]
+
+    assert seen(f"copy-{key}") == seen(key)
+    assert b"zz_note" in seen(key)[3]
+
+
 async def test_a_head_tells_nothing_of_it(searching: Service, model: Model, key: str) -> None:
     await searched(searching, model, key)
     await post(searching, body_of("The last one.", user=key), X_Tersely_Session=key, **SHAPE)

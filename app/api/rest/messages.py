@@ -121,7 +121,7 @@ def exports_router(service: Exports, router: APIRouter, *, strategy: str, epoch:
 
     @router.get("/sessions/{session_id}/export", summary="Export a session", response_model=schemas.ExportOut)
     async def export(tenant: Tenant, session_id: SessionId) -> Response:
-        """The live history and its terse log as one document, streamed."""
+        """The live history and its terse log as one document, streamed, and what makes an import the same session."""
         pieces = service.export(tenant, session_id)
         first = await anext(pieces)
         return StreamingResponse(_chain(first, pieces), media_type="application/json")
@@ -136,6 +136,7 @@ def exports_router(service: Exports, router: APIRouter, *, strategy: str, epoch:
             context=verbatim_items(request, "context"),
             terse=body.terse,
             configuration=Change(strategy=body.strategy, epoch=body.epoch, metadata=body.metadata),
+            copy=body.tersely,
         )
         return answer(write_session(await service.take_in(tenant, given), strategy=strategy, epoch=epoch), 201)
 

@@ -183,6 +183,9 @@ class ImportSession(Body):
     strategy: Setting = None
     epoch: Setting = None
     metadata: dict[str, Any] | None = None
+    tersely: dict[str, Any] | None = Field(
+        None, description="What an export has beside history and log; it goes with the `context` of that export alone."
+    )
 
 
 class PutText(Body):
@@ -621,6 +624,7 @@ class ExportOut(BaseModel):
 
     context: list[Wire]
     terse: list[TerseOut]
+    tersely: dict[str, Any] = Field(description="What else makes the session what it is, for an import.")
 
 
 class ReportedOut(BaseModel):
