@@ -289,11 +289,14 @@ def _shown(tail: Sequence[TailRow]) -> list[TailRow]:
 
 def _links_before(tail: Sequence[TailRow], arrival: Arrival, hit_seq: int, hit_index: int) -> int:
     """How many links of the incoming history come before the tail, given one that stands in both; -1: unclear."""
-    stored = [row.row.seq for row in tail if row.row.is_link and not row.is_hidden]
-    if hit_seq not in stored:
+    stored = [row.row for row in tail if row.row.is_link and not row.is_hidden]
+    place = next((place for place, row in enumerate(stored) if row.seq == hit_seq), None)
+    said = [incoming.digest for incoming in arrival.incoming[:hit_index] if incoming.is_link]
+    if place is None or place > len(said):
         return -1
-    position = sum(incoming.is_link for incoming in arrival.incoming[:hit_index])
-    return position - stored.index(hit_seq)
+    first_link = len(said) - place
+    # What a client's summary put in front came late: then what stands between is not in the tail.
+    return first_link if said[first_link:] == [row.digest for row in stored[:place]] else -1
 
 
 async def _new(

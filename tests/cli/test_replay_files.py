@@ -136,6 +136,34 @@ async def test_a_recording_is_played_and_its_side_calls_are_passed_on(database: 
         assert (result.tally.conversations, result.tally.calls, result.tally.beside) == (1, 3, 1)
 
 
+@pytest.mark.parametrize("strategy", ["slim", "window", "tiered"])
+@pytest.mark.parametrize("epoch", ["every_request", '{"high": 1000, "low": 500}'])
+async def test_a_client_that_compacts_its_history_keeps_one(
+    strategy: str, epoch: str, database: Database, tmp_path: Path
+) -> None:
+    """Its summary comes late and stands before what was said earlier; what is cut then is not what is stored."""
+    said = [
+        message
+        for number in range(9)
+        for message in (user(f"Question {number}. " + "mill " * 60), assistant(f"Answer {number}: the wheel turns."))
+    ]
+    summary = [user("Summary of what was said: the wheel was asked about.")]
+    before = [said[:upto] for upto in (1, 3, 5, 7)]
+    after = [[*summary, *said[3:upto]] for upto in (9, 11, 13, 15, 17)]
+    calls = [
+        {
+            "path": "/v1/chat/completions",
+            "body": {"model": "gpt", "messages": messages},
+            "reply": said[said.index(messages[-1]) + 1],
+        }
+        for messages in (*before, *after)
+    ]
+    path = write(tmp_path / "requests.jsonl", *calls)
+    (result,) = await play(database, [path], Variant(strategy=strategy, epoch=epoch))
+    assert [str(failure) for failure in result.failures] == []
+    assert (result.tally.conversations, result.tally.calls) == (1, 9)
+
+
 # Agents' own files
 
 
