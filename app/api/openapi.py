@@ -1,4 +1,4 @@
-"""The OpenAPI document: generated from the routes, with the proxy's route, which is no FastAPI route, by hand."""
+"""The OpenAPI document: generated from the routes, with those of the proxy, which are no FastAPI routes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from app.api.errors import PROBLEM
+from app.api.openapi_proxy import ERRORS, proxy_paths
 
 SUMMARY = "A context proxy for LLM agents: stores the whole conversation, sends the model a short one."
 DESCRIPTION = """
-Point an OpenAI client's base URL at `/v1`, and every conversation is stored and sent as a short context; or drive
-sessions yourself under `/api`.
+Point an OpenAI client's base URL at `/v1`, or an Anthropic or Gemini client's at the root, and every conversation is
+stored and sent as a short context; or drive sessions yourself under `/api`.
 
 - Turn ids are `t1`, `t2`, ...; sequence numbers start at 1 and have no gaps.
 - Lists are paged: `{"items": [...], "next": null}`; `next` is the `after` of the next page.
@@ -39,23 +40,15 @@ TAGS = [
     {"name": "figures", "description": "What it was good for."},
     {"name": "operations", "description": "Health and metrics."},
 ]
-SETTING = {"type": "string", "examples": ["slim", '{"name": "slim", "recent_turns": 3}']}
-REQUEST_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "X-Tersely-Session": ("The session, by your own name for it; alone permits sending only what is new.", {}),
-    "X-Tersely-Strategy": ("The strategy for this request, as TERSELY_STRATEGY.", SETTING),
-    "X-Tersely-Epoch": ("The epoch policy for this request, as TERSELY_EPOCH.", {"type": "string"}),
-    "X-Tersely-Bypass": ("`true`: forward unchanged, store nothing.", {"type": "boolean"}),
-    "X-Tersely-Key": ("The tenant's key, when `Authorization` carries the upstream's own.", {}),
-}
-RESPONSE_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "X-Tersely-Session": ("The session that the call was stored in.", {}),
-    "X-Tersely-Session-Source": ("How it was found.", {"enum": ["header", "body", "lineage", "new"]}),
-    "X-Tersely-Strategy": ("The strategy.", {}),
-    "X-Tersely-Context": ("What went upstream.", {"enum": ["built", "passthrough", "bypass", "fail-open"]}),
-    "X-Tersely-Epoch": ("The epoch's number.", {"type": "integer"}),
-    "X-Tersely-Tokens-Before": ("Estimated tokens of the whole history.", {"type": "integer"}),
-    "X-Tersely-Tokens-After": ("Estimated tokens that were sent.", {"type": "integer"}),
-    "X-Tersely-Overhead-Ms": ("Time in Tersely before the request left, in milliseconds.", {"type": "number"}),
+
+
+# A path parameter that is read as it was encoded, since it may have slashes in it: no route declares it.
+SESSION_ID = {
+    "name": "session_id",
+    "in": "path",
+    "required": True,
+    "description": "The session's id, URL-encoded, slashes as `%2F`.",
+    "schema": {"type": "string"},
 }
 
 
@@ -84,11 +77,14 @@ def _describe(app: FastAPI) -> dict[str, Any]:
         routes=app.routes,
         tags=TAGS,
     )
-    for operations in document["paths"].values():
+    for path, operations in document["paths"].items():
         for operation in operations.values():
             _name_problems(operation["responses"])
-    document["paths"] = {"/v1/chat/completions": {"post": _chat()}, **document["paths"]}
-    schemas = document.get("components", {}).get("schemas", {})
+            if "{session_id}" in path:
+                operation.setdefault("parameters", []).insert(0, SESSION_ID)
+    document["paths"] = {**proxy_paths(), **document["paths"]}
+    document.setdefault("components", {}).setdefault("schemas", {}).update(ERRORS)
+    schemas = document["components"]["schemas"]
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     return document
@@ -100,66 +96,3 @@ def _name_problems(responses: dict[str, Any]) -> None:
         content = response.get("content", {})
         if int(status) >= 400 and "application/json" in content:
             response["content"] = {PROBLEM: content["application/json"]}
-
-
-def _chat() -> dict[str, Any]:
-    return {
-        "tags": ["proxy"],
-        "summary": "A chat completion, with a short context",
-        "description": (
-            "OpenAI's chat completions, streaming or not. The history is stored, the upstream gets a context built "
-            "from it, the answer comes back as the upstream gave it, without terse tags. Every other path under "
-            "`/v1/` is passed through. Errors have OpenAI's shape; the upstream's own come back as they are."
-        ),
-        "operationId": "chat_completions",
-        "parameters": [
-            {"name": name, "in": "header", "required": False, "description": text, "schema": _schema(schema)}
-            for name, (text, schema) in REQUEST_HEADERS.items()
-        ],
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {
-                    "schema": {
-                        "type": "object",
-                        "description": "As OpenAI documents it; unknown members pass through.",
-                        "required": ["messages"],
-                        "properties": {
-                            "model": {"type": "string"},
-                            "messages": {"type": "array", "items": {"type": "object"}},
-                            "stream": {"type": "boolean"},
-                        },
-                        "additionalProperties": True,
-                    },
-                    "example": {"model": "gpt-4o-mini", "messages": [{"role": "user", "content": "Hello"}]},
-                }
-            },
-        },
-        "responses": {
-            "200": {
-                "description": "The upstream's answer",
-                "headers": {
-                    name: {"description": text, "schema": _schema(schema)}
-                    for name, (text, schema) in RESPONSE_HEADERS.items()
-                },
-                "content": {
-                    "application/json": {"schema": {"type": "object"}},
-                    "text/event-stream": {"schema": {"type": "string"}},
-                },
-            },
-            **{
-                status: {"description": text, "content": {"application/json": {"schema": {"type": "object"}}}}
-                for status, text in {
-                    "400": "The request cannot be read",
-                    "401": "A Tersely key is needed",
-                    "413": "Over the size limit",
-                    "502": "The upstream cannot be reached",
-                    "503": "The database is away, and failing open is off",
-                }.items()
-            },
-        },
-    }
-
-
-def _schema(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "string", **schema}

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openapi_schema_validator import OAS31Validator
+from openapi_spec_validator import OpenAPIV31SpecValidator
 from pydantic import BaseModel
 
 from app.api.openapi import openapi_document
+from app.api.targets import find_target
+from app.dialects.registry import DIALECTS
 from app.main import build
 from app.settings import Settings
 from tests.api.conftest import Api
@@ -56,6 +60,96 @@ def test_the_proxy_s_headers_are_the_contract_s(document: dict) -> None:
     if CONTRACT.is_file():
         named = set(re.findall(r"X-Tersely-[A-Za-z-]+", CONTRACT.read_text()))
         assert named == asked | answered
+
+
+# A path's parameters in an address.
+FILLED = {"model": "m-1", "path": "embeddings/x"}
+
+
+def test_each_described_route_of_the_proxy_is_one(document: dict) -> None:
+    described = {(path, method) for path, way in document["paths"].items() for method in way if is_proxy(path)}
+    assert ("/", "head") in described
+    for path, method in described - {("/", "head")}:
+        address = path.format(**FILLED)
+        target = find_target(method.upper(), address, address, {})
+        operation = document["paths"][path][method]
+        assert target is not None, path
+        assert target.is_call == ("X-Tersely-Session" in operation["responses"]["200"]["headers"]), path
+        assert target.streams == ("streamGenerateContent" in path)
+        error = operation["responses"]["400"]["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
+        body = json.loads(DIALECTS[target.dialect].error_body("no", type="invalid_request_error"))
+        assert is_valid(body, document["components"]["schemas"][error]), path
+        others = {"OpenAIError", "AnthropicError", "GeminiError"} - {error}
+        assert not any(is_valid(body, document["components"]["schemas"][other]) for other in others), path
+
+
+def is_valid(body: object, schema: dict) -> bool:
+    return bool(OAS31Validator(schema).is_valid(body))
+
+
+def is_proxy(path: str) -> bool:
+    return path == "/" or path.startswith("/v1")
+
+
+ADDRESSES = [
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/responses"),
+    ("GET", "/v1/responses"),
+    ("POST", "/v1/responses/compact"),
+    ("GET", "/v1/responses/resp_1"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/m"),
+    ("POST", "/v1/embeddings"),
+    ("DELETE", "/v1/files/f"),
+    ("POST", "/v1beta/models/m:generateContent"),
+    ("POST", "/v1beta/models/m:streamGenerateContent"),
+    ("POST", "/v1beta/models/m:countTokens"),
+    ("GET", "/v1beta/models"),
+    ("GET", "/v1beta/models/m"),
+    ("POST", "/v1internal:generateContent"),
+    ("POST", "/v1internal:streamGenerateContent"),
+    ("POST", "/v1internal:countTokens"),
+]
+
+
+@pytest.mark.parametrize(("method", "address"), ADDRESSES)
+def test_each_route_of_the_proxy_is_described(document: dict, method: str, address: str) -> None:
+    target = find_target(method, address, address, {})
+    assert target is not None
+    fitting = [
+        path
+        for path, operations in document["paths"].items()
+        if method.lower() in operations
+        and re.fullmatch(re.escape(path).replace(r"\{path\}", ".+").replace(r"\{model\}", "[^/:]+"), address)
+    ]
+    assert fitting
+    if target.is_call:
+        assert any("{path}" not in path for path in fitting)
+
+
+def test_every_dialect_s_calls_are_described() -> None:
+    assert {find_target("POST", address, address, {}).dialect for _, address in ADDRESSES} == set(DIALECTS)  # type: ignore[union-attr]
+
+
+def test_the_document_is_valid(document: dict) -> None:
+    OpenAPIV31SpecValidator(document).validate()
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+            if "example" in body:
+                assert is_valid(body["example"], body["schema"])
+    names = [each["operationId"] for way in document["paths"].values() for each in way.values()]
+    assert len(set(names)) == len(names)
+
+
+async def test_somebody_is_there_and_no_websocket(api: Api) -> None:
+    assert (await api.http.head("/")).status_code == 200
+    upgrade = {"connection": "upgrade", "upgrade": "websocket"}
+    refused = await api.http.get("/v1/responses", headers=upgrade)
+    assert refused.status_code == 426
+    assert refused.json()["error"]["message"]
 
 
 def test_references_lead_somewhere(document: dict) -> None:
