@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import Database
 from tests.proxy.harness import DONE, RawRequest, RawUpstream, Service, http_head, kept, look, post, serve, sse
+from tests.proxy.test_idle_streams import CALLS
 
 WORDS = "the quick brown fox jumps over the lazy dog and goes on to the river bank " * 8
 FITS = "it fits, at last"
@@ -298,6 +299,8 @@ def offering(store: Database, raw: RawUpstream) -> Iterator[Service]:
 
 def calling(wire: Wire, *, streams: bool) -> bytes:
     """A reply that calls a tool of ours."""
+    if wire in (RESPONSES, GEMINI):
+        return http_head() + CALLS["gemini" if wire is GEMINI else "openai_responses"]
     if wire is ANTHROPIC:
         block: dict[str, Any] = {"type": "tool_use", "id": "toolu_1", "name": "manage_scratchpad", "input": {}}
         if not streams:
@@ -336,6 +339,21 @@ LATER = {
         + json.dumps(
             {"type": "error", "error": {"type": "invalid_request_error", "message": "prompt is too long"}}
         ).encode(),
+    ),
+    "responses-failed": (
+        RESPONSES,
+        http_head()
+        + events(
+            {"type": "response.created", "response": _response("in_progress")},
+            {"type": "response.in_progress", "response": _response("in_progress")},
+            {"type": "response.failed", "response": _response("failed", error=_TOO_LONG)},
+        ),
+    ),
+    "gemini-event": (
+        GEMINI,
+        http_head()
+        + b'data: {"error":{"code":400,"message":"The input token count (1100000) exceeds the maximum number of tokens '
+        b'allowed (1048576).","status":"INVALID_ARGUMENT"}}\r\n\r\n',
     ),
     "chat-event": (CHAT, http_head() + b"data: " + json.dumps({"error": _TOO_LONG}).encode() + b"\n\n"),
 }
