@@ -22,6 +22,7 @@ from app.domain.headers import key_header
 from app.domain.messages import Dialect as DialectName
 from app.hosts import embeddings_host, model_hosts, summarizer_host
 from app.lifetime import Part, lifespan, migrate_when_there
+from app.sandbox.child import Limits
 from app.service.artifacts import Artifacts
 from app.service.auth import Auth
 from app.service.calibrations import Calibrations
@@ -186,7 +187,12 @@ class _Abilities:
 def _abilities(settings: Settings, base: _Base) -> _Abilities:
     database = base.database
     searcher = Searcher(database, base.metrics, base.embedder)
-    queries = Queries(database)
+    queries = Queries(
+        database,
+        base.metrics,
+        children=settings.query_children,
+        limits=Limits(seconds=settings.query_seconds, memory=settings.query_memory),
+    )
     notes = Notes(database, clock=clock)
     memos = Memos(database, clock=clock, new_id=partial(new_id, "m"))
     memories = Memories(database)

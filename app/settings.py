@@ -81,6 +81,10 @@ class Settings(BaseSettings):
     embeddings_api_key: SecretStr | None = None
     embeddings_timeout: float = Field(default=30.0, gt=0, le=600)
 
+    query_children: int = Field(default=4, ge=1, le=64)
+    query_seconds: float = Field(default=2.0, ge=0.1, le=15)
+    query_memory: int = Field(default=256 * 1024 * 1024, ge=64 * 1024 * 1024, le=8 * 1024**3)
+
     auth: Literal["off", "keys"] = "off"
     insecure: bool = False
     max_body: int = Field(default=32 * 1024 * 1024, ge=1024, le=1024**3)

@@ -6,7 +6,7 @@ Values are equal when their content is equal; where a message stands in a sessio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
 Dialect = Literal["openai_chat", "openai_responses", "anthropic", "gemini", "gemini_gca"]
@@ -93,6 +93,14 @@ class Message:
     def starts_turn(self) -> bool:
         """A user message starts a turn unless all that it carries is tool results."""
         return self.role == "user" and not (self.parts and all(isinstance(part, ToolResult) for part in self.parts))
+
+
+def with_all_calls(shown: Message, said: Message) -> Message:
+    """A reply as the client was ``shown`` it, with all calls that the model ``said``, those to our own tools too."""
+    if shown.calls == said.calls:
+        return shown
+    words = (part for part in shown.parts if not isinstance(part, ToolCall))
+    return replace(shown, parts=(*words, *said.calls))
 
 
 def searchable_text(message: Message) -> str:

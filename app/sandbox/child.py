@@ -1,9 +1,10 @@
 """The program of the child process: one session's messages in SQLite, and the agent's SQL over them.
 
-It runs by itself (``python -I -S child.py``) and imports nothing but the standard library. Before it reads anything it
-gives up whatever it can: files, sockets, processes, memory beyond a limit, root. What is left is guarded once more
-inside SQLite: queries are read-only, only known functions and tables are open to them, and everything has a size.
-The one thing that no limit here can stop is a single SQLite function that spins; the parent kills the process then.
+It runs by itself (``python -I -S child.py SECONDS MEMORY``, as in `Limits`) and imports nothing but the standard
+library. Before it reads anything it gives up whatever it can: files, sockets, processes, memory beyond a limit, root.
+What is left is guarded once more inside SQLite: queries are read-only, only known functions and tables are open to
+them, and everything has a size. The one thing that no limit here can stop is a single SQLite function that spins; the
+parent kills the process then.
 
 Frames, both ways: 4 bytes of length (big-endian), then JSON. Commands:
 
@@ -31,17 +32,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 MiB = 1024 * 1024
-
-# Seconds: the query is interrupted, and if that does not help, killed.
-SOFT_LIMIT = 2.0
-HARD_LIMIT = 3.0
-CPU_LIMIT = 20
-# Bytes. SQLite's own memory holds the rows and what a query needs beside them.
-ADDRESS_SPACE = 640 * MiB
-HEAP = 256 * MiB
 VALUE = 5 * MiB
 # Of an answer: rows, and bytes of a cell, of all cells, of a column's name.
 ROWS = 200
@@ -93,6 +86,30 @@ string_agg substr substring sum time timediff total trim trunc typeof unicode un
 """
 
 
+class Limits(NamedTuple):
+    """What a query may take: ``seconds`` until it is interrupted, and ``memory``, the bytes in which SQLite holds the
+    rows and what a query needs beside them.
+    """
+
+    seconds: float = 2.0
+    memory: int = 256 * MiB
+
+    @property
+    def hard(self) -> float:
+        """Seconds after which a query that cannot be interrupted is killed."""
+        return self.seconds + 1
+
+    @property
+    def cpu(self) -> int:
+        """Seconds of computing after which the process dies by itself, if nobody is there to kill it."""
+        return int(self.hard) + 17
+
+    @property
+    def address_space(self) -> int:
+        """Bytes for SQLite, for what is sent and answered, and for Python."""
+        return 2 * self.memory + 128 * MiB
+
+
 def _listed(pragma: str) -> frozenset[str]:
     """What this SQLite has, by name."""
     with closing(sqlite3.connect(":memory:")) as db:
@@ -102,10 +119,14 @@ def _listed(pragma: str) -> frozenset[str]:
 FUNCTIONS = _listed("pragma_function_list").intersection(_FUNCTIONS.split())
 MODULES = _listed("pragma_module_list")
 
+# What SQLite's tokens are that quotes may be part of; the last is what "..." holds.
+_QUOTES = re.compile(
+    r"""'(?:[^']|'')*+'?|`(?:[^`]|``)*+`?|\[[^\]]*+\]?|--[^\n]*+|/\*.*?(?:\*/|\Z)|"((?:[^"]|"")*+)\"""", re.DOTALL
+)
 _NEAR = re.compile(r'near "(.*)": syntax error|unrecognized token: "(.*)"', re.DOTALL)
 
 
-def give_up() -> None:
+def give_up(limits: Limits) -> None:
     """Everything that the process does not need. What the system does not let it do is left to the other limits."""
     os.chdir("/")
     os.closerange(3, min(1 << 20, os.sysconf("SC_OPEN_MAX")))  # nothing should be inherited
@@ -123,33 +144,34 @@ def give_up() -> None:
             os.setgid(NOBODY)
             os.setuid(NOBODY)
     os.nice(5)
-    limits = [
+    bounds = [
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
         # Standard input, output and error are open: nothing else ever will be, no file and no socket.
         (resource.RLIMIT_NOFILE, 3),
         (resource.RLIMIT_NPROC, 0),
-        (resource.RLIMIT_AS, ADDRESS_SPACE),
+        (resource.RLIMIT_AS, limits.address_space),
     ]
-    for limit, value in limits:
+    for limit, value in bounds:
         with suppress(ValueError, OSError):  # macOS has no limit of the address space
             resource.setrlimit(limit, (value, value))
 
 
-def limit_cpu() -> None:
+def limit_cpu(seconds: int) -> None:
     """Let the process die by itself if it goes on computing with nobody there to kill it."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    soft = int(usage.ru_utime + usage.ru_stime) + CPU_LIMIT
+    soft = int(usage.ru_utime + usage.ru_stime) + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 class Table:
     """The messages, and the one way to query them."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._db = sqlite3.connect(":memory:", isolation_level=None)
         self._db.text_factory = lambda value: value.decode("utf-8", "replace")
-        for pragma in ("temp_store=MEMORY", "trusted_schema=OFF", f"hard_heap_limit={HEAP}"):
+        for pragma in ("temp_store=MEMORY", "trusted_schema=OFF", f"hard_heap_limit={limits.memory}"):
             self._db.execute(f"PRAGMA {pragma}").fetchall()
         self._db.execute(CREATE)
         self._db.execute("CREATE INDEX messages_turn ON messages (turn)")
@@ -194,9 +216,10 @@ class Table:
 
     def run(self, sql: str) -> dict[str, Any]:
         """The answer to a query."""
+        sql = without_guesses(sql)
         self._db.execute("PRAGMA query_only=ON")
         self._denied = None
-        self._deadline = time.monotonic() + SOFT_LIMIT
+        self._deadline = time.monotonic() + self._limits.seconds
         self._db.set_authorizer(self._authorize)
         try:
             return _collect(self._db.execute(sql))
@@ -240,6 +263,19 @@ class Table:
         return None
 
 
+def without_guesses(sql: str) -> str:
+    """The SQL with every "name" as `name`.
+
+    SQLite takes a "name" that is no column for a text, and so answers a misspelt one with itself. Switching that off
+    takes Python 3.12.
+    """
+    return _QUOTES.sub(lambda found: found[0] if found[1] is None else f"`{_unquoted(found[1])}`", sql)
+
+
+def _unquoted(name: str) -> str:
+    return name.replace('""', '"').replace("`", "``")
+
+
 def _may_read(table: str, column: str) -> bool:
     """Of a table that no column is read of (``count(*)``) SQLite tells the name in the query, which may be its own."""
     name = table.lower()
@@ -278,11 +314,11 @@ def _cell(value: Any, most: int) -> tuple[Any, bool]:
     return value, False
 
 
-def _commands() -> Iterator[dict[str, Any]]:
+def _commands(limits: Limits) -> Iterator[dict[str, Any]]:
     source = sys.stdin.buffer
     while len(header := source.read(4)) == 4:
         (length,) = struct.unpack(">I", header)
-        limit_cpu()
+        limit_cpu(limits.cpu)
         yield json.loads(source.read(length))
 
 
@@ -295,9 +331,10 @@ def _reply(value: dict[str, Any]) -> None:
 def main() -> None:
     """Serve commands until there are no more."""
     json.dumps({"warm": [1.5, "é"]}, ensure_ascii=False).encode()
-    give_up()
-    table = Table()
-    for command in _commands():
+    limits = Limits(float(sys.argv[1]), int(sys.argv[2]))
+    give_up(limits)
+    table = Table(limits)
+    for command in _commands(limits):
         match command:
             case {"add": rows}:
                 table.add(rows)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
-from app.sandbox.child import COLUMNS, FUNCTIONS, SOFT_LIMIT, SQL, VALUE
+from app.sandbox.child import COLUMNS, FUNCTIONS, SQL, VALUE, Limits
 
 TABLE = f"messages({', '.join(COLUMNS)})"
 ONE_SELECT = f"only one SELECT can be run (or WITH ... SELECT), over the table {TABLE}"
-TOO_LONG = (
-    f"the query took more than {SOFT_LIMIT:g} seconds and was stopped: narrow it down (WHERE id BETWEEN ... AND ..., "
-    "fewer joins), or make it simpler"
-)
 TOO_LARGE = "the query needed more memory than it may have: select less at once (LIMIT, substr), join less"
 
 _SPACE = re.compile(r"(?:[ \t\r\n\f]+|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*", re.DOTALL)
@@ -21,13 +17,14 @@ _TABLE = re.compile(r"no such table: (.*)", re.DOTALL)
 _COLUMN = re.compile(r"no such column: (.*)", re.DOTALL)
 _FUNCTION = re.compile(r"no such function: (.*)", re.DOTALL)
 _NEAR = re.compile(r'near "(.*)": syntax error', re.DOTALL)
+_INTERRUPTED = "interrupted"
+_OUT_OF_MEMORY = "out of memory"
 _WORDS = {
     "incomplete input": "the SQL ends too early: something is missing at its end, or a parenthesis is not closed",
-    "interrupted": TOO_LONG,
     "one statement at a time": f"there are several statements: {ONE_SELECT}",
     "number of bindings": "parameters (?, :name) cannot be used: write the values into the SQL",
     "string or blob too big": f"a value came out longer than {VALUE} bytes: select less at once (LIMIT, substr)",
-    "out of memory": TOO_LARGE,
+    _OUT_OF_MEMORY: TOO_LARGE,
 }
 # How much of the query an error repeats.
 _ECHO = 60
@@ -50,13 +47,34 @@ def complaint(sql: str) -> str | None:
     return None
 
 
-def explain(reply: dict[str, Any], sql: str) -> str:
+def too_long(seconds: float) -> str:
+    """The words for a query that was stopped after so many seconds."""
+    return (
+        f"the query took more than {seconds:g} seconds and was stopped: narrow it down (WHERE id BETWEEN ... AND ..., "
+        "fewer joins), or make it simpler"
+    )
+
+
+def kind_of(reply: dict[str, Any]) -> Literal["ok", "error", "too_long", "too_large"]:
+    """What came of a query."""
+    message = str(reply.get("error", ""))
+    if _INTERRUPTED in message:
+        return "too_long"
+    if _OUT_OF_MEMORY in message:
+        return "too_large"
+    return "error" if message else "ok"
+
+
+def explain(reply: dict[str, Any], sql: str, limits: Limits) -> str:
     """The words for a reply that is an error."""
     message = str(reply["error"])
+    if kind_of(reply) == "too_long":
+        return too_long(limits.seconds)
     if reply["denied"]:
         return _refusal(*reply["denied"])
     if found := _COLUMN.fullmatch(message):
-        return f"there is no column {_name(found[1])}; the columns of messages are {', '.join(COLUMNS)}"
+        quoted = "; a text is written in single quotes" if f'"{found[1]}"' in sql else ""
+        return f"there is no column {_name(found[1])}; the columns of messages are {', '.join(COLUMNS)}{quoted}"
     if found := _TABLE.fullmatch(message):
         return f"there is no table {_name(found[1])}; the only one is {TABLE}"
     if found := _FUNCTION.fullmatch(message):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from app.domain.errors import Busy
+from app.sandbox.child import Limits
 from app.sandbox.gate import Gate
 from app.sandbox.process import Child
 
@@ -35,13 +36,15 @@ class Pool(Generic[K]):
         self,
         new: Callable[[], K],
         *,
+        limits: Limits = Limits(),  # noqa: B008 a value, and frozen
         width: int = 4,
         idle: float = 30.0,
         waiting: int = 64,
         patience: float = 30.0,
     ) -> None:
-        """``new`` makes what is known of an empty child."""
+        """``new`` makes what is known of an empty child; ``limits`` are those of each query."""
         self._new = new
+        self.limits = limits
         self._width = width
         self._idle = idle
         self._gate = Gate(width=width, waiting=waiting, patience=patience)
@@ -94,7 +97,7 @@ class Pool(Generic[K]):
         while self._resting and self._busy + len(self._resting) > self._width:
             self._dismiss(self._resting[0])
         self._check_open()
-        child = await Child.start()
+        child = await Child.start(self.limits)
         self._children.add(child)
         try:
             self._check_open()

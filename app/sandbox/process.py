@@ -12,6 +12,7 @@ import msgspec
 
 from app.domain.errors import Busy
 from app.sandbox import child
+from app.sandbox.child import Limits
 
 PROGRAM = Path(child.__file__)
 # Bytes of a reply: more than `child.ANSWER` can become in JSON.
@@ -36,16 +37,17 @@ class Child:
     After any failure it is dead; nothing but `kill` may be called then.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, limits: Limits) -> None:
         self._process = process
+        self._limits = limits
         self._is_killed = False
 
     @classmethod
-    async def start(cls) -> Child:
+    async def start(cls, limits: Limits) -> Child:
         """A child without environment, descriptors of ours, or a terminal. Raises `Busy`."""
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", str(PROGRAM)),
+                *(sys.executable, "-I", "-S", str(PROGRAM), *map(str, limits)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
@@ -55,7 +57,7 @@ class Child:
             )
         except OSError as error:
             raise Busy("no process can be started at the moment") from error
-        return cls(process)
+        return cls(process, limits)
 
     @property
     def is_alive(self) -> bool:
@@ -84,7 +86,7 @@ class Child:
 
     async def run(self, sql: str) -> Reply:
         """The reply to a query. Raises `TookTooLong` after killing the process, and `ChildDied`."""
-        return await self._ask({"run": sql}, child.HARD_LIMIT)
+        return await self._ask({"run": sql}, self._limits.hard)
 
     async def _ask(self, command: object, limit: float) -> Reply:
         await self.feed(frame(command))

@@ -8,7 +8,7 @@ from typing import Any
 
 from app.domain.chat_commands import Command, is_command, parse_command
 from app.domain.errors import InvalidRequest, TerselyError
-from app.domain.messages import searchable_text
+from app.domain.messages import searchable_text, with_all_calls
 from app.domain.readable import read_out
 from app.domain.sessions import Session
 from app.domain.turns import write_turn_id
@@ -175,7 +175,14 @@ def _first_words(stored: StoredMessage, most: int = 60) -> str:
 
 
 def _read(stored: StoredMessage) -> str:
-    return read_out(dialect_of(stored.dialect).read_reply(stored.raw)) if stored.raw else f"--- {stored.role} ---"
+    """A message as people read it. The results of our own tools are shown, and so are the calls that they answer."""
+    if not stored.raw:
+        return f"--- {stored.role} ---"
+    read = dialect_of(stored.dialect).read_reply
+    message = read(stored.raw)
+    if stored.role == "assistant" and stored.model_raw is not None:
+        message = with_all_calls(message, read(stored.model_raw))
+    return read_out(message)
 
 
 def _as_object(setting: str) -> dict[str, Any]:

@@ -106,6 +106,10 @@ class Metrics:
         self.search_seconds = Histogram(
             "tersely_search_seconds", "Time of a search.", ["mode"], buckets=FAST, registry=r
         )
+        self.queries = Counter("tersely_queries_total", "Queries of agents' own SQL.", ["result"], registry=r)
+        self.query_seconds = Histogram(
+            "tersely_query_seconds", "Time of such a query, waiting included.", buckets=FAST, registry=r
+        )
         self.side_calls = Counter(
             "tersely_side_calls_total", "Calls beside a conversation, by kind.", ["kind"], registry=r
         )

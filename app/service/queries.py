@@ -13,22 +13,23 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from app.dialects.registry import DIALECTS
-from app.domain.errors import Busy, InvalidRequest, NotFound
-from app.domain.messages import Media, Message, searchable_text
+from app.domain.errors import Busy, InvalidRequest, NotFound, StoreUnavailable
+from app.domain.messages import Media, Message, searchable_text, with_all_calls
 from app.domain.sessions import Session
-from app.sandbox.child import CELL, ROWS
-from app.sandbox.explain import TOO_LARGE, TOO_LONG, complaint, explain
+from app.sandbox.child import CELL, ROWS, Limits
+from app.sandbox.explain import TOO_LARGE, complaint, explain, kind_of, too_long
 from app.sandbox.pool import Desk, Pool
 from app.sandbox.process import ChildDied, Reply, TookTooLong, frame
+from app.service.metrics import Metrics
 from app.store import positions, query_rows, sessions
 from app.store.connection import Database
 from app.store.query_rows import Portions, QueryRow
 
-# What a child holds of a session, the newest rows, and what it is sent at once. Sizes as stored.
+# What a child of default size holds of a session, the newest rows, and what it is sent at once. Sizes as stored.
 MOST = Portions(size=64 * 1024 * 1024, rows=250_000, portion_size=1024 * 1024, portion_rows=2_000)
 # Bytes of one message's text, and characters of the names of the tools that it calls: less than a value may have.
 MAX_CONTENT = 4 * 1024 * 1024
@@ -71,11 +72,21 @@ class Known:
 class Queries:
     """Queries within a tenant."""
 
-    def __init__(self, database: Database, *, pool: Pool[Known] | None = None, most: Portions = MOST) -> None:
-        """Starts no process before there is a query."""
+    def __init__(
+        self,
+        database: Database,
+        metrics: Metrics,
+        *,
+        children: int = 4,
+        limits: Limits = Limits(),  # noqa: B008 a value, and frozen
+        most: Portions | None = None,
+    ) -> None:
+        """At most ``children`` processes at once, the first of them at the first query. ``most``: what one holds."""
         self._database = database
-        self._pool = pool or Pool(Known)
-        self._most = most
+        self._metrics = metrics
+        self._limits = limits
+        self._pool = Pool(Known, width=children, limits=limits)
+        self._most = most or replace(MOST, size=MOST.size * limits.memory // Limits().memory)
 
     async def close(self) -> None:
         """End all child processes."""
@@ -87,22 +98,36 @@ class Queries:
         Raises `NotFound`, `InvalidRequest` in words that help to correct the SQL, and `Busy`.
         """
         session = await self._session(tenant, session_id)
-        if wrong := complaint(sql):
-            raise InvalidRequest(wrong, field="sql")
-        try:
-            async with self._pool.desk(tenant, (tenant, session.id, session.created_at)) as desk:
-                await self._bring_up(tenant, session_id, desk)
-                await self._add_named(tenant, session_id, desk, sql)
-                reply = await desk.child.run(sql)
-                if reply.get("error") == "out of memory":
-                    desk.child.kill()  # which leaves no room for the next query
-        except TookTooLong as error:
-            raise InvalidRequest(TOO_LONG, field="sql") from error
-        except ChildDied as error:
-            raise InvalidRequest(TOO_LARGE, field="sql") from error
-        if "error" in reply:
-            raise InvalidRequest(explain(reply, sql), field="sql")
-        return _result(reply, desk.known)
+        result = "error"
+        with self._metrics.query_seconds.time():
+            try:
+                if wrong := complaint(sql):
+                    raise InvalidRequest(wrong, field="sql")
+                reply, known = await self._ask(tenant, session, sql)
+                result = kind_of(reply)
+            except TookTooLong as error:
+                result = "too_long"
+                raise InvalidRequest(too_long(self._limits.seconds), field="sql") from error
+            except ChildDied as error:
+                result = "too_large"
+                raise InvalidRequest(TOO_LARGE, field="sql") from error
+            except (Busy, StoreUnavailable):
+                result = "busy"
+                raise
+            finally:
+                self._metrics.queries.labels(result).inc()
+        if result != "ok":
+            raise InvalidRequest(explain(reply, sql, self._limits), field="sql")
+        return _result(reply, known)
+
+    async def _ask(self, tenant: str, session: Session, sql: str) -> tuple[Reply, Known]:
+        async with self._pool.desk(tenant, (tenant, session.id, session.created_at)) as desk:
+            await self._bring_up(tenant, session.id, desk)
+            await self._add_named(tenant, session.id, desk, sql)
+            reply = await desk.child.run(sql)
+            if kind_of(reply) == "too_large":
+                desk.child.kill()  # which leaves no room for the next query
+            return reply, desk.known
 
     async def _session(self, tenant: str, session_id: str) -> Session:
         async with self._database.reading(tenant) as connection:
@@ -186,7 +211,10 @@ def _frame(rows: Sequence[QueryRow]) -> bytes:
 
 def _row(row: QueryRow) -> list[Any]:
     """A message as the child takes it: the columns of its table, the calls made, and the calls answered."""
-    message = DIALECTS[row.dialect].read_reply(row.raw)  # type: ignore[index]
+    dialect = DIALECTS[row.dialect]  # type: ignore[index]
+    message = dialect.read_reply(row.raw)
+    if row.model_raw is not None:
+        message = with_all_calls(message, dialect.read_reply(row.model_raw))
     calls = [[_clean(call.id), _clean(call.name)[:MAX_NAMES]] for call in message.calls]
     answers = [_clean(result.call_id) for result in message.results]
     text = _content(message)

@@ -9,7 +9,10 @@ from datetime import datetime
 from app.domain.history import Status
 from app.store.connection import Connection
 
-COLUMNS = "seq, turn, role, status, dialect, tokens, created_at, raw"
+COLUMNS = (
+    "seq, turn, role, status, dialect, tokens, created_at, raw, "
+    "CASE WHEN role = 'assistant' AND client_visible THEN model_raw END AS model_raw"
+)
 HERE = "tenant_id = $1 AND session_id = $2"
 
 # From the newest row backwards; a portion ends after so many bytes or rows, whichever comes first.
@@ -42,7 +45,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryRow:
-    """A message with what a query may ask about it; ``raw`` is empty where it was removed."""
+    """A message with what a query may ask about it; ``raw`` is empty where it was removed, ``model_raw`` a reply
+    as the model said it, where the client saw something else.
+    """
 
     seq: int
     turn: int
@@ -52,6 +57,7 @@ class QueryRow:
     tokens: int
     created_at: datetime
     raw: bytes
+    model_raw: bytes | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

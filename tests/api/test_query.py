@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from typing import Any
 
 import httpx
 import pytest
 
+from app.domain.errors import InvalidRequest
+from app.sandbox.child import Limits
+from app.service.metrics import Metrics
 from app.service.queries import Queries
 from app.store import connection
 from app.store.query_rows import Portions
@@ -156,6 +160,10 @@ async def test_errors_help_to_correct_the_sql(api: Api) -> None:
     assert await refusal(api, "SELECT group_id FROM messages") == (
         f"there is no column group_id; the columns of messages are {columns}"
     )
+    assert await refusal(api, 'SELECT id, "nosuch" FROM messages') == (
+        f"there is no column nosuch; the columns of messages are {columns}; a text is written in single quotes"
+    )
+    assert "there is no column it's" in await refusal(api, """SELECT 'a"b', "it's" FROM messages -- "x" """)
     assert await refusal(api, "SELECT *\nFORM messages") == (
         'syntax error near "FORM" at character 10 (line 2, column 1); the dialect is SQLite\'s'
     )
@@ -177,6 +185,45 @@ async def test_errors_help_to_correct_the_sql(api: Api) -> None:
     assert "20000" in await refusal(api, f"SELECT '{'x' * 20_000}'")
     for unspeakable in ("SELECT '\x00'", "SELECT '\ud800'"):
         assert "U+0000" in await refusal(api, unspeakable)
+
+
+async def test_names_may_be_quoted_in_every_way(api: Api) -> None:
+    await api.append("s", said("hello"))
+    assert await rows(api, """SELECT "content", [role], `id`, '"turn"', "M"."turn" FROM "messages" AS "M" """) == [
+        ["hello", "user", 1, '"turn"', 1]
+    ]
+    assert await rows(api, """SELECT "a""b`c" FROM (SELECT 7 AS "a""b`c") /* "x" ' */ -- it's "y" """) == [[7]]
+    assert await rows(api, """SELECT 'it''s "so"' || id FROM messages WHERE 1 /* open " """) == [['it\'s "so"1']]
+
+
+async def test_the_limits_are_settings(api: Api, database: Database) -> None:
+    await api.append("s", said("hello"))
+    store = connection.Database(dsn=database.dsn)
+    await store.open()
+    metrics = Metrics()
+    few = Queries(store, metrics, children=1, limits=Limits(seconds=0.5, memory=64 * 1024 * 1024))
+    try:
+        numbers = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r"
+        start = time.monotonic()
+        with pytest.raises(InvalidRequest, match=r"more than 0\.5 seconds"):
+            await few.run("default", "s", f"{numbers}) SELECT count(*) FROM r")
+        assert time.monotonic() - start < 1.5
+        long = f"replace('{'x' * 2_000}', 'x', '{'y' * 2_000}') || n"
+        with pytest.raises(InvalidRequest, match="more memory"):
+            await few.run("default", "s", f"{numbers} LIMIT 40) SELECT count(DISTINCT {long}) FROM r")
+        with pytest.raises(InvalidRequest):
+            await few.run("default", "s", "SELECT nosuch FROM messages")
+        assert (await few.run("default", "s", "SELECT id FROM messages")).rows == ((1,),)
+        counted = {
+            sample.labels["result"]: sample.value
+            for family in metrics.queries.collect()
+            for sample in family.samples
+            if sample.name.endswith("_total")
+        }
+        assert counted == {"too_long": 1, "too_large": 1, "error": 1, "ok": 1}
+    finally:
+        await few.close()
+        await store.close()
 
 
 async def test_values_of_every_kind(api: Api) -> None:
@@ -243,7 +290,7 @@ async def test_of_a_long_session_the_newest_rows_are_held_and_the_answer_says_so
         await api.append("s", *(said(f"message {number + each}") for each in range(1, 21)))
     store = connection.Database(dsn=database.dsn)
     await store.open()
-    few = Queries(store, most=Portions(size=10_000, rows=25, portion_size=200, portion_rows=4))
+    few = Queries(store, Metrics(), most=Portions(size=10_000, rows=25, portion_size=200, portion_rows=4))
     try:
         counting = "SELECT min(id), max(id), count(*) FROM messages"
         result = await few.run("default", "s", counting)
@@ -258,7 +305,7 @@ async def test_of_a_long_session_the_newest_rows_are_held_and_the_answer_says_so
             await api.append("s", said(f"message {number}"))
             result = await few.run("default", "s", "SELECT max(id), min(content) <> '' FROM messages WHERE id > 36")
             assert result.rows == ((number, 1),)
-        by_size = Queries(store, most=Portions(size=500, rows=1000, portion_size=100, portion_rows=100))
+        by_size = Queries(store, Metrics(), most=Portions(size=500, rows=1000, portion_size=100, portion_rows=100))
         ((first, last, count),) = (await by_size.run("default", "s", counting)).rows
         assert isinstance(first, int)
         assert last == 70

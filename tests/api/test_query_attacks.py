@@ -18,6 +18,7 @@ from app.sandbox import child
 from tests.api.conftest import Api, serve
 from tests.conftest import Database
 
+LIMITS = child.Limits()
 ENDLESS = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT count(*) FROM r"
 # A text of 4 MiB; a function that spins over it cannot be interrupted, only killed.
 LONG = (
@@ -136,7 +137,7 @@ async def attack(api: Api, sql: str, expected: str) -> str | None:
     if "SECRET_OTHER" in answer.json().get("rows", "").__repr__() or len(answer.content) > 2_000_000:
         return f"{where} gave more than it may"
     # The bounds of the query itself, and what a loaded machine needs to start a new process after a kill.
-    return f"{where} took {took:.1f} s" if took > child.HARD_LIMIT + 8 else None
+    return f"{where} took {took:.1f} s" if took > LIMITS.hard + 8 else None
 
 
 @pytest.mark.parametrize("sql", REFUSED)
@@ -176,7 +177,7 @@ async def test_a_runaway_is_stopped_and_a_spinning_one_killed(api: Api) -> None:
             answer = await ask(api, sql)
         assert answer.status_code == 422
         assert "more than 2 seconds" in answer.json()["detail"]
-        assert time.monotonic() - start < child.HARD_LIMIT + 3
+        assert time.monotonic() - start < LIMITS.hard + 3
     assert (await ask(api, "SELECT count(*) FROM messages")).json()["rows"] == [[4]]
 
 
@@ -217,7 +218,7 @@ async def test_a_child_has_given_up_what_it_can(api: Api) -> None:
         limits = {line[:25].strip(): line[25:].split()[0] for line in (proc / "limits").read_text().splitlines()}
         assert limits["Max open files"] == "3"
         assert limits["Max file size"] == limits["Max processes"] == limits["Max core file size"] == "0"
-        assert limits["Max address space"] == str(child.ADDRESS_SPACE)
+        assert limits["Max address space"] == str(LIMITS.address_space)
         status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines() if ":\t" in line)
         assert status["NoNewPrivs"] == "1"
         if os.geteuid() == 0:

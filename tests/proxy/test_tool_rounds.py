@@ -172,6 +172,30 @@ def test_of_a_mixed_reply_the_client_sees_its_own_calls(client: openai.OpenAI, m
     assert [message.get("tool_call_id") for message in sent[2:]] == ["c1", "c3", "c2"]
 
 
+async def test_of_a_mixed_reply_queries_and_people_see_all_calls(offering: Service, model: Model, key: str):
+    model.script(key, calling(PAD, ("c2", "add", {"a": 1}), content="Look."))
+    answer = await post(offering, body_of("do both", user=key, tools=[THEIRS]), X_Tersely_Session=key)
+    assert [call["id"] for call in json.loads(answer.body)["choices"][0]["message"]["tool_calls"]] == ["c2"]
+    path = f"{offering.url}/api/sessions/{key}"
+
+    def rows() -> list[list[Any]]:
+        sql = "SELECT kind, tool_name, content FROM messages WHERE role <> 'user' ORDER BY id"
+        return list(httpx.post(f"{path}/query", json={"sql": sql}).json()["rows"])
+
+    call, result = rows()
+    assert call == [
+        "tool_call",
+        "manage_scratchpad, add",
+        f'Look.\nmanage_scratchpad {NOTING["arguments"]}\nadd {{"a": 1}}',
+    ]
+    assert result[:2] == ["tool_result", "manage_scratchpad"]
+    told = httpx.post(f"{path}/commands", json={"text": "/message show t1"}).json()["text"]
+    assert told.index("[call c1] manage_scratchpad") < told.index("[call c2] add") < told.index("[result of c1]")
+    for view, expected in (("client", ["c2"]), ("model", ["c1", "c2"])):
+        reply = next(each for each in stored(offering, key, view) if each["role"] == "assistant")
+        assert [each["id"] for each in reply["raw"]["tool_calls"]] == expected
+
+
 # What may go wrong
 
 

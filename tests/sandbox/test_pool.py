@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from app.domain.errors import Busy
+from app.sandbox.child import Limits
 from app.sandbox.pool import Pool
 from app.sandbox.process import Child, ChildDied, frame
 
@@ -79,7 +80,7 @@ async def test_after_closing_nothing_is_started() -> None:
 
 
 async def test_rows_are_added_changed_and_cleared() -> None:
-    child = await Child.start()
+    child = await Child.start(Limits())
     call = [["c", "read_file"]]
     rows = [
         [1, 0, "system", "text", "live", "rules", None, "2026-01-01T10:00:00Z", 1, [], []],
