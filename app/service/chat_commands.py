@@ -18,7 +18,7 @@ from app.domain.command_traces import MARK, mark_answer, without_traces
 from app.domain.errors import InvalidRequest, TerselyError
 from app.domain.headers import Headers
 from app.domain.messages import Message
-from app.service import identity
+from app.service import identity, named
 from app.service.arrival import arrive
 from app.service.aside import aside
 from app.service.calls import Answer, Call, Labels
@@ -157,6 +157,10 @@ class ChatCommands:
             if own_id is not None:
                 session = await sessions.get(connection, call.tenant, own_id)
                 return (session.id, "header") if session else None
+            if request.names_history:
+                asked = Asked(reply_id=request.reply_id, conversation=request.conversation)
+                told = await named.find(connection, call.tenant, asked)
+                return (told.session.id, told.source) if told and told.session else None
             asked = Asked(client=clients.client_ids(headers, request.ids), is_retry=clients.is_retry(headers))
             found = await identity.find(connection, call.tenant, arrival, asked, now=self._clock(), new_id=self._new_id)
         return (found.session.id, found.source) if found.session else None

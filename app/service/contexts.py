@@ -552,6 +552,8 @@ def _asides(arrival: Arrival, found: Found) -> tuple[list[bytes], dict[int, list
         if not incoming.is_link:
             if is_leading:
                 leading.append(message.raw)
+            elif not placed.is_new and placed.place < found.start:
+                asides.setdefault(0, []).append(message)  # what it preceded was not laid out
             else:
                 waiting.append(message)
             continue

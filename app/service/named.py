@@ -148,6 +148,9 @@ async def lay_out(
     told = [row for row in rows if row.row.seq in seqs and not row.is_hidden]
     anew = await _said_anew(connection, tenant, session.id, told, dialect)
     told = [row for row in told if row.row.seq not in anew]
+    beside = {row.row.seq for row in told if not row.row.is_link}
+    while start - 1 in beside:
+        start -= 1  # they precede the first message that is laid out
     return _laid(named, own, told, rows, dialect, start=start, last_seq=session.last_seq, turns=session.turns)
 
 

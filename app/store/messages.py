@@ -163,7 +163,7 @@ async def leading_to(
     place = last.place
     if last.status == "superseded":
         back = await connection.fetch(LEADING_TO, tenant, session_id, seq)
-        left = {record["seq"] for record in back if record["status"] == "superseded"}
+        left = _with_beside({record["seq"] for record in back if record["status"] == "superseded"}, rows)
         if back[-1]["status"] != "superseded":
             place = next(row.place for row in rows if row.seq == back[-1]["seq"])
         elif back[-1]["follows"] == 0:
@@ -171,6 +171,18 @@ async def leading_to(
         else:
             return None
     return [row for row in rows if row.seq in left or (row.status != "superseded" and row.place <= place)]
+
+
+def _with_beside(seqs: set[int], rows: Sequence[Row]) -> set[int]:
+    """``seqs`` and the instructions that came with them, directly before each."""
+    beside = {row.seq for row in rows if not row.is_link}
+    found = set(seqs)
+    for seq in seqs:
+        before = seq - 1
+        while before in beside:
+            found.add(before)
+            before -= 1
+    return found
 
 
 async def chain_of(connection: Connection, tenant: str, session_id: str, seq: int) -> bytes:

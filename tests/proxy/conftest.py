@@ -58,6 +58,37 @@ def plain(store: Database, model: Model) -> Iterator[Service]:
 
 
 @pytest.fixture(scope="module")
+def forgetful() -> Iterator[Model]:
+    with scripted(is_forgetful=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def before_forgetful(store: Database, forgetful: Model) -> Iterator[Service]:
+    with serve(store, forgetful.url) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def plain_before_forgetful(store: Database, forgetful: Model) -> Iterator[Service]:
+    with serve(store, forgetful.url, strategy="full", instructions="off") as running:
+        yield running
+
+
+@pytest.fixture(params=["keeps", "plain keeps", "forgets", "plain forgets"])
+def host(request: pytest.FixtureRequest) -> tuple[Service, Model]:
+    """A service with a context of its own, or (plain) that changes nothing, before a host that keeps replies or not."""
+    names = {
+        "keeps": ("service", "model"),
+        "plain keeps": ("plain", "model"),
+        "forgets": ("before_forgetful", "forgetful"),
+        "plain forgets": ("plain_before_forgetful", "forgetful"),
+    }
+    there, model = names[request.param]
+    return request.getfixturevalue(there), request.getfixturevalue(model)
+
+
+@pytest.fixture(scope="module")
 def raw(request: pytest.FixtureRequest) -> Iterator[RawUpstream]:
     """An upstream of bytes."""
     del request

@@ -1,104 +1,17 @@
-"""Requests that name the reply they go on from, or their conversation: OpenAI's own client, before hosts that keep
-replies and one that keeps none.
+"""Requests that name the reply they go on from: OpenAI's own client, before hosts that keep replies and one that keeps
+none.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import openai
 import pytest
 
 from app.upstream.scripted import ScriptedReply
-from tests.conftest import Database
-from tests.proxy.harness import Kept, Model, Service, kept, post, scripted, serve
-
-MODEL = "gpt-5-mini"
-TOOL: Any = {
-    "type": "function",
-    "name": "add",
-    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
-    "strict": False,
-}
-
-
-@pytest.fixture(scope="module")
-def forgetful() -> Iterator[Model]:
-    with scripted(is_forgetful=True) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def before_forgetful(store: Database, forgetful: Model) -> Iterator[Service]:
-    with serve(store, forgetful.url) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def plain_before_forgetful(store: Database, forgetful: Model) -> Iterator[Service]:
-    with serve(store, forgetful.url, strategy="full", instructions="off") as running:
-        yield running
-
-
-@pytest.fixture(params=["keeps", "plain keeps", "forgets", "plain forgets"])
-def host(request: pytest.FixtureRequest) -> tuple[Service, Model]:
-    """A service with a context of its own, or (plain) that changes nothing, before a host that keeps replies or not."""
-    names = {
-        "keeps": ("service", "model"),
-        "plain keeps": ("plain", "model"),
-        "forgets": ("before_forgetful", "forgetful"),
-        "plain forgets": ("plain_before_forgetful", "forgetful"),
-    }
-    there, model = names[request.param]
-    return request.getfixturevalue(there), request.getfixturevalue(model)
-
-
-@contextmanager
-def client_of(service: Service, **headers: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=service.base_url, api_key="sk-upstream", max_retries=0, default_headers=headers
-    ) as made:
-        yield made
-
-
-class Talk:
-    """A conversation in which each request names the reply before it."""
-
-    def __init__(self, service: Service, key: str, *, streams: bool = False, **more: Any) -> None:
-        self.service, self.key, self.streams, self.more = service, key, streams, more
-        self.last: Any = None
-        self.session = ""
-        self.source = ""
-
-    def say(self, said: Any, **more: Any) -> Any:
-        """The reply to ``said``."""
-        named = {"previous_response_id": self.last.id} if self.last is not None else {}
-        asked = {"model": MODEL, "input": said, "user": self.key, **named, **self.more, **more}
-        with client_of(self.service) as client:
-            if self.streams:
-                with client.responses.with_streaming_response.create(stream=True, **asked) as response:
-                    headers = response.headers
-                    events = list(response.parse())
-                assert events[-1].type == "response.completed"
-                told = {e.response.previous_response_id for e in events if getattr(e, "response", None)}
-                assert told == {asked.get("previous_response_id")}
-                self.last = events[-1].response
-            else:
-                raw = client.responses.with_raw_response.create(**asked)
-                headers, self.last = raw.headers, raw.parse()
-        assert self.last.previous_response_id == asked.get("previous_response_id")
-        self.session, self.source = headers["x-tersely-session"], headers["x-tersely-session-source"]
-        return self.last
-
-    async def stored(self) -> list[Kept]:
-        return [each for each in await kept(self.service, self.session) if each.turn]
-
-
-def calls_in(reply: Any) -> list[Any]:
-    return [item for item in reply.output if item.type == "function_call"]
+from tests.proxy.harness import Model, Service, kept, post
+from tests.proxy.talks import MODEL, TOOL, Talk, calls_in, client_of, upstream_input, whole_input, words
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -121,17 +34,6 @@ async def test_a_conversation_by_ids_with_tools(host: tuple[Service, Model], key
 
 
 # Where it goes on
-
-
-def upstream_input(model: Model, key: str) -> list[Any]:
-    """The items of the newest request of ``key``; a string is one."""
-    said = json.loads(model.requests(key)[-1].body)["input"]
-    return [{"role": "user", "content": said}] if isinstance(said, str) else said
-
-
-def words(items: list[Any]) -> list[str]:
-    """What the user said, and how often the model answered in between."""
-    return [str(item["content"]) if item.get("role") == "user" else "-" for item in items]
 
 
 async def test_what_is_sent_is_ours_and_what_is_told_is_the_clients(service: Service, model: Model, key: str) -> None:
@@ -178,14 +80,6 @@ async def test_branches_leave_each_other_and_come_back(host: tuple[Service, Mode
     assert words(whole_input(model, key)) == ["root", "-", "right", "-", "right again"]
     live = [each for each in await talk.stored() if each.status == "live"]
     assert [each.seq for each in live] == [1, 2, 5, 6, 9, 10]
-
-
-def whole_input(model: Model, key: str) -> list[Any]:
-    """What the model was shown by the newest request of ``key``: with what the host had of it."""
-    asked = json.loads(model.requests(key)[-1].body)
-    named = asked.get("previous_response_id")
-    before = list(model.state.kept.replies[named].items) if named else []
-    return before + upstream_input(model, key)
 
 
 async def test_what_failed_and_is_sent_again_is_the_same_turn(host: tuple[Service, Model], key: str) -> None:
