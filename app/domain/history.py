@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
@@ -130,7 +131,9 @@ class Epoch:
     what was cut before. ``older_tokens`` counts what was live before the cut when the epoch started.
     ``tiers`` say how the texts of messages are shortened, ``prefixes`` what stands in front of which; ``retrieved`` are
     the turns among ``kept`` that were brought back for their relevance. No context speaks of what came before
-    ``floor``: there the session was last cleared.
+    ``floor``: there the session was last cleared. What the next epoch takes over from this one tells of messages
+    before ``told`` (0: before the cut). ``is_stale``: some of these have left the history, or come back to it, so that
+    the next epoch takes nothing over and is planned from everything that is live.
     """
 
     number: int
@@ -146,6 +149,17 @@ class Epoch:
     prefixes: tuple[Prefix, ...] = ()
     retrieved: tuple[int, ...] = ()
     floor: int = 1
+    told: int = 0
+    is_stale: bool = False
+
+    def without(self, seqs: Collection[int]) -> Epoch:
+        """The plan after these messages left the history, or came back to it: nothing in it tells of them."""
+        changed = frozenset(seqs)
+        plan = replace(self, kept=tuple(seq for seq in self.kept if seq not in changed))
+        if not any(self.floor <= seq < max(self.told, self.cut) for seq in changed):
+            return plan
+        known = tuple(reference for reference in self.references if reference.position not in changed)
+        return replace(plan, head=(), prefixes=(), references=known, is_stale=True)
 
     @property
     def head_tokens(self) -> int:

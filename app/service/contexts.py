@@ -23,7 +23,7 @@ from app.service import tokens
 from app.service.arrival import Arrival
 from app.service.aside import aside
 from app.service.identity import Found
-from app.service.material import load_material
+from app.service.material import left_behind, load_material
 from app.store import messages, turns
 from app.store.connection import Connection, Database
 from app.store.messages import StoredMessage, TailRow
@@ -37,6 +37,10 @@ from app.strategies.presets import Full, Slim, Strategy, Tiered, Window
 Restore = Callable[[Message, bytes, str], Message]
 # (place, entry)
 _Placed = tuple[float, Entry]
+# Of a history that is planned anew at somebody's word, so much of the newest is looked at. What is older is known by
+# the summaries, log entries and references that still count.
+STALE_TOKENS = 400_000
+STALE_MESSAGES = 20_000
 # Stands where the client has nothing to echo.
 _NOT_ECHOED = Message(role="user", parts=(), raw=b"")
 
@@ -110,6 +114,15 @@ class Circumstances:
     model_window: int | None = None
 
 
+def epoch_of(found: Found) -> Epoch | None:
+    """The session's epoch, as it is for the history that the request carries."""
+    epoch = found.session.plan if found.session else None
+    # What is only added to replaces instructions, if anything: no head tells of them.
+    if epoch is None or found.decision.kind == "delta" or not (found.decision.superseded or found.decision.revived):
+        return epoch
+    return epoch.without({*left_behind(found), *found.decision.revived})
+
+
 def offers_in(epoch: Epoch | None, recipe: Recipe) -> list[ToolOffer]:
     """What a model is offered throughout an epoch: `context_search` only where there is something out of view."""
     is_cut = epoch is not None and (epoch.cut > 1 or any(tier.way for tier in epoch.tiers))
@@ -134,7 +147,7 @@ async def load(
     an epoch in any case.
     """
     session = found.session
-    epoch = session.plan if session else None
+    epoch = epoch_of(found)
     cut = max(found.start, recipe.reach(epoch))
     stored_instructions: tuple[bytes, ...] = ()
     if found.is_delta and session is not None:
@@ -171,8 +184,15 @@ async def load(
 
 async def enough(connection: Connection, tenant: str, session: Session, recipe: Recipe, cut: int) -> int:
     """From where on to load, where the strategy could look back further than the epoch and may not have to."""
+    if session.plan is None or cut >= session.plan.cut:
+        return cut
+    if session.plan.is_stale:
+        newest = await messages.newest_within(
+            connection, tenant, session.id, since=cut, tokens=STALE_TOKENS, most=STALE_MESSAGES
+        )
+        return min(session.plan.cut, newest)
     wanted = turns_to_load(recipe.strategy)
-    if wanted is None or session.plan is None or cut >= session.plan.cut:
+    if wanted is None:
         return cut
     return min(session.plan.cut, await turns.first_of_last(connection, tenant, session, wanted))
 
@@ -181,11 +201,11 @@ def of_resent(
     found: Found, arrival: Arrival, recipe: Recipe, around: Circumstances, restore: Restore
 ) -> History | None:
     """What `load` would give for a history that was resent, where that takes no look at the database; else None."""
-    session = found.session
-    if session is None or session.plan is None or found.is_delta:
+    epoch = epoch_of(found)
+    if epoch is None or found.is_delta:
         return None
-    cut = recipe.reach(session.plan)
-    if _missing_kept(found, session.plan, cut):
+    cut = recipe.reach(epoch)
+    if _missing_kept(found, epoch, cut):
         return None
     entries, kept = _resent_entries(found, arrival, restore, (), cut, around.now)
     snapshot = _snapshot(found, entries, kept, cut, around, recipe.way)
@@ -203,7 +223,7 @@ def _snapshot(
     found: Found, entries: Sequence[Entry], kept: Sequence[Entry], cut: int, around: Circumstances, way: Way
 ) -> Snapshot:
     session = found.session
-    epoch = session.plan if session else None
+    epoch = epoch_of(found)
     return Snapshot(
         entries=tuple(entries),
         kept=tuple(kept),
@@ -211,7 +231,9 @@ def _snapshot(
         fixed_tokens=around.fixed_tokens,
         window=around.window,
         model_window=around.model_window,
-        edited=found.decision.kind == "edited" or (session is not None and session.edited),
+        edited=found.decision.kind == "edited"
+        or (session is not None and session.edited)
+        or (epoch is not None and epoch.is_stale),
         ran_out=epoch is not None and _ran_out(found, epoch),
         calls=session.calls if session else 0,
         last_call_at=session.last_call_at if session else None,
@@ -273,7 +295,8 @@ def _resent_entries(
     """
     rows = {row.row.seq: row for row in found.rows}
     accompanied = {row.row.call for row in found.hidden}
-    kept_seqs = set(found.session.plan.kept) if found.session and found.session.plan else set()
+    epoch = epoch_of(found)
+    kept_seqs = set(epoch.kept) if epoch else set()
     entries: list[_Placed] = []
     kept: list[_Placed] = []
     for message, incoming, placed in zip(arrival.messages, arrival.incoming, found.decision.placed, strict=True):

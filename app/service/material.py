@@ -21,22 +21,29 @@ SUMMARIES: Mapping[type[Strategy], Sequence[tuple[Purpose, int]]] = {
 }
 
 
+def left_behind(found: Found) -> set[int]:
+    """What the request takes out of the history; instructions, which come and go, are no part of it."""
+    instructions = {row.row.seq for row in found.rows if not row.row.is_link}
+    return {seq for seq in found.decision.superseded if seq not in instructions}
+
+
 async def load_material(connection: Connection, tenant: str, found: Found, strategy: Strategy) -> Material:
     """What ``strategy`` begins an epoch with, of the session that was found, which must be there.
 
-    State and summaries are those of the history which the request carries.
+    State, log and summaries are those of the history which the request carries.
     """
     assert found.session is not None
     session_id = found.session.id
     material = Material()
+    taken_back = left_behind(found)
     if isinstance(strategy, Full | Slim | Tiered):
         material = await terse.material(connection, tenant, session_id)
+        material = replace(material, terse=tuple(e for e in material.terse if e.seq not in taken_back))
     if isinstance(strategy, Window):
         material = await _with_notes(connection, tenant, session_id, found.decision, material)
     made: list[Summary] = []
     for purpose, limit in SUMMARIES.get(type(strategy), ()):
         made += await summaries.newest(connection, tenant, session_id, [purpose], limit=limit)
-    taken_back = sorted(found.decision.superseded)
     good = [s for s in made if not any(s.first_seq <= seq <= s.last_seq for seq in taken_back)]
     return replace(material, summaries=tuple(good))
 

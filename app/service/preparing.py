@@ -186,7 +186,7 @@ class Preparer:
             recipe = self.recipe(call, request, found.session)
             around = self.circumstances(request, arrival, recipe, now, found)
             history = None
-            if not found.needs_all(recipe.reach(found.session.plan if found.session else None)):
+            if not found.needs_all(recipe.reach(contexts.epoch_of(found))):
                 history = await aside(size, contexts.of_resent, found, arrival, recipe, around, self._memo.restore)
             if history is not None:
                 return found, recipe, around, history
@@ -194,7 +194,7 @@ class Preparer:
             if found is None:
                 found = await identity.find(connection, call.tenant, arrival, asked, now=now, new_id=self._new_id)
             recipe = self.recipe(call, request, found.session)
-            if found.needs_all(recipe.reach(found.session.plan if found.session else None)):
+            if found.needs_all(recipe.reach(contexts.epoch_of(found))):
                 found = await identity.with_everything(connection, call.tenant, arrival, found)
             around = self.circumstances(request, arrival, recipe, now, found)
             history = await contexts.load(

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from app.domain.sessions import Session
+from app.store import states
 from app.store.connection import Connection
 from app.store.ledger import DERIVED_FROM
+from app.store.sessions import read_epoch, write_epoch
 from app.store.writes import NewEpoch
 
 TAIL_TOKENS = """
 SELECT coalesce(sum(tokens), 0) FROM messages
 WHERE tenant_id = $1 AND session_id = $2 AND seq >= $3 AND turn > 0 AND status = 'live'
 """
+PLAN = "SELECT plan FROM sessions WHERE tenant_id = $1 AND id = $2"
+SET_PLAN = "UPDATE sessions SET plan = $3 WHERE tenant_id = $1 AND id = $2"
+LINKS = "SELECT seq FROM messages WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::bigint[]) AND turn > 0"
 MOVE = """
 UPDATE sessions SET epoch = $4, cut = $5, plan = $6, edited = false, version = version + 1
 WHERE tenant_id = $1 AND id = $2 AND version = $3 RETURNING id
@@ -28,6 +34,21 @@ SELECT $1, $2, u.* FROM unnest($3::integer[], $4::bigint[], $5::integer[], $6::t
     $9::bytea[]) AS u
 ON CONFLICT DO NOTHING
 """
+
+
+async def without(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> None:
+    """Have what is told of the history tell no more of these messages, which left it or came back to it.
+
+    The session must be locked.
+    """
+    links = [record["seq"] for record in await connection.fetch(LINKS, tenant, session_id, list(seqs))]
+    if not links:
+        return
+    await states.forget_rebuilt(connection, tenant, session_id, min(links))
+    plan = await connection.fetchval(PLAN, tenant, session_id)
+    before = read_epoch(plan) if plan else None
+    if before is not None and (after := before.without(links)) != before:
+        await connection.execute(SET_PLAN, tenant, session_id, write_epoch(after))
 
 
 async def tail_tokens(connection: Connection, tenant: str, session: Session) -> int:

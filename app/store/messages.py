@@ -65,6 +65,15 @@ WHERE {HERE} AND seq >= $3 AND status = 'live' AND model_visible AND turn > 0
 ORDER BY place, seq
 """
 
+NEWEST_WITHIN = f"""
+SELECT coalesce(min(seq), $3) FROM (
+    SELECT seq, sum(tokens) OVER (ORDER BY seq DESC) AS spent FROM (
+        SELECT seq, tokens FROM messages
+        WHERE {HERE} AND seq >= $3 AND status = 'live' AND model_visible AND turn > 0 ORDER BY seq DESC LIMIT $5
+    ) AS last
+) AS counted WHERE spent <= $4
+"""
+
 # Only what was left behind has to be followed back: what is current is one history.
 LEADING_TO = f"""
 WITH RECURSIVE back AS (
@@ -145,6 +154,16 @@ async def content(connection: Connection, tenant: str, session_id: str, seqs: Se
 async def live_from(connection: Connection, tenant: str, session_id: str, cut: int) -> list[StoredMessage]:
     """What the model may see from ``cut`` on, in order, without instructions."""
     return [message_from(r) for r in await connection.fetch(LIVE_FROM, tenant, session_id, cut)]
+
+
+async def newest_within(
+    connection: Connection, tenant: str, session_id: str, *, since: int, tokens: int, most: int
+) -> int:
+    """The first sequence number, from ``since`` on, of the newest messages that come to at most ``tokens`` and are at
+    most ``most``. Costs what these cost.
+    """
+    found: int = await connection.fetchval(NEWEST_WITHIN, tenant, session_id, since, tokens, most)
+    return found
 
 
 async def leading_to(

@@ -24,6 +24,7 @@ SELECT seq, source, created_at, text FROM (
     LEFT JOIN messages m ON m.tenant_id = s.tenant_id AND m.session_id = s.session_id AND m.seq = s.seq
     WHERE s.tenant_id = $1 AND s.session_id = $2
       AND (s.seq = 0 OR (m.status = 'live' AND s.seq <> ALL ($3::bigint[])) OR s.seq = ANY ($4::bigint[]))
+      AND (s.source <> 'rebuilt' OR NOT s.seq >= ANY ($3::bigint[]))
     ORDER BY s.seq DESC, s.number DESC LIMIT 64
 ) AS last ORDER BY place DESC, seq DESC, number DESC LIMIT 1
 """
@@ -43,6 +44,9 @@ ADD = """
 INSERT INTO states (tenant_id, session_id, seq, number, source, created_at, text)
 SELECT $1, $2, $3, COALESCE(max(number) + 1, 0), $4, $5, $6 FROM states
 WHERE tenant_id = $1 AND session_id = $2 AND seq = $3
+"""
+FORGET_REBUILT = """
+DELETE FROM states WHERE tenant_id = $1 AND session_id = $2 AND source = 'rebuilt' AND seq >= $3
 """
 FORGET = "DELETE FROM states WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::bigint[])"
 
@@ -98,6 +102,11 @@ async def add(
 async def forget(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> None:
     """Delete the states of these messages."""
     await connection.execute(FORGET, tenant, session_id, list(seqs))
+
+
+async def forget_rebuilt(connection: Connection, tenant: str, session_id: str, since: int) -> None:
+    """Delete the states that were made of the history, the message ``since`` perhaps included."""
+    await connection.execute(FORGET_REBUILT, tenant, session_id, since)
 
 
 def _state(record: Record) -> StateBlock:

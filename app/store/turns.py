@@ -182,8 +182,9 @@ async def hide(connection: Connection, tenant: str, session: Session, turn: int,
     if not live:
         return False
     await connection.execute(HIDE, tenant, session.id, turn, status)
+    await states.forget_rebuilt(connection, tenant, session.id, min(live))
     before_cut = sum(row["tokens"] for row in rows if row["status"] == "live" and row["seq"] < session.cut)
-    plan = without_turn(session.plan, turn, live, before_cut) if session.plan else None
+    plan = _without(session.plan, live, before_cut) if session.plan else None
     await _set_edited(connection, tenant, session, plan, 0, now)
     return True
 
@@ -200,32 +201,28 @@ async def remove(connection: Connection, tenant: str, session: Session, turn: in
     await connection.execute(REMOVE, tenant, session.id, turn)
     await connection.execute(FORGET_TERSE, tenant, session.id, turn)
     await states.forget(connection, tenant, session.id, seqs)
+    await states.forget_rebuilt(connection, tenant, session.id, min(seqs))
     await artifacts.forget(connection, tenant, session.id, seqs)
     await search.forget_pages(connection, tenant, session.id, seqs)
     await summaries.forget(connection, tenant, session.id, min(seqs), max(seqs))
     await memory.forget_range(connection, tenant, session.id, min(seqs), max(seqs))
     for record in await connection.fetch(FORGET_PLANS, tenant, session.id):
-        plan = without_turn(read_epoch(record["plan"]), turn, seqs, 0, forget=True)
+        plan = _forgetting(read_epoch(record["plan"]), seqs, 0)
         await connection.execute(SET_PLAN, tenant, session.id, record["number"], write_epoch(plan))
     before_cut = sum(row["tokens"] for row in rows if row["status"] == "live" and row["seq"] < session.cut)
-    current = without_turn(session.plan, turn, seqs, before_cut, forget=True) if session.plan else None
+    current = _forgetting(session.plan, seqs, before_cut) if session.plan else None
     await _set_edited(connection, tenant, session, current, sum(row["tokens"] for row in rows), now)
     return True
 
 
-def without_turn(plan: Epoch, turn: int, seqs: Sequence[int], tokens: int, *, forget: bool = False) -> Epoch:
-    """An epoch's plan without what it carries of a turn, from which the next epoch is made.
+def _without(plan: Epoch, seqs: Sequence[int], tokens: int) -> Epoch:
+    """A plan that tells of these messages no more; ``tokens`` of them had been cut."""
+    return replace(plan.without(seqs), older_tokens=max(0, plan.older_tokens - tokens))
 
-    ``tokens`` of it had been cut. ``forget`` empties the rendered head too, in which the turn may be told about.
-    """
-    gone = frozenset(seqs)
-    return replace(
-        plan,
-        head=() if forget else plan.head,
-        kept=tuple(seq for seq in plan.kept if seq not in gone),
-        references=tuple(reference for reference in plan.references if reference.turn != turn),
-        older_tokens=max(0, plan.older_tokens - tokens),
-    )
+
+def _forgetting(plan: Epoch, seqs: Sequence[int], tokens: int) -> Epoch:
+    """The same without any words that Tersely wrote: they may quote the messages, wherever these stand."""
+    return replace(_without(plan, seqs, tokens), head=(), prefixes=(), is_stale=True)
 
 
 async def _set_edited(

@@ -16,7 +16,7 @@ import asyncpg
 
 from app.domain.errors import Conflict, NotFound, StoreUnavailable, TerselyError
 from app.domain.lineage import Decision, append, known_again, reconcile, repeat
-from app.store import messages
+from app.store import epochs, messages
 from app.store.connection import Connection, Database
 from app.store.ledger import AT_THE_END, Placement, Rows, enter_reply, enter_request
 from app.store.sessions import COLUMNS, session_from
@@ -460,6 +460,8 @@ async def _set_statuses(connection: Connection, tenant: str, session_id: str, de
         if seqs:
             await connection.execute(SET_STATUS, tenant, session_id, list(seqs), status)
             await connection.execute(SET_STATUS_OF_HIDDEN, tenant, session_id, list(seqs), status, before)
+    if changed := (*decision.superseded, *decision.revived):
+        await epochs.without(connection, tenant, session_id, changed)
 
 
 async def _written_before(connection: Connection, tenant: str, write: RequestWrite, state: State) -> Outcome | None:

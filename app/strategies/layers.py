@@ -87,9 +87,10 @@ def insert_checkpoint(
 
     def stage(draft: Draft) -> Draft:
         made = [summary for summary in material.summaries if summary.purpose == "checkpoint"]
-        text = summary_of_cut(draft, made, earlier=earlier, limit=limit, encode=encode, asked=asked)
+        text, told = summary_of_cut(draft, made, earlier=earlier, limit=limit, encode=encode, asked=asked)
         if not text:
             return draft
+        draft = replace(draft, told=told)
         body = f"{prompts.CHECKPOINT_TITLE}\n\n{text}"
         message = HeadMessage(layer="summary", role="user", text=body, tokens=count_text_message(body, encode))
         return draft.with_head(message).marking(draft.gone, kept="summary", reason="in the summary")
@@ -102,10 +103,11 @@ def inject_summary(material: Material, *, earlier: Earlier, limit: int, encode: 
 
     def stage(draft: Draft) -> Draft:
         made = [summary for summary in material.summaries if summary.purpose == "trim"]
-        text = summary_of_cut(draft, made, earlier=earlier, limit=limit, encode=encode, asked=asked)
+        text, told = summary_of_cut(draft, made, earlier=earlier, limit=limit, encode=encode, asked=asked)
         first = next((entry for entry in draft.entries if entry.message.starts_turn), None)
         if not text or first is None:
             return draft
+        draft = replace(draft, told=told)
         body = f"{prompts.SUMMARY_TITLE}\n{text}\n{prompts.SUMMARY_END}\n\n"
         marked = draft.marking(draft.gone, kept="summary", reason="in the summary")
         return marked.with_prefix(Prefix(layer="summary", seq=first.seq, text=body, tokens=encode(body)))
@@ -121,19 +123,24 @@ def summary_of_cut(
     limit: int,
     encode: Encode,
     asked: bool = False,
-) -> str:
-    """What stands for everything before the cut, as far as it is not kept: empty where nothing was cut.
+) -> tuple[str, int]:
+    """What stands for everything before the cut, as far as it is not kept: empty where nothing was cut. And before
+    which sequence number the messages are that it tells of, where some of these are behind the cut (else 0).
 
     The summaries that were made of it, in order, and where there are none yet, what can be said without a model.
     Of too much, the newest stays. ``asked``: somebody had one made just now, of everything before the last turn; it
     counts also where it goes on behind the cut.
     """
     if draft.cut == 1:
-        return ""
+        return "", 0
     made = _chain([each for each in summaries if (each.first_seq if asked else each.last_seq) < draft.cut])
     rest = [e for e in draft.gone if not any(s.first_seq <= e.seq <= s.last_seq for s in made)]
+    last = max((summary.last_seq for summary in made), default=0)
+    told = max(last, earlier.last_seq if earlier.text else 0) + 1
+    told = told if told > draft.cut else 0
     if not made:
-        return summarize(rest, limit=limit, encode=encode, earlier=earlier.text) if rest else earlier.text
+        text = summarize(rest, limit=limit, encode=encode, earlier=earlier.text) if rest else earlier.text
+        return text, told
     parts = [summary.text for summary in made]
     left = _without(earlier.text, parts)
     if left and made[0].first_seq > earlier.first_seq:
@@ -142,7 +149,7 @@ def summary_of_cut(
         parts.append(left)
     if rest:
         parts.append(summarize(rest, limit=max(limit // 4, limit - made[-1].tokens), encode=encode))
-    return _newest_within(parts, limit, encode)
+    return _newest_within(parts, limit, encode), told
 
 
 def _without(earlier: str, parts: Iterable[str]) -> str:

@@ -40,7 +40,7 @@ class Draft:
     Everything that was loaded is in exactly one of ``kept`` (verbatim, between head and tail), ``tail`` and ``gone``
     (left out), each in the order of the history (that of ``seq``, but where a client rebuilt its history). ``cut`` is
     the first sequence number of the tail, 1 when nothing was ever left out. ``references`` are the candidates that an
-    epoch carries on.
+    epoch carries on; a summary that goes on behind the cut tells of messages before ``told``.
     """
 
     cut: int = 1
@@ -54,6 +54,7 @@ class Draft:
     prefixes: tuple[Prefix, ...] = ()
     retrieved: tuple[int, ...] = ()
     closing: tuple[HeadMessage, ...] = ()
+    told: int = 0
 
     @property
     def entries(self) -> tuple[Entry, ...]:

@@ -69,10 +69,13 @@ def as_shown(snapshot: Snapshot) -> Snapshot:
 def load_from(epoch: Epoch | None, *, strategy: Strategy, policy: Policy) -> int:
     """The first sequence number that a snapshot's entries must reach back to.
 
-    That is the epoch's cut, unless the configuration changed to one that shows more than the epoch did.
+    That is the epoch's cut, unless the configuration changed to one that shows more than the epoch did, or the next
+    epoch cannot go on from this one.
     """
     if epoch is None:
         return 1
+    if epoch.is_stale:
+        return epoch.floor
     unchanged = epoch.fingerprint.partition(_WITH)[0] == fingerprint_of(strategy, policy)
     return epoch.cut if unchanged or not _may_widen(strategy, policy) else epoch.floor
 
@@ -132,6 +135,7 @@ def plan_epoch(
         prefixes=draft.prefixes,
         retrieved=draft.retrieved,
         floor=draft.cut if advance.reason == "clear" else _floor(snapshot),
+        told=draft.told,
     )
 
 
@@ -247,12 +251,15 @@ def _starting_draft(snapshot: Snapshot, *, widen: bool) -> Draft:
     entries = snapshot.entries
     if snapshot.epoch is None:
         return Draft(tail=entries)
-    if widen and entries and entries[0].seq < snapshot.epoch.cut:
+    if (widen or snapshot.epoch.is_stale) and entries and entries[0].seq < snapshot.epoch.cut:
         if not snapshot.older_tokens:
             return Draft(tail=entries)
         first = entries[0].seq
         standing = tuple(entry for entry in must_stay(snapshot.kept, entries) if entry.seq < first)
-        return Draft(cut=first, kept=standing, tail=entries, references=snapshot.epoch.references)
+        references = snapshot.epoch.references
+        if snapshot.epoch.is_stale:
+            references = tuple(reference for reference in references if reference.position < first)
+        return Draft(cut=first, kept=standing, tail=entries, references=references)
     restored = _restore(snapshot, snapshot.epoch)
     if restored.tail or not snapshot.entries:
         # What an earlier cut took has been counted and indexed then.

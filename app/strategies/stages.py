@@ -14,11 +14,12 @@ from app.strategies.prompts import ACTIVITY_LOG_ACK
 
 
 def keep_all(floor: int = 1) -> Stage:
-    """Every message that was loaded, in order; nothing before ``floor`` is loaded."""
+    """Every message from ``floor`` on that was loaded, in order; before it, what is kept."""
 
     def stage(draft: Draft) -> Draft:
+        kept = tuple(entry for entry in draft.kept if entry.seq < floor)
         whole = (*draft.gone, *draft.kept, *draft.tail)
-        return replace(draft, cut=floor, kept=(), tail=tuple(whole), gone=())
+        return replace(draft, cut=floor, kept=kept, tail=tuple(e for e in whole if e.seq >= floor), gone=())
 
     return stage
 
