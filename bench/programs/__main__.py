@@ -18,18 +18,9 @@ from bench.programs.running import install, run
 
 PROGRAMS = {program.name: program for program in (*AGENTS, *FRAMEWORKS)}
 COLUMNS = (
-    "program",
-    "version",
-    "epoch",
-    "calls",
-    "turns",
-    "sessions",
-    "subagents",
-    "side calls",
-    "refusals",
-    "cuts",
-    "",
-)
+    "program", "version", "epoch", "calls", "streamed", "turns", "sessions", "subagents", "side calls", "refusals",
+    "shortened", "verdict",
+)  # fmt: skip
 
 
 def main() -> int:
@@ -71,15 +62,13 @@ async def try_program(program: Program, scratch: Path, variants: Sequence[str]) 
 
 def table(outcomes: Iterable[Outcome]) -> str:
     """As Markdown."""
-    rows = [COLUMNS, tuple("---" for _ in COLUMNS)]
-    rows += [
-        (
-            each.program, each.version, each.variant, str(each.calls), str(each.streamed), str(each.turns), str(each.sessions),
-            str(each.children), str(each.sides), str(each.refusals), str(each.cuts),
-            f"{len(each.faults)} faults" if each.faults else "as it should",
-        )
-        for each in outcomes
-    ]  # fmt: skip
+    rows = [COLUMNS, ("---",) * len(COLUMNS)]
+    for each in outcomes:
+        figures = (
+            each.calls, each.streamed, each.turns, each.sessions, each.children, each.sides, each.refusals, each.cuts
+        )  # fmt: skip
+        verdict = f"{len(each.faults)} faults" if each.faults else "as it should"
+        rows.append((each.program, each.version, each.variant, *map(str, figures), verdict))
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 

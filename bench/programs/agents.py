@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.programs.program import FILLER, Program, Step
+from bench.programs.running import PROXIES
 
 GREET = '{"command": "printf bronze-; expr 1 + 1"}'
 
@@ -28,7 +29,7 @@ def talk(
     ]
     if compact:
         steps.append(Step(command=compact))
-    return (*steps, Step(command=again, ask="And gold-7?", expects=("I was sent", "gold-7")))
+    return (*steps, Step(command=again, ask="And gold-7?", expects=("I was sent",)))
 
 
 CLAUDE = Program(
@@ -172,7 +173,9 @@ AIDER = Program(
             expects=("ivy-9", "khaki-2"),
         ),
     ),
-    turns=(6, 8, 3),
+    # With the examples and file lists that stand before the history; restored, it is a conversation of its own.
+    turns=(10, 14),
+    moved=6,
     loose="its history comes back in other words",
 )
 
@@ -206,7 +209,7 @@ def _pi(name: str, api: str, base: str) -> Program:
     )  # fmt: skip
 
 
-def _copilot(name: str, base: str, **env: str) -> Program:
+def _copilot(name: str, base: str, *, turns: int = 8, **env: str) -> Program:
     again = 'copilot --allow-all-tools --continue -p "$ASK"'
     return Program(
         name=name,
@@ -227,7 +230,7 @@ def _copilot(name: str, base: str, **env: str) -> Program:
             streamed='copilot --allow-all-tools --output-format json --continue -p "$ASK"',
             compact='copilot --allow-all-tools --continue -p "/compact"',
         ),
-        turns=(8,),
+        turns=(turns,),
     )
 
 
@@ -235,7 +238,13 @@ _QWEN = "qwen --auth-type openai --yolo --continue"
 QWEN = Program(
     name="qwen-code",
     npm=("@qwen-code/qwen-code@0.15.10",),
-    env={"OPENAI_BASE_URL": "$URL/v1", "OPENAI_API_KEY": "key", "OPENAI_MODEL": "scripted"},
+    # It takes a proxy for loopback addresses too.
+    env={
+        "OPENAI_BASE_URL": "$URL/v1",
+        "OPENAI_API_KEY": "key",
+        "OPENAI_MODEL": "scripted",
+        **dict.fromkeys(PROXIES, ""),
+    },
     files={
         ".qwen/settings.json": '{"privacy": {"usageStatisticsEnabled": false}, "general": {"enableAutoUpdate": false}}'
     },
@@ -254,13 +263,21 @@ CLINE = Program(
     npm=("cline@3.0.65",),
     steps=(
         Step(command="cline auth -p openai -k key -m scripted -b $URL/v1"),
-        *talk(
-            'cline --json "$ASK"',
-            'cline --json --continue "$ASK"',
-            'run_commands {"commands": ["printf bronze-; expr 1 + 1"]}',
+        Step(command='cline --json "$ASK"', ask=f"Say hello to amber-1. {FILLER}", expects=("I was sent",)),
+        # Only on a terminal does it resume.
+        Step(
+            command="cline -i --id $(ls $HOME/.cline/data/sessions | head -1)",
+            keys=(
+                'call run_commands {"commands": ["printf bronze-; expr 1 + 1"]}',
+                f"And cobalt-3? {FILLER}",
+                f"And drab-4? {FILLER}",
+                f"And ebony-5? {FILLER}",
+                "And fawn-6?",
+            ),
+            expects=("bronze-2", "I was sent"),
         ),
     ),
-    turns=(7,),
+    turns=(6,),
 )
 
 _CONTINUE = "cn --config $HOME/config.yaml"
@@ -298,7 +315,8 @@ AGENTS = (
     _pi("pi-responses", "openai-responses", "$URL/v1"),
     _copilot("copilot-cli", "$URL/v1"),
     _copilot("copilot-cli-responses", "$URL/v1", COPILOT_PROVIDER_WIRE_API="responses"),
-    _copilot("copilot-cli-anthropic", "$URL", COPILOT_PROVIDER_TYPE="anthropic"),
+    # Its summary and the next question are one message; the summary has the words that ask for a call.
+    _copilot("copilot-cli-anthropic", "$URL", turns=7, COPILOT_PROVIDER_TYPE="anthropic"),
     QWEN,
     CLINE,
     CONTINUE,

@@ -61,7 +61,7 @@ async def look(
         outcome.faults.append(f"turns of the sessions: {roots} instead of {sorted(program.turns)}")
     if tuple(children) != tuple(sorted(program.children)):
         outcome.faults.append(f"turns of the subagents' sessions: {children} instead of {sorted(program.children)}")
-    outcome.cuts = sum(each["epochs"]["by_reason"].get("high_watermark", 0) for each in stats.values())
+    outcome.cuts = sum(each.is_shortened for each in main)
     failed = sum(each["failed_calls"] for each in stats.values())
     if failed:
         outcome.faults.append(f"{failed} failed calls in the statistics")

@@ -25,6 +25,9 @@ def _modes(
             env=KEYS | env,
             steps=(Step(command=f"python $SCRIPTS/{script} {mode}", expects=ANSWERS),),
             turns=turns,
+            # What summarises by itself need not outgrow the window.
+            has_cuts=mode != "summary",
+            loose="it sends only what is new" if mode == "previous" else "",
         )
         for mode in modes
     )

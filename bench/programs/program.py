@@ -15,13 +15,15 @@ FILLER = " ".join(
 class Step:
     """One command of a shell, in which ``$ASK`` is what is asked. ``expects`` is what has to be in its output.
 
-    ``keys`` are lines typed into it, each once it has been silent for some seconds: then it runs on a terminal.
+    With ``keys`` it runs on a terminal, and is ended after them: lines that are typed into it, each once it has said
+    ``answer`` and then nothing for some seconds.
     """
 
     command: str
     ask: str = ""
     expects: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
+    answer: str = "I was sent"
     limit: float = 120.0
 
 

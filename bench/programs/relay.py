@@ -49,6 +49,12 @@ class Seen:
         """What went upstream: ``built``, ``passthrough`` and so on."""
         return self.headers.get("x-tersely-context", "")
 
+    @property
+    def is_shortened(self) -> bool:
+        """Whether the model was sent less than the program sent."""
+        before, after = (self.headers.get(f"x-tersely-tokens-{when}", "0") for when in ("before", "after"))
+        return int(after) < int(before)
+
 
 @dataclass(slots=True)
 class Relay:

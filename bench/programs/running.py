@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import os
 import pty
+import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,8 +16,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from string import Template
+from typing import BinaryIO
 
-import aiohttp
+import psutil
 
 from bench.programs.checks import Outcome, look
 from bench.programs.program import FILLER, Program, Step
@@ -26,8 +27,10 @@ from bench.programs.relay import Relay, relaying
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 NOWHERE = "http://127.0.0.1:9"
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 SILENCE = 4.0
 """Seconds after which a program on a terminal is taken to wait for its user."""
+SERVES = re.compile(r"Tersely serves on (\S+)\n")
 SMALL = '{"high": 2000, "low": 700}'
 
 
@@ -68,9 +71,12 @@ async def run(program: Program, installed: Path, place: Path, *, is_small: bool)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(Template(content).safe_substitute(env))
         await _prepare(work, env)
-        for number, step in enumerate(program.steps, 1):
-            relay.step = number
-            await _take(outcome, step, number, place, work, env | {"ASK": step.ask})
+        try:
+            for number, step in enumerate(program.steps, 1):
+                relay.step = number
+                await _take(outcome, step, number, place, work, env | {"ASK": step.ask})
+        finally:
+            _end_daemons(home)
         await asyncio.sleep(0.5)
         await look(outcome, program, url, relay.seen, log, is_small=is_small)
         _keep(relay, place)
@@ -93,9 +99,7 @@ def _environment(program: Program, installed: Path, home: Path, work: Path, url:
         "TMPDIR": str(home),
         "NODE_PATH": f"{installed}/node_modules",
     }
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
-        own[name] = NOWHERE
-    own["NO_PROXY"] = own["no_proxy"] = "127.0.0.1,localhost"
+    own |= dict.fromkeys(PROXIES, NOWHERE) | dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
     return own | {name: Template(value).safe_substitute(own) for name, value in program.env.items()}
 
 
@@ -142,13 +146,12 @@ async def _on_terminal(step: Step, output: Path, work: Path, env: Mapping[str, s
     os.close(theirs)
     os.set_blocking(ours, False)
     with output.open("wb") as file:
-        for line in (*step.keys, ""):
-            await _silence(ours, file, step.limit)
-            if process.returncode is not None or not line:
-                break
+        await _listen(ours, file, "", step.limit)
+        for line in step.keys:
             os.write(ours, line.encode())
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1)
             os.write(ours, b"\r")
+            await _listen(ours, file, step.answer, step.limit)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         await _end(process, 10)
@@ -156,13 +159,15 @@ async def _on_terminal(step: Step, output: Path, work: Path, env: Mapping[str, s
     return 0
 
 
-async def _silence(terminal: int, file: object, limit: float) -> None:
+async def _listen(terminal: int, file: BinaryIO, answer: str, limit: float) -> None:
+    """Until the program has said ``answer`` and then nothing for a while."""
     end = time.monotonic() + limit
-    last = time.monotonic()
-    while time.monotonic() < min(end, last + SILENCE):
+    last, heard = time.monotonic(), b""
+    while time.monotonic() < end and (not heard or answer.encode() not in heard or time.monotonic() < last + SILENCE):
         with contextlib.suppress(BlockingIOError, OSError):
             if said := os.read(terminal, 65536):
-                file.write(said)  # type: ignore[attr-defined]
+                file.write(said)
+                heard += said
                 last = time.monotonic()
                 # What terminals are asked for: where the cursor is, and what they are.
                 if b"\x1b[6n" in said:
@@ -182,6 +187,14 @@ async def _end(process: asyncio.subprocess.Process, limit: float) -> int | None:
         return None
 
 
+def _end_daemons(home: Path) -> None:
+    """End what the program left running: all that has this home."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get("HOME") == str(home):
+                process.kill()
+
+
 def _keep(relay: Relay, place: Path) -> None:
     """What passed, for whoever looks into a fault."""
     folder = place / "wire"
@@ -194,31 +207,25 @@ def _keep(relay: Relay, place: Path) -> None:
 @asynccontextmanager
 async def serving(data: Path, log: Path, epoch: str) -> AsyncIterator[str]:
     """`tersely serve --upstream scripted` with a database of its own."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TERSELY_", "DATABASE_"))}
     env = kept | {"TERSELY_DATA_DIR": str(data), "TERSELY_EPOCH": epoch}
-    command = [sys.executable, "-m", "app", "serve", "--port", str(port), "--upstream", "scripted"]
+    command = [sys.executable, "-m", "app", "serve", "--port", "0", "--upstream", "scripted"]
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, env=env, stdout=file, stderr=file)
-        url = f"http://127.0.0.1:{port}"
         try:
-            await _ready(url, process)
-            yield url
+            yield await _address(log, process)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
             await process.wait()
 
 
-async def _ready(url: str, process: asyncio.subprocess.Process) -> None:
-    async with aiohttp.ClientSession() as http:
-        for _ in range(600):
-            with contextlib.suppress(aiohttp.ClientError):
-                async with http.get(f"{url}/readyz") as response:
-                    if response.status == 200:
-                        return
-            if process.returncode is not None:
-                break
-            await asyncio.sleep(0.1)
+async def _address(log: Path, process: asyncio.subprocess.Process) -> str:
+    """Where it serves, once it says so."""
+    for _ in range(1200):
+        if said := SERVES.search(log.read_text(errors="replace")):
+            return said[1]
+        if process.returncode is not None:
+            break
+        await asyncio.sleep(0.1)
     raise RuntimeError(f"Tersely did not start: {process.returncode}")
