@@ -14,7 +14,7 @@ from app.service import identity
 from app.service.arrival import Arrival, arrive
 from app.service.calls import Call
 from app.service.memo import MessageMemo
-from app.store import sessions, side_replies
+from app.store import reply_ids, sessions, side_replies
 from app.store.connection import Connection, Database
 
 
@@ -42,7 +42,7 @@ class Summaries:
         client = clients.client_ids(call.header_map, request.ids)
 
         async def write(connection: Connection) -> None:
-            session_id = await self._session_of_side_call(connection, call, arrival, client)
+            session_id = await self._session_of_side_call(connection, call, request, arrival, client)
             if session_id is not None:
                 now = self._clock()
                 await side_replies.remember(connection, call.tenant, session_id, sorted(anchors), now)
@@ -51,11 +51,14 @@ class Summaries:
         await self._database.run(write, tenant=call.tenant)
 
     async def _session_of_side_call(
-        self, connection: Connection, call: Call, arrival: Arrival, client: ClientIds
+        self, connection: Connection, call: Call, request: Request, arrival: Arrival, client: ClientIds
     ) -> str | None:
         if call.options.session_id is not None:
             session = await sessions.get(connection, call.tenant, call.options.session_id)
             return session.id if session else None
+        if request.reply_id:
+            named = await reply_ids.find(connection, call.tenant, request.reply_id)
+            return named.hit.session.id if named else None
         chains = arrival.reply_chains()[: identity.MAX_CHAINS]
         if chains:
             hit = await sessions.find_by_chain(connection, call.tenant, chains, client.id)
