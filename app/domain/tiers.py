@@ -5,6 +5,7 @@ Values only, fit to be stored as JSON; `app.strategies.shortening` chooses and a
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,8 +16,21 @@ from app.domain.tool_output import ToolOutputLimits
 Subject = Literal["output", "results", "user_text", "archive"]
 # `head`: the beginning, with a notice after it. `ends`: beginning and end, with a notice between them.
 Style = Literal["head", "ends"]
-# The tool by which the model gets a whole text back; empty: it has none, and is told of none.
-Way = Literal["", "query_db", "context_search"]
+# The tools by which the model gets a whole text back: any text, or a spilled output. Empty: it has none, and is told of
+# none.
+Way = Literal[
+    "", "query_db", "context_search", "read_artifact", "read_artifact, query_db", "read_artifact, context_search"
+]
+
+WAYS = frozenset({"query_db", "context_search", "read_artifact"})
+
+
+def way_by(tools: Container[str]) -> Way:
+    """The way that a model has with these tools."""
+    ways: tuple[Way, Way, Way] = ("", "context_search", "query_db")
+    if "read_artifact" in tools:
+        ways = ("read_artifact", "read_artifact, context_search", "read_artifact, query_db")
+    return ways[2] if "query_db" in tools else ways[1] if "context_search" in tools else ways[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,17 +48,20 @@ DEFAULT_LIMITS = ToolOutputLimits()
 LEAST_SPILLED = 20_000
 
 
-def normalize(text: str, limits: ToolOutputLimits = DEFAULT_LIMITS, *, way: str = "") -> Normalized:
+def normalize(
+    text: str, limits: ToolOutputLimits = DEFAULT_LIMITS, *, way: str = "", is_readable: bool = False
+) -> Normalized:
     """``text`` within ``limits``: spilled above the threshold, else truncated by lines, then characters, then bytes.
 
-    ``way`` is a sentence that says how this model gets the whole output. Of a spilled output the notice is all that is
-    left where there is a way to the rest, as in the document; without one the truncated output follows the notice, for
-    nothing must become unreachable. What is within all limits comes back as it is, and nothing ever grows.
+    ``way`` is a sentence that says how this model gets the whole output; ``is_readable``: what was spilled it reads by
+    its digest, which no other model is shown. Of a spilled output the notice is all that is left where there is a way
+    to the rest, as in the document; without one the truncated output follows the notice, for nothing must become
+    unreachable. What is within all limits comes back as it is, and nothing ever grows.
     """
     if len(text) <= limits.harmless:
         return Normalized(text=text)
     if len(text) > limits.large_output_threshold:
-        return _spill(text, limits, way)
+        return _spill(text, limits, way, is_readable=is_readable)
     cut = _truncate(text, limits)
     if cut == text:
         return Normalized(text=text)
@@ -71,12 +74,12 @@ def digest(text: str) -> str:
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _spill(text: str, limits: ToolOutputLimits, way: str) -> Normalized:
+def _spill(text: str, limits: ToolOutputLimits, way: str, *, is_readable: bool) -> Normalized:
     sha = digest(text)
-    notice = (
-        f"[Large tool output: {len(text)} characters, {count_bytes(text)} bytes, {count_lines(text)} lines; "
-        f"sha256 {sha}.{_spaced(way)}]"
-    )
+    size = f"{len(text)} characters, {count_bytes(text)} bytes, {count_lines(text)} lines"
+    if is_readable:
+        size, way = f"{size}; sha256 {sha}", "Use read_artifact with it to see full output"
+    notice = f"[Large tool output: {size}.{_spaced(way)}]"
     shown = notice if way else f"{notice}\n{_truncate(text, limits)}"
     if len(shown) >= len(text):
         return Normalized(text=text)

@@ -18,7 +18,7 @@ from app.domain.history import Entry, Epoch, HeadMessage, Material, Snapshot, Te
 from app.domain.isolation import share_messages, words_of
 from app.domain.messages import Message, ToolResult
 from app.domain.sessions import Session
-from app.domain.tiers import Way
+from app.domain.tiers import Way, way_by
 from app.service import tokens
 from app.service.arrival import Arrival
 from app.service.aside import aside
@@ -58,9 +58,10 @@ class Recipe:
 
     @property
     def way(self) -> Way:
-        """The tool by which the model gets back what the strategy shortens."""
-        names = {offer.name for offer in self.offers} if not isinstance(self.strategy, Slim | Full) else ()
-        return "query_db" if "query_db" in names else "context_search" if "context_search" in names else ""
+        """The tools by which the model gets back what the strategy shortens."""
+        if isinstance(self.strategy, Slim | Full):
+            return ""
+        return way_by({offer.name for offer in self.offers})
 
     @property
     def extract(self) -> Extract:

@@ -54,7 +54,7 @@ class EpochKeeper:
             session = await sessions.get(connection, tenant, session_id)
             if session is None:
                 return
-            recipe = self._recipes.choose(session=session)
+            recipe = self._recipes.as_called(session)
             if not isinstance(recipe.policy, Auto) or not isinstance(recipe.strategy, Slim | Window | Tiered):
                 return
             high = needs_of(recipe.strategy).high or recipe.policy.high
@@ -87,7 +87,7 @@ class EpochKeeper:
                 session = await sessions.get(connection, tenant, session_id)
                 if session is None:
                     raise NotFound("there is no such session")
-                recipe = self._recipes.choose(strategy=strategy, epoch=epoch, session=session)
+                recipe = self._recipes.as_called(session, strategy=strategy, epoch=epoch)
                 history, around = await self._load(connection, tenant, session, dialect_of(dialect), recipe)
             report = await self._start(
                 tenant, session, replace(history, advance=Advance(reason=reason)), recipe, around

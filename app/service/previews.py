@@ -20,6 +20,7 @@ from app.service.aside import aside
 from app.service.calibrations import Calibrations
 from app.service.contexts import Built, Circumstances, History, Recipe
 from app.service.identity import Found
+from app.service.memo_layer import with_memos
 from app.service.messages import dialect_of, read_messages
 from app.service.recipes import Recipes
 from app.service.retrieval import Retriever
@@ -40,6 +41,7 @@ LIMIT = 15.0
 class Wish:
     """What a preview is asked for. ``max_tokens`` is the window that the context must fit into, instructions
     included; without it the model's own window counts, where it is known. ``messages`` come after the stored ones.
+    ``tools``: those of ours that the model will have; None: as in the session's calls.
     """
 
     dialect: str = "openai_chat"
@@ -48,6 +50,7 @@ class Wish:
     model: str = ""
     max_tokens: int | None = None
     messages: Sequence[bytes] = ()
+    tools: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +99,14 @@ class Previews:
             session = await sessions.get(connection, tenant, session_id)
             if session is None:
                 raise NotFound("there is no such session")
-            recipe = self._recipes.choose(strategy=strategy, epoch=epoch, session=session)
+            recipe = self._recipes.as_called(session, strategy=strategy, epoch=epoch, tools=wish.tools)
             wish = replace(wish, model=wish.model or await summaries.last_model(connection, tenant, session_id))
             around = await self._circumstances(connection, tenant, session, arrival, recipe, wish)
             found = await _find(connection, tenant, session, arrival)
             history = await contexts.load(connection, tenant, found, arrival, dialect, recipe, around)
         restore = partial(contexts.restore_reply, dialect)
         history = await self._retriever.with_past(tenant, found, history, recipe.strategy, arrival, dialect, restore)
+        history, _ = await with_memos(self._database, tenant, found, history, recipe.strategy, arrival, dialect)
         built = await aside(history.size, contexts.make, history, recipe, around, wish.model)
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             told, omitted = await _turns(connection, tenant, session, built)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from app.dialects.dialect import ToolOffer
 from app.domain.sessions import Session
+from app.domain.tiers import WAYS
+from app.domain.tool_catalog import TOOLS, parse_offer
 from app.service.contexts import Recipe
 from app.strategies.epochs import Auto, Policy, parse_policy
-from app.strategies.presets import Slim, Strategy, Window, parse_strategy, strategy_name
+from app.strategies.planning import way_of
+from app.strategies.presets import Full, Slim, Strategy, Window, parse_strategy, strategy_name
 from app.strategies.prompts import HISTORY_GUIDELINES, TERSE_INSTRUCTIONS
 
 
@@ -60,6 +63,30 @@ class Recipes:
             offers=self._offers(strategy_name(chosen)),
         )
 
+    def as_called(
+        self,
+        session: Session,
+        *,
+        strategy: str | None = None,
+        epoch: str | None = None,
+        tools: Sequence[str] | None = None,
+    ) -> Recipe:
+        """The recipe of a context that no call asked for, with the tools that its model will have.
+
+        These are ``tools`` where the caller says so, whoever runs them; else those of the session's calls, as its epoch
+        remembers them. A session without calls has a model that nothing was offered to.
+        """
+        recipe = self.choose(strategy=strategy, epoch=epoch, session=session)
+        if tools is not None:
+            return replace(recipe, offers=tuple(_offer(name) for name in parse_offer(",".join(tools) or "off")))
+        if not session.calls:
+            return replace(recipe, offers=())
+        if session.plan is None or isinstance(recipe.strategy, Slim | Full):
+            return recipe
+        way = way_of(session.plan).split(", ")
+        kept = tuple(offer for offer in recipe.offers if offer.name not in WAYS or offer.name in way)
+        return replace(recipe, offers=kept)
+
     def check(self, *, strategy: str | None, epoch: str | None) -> None:
         """Raise `InvalidRequest` unless both can be read."""
         if strategy is not None:
@@ -85,6 +112,11 @@ class Recipes:
                 }
             )
         return strategy
+
+
+def _offer(name: str) -> ToolOffer:
+    tool = TOOLS[name]
+    return ToolOffer(name=name, description=tool.description, parameters=tool.parameters)
 
 
 def _none(_: str) -> tuple[ToolOffer, ...]:

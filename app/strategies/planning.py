@@ -44,6 +44,11 @@ def fingerprint_of(strategy: Strategy, policy: Policy, way: Way = "") -> str:
     return f"{named}{_WITH}{way}" if way else named
 
 
+def way_of(epoch: Epoch) -> str:
+    """The tools that the epoch's texts were shortened for, as in its fingerprint."""
+    return epoch.fingerprint.partition(_WITH)[2]
+
+
 def decide(
     snapshot: Snapshot, *, strategy: Strategy, policy: Policy, now: datetime, overflow: bool = False
 ) -> Decision:

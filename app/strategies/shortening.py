@@ -167,7 +167,8 @@ def _shorten_result(text: str, entry: Entry, tiers: Sequence[Tier]) -> str:
     if output is not None:
         limits = output.limits or DEFAULT_LIMITS
         if len(text) > limits.harmless:
-            normal = normalize(text, limits, way=_way_sentence(output.way, entry))
+            is_readable = output.way.startswith("read_artifact")
+            normal = normalize(text, limits, way=_way_sentence(output.way, entry), is_readable=is_readable)
             if normal.spilled_sha256 and output.way:
                 return normal.text  # a notice: nothing is left to shorten
             text = normal.text
@@ -225,9 +226,9 @@ def _archived_line(tier: Tier, entry: Entry) -> str:
 def _way_sentence(way: Way, entry: Entry) -> str:
     """How the model gets the whole text of ``entry``: std::slop's words, without the full stop."""
     match way:
-        case "query_db":
+        case "query_db" | "read_artifact, query_db":
             return f'Use query_db(sql="SELECT content FROM messages WHERE id={entry.seq}") to see full output'  # noqa: S608
-        case "context_search":
+        case "context_search" | "read_artifact, context_search":
             return f'Use context_search(mode="turn", turnId="t{entry.turn}") to see full output'
-        case "":
+        case "" | "read_artifact":
             return ""

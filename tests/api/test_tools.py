@@ -120,7 +120,8 @@ async def test_read_artifact_in_pieces(api: Api) -> None:
         {"role": "assistant", "content": None, "tool_calls": [made]},
         {"role": "tool", "tool_call_id": "c", "content": output},
     )
-    context = (await api.http.post("/api/sessions/s/context", json={"strategy": "compact"})).text
+    wish = {"strategy": "compact", "tools": ["read_artifact"]}
+    context = (await api.http.post("/api/sessions/s/context", json=wish)).text
     sha = context.split("sha256 ")[1][:64]
     first = await told(api, "read_artifact", {"sha256": sha})
     label, _, shown = first.partition("\n")
@@ -177,7 +178,8 @@ async def test_nobody_elses(guarded: Api, new_tenant: NewKey) -> None:
     await guarded.append("s", *turn, **north)
     await guarded.append("own", USER, **south)
     await call(guarded, "save_memo", {"content": "the secret port", "tags": ["net"]}, **north)
-    context = await guarded.http.post("/api/sessions/s/context", json={"strategy": "compact"}, headers=north)
+    wish = {"strategy": "compact", "tools": ["read_artifact"]}
+    context = await guarded.http.post("/api/sessions/s/context", json=wish, headers=north)
     sha = context.text.split("sha256 ")[1][:64]
     for name in TOOLS:
         path = f"/api/sessions/s/tools/{name}"

@@ -31,11 +31,13 @@ def test_defaults_are_those_of_the_document() -> None:
 def test_order_1_over_the_threshold_in_runes_a_notice_with_the_checksum_replaces_the_output() -> None:
     text = "é" * (200 * 1024 + 1)
     sha = sha256(text.encode()).hexdigest()
-    assert normalize(text, way=WAY) == Normalized(
-        text=f"[Large tool output: 204801 characters, 409602 bytes, 1 lines; sha256 {sha}. {WAY}]",
-        is_truncated=True,
-        spilled_sha256=sha,
-    )
+    size = "204801 characters, 409602 bytes, 1 lines"
+    readable = f"[Large tool output: {size}; sha256 {sha}. Use read_artifact with it to see full output]"
+    for way in ("", WAY):
+        done = normalize(text, way=way, is_readable=True)
+        assert done == Normalized(text=readable, is_truncated=True, spilled_sha256=sha)
+    done = normalize(text, way=WAY)
+    assert done == Normalized(text=f"[Large tool output: {size}. {WAY}]", is_truncated=True, spilled_sha256=sha)
     assert normalize("é" * (200 * 1024)).spilled_sha256 is None
 
 
@@ -96,15 +98,15 @@ outputs = st.lists(st.text(st.sampled_from("ab é\n\ud800\U0001f600"), max_size=
 
 
 @settings(deadline=None)
-@given(outputs, limits, st.sampled_from(["", WAY]))
-def test_bounds(text: str, bounds: ToolOutputLimits, way: str) -> None:
-    done = normalize(text, bounds, way=way)
-    assert normalize(text, bounds, way=way) == done
+@given(outputs, limits, st.sampled_from(["", WAY]), st.booleans())
+def test_bounds(text: str, bounds: ToolOutputLimits, way: str, is_readable: bool) -> None:
+    done = normalize(text, bounds, way=way, is_readable=is_readable)
+    assert normalize(text, bounds, way=way, is_readable=is_readable) == done
     assert len(done.text) <= len(text)
     assert done.is_truncated == (done.text != text)
     if done.spilled_sha256:
         assert done.spilled_sha256 == digest(text)
-        assert done.spilled_sha256 in done.text
+        assert (done.spilled_sha256 in done.text) is is_readable
     elif done.is_truncated:
         body = done.text[: done.text.rindex("\n[Output truncated")]
         assert count_lines(body) <= bounds.max_lines

@@ -168,7 +168,7 @@ def test_calls_to_our_own_tools_are_no_steps_to_tell_of() -> None:
         assistant(None, call("3", "edit")),
         result("3"),
     )
-    history = [replace(entry, is_ours=2 <= entry.seq <= 5) for entry in history]
+    history = tuple(replace(entry, is_ours=2 <= entry.seq <= 5) for entry in history)
     assert [(e.seq, e.text) for e in derive_steps(history)] == [(2, "Look first."), (6, "used edit")]
     assert derive_terse(history).text == "asked: go (used edit)"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise
+from typing import get_args
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from app.dialects.registry import OPENAI_CHAT
 from app.domain.history import Entry, Epoch, Snapshot
 from app.domain.messages import Message
-from app.domain.tiers import Tier
+from app.domain.tiers import Tier, Way
 from app.domain.tokens import estimate_text
 from app.domain.tool_output import ToolOutputLimits
 from app.service.contexts import render
@@ -142,7 +143,7 @@ def test_ai_a_spilled_output_is_a_notice_where_there_is_a_way_to_the_whole() -> 
     history = place(*steps("a", "x" * 300_000))
     tiers = (*output_tiers(way="query_db"), *window_tiers(history, way="query_db"))
     (notice,) = results(apply_tiers(history, tiers, encode=estimate_text))
-    assert notice.startswith("[Large tool output: 300000 characters, 300000 bytes, 1 lines; sha256 ")
+    assert notice.startswith("[Large tool output: 300000 characters, 300000 bytes, 1 lines. ")
     assert notice.endswith('Use query_db(sql="SELECT content FROM messages WHERE id=3") to see full output]')
 
 
@@ -155,7 +156,7 @@ TIERS = st.lists(
         until=st.none() | st.integers(0, 30),
         chars=st.integers(1, 2_000),
         style=st.sampled_from(["head", "ends"]),
-        way=st.sampled_from(["", "query_db", "context_search"]),
+        way=st.sampled_from(get_args(Way)),
         limits=st.none()
         | st.builds(
             ToolOutputLimits,

@@ -46,6 +46,7 @@ def contexts_router(previews: Previews, searcher: Searcher, router: APIRouter) -
             model=body.model,
             max_tokens=body.max_tokens,
             messages=verbatim_items(request, "messages"),
+            tools=body.tools,
         )
         preview = await previews.build(tenant, session_id, wish)
         if body.format == "text" or accept.lower().startswith("text/plain"):

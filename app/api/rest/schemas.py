@@ -92,6 +92,12 @@ class BuildContext(Body):
     messages: list[Wire] = Field(
         default_factory=list, max_length=10_000, description="Messages that come after the stored ones."
     )
+    tools: list[str] | None = Field(
+        None,
+        max_length=20,
+        description="The tools of Tersely that the model will have: hints name these alone. Left out: those of the "
+        "session's proxied calls, or none where there were none.",
+    )
     format: Literal["json", "text"] = Field("json", description="`text`: for people to read.")
 
 
