@@ -17,6 +17,7 @@ from urllib.parse import urlencode, urlsplit
 from app.cli.replay.client import read_answer
 from app.cli.replay.conversations import Asking, BadTranscript, Conversation, Request, Step
 from app.cli.replay.forms import FORMS, recognise
+from app.cli.replay.replies import read_reply
 from app.dialects import raw_json
 from app.dialects.registry import DIALECTS
 from app.domain.chain import canonical
@@ -213,43 +214,6 @@ def _bare_request(dialect: DialectName, line: Mapping[str, Any]) -> Request:
         is_streamed=asking.is_streamed,
         asks_usage=_asks_usage(dialect, raw),
     )
-
-
-def read_reply(said: Any, dialect: DialectName, number: int) -> Mapping[str, Any]:
-    """A recorded reply: a message (of blocks, parts or items), or the whole answer, or all chunks of Gemini's.
-
-    Raises `BadTranscript` for anything else.
-    """
-    message = _message_of(said, dialect)
-    if message is None:
-        raise BadTranscript(f"line {number}: a reply that is none in {dialect}")
-    return message
-
-
-def _message_of(said: Any, dialect: DialectName) -> Mapping[str, Any] | None:
-    match dialect:
-        case "openai_chat":
-            choices = said.get("choices") if isinstance(said, dict) else None
-            message = choices[0].get("message") if isinstance(choices, list) and choices else said
-            is_one = isinstance(message, dict) and message.keys() & {"content", "tool_calls", "role"}
-            return message if is_one else None
-        case "anthropic":
-            content = said.get("content") if isinstance(said, dict) else said
-            return {"role": "assistant", "content": content} if isinstance(content, list | str) else None
-        case "openai_responses":
-            output, reply_id = (said.get("output"), said.get("id")) if isinstance(said, dict) else (said, None)
-            return {"output": output, "id": reply_id} if isinstance(output, list) else None
-        case _:
-            parts = list(_parts_of(said))
-            return {"role": "model", "parts": parts} if parts or isinstance(said, list | dict) else None
-
-
-def _parts_of(said: Any) -> Iterator[Any]:
-    for chunk in said if isinstance(said, list) else [said]:
-        inner = chunk.get("response", chunk) if isinstance(chunk, dict) else {}
-        for candidate in inner.get("candidates") or ():
-            yield from (candidate.get("content") or {}).get("parts") or ()
-        yield from inner.get("parts") or ()
 
 
 def _with_replies(calls: Sequence[Recorded]) -> Iterator[Step]:

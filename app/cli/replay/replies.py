@@ -1,4 +1,4 @@
-"""A reply in the wire form of its dialect: what it says, and the text in it that a tag can be added to."""
+"""A reply in the wire form of its dialect: as it was recorded, what it says, the text that a tag can be added to."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from app.cli.replay.conversations import BadTranscript
 from app.domain.messages import Dialect as DialectName
 
 TEXT = "content"
@@ -49,6 +50,43 @@ def with_last_text(message: Mapping[str, Any], dialect: DialectName, text: str) 
 def has_calls(message: Mapping[str, Any], dialect: DialectName) -> bool:
     """Whether a reply calls tools of the client's."""
     return any(kind == CALL for kind, _ in _BITS[dialect](message))
+
+
+def read_reply(said: Any, dialect: DialectName, number: int) -> Mapping[str, Any]:
+    """A recorded reply: a message (of blocks, parts or items), or the whole answer, or all chunks of Gemini's.
+
+    Raises `BadTranscript` for anything else.
+    """
+    message = _message_of(said, dialect)
+    if message is None:
+        raise BadTranscript(f"line {number}: a reply that is none in {dialect}")
+    return message
+
+
+def _message_of(said: Any, dialect: DialectName) -> Mapping[str, Any] | None:
+    match dialect:
+        case "openai_chat":
+            choices = said.get("choices") if isinstance(said, dict) else None
+            message = choices[0].get("message") if isinstance(choices, list) and choices else said
+            is_one = isinstance(message, dict) and message.keys() & {"content", "tool_calls", "role"}
+            return message if is_one else None
+        case "anthropic":
+            content = said.get("content") if isinstance(said, dict) else said
+            return {"role": "assistant", "content": content} if isinstance(content, list | str) else None
+        case "openai_responses":
+            output, reply_id = (said.get("output"), said.get("id")) if isinstance(said, dict) else (said, None)
+            return {"output": output, "id": reply_id} if isinstance(output, list) else None
+        case _:
+            parts = list(_parts_of(said))
+            return {"role": "model", "parts": parts} if parts or isinstance(said, list | dict) else None
+
+
+def _parts_of(said: Any) -> Iterator[Any]:
+    for chunk in said if isinstance(said, list) else [said]:
+        inner = chunk.get("response", chunk) if isinstance(chunk, dict) else {}
+        for candidate in inner.get("candidates") or ():
+            yield from (candidate.get("content") or {}).get("parts") or ()
+        yield from inner.get("parts") or ()
 
 
 def _set(value: Any, path: Path, text: str) -> Any:
