@@ -6,7 +6,7 @@ rules as any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from app.dialects.dialect import Dialect
@@ -15,11 +15,13 @@ from app.domain.lineage import Incoming, known_again, reconcile
 from app.domain.messages import Message
 from app.domain.sessions import Session
 from app.service.arrival import Arrival, extend
+from app.service.aside import aside
 from app.service.contexts import stored_message
 from app.service.identity import Asked, Found, Source
 from app.store import messages, reply_ids, sessions
 from app.store.connection import Connection
-from app.store.messages import TailRow
+from app.store.messages import StoredMessage, TailRow
+from app.store.tails import ROW_SIZE
 from app.store.writes import Keeper
 from app.store.writes import Named as NamedReply
 
@@ -151,7 +153,8 @@ async def lay_out(
     beside = {row.row.seq for row in told if not row.row.is_link}
     while start - 1 in beside:
         start -= 1  # they precede the first message that is laid out
-    return _laid(named, own, told, rows, dialect, start=start, last_seq=session.last_seq, turns=session.turns)
+    counters = {"last_seq": session.last_seq, "turns": session.turns}
+    return await aside(len(rows) * ROW_SIZE, _laid, named, own, told, rows, dialect, start=start, **counters)
 
 
 async def _kept(connection: Connection, tenant: str, session: Session, start: int) -> list[TailRow]:
@@ -244,11 +247,18 @@ async def fill(
     stored = await messages.content(
         connection, tenant, laid.found.session_id, [placed[index].seq for index in laid.unread]
     )
-    by_seq = {message.seq: message for message in stored if message.raw}
+    size = sum(len(message.raw) for message in stored)
+    return await aside(size, _filled, laid, {message.seq: message for message in stored}, dialect, read)
+
+
+def _filled(
+    laid: LaidOut, by_seq: Mapping[int, StoredMessage], dialect: Dialect, read: Callable[[bytes], Message]
+) -> LaidOut:
+    placed = laid.found.decision.placed
     filled = list(laid.arrival.messages)
     for index in laid.unread:
         message = by_seq.get(placed[index].seq)
-        said = stored_message(message, dialect) if message is not None else None
+        said = stored_message(message, dialect) if message is not None and message.raw else None
         if said is not None:
             filled[index] = said if said.raw else read(dialect.write_message(said))
     return replace(laid, arrival=replace(laid.arrival, messages=tuple(filled)), unread=())

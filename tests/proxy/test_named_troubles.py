@@ -223,3 +223,27 @@ async def test_a_refusal_for_other_reasons_stands(plain: Service, model: Model, 
         with client_of(plain) as client, pytest.raises(openai.APIStatusError):
             client.responses.create(model=MODEL, input="two", user=key, previous_response_id=first.id)
         assert len(model.requests(key)) == before + 1
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_tools_of_ours_are_part_of_the_history(store: Database, model: Model, key: str, streams: bool) -> None:
+    def call(name: str) -> dict[str, Any]:
+        head = {"type": "function_call", "id": f"fc_{name}{key}", "call_id": f"{name}{key}", "status": "completed"}
+        return {**head, "name": "manage_scratchpad", "arguments": '{"action": "append", "content": "noted"}'}
+
+    with serve(store, model.url, strategy="window", instructions="off") as running:
+        talk = Talk(running, key, streams=streams)
+        talk.say("one")
+        model.script(key, ScriptedReply(message={"output": [call("c")]}), ScriptedReply(message={"content": "told"}))
+        second = talk.say("two")
+        assert second.output_text == "told"
+        talk.say("three")
+        shown = [item.get("type") or item["role"] for item in upstream_input(model, key)]
+        assert shown == [
+            "user", "message", "user", "function_call", "function_call_output", "message", "user",
+        ]  # fmt: skip
+        talk.last = second
+        talk.say("other")
+        branched = upstream_input(model, key)  # behind the head of an epoch of its own
+        assert branched[-1]["content"] == "other"
+        assert [item.get("type") or item["role"] for item in branched][-len(shown) :] == shown
