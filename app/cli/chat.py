@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import os
-import sys
-from typing import Annotated
+import signal
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
 
-from app.cli.printing import out, print_text
-from app.cli.reaching import Key, Local, Place, Service, SessionId, Url, check, session_path, work
-from app.cli.serving import Refused
+from app.cli.chat_reply import read_reply
+from app.cli.chat_terminal import is_terminal, page, piped_lines, typed_lines
+from app.cli.printing import print_error, print_text
+from app.cli.reaching import MAIN, Key, Local, Place, Service, SessionId, Url, check, path_of, session_path, work
+from app.cli.refusals import Refused
 from app.domain.chat_commands import HELP, is_command
 
 LEAVE = frozenset({"/exit", "/quit"})
+CONFLICT = 409
 
 
 def chat(
     model: Annotated[str, typer.Option(help="The model.")] = "gpt-4o-mini",
-    session: SessionId = "main",
-    strategy: Annotated[str | None, typer.Option(help="A strategy for this chat: a name, or JSON.")] = None,
+    session: SessionId = MAIN,
+    strategy: Annotated[str | None, typer.Option(help="The session's strategy from now on: a name, or JSON.")] = None,
     upstream: Annotated[
         str | None, typer.Option(help="The model host (OpenAI's dialect), for working without a service.")
     ] = None,
@@ -28,60 +33,142 @@ def chat(
     key: Key = None,
     local: Local = False,
 ) -> None:
-    """Talk to a model through Tersely. OPENAI_API_KEY is passed on to its host; /help lists the commands."""
-    headers = {"x-tersely-session": session}
-    if os.environ.get("OPENAI_API_KEY"):
-        headers["authorization"] = f"Bearer {os.environ['OPENAI_API_KEY']}"
-    if strategy is not None:
-        headers["x-tersely-strategy"] = strategy
+    """Talk to a model through Tersely. OPENAI_API_KEY is passed on to its host; /help lists the commands.
 
-    async def talk(service: Service) -> None:
-        while (line := _read_line()) is not None:
-            text = line.strip()
-            if text in LEAVE:
-                return
-            if not text:
-                continue
+    Ctrl-C stops a reply; on an empty line it leaves, as Ctrl-D and /exit do. From a pipe every line is a message, and
+    the exit code is 1 if anything went wrong.
+    """
+    place = Place(url=url, key=key, is_local=local, upstream=upstream)
+
+    async def task(service: Service) -> bool:
+        await _open(service, session, strategy)
+        return await _talk(Chat(service, session=session, model=model))
+
+    is_fine = work(place, task)
+    if not is_fine and not is_terminal():
+        raise typer.Exit(1)
+
+
+async def _open(service: Service, session: str, strategy: str | None) -> None:
+    """See to it that there is such a session, for commands to work on, with that strategy."""
+    wanted = {} if strategy is None else {"strategy": strategy}
+    try:
+        await service.call("POST", path_of("sessions"), json={"id": session, **wanted})
+    except Refused as refused:
+        if refused.status != CONFLICT:
+            raise
+        if wanted:
+            await service.call("PATCH", session_path(session), json=wanted)
+
+
+async def _talk(chat: Chat) -> bool:
+    """Answer line by line until the user leaves; whether all went well."""
+    lines, is_fine = _lines(), True
+    with _ctrl_c() as stopping:
+        while True:
             try:
-                if text == "/help":
-                    print_text(f"{HELP}\n/exit                     leave")
-                elif is_command(text):
-                    done = await service.ask("POST", session_path(session, "commands"), json={"text": text})
-                    print_text(done["text"])
-                else:
-                    await _say(service, model, text, headers)
-            except Refused as error:
-                print(f"tersely: {error}", file=sys.stderr)
+                line = await anext(lines, None)
+                if line is None or line.strip() in LEAVE:
+                    return is_fine
+                if not await stopping.run(chat.answer(line.strip())):
+                    print_text("[stopped]")
+                elif chat.to_show is not None:
+                    await page(chat.to_show)
+            except Refused as refused:
+                print_error(str(refused))
+                is_fine = False
 
-    work(Place(url=url, key=key, is_local=local, upstream=upstream), talk)
+
+def _lines() -> AsyncIterator[str]:
+    return typed_lines() if is_terminal() else piped_lines()
 
 
-def _read_line() -> str | None:
-    """What is typed next; None at the end. Nobody else waits meanwhile."""
+class Chat:
+    """One session and the model that it is held with. ``to_show``: what the last line brought to be looked at."""
+
+    def __init__(self, service: Service, *, session: str, model: str) -> None:
+        self._service = service
+        self._session = session
+        self._model = model
+        self.to_show: str | None = None
+
+    async def answer(self, text: str) -> None:
+        """Do as a line says. Raises `Refused`."""
+        self.to_show = None
+        if not text:
+            return
+        if text == "/help":
+            print_text(f"{HELP}\n/exit                     leave")
+        elif is_command(text):
+            with self._service.refusing():
+                path = session_path(self._session, "commands")
+                said = (await self._service.ask("POST", path, json={"text": text}))["text"]
+            if text.split() == ["/context", "show"]:
+                self.to_show = said
+            else:
+                print_text(said)
+        else:
+            with self._service.refusing():
+                await self._say(text)
+
+    async def _say(self, text: str) -> None:
+        """Send what was typed, and print the reply as it comes. The history is Tersely's affair."""
+        body = {"model": self._model, "stream": True, "messages": [{"role": "user", "content": text}]}
+        request = self._service.http.stream("POST", "/v1/chat/completions", json=body, headers=self._headers())
+        async with request as response:
+            if response.status_code >= 400:
+                await response.aread()
+                check(response)
+            end = "\n"
+            try:
+                async for piece in read_reply(response.aiter_lines()):
+                    print_text(piece, end="")
+                    end = "" if piece.endswith("\n") else "\n"
+            finally:
+                print_text("", end=end)
+
+    def _headers(self) -> dict[bytes, bytes]:
+        headers = {b"x-tersely-session": self._session.encode()}
+        if key := os.environ.get("OPENAI_API_KEY", "").strip():
+            headers[b"authorization"] = b"Bearer " + key.encode()
+        return headers
+
+
+class Stopping:
+    """What Ctrl-C stops: the work in hand, if there is any, and never the chat."""
+
+    def __init__(self) -> None:
+        self._work: asyncio.Task[None] | None = None
+
+    async def run(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Whether the work came to its end."""
+        self._work = asyncio.get_running_loop().create_task(work)
+        try:
+            await asyncio.wait({self._work})
+            if self._work.cancelled():
+                return False
+            self._work.result()
+            return True
+        finally:
+            self._work.cancel()  # in case that the chat itself is ended
+            self._work = None
+
+    def stop(self) -> None:
+        """Stop it."""
+        if self._work is not None:
+            self._work.cancel()
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[Stopping]:
+    """Ctrl-C at a terminal, for the length of the block; from a pipe it ends the command as ever."""
+    stopping = Stopping()
+    if not is_terminal():
+        yield stopping
+        return
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, stopping.stop)
     try:
-        return input("> " if out.is_terminal else "")
-    except (EOFError, KeyboardInterrupt):
-        return None
-
-
-async def _say(service: Service, model: str, text: str, headers: dict[str, str]) -> None:
-    """Send what was typed, and print the reply as it comes. The history is Tersely's affair."""
-    body = {"model": model, "stream": True, "messages": [{"role": "user", "content": text}]}
-    async with service.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
-        if response.status_code >= 400:
-            await response.aread()
-            check(response)
-        async for line in response.aiter_lines():
-            print(_piece(line), end="", flush=True)
-    print()
-
-
-def _piece(line: str) -> str:
-    """The text in a line of the stream."""
-    if not line.startswith("data:") or line.endswith("[DONE]"):
-        return ""
-    try:
-        choices = json.loads(line[5:]).get("choices") or [{}]
-        return str(choices[0].get("delta", {}).get("content") or "")
-    except (ValueError, AttributeError):
-        return ""
+        yield stopping
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)

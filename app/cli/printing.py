@@ -1,46 +1,89 @@
-"""What the commands print: tables and figures for people. Colours and progress are for terminals only."""
+"""How the commands speak: all that they print goes through here.
+
+What is stored is somebody else's words. On a terminal their control characters are shown rather than obeyed; anywhere
+else they come as they are. Colours and progress are for terminals only, and for those that did not ask for none.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.console import Console
 
-out = Console(highlight=False)
-_progress = Console(stderr=True)
+# Escape sequences begin with one of these; the last ones turn the order of what is written around.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
+# What JSON would let through of them, and halves of characters, which no encoding takes.
+_NOT_IN_JSON = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def print_json(value: Any) -> None:
-    """As JSON, readable."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    """As JSON, readable; what is not to be printed as it is, as JSON writes such characters."""
+    written = json.dumps(value, indent=2, ensure_ascii=(sys.stdout.encoding or "").lower() != "utf-8")
+    print(_NOT_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", written))
 
 
-def print_text(text: str) -> None:
-    """As it is, without any markup being read into it."""
-    out.print(text, markup=False, soft_wrap=True)
+def print_text(text: str, *, end: str = "\n") -> None:
+    """Text as it is; on a terminal without its power over it."""
+    print(visible_on(sys.stdout, text), end=end, flush=True)
+
+
+def print_error(message: str) -> None:
+    """What went wrong."""
+    print(f"tersely: {visible_on(sys.stderr, message)}", file=sys.stderr)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A table; on anything but a terminal as wide as its content."""
+    from rich.table import Table  # for those commands alone that print one: it takes its time
+    from rich.text import Text
+
     table = Table(*columns, header_style="bold")
     for row in rows:
-        table.add_row(*(str(cell) if cell is not None else "" for cell in row))
-    out.print(table, soft_wrap=not out.is_terminal)
+        table.add_row(*(Text("" if cell is None else visible_on(sys.stdout, str(cell))) for cell in row))
+    console = _console(sys.stdout)
+    console.print(table, soft_wrap=not console.is_terminal)
+
+
+def visible_on(stream: TextIO, text: str) -> str:
+    """The text as it is written to ``stream``: control characters written out if that is a terminal."""
+    return visible(text) if stream.isatty() else text
+
+
+def visible(text: str) -> str:
+    """The text with its control characters written out, but for line ends and tabs."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def is_plain() -> bool:
+    """Whether the user, or the terminal, wants no colours, bold type or moving cursors (no-color.org)."""
+    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
 
 
 @contextmanager
 def busy(what: str) -> Iterator[None]:
-    """Says what takes so long."""
-    if not _progress.is_terminal:
+    """Says what takes so long, on a terminal."""
+    if not sys.stderr.isatty():
         yield
-        return
-    with _progress.status(what):
+    elif is_plain():
+        print(f"{what} ...", file=sys.stderr)
         yield
+    else:
+        with _console(sys.stderr).status(what):
+            yield
+
+
+def _console(stream: TextIO) -> Console:
+    from rich.console import Console  # see `print_table`
+
+    return Console(file=stream, highlight=False, color_system=None if is_plain() else "auto")
 
 
 def print_stats(stats: Mapping[str, Any], now: datetime) -> None:

@@ -24,14 +24,16 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import uvicorn
+from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError
 from typing_extensions import override
 from uvicorn.supervisors import Multiprocess
 
 from app.api.protocol import DeadlineProtocol
+from app.cli.refusals import Refused
 from app.main import build
-from app.settings import LOOPBACK, Settings, unknown_settings
-from app.store.embedded import default_data_dir, open_embedded_postgres
+from app.settings import LOOPBACK, Settings, explain, unknown_settings
+from app.store.embedded import EmbeddedPostgresError, default_data_dir, open_embedded_postgres
 from app.store.migrations import migrate
 from app.upstream.scripted import run_scripted
 
@@ -44,10 +46,8 @@ GRACE_SECONDS = 10
 BACKLOG = 2048
 # A worker that does not answer its parent for so long is replaced. On a busy machine its imports alone may take 5 s.
 HEALTH_SECONDS = 60
-
-
-class Refused(Exception):
-    """The service will not start like this."""
+# How it shows that there is no database to talk to.
+AWAY = (OSError, DBAPIError, asyncpg.PostgresError, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +60,13 @@ class Serving:
     is_scripted: bool
 
 
-def serve_forever(settings: Settings, serving: Serving) -> None:
-    """Serve until told to stop. Raises `Refused` for an open door."""
+def serve_forever(serving: Serving) -> None:
+    """Serve as configured until told to stop. Raises `Refused` for an open door."""
+    with plainly():
+        _serve(Settings(), serving)
+
+
+def _serve(settings: Settings, serving: Serving) -> None:
     if serving.host not in LOOPBACK and settings.auth != "keys" and not settings.insecure:
         raise Refused(
             f"{serving.host} is not loopback: set TERSELY_AUTH=keys (and create a key), "
@@ -294,11 +299,30 @@ def _for_asyncpg(url: str) -> str:
     return f"postgresql{separator}{rest}"
 
 
+@contextmanager
+def plainly() -> Iterator[None]:
+    """What is wrong with the settings or with starting a database is `Refused`, for people to read."""
+    try:
+        yield
+    except ValidationError as error:
+        raise Refused(explain(error)) from error
+    except EmbeddedPostgresError as error:
+        raise Refused(str(error)) from error
+
+
+async def up_to_date(url: str) -> None:
+    """Bring the database to the current schema. Raises `Refused` when it does not answer."""
+    try:
+        await migrate(url)
+    except AWAY as error:
+        raise Refused(f"the database does not answer: {type(error.__cause__ or error).__name__}") from error
+
+
 def _migrate_if_there(url: str) -> None:
     """Bring the database up to date; without it, start all the same: calls go through, and the rest heals."""
     try:
         asyncio.run(migrate(url))
-    except (OSError, DBAPIError, asyncpg.PostgresError, TimeoutError) as error:
+    except AWAY as error:
         _log.warning("the database is away, starting without it: %s", type(error).__name__)
 
 

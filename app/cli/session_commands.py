@@ -1,21 +1,31 @@
-"""``tersely add``, ``build``, ``stats`` and so on: sessions handled from a terminal, through the REST API."""
+"""``tersely add``, ``build``, ``search`` and so on: a session's content and figures, through the REST API."""
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import httpx
 import typer
 
+from app.cli.files import STANDARD, read_text
 from app.cli.printing import busy, print_json, print_stats, print_table, print_text
-from app.cli.reaching import AsJson, Key, Local, Place, Service, SessionId, Url, session_path, work
-from app.cli.serving import Refused
-from app.main import clock
+from app.cli.reaching import (
+    MAIN,
+    AsJson,
+    Key,
+    Local,
+    Service,
+    SessionId,
+    Url,
+    ask,
+    path_of,
+    place_of,
+    run_command,
+    session_path,
+    work,
+)
 
-MAIN = "main"
 Role = Literal["system", "user", "assistant", "tool"]
 Strategy = Annotated[str | None, typer.Option(help="Another strategy than the session's: a name, or JSON.")]
 
@@ -33,7 +43,7 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Add a message to a session, which is made if it is new."""
-    message = {"role": role, "content": sys.stdin.read() if content == "-" else content}
+    message = {"role": role, "content": read_text(STANDARD) if content == STANDARD else content}
     if call is not None:
         message["tool_call_id"] = call
 
@@ -46,7 +56,7 @@ def add(
             await service.call("PUT", f"{at}/priority", json={"priority": priority})
         return done
 
-    done = work(_place(url, key, local), task)
+    done = work(place_of(url, key, local), task)
     if as_json:
         print_json(done)
     else:
@@ -71,22 +81,22 @@ def build(
     async def task(service: Service) -> httpx.Response:
         return await service.call("POST", session_path(session, "context"), json=body)
 
-    found = work(_place(url, key, local), task)
+    found = work(place_of(url, key, local), task)
     if as_json:
         print_json(found.json())
     else:
-        print(found.text, end="")
+        print_text(found.text, end="")
 
 
 def stats(
     session: SessionId = MAIN, url: Url = None, key: Key = None, local: Local = False, as_json: AsJson = False
 ) -> None:
     """Figures of a session."""
-    found = _ask(_place(url, key, local), "GET", session_path(session, "stats"))
+    found = ask(place_of(url, key, local), "GET", session_path(session, "stats"))
     if as_json:
         print_json(found)
     else:
-        print_stats(found, clock())
+        print_stats(found, datetime.now(UTC))
 
 
 def compress(
@@ -94,7 +104,7 @@ def compress(
 ) -> None:
     """Compact a session now, without waiting for the end of its epoch."""
     with busy("compressing"):
-        done = _ask(_place(url, key, local), "POST", session_path(session, "compact"))
+        done = ask(place_of(url, key, local), "POST", session_path(session, "compact"))
     if as_json:
         print_json(done)
         return
@@ -121,7 +131,7 @@ def search(
     asked = {"mode": mode, "query": query, "before": before, "after": after, "turnId": turn}
     asked["last" if mode == "tail" else "first"] = count
     body = {name: value for name, value in asked.items() if value is not None}
-    found = _ask(_place(url, key, local), "POST", session_path(session, "search"), json=body)
+    found = ask(place_of(url, key, local), "POST", session_path(session, "search"), json=body)
     if as_json:
         print_json(found)
     else:
@@ -142,9 +152,9 @@ def sessions(
     params = {} if parent is None else {"parent": parent}
 
     async def task(service: Service) -> list[Any]:
-        return await service.page_through("/api/sessions", params, limit)
+        return await service.page_through(path_of("sessions"), params, limit)
 
-    found = work(_place(url, key, local), task)
+    found = work(place_of(url, key, local), task)
     if as_json:
         print_json(found)
         return
@@ -159,128 +169,41 @@ def sessions(
 def show(
     turn: Annotated[str | None, typer.Argument(help="A turn's id, to see it whole.")] = None,
     session: SessionId = MAIN,
-    last: Annotated[int, typer.Option("-n", help="How many of the last turns are listed.", min=1, max=200)] = 20,
+    last: Annotated[int, typer.Option("-n", help="How many of the last turns are listed.", min=1)] = 20,
+    whole: Annotated[bool, typer.Option("--all", help="List all turns.")] = False,
     url: Url = None,
     key: Key = None,
     local: Local = False,
     as_json: AsJson = False,
 ) -> None:
     """List a session's turns with their tokens, or show one."""
-    place = _place(url, key, local)
-    if as_json:
-        print_json(_ask(place, "GET", session_path(session, "turns", *([turn] if turn else []))))
+    place = place_of(url, key, local)
+    if turn is not None:
+        if as_json:
+            print_json(ask(place, "GET", session_path(session, "turns", turn)))
+        else:
+            print_text(run_command(place, session, "/message", "show", turn))
         return
-    text = f"/message show {turn}" if turn else f"/message list {last}"
-    print_text(_ask(place, "POST", session_path(session, "commands"), json={"text": text})["text"])
 
+    async def task(service: Service) -> list[Any]:
+        turns = (await service.ask("GET", session_path(session)))["turns"]
+        before = 0 if whole else max(0, turns - last)
+        after = {"after": f"t{before}"} if before else {}
+        return await service.page_through(session_path(session, "turns"), after, turns)
 
-def export(
-    file: Annotated[Path | None, typer.Argument(help="Where to; standard output without it.")] = None,
-    session: SessionId = MAIN,
-    url: Url = None,
-    key: Key = None,
-    local: Local = False,
-) -> None:
-    """Export a session as JSON, in the shapes of context.json and context.terse.json."""
-
-    async def task(service: Service) -> bytes:
-        return (await service.call("GET", session_path(session, "export"))).content
-
-    with busy("exporting"):
-        content = work(_place(url, key, local), task)
-    if file is None:
-        sys.stdout.buffer.write(content + b"\n")
-    else:
-        file.write_bytes(content)
-
-
-def import_(
-    file: Annotated[Path, typer.Argument(help="What `tersely export` wrote; `-` reads standard input.")],
-    session: Annotated[str | None, typer.Option("--session", "-s", help="The new session's id.")] = None,
-    url: Url = None,
-    key: Key = None,
-    local: Local = False,
-    as_json: AsJson = False,
-) -> None:
-    """Import a session that was exported."""
-    try:
-        content = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-        document = json.loads(content)
-    except OSError as error:
-        raise Refused(f"{file}: {error.strerror}") from error
-    except ValueError as error:
-        raise Refused(f"{file} is not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise Refused(f"{file} is no exported session")
-    if session is not None:
-        # In front of the rest, whose bytes stay as they are.
-        rest = content.strip()[1:].lstrip()
-        content = b'{"id":' + json.dumps(session).encode() + (b"," if document else b"") + rest
-
-    async def task(service: Service) -> Any:
-        headers = {"content-type": "application/json"}
-        return await service.ask("POST", "/api/sessions/import", content=content, headers=headers)
-
-    with busy("importing"):
-        made = work(_place(url, key, local), task)
-    if as_json:
-        print_json(made)
-    else:
-        print_text(f"{made['id']}: {made['messages']:,} messages in {made['turns']:,} turns")
-
-
-def undo(
-    session: SessionId = MAIN, url: Url = None, key: Key = None, local: Local = False, as_json: AsJson = False
-) -> None:
-    """Take the last turn back."""
-    done = _ask(_place(url, key, local), "POST", session_path(session, "undo"))
-    if as_json:
-        print_json(done)
-    else:
-        print_text(f"{done['turn']} was taken back.")
-
-
-def memos(
-    query: Annotated[str | None, typer.Argument(help="What they should be about; the newest without it.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="Memos with any of these tags; with --add: its tags.")] = None,
-    add: Annotated[str | None, typer.Option(help="Save this as a new memo.")] = None,
-    delete: Annotated[str | None, typer.Option(help="Delete the memo with this id.")] = None,
-    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=100)] = 20,
-    url: Url = None,
-    key: Key = None,
-    local: Local = False,
-    as_json: AsJson = False,
-) -> None:
-    """List, find, save or delete memos."""
-    place, tags = _place(url, key, local), tag or []
-    if delete is not None:
-
-        async def remove(service: Service) -> None:
-            await service.call("DELETE", f"/api/memos/{delete}")
-
-        work(place, remove)
-        return
-    if add is not None:
-        found = [_ask(place, "POST", "/api/memos", json={"content": add, "tags": tags})]
-    elif query is not None:
-        found = _ask(place, "POST", "/api/memos/search", json={"query": query, "tags": tags, "limit": limit})["items"]
-    else:
-        found = _ask(place, "GET", "/api/memos", params={"limit": limit, "tag": tags})["items"]
+    found = work(place, task)
     if as_json:
         print_json(found)
-    else:
-        print_table(("id", "tags", "memo"), [(each["id"], ", ".join(each["tags"]), each["content"]) for each in found])
+        return
+    columns = ("turn", "status", "messages", "tokens", "calls", "input", "cached", "output", "in short")
+    print_table(columns, [_tell_turn(each) for each in found])
 
 
-def _place(url: str | None, key: str | None, local: bool) -> Place:
-    return Place(url=url, key=key, is_local=local)
-
-
-def _ask(place: Place, method: str, path: str, **how: Any) -> Any:
-    async def task(service: Service) -> Any:
-        return await service.ask(method, path, **how)
-
-    return work(place, task)
+def _tell_turn(turn: Any) -> tuple[object, ...]:
+    usage = turn["usage"]
+    spent = ["" if usage[name] is None else f"{usage[name]:,}" for name in ("input", "cached", "output")]
+    words = " ".join(" ".join(turn["terse"]).split())
+    return turn["turn"], turn["status"], turn["messages"], f"{turn['tokens']:,}", usage["calls"], *spent, words
 
 
 def _name(setting: Any) -> str:
@@ -304,6 +227,5 @@ def _under_parents(found: list[Any]) -> list[tuple[Any, int]]:
 
 def install(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (add, build, stats, compress, search, sessions, show, export, undo, memos):
+    for command in (add, build, stats, compress, search, sessions, show):
         app.command()(command)
-    app.command("import")(import_)

@@ -1,0 +1,98 @@
+"""``tersely memos`` and ``memory``: what a tenant knows beyond one session, through the REST API."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from app.cli.files import STANDARD, read_text, write_bytes
+from app.cli.printing import busy, print_json, print_table, print_text
+from app.cli.reaching import AsJson, Key, Local, Service, Url, ask, path_of, place_of, work
+
+Limit = Annotated[int, typer.Option(help="At most so many.", min=1, max=100)]
+
+
+def memos(
+    query: Annotated[str | None, typer.Argument(help="What they should be about; the newest without it.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Memos with any of these tags; with --add: its tags.")] = None,
+    add: Annotated[str | None, typer.Option(help="Save this as a new memo; `-` reads it from standard input.")] = None,
+    delete: Annotated[str | None, typer.Option(help="Delete the memo with this id.")] = None,
+    limit: Limit = 20,
+    url: Url = None,
+    key: Key = None,
+    local: Local = False,
+    as_json: AsJson = False,
+) -> None:
+    """List, find, save or delete memos."""
+    place, tags = place_of(url, key, local), tag or []
+    if delete is not None:
+        done = ask(place, "DELETE", path_of("memos", delete))
+        if as_json:
+            print_json(done)
+        return
+    if add is not None:
+        content = read_text(STANDARD) if add == STANDARD else add
+        found = [ask(place, "POST", path_of("memos"), json={"content": content, "tags": tags})]
+    elif query is not None:
+        wanted = {"query": query, "tags": tags, "limit": limit}
+        found = ask(place, "POST", path_of("memos", "search"), json=wanted)["items"]
+    else:
+        found = ask(place, "GET", path_of("memos"), params={"limit": limit, "tag": tags})["items"]
+    if as_json:
+        print_json(found)
+    else:
+        print_table(("id", "tags", "memo"), [(each["id"], ", ".join(each["tags"]), each["content"]) for each in found])
+
+
+def memory(
+    query: Annotated[str | None, typer.Argument(help="What it should be about; the newest without it.")] = None,
+    day: Annotated[str | None, typer.Option(help="Only of this day: YYYY-MM-DD, in UTC.")] = None,
+    session: Annotated[str | None, typer.Option("--session", "-s", help="Only what this session left behind.")] = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete what --day and --session name.")] = False,
+    export: Annotated[
+        Path | None, typer.Option(help="Write all of it to this file as JSON lines; `-` is standard output.")
+    ] = None,
+    limit: Limit = 20,
+    url: Url = None,
+    key: Key = None,
+    local: Local = False,
+    as_json: AsJson = False,
+) -> None:
+    """List, find, export or delete the memory: what left the contexts of sessions, by day."""
+    place = place_of(url, key, local)
+    narrowed = {name: text for name, text in (("day", day), ("session", session)) if text is not None}
+    if export is not None:
+        with busy("exporting"):
+            write_bytes(export, work(place, _exported))
+        return
+    if delete:
+        done = ask(place, "DELETE", path_of("memory"), params=narrowed)
+        if as_json:
+            print_json(done)
+        else:
+            print_text(f"{done['deleted']:,} deleted.")
+        return
+    if query is not None:
+        wanted = {**narrowed, "query": query, "limit": limit}
+        found = ask(place, "POST", path_of("memory", "search"), json=wanted)["items"]
+    else:
+        found = ask(place, "GET", path_of("memory"), params={**narrowed, "limit": limit})["items"]
+    if as_json:
+        print_json(found)
+    else:
+        rows = [
+            (each["day"], each["session"], f"{each['first_seq']}-{each['last_seq']}", each["text"]) for each in found
+        ]
+        print_table(("day", "session", "messages", "in short"), rows)
+
+
+async def _exported(service: Service) -> bytes:
+    return (await service.call("GET", path_of("memory", "export"))).content
+
+
+def install(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (memos, memory):
+        app.command()(command)

@@ -1,0 +1,104 @@
+"""A service in front of a scripted model, for the commands of a module; each test has sessions of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import asyncpg
+import httpx
+import pytest
+
+from app.upstream.scripted import Queues, ScriptedModel, ScriptedReply, run_scripted
+from tests.cli.terminal import Ran, Terminal, open_terminal, run
+from tests.conftest import OWNER, Database, Server
+from tests.proxy.harness import background, serve
+
+
+async def _execute(server: Server, statement: str) -> None:
+    admin = await asyncpg.connect(server.admin_dsn)
+    try:
+        await admin.execute(statement)
+    finally:
+        await admin.close()
+
+
+@pytest.fixture(scope="module")
+def shared_database(server: Server) -> Iterator[Database]:
+    """A database for the module, with the current schema."""
+    name = f"tersely_test_{secrets.token_hex(6)}"
+    with ThreadPoolExecutor(max_workers=1) as pool:
+
+        def execute(statement: str) -> None:
+            pool.submit(asyncio.run, _execute(server, statement)).result()
+
+        execute(f"CREATE DATABASE {name} TEMPLATE {server.template} OWNER {OWNER} STRATEGY FILE_COPY")
+        yield Database(name=name, dsn=server.dsn(name, user=OWNER), admin_dsn=server.dsn(name))
+        execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+@dataclass(slots=True, kw_only=True)
+class Running:
+    """A service at ``url``, whose model answers as ``script`` says."""
+
+    url: str
+    _queues: Queues
+    _terminals: list[Terminal] = field(default_factory=list)
+
+    def script(self, *replies: ScriptedReply) -> str:
+        """The name of a model that answers like this, in order."""
+        name = f"model-{secrets.token_hex(4)}"
+        self._queues.push(name, *replies)
+        return name
+
+    def run(self, *arguments: str | bytes, said: bytes = b"", **given: str) -> Ran:
+        """A command that talks to this service."""
+        return run(*arguments, said=said, **{"TERSELY_URL": self.url, **given})
+
+    def at_terminal(self, *arguments: str, **given: str) -> Terminal:
+        """The same at a terminal."""
+        terminal = open_terminal(*arguments, **{"TERSELY_URL": self.url, **given})
+        self._terminals.append(terminal)
+        return terminal
+
+    def ask(self, method: str, path: str, **how: object) -> httpx.Response:
+        """What its REST API answers."""
+        return httpx.request(method, f"{self.url}/api{path}", **how)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def running(shared_database: Database) -> Iterator[Running]:
+    """A service for the module."""
+    queues = Queues()
+    with background() as there:
+        model = run_scripted(model=ScriptedModel(script=queues, is_strict=True))
+        upstream = there.run(model.__aenter__())
+        with serve(shared_database, upstream.base_url) as service:
+            found = Running(url=service.url, _queues=queues)
+            yield found
+            for terminal in found._terminals:
+                terminal.close()
+        there.run(model.__aexit__(None, None, None))
+
+
+@pytest.fixture
+def session() -> str:
+    """The id of a session that no other test has."""
+    return f"s-{secrets.token_hex(6)}"
+
+
+Say = Callable[..., None]
+
+
+@pytest.fixture
+def say(running: Running, session: str) -> Say:
+    """Adds messages to the session: user and assistant by turns."""
+
+    def add(*texts: str) -> None:
+        messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+        running.ask("POST", f"/sessions/{session}/messages", json={"messages": messages}).raise_for_status()
+
+    return add
