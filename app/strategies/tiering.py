@@ -9,7 +9,7 @@ from datetime import datetime
 from app.domain.history import Entry, Past
 from app.domain.relevance import rank_turns
 from app.domain.turns import Turn, group_turns
-from app.strategies.cutting import must_stay
+from app.strategies.cutting import first_of, must_stay
 from app.strategies.levels import Score, is_older, score_turns
 from app.strategies.pipeline import Draft, Stage, count_entries
 from app.strategies.situations import past_topics, repeated_errors, starts_new_task
@@ -70,7 +70,7 @@ def keep_levels(
         permanent = count_entries(e for e in must_stay(draft.kept, draft.tail) if e.turn not in taken)
         left = room - permanent - sum(turn.tokens for turn in working)
         chosen = _retrieve(turns, working, past, scores, left)
-        first = next((e.seq for e in draft.tail if e.turn == working[0].number), draft.cut)
+        first = first_of(draft, taken)
         return _bring_back(draft, max(first, draft.cut), chosen)
 
     return stage

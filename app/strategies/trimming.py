@@ -12,7 +12,7 @@ from app.domain.history import Entry, HeadMessage
 from app.domain.messages import Text
 from app.domain.tokens import Encode, count_text_message
 from app.domain.turns import Turn, group_turns
-from app.strategies.cutting import must_stay
+from app.strategies.cutting import first_of, must_stay
 from app.strategies.pipeline import Draft, Edit, Stage, run
 from app.strategies.prompts import ANSWER_NOW
 
@@ -90,7 +90,7 @@ def clear() -> Stage:
         question = next((e for e in reversed(draft.tail) if e.message.starts_turn), None)
         if question is not None and question is draft.tail[-1]:
             return _cut(draft, question.seq, ())
-        return draft.with_cut(draft.tail[-1].seq + 1, must_stay(draft.kept, draft.tail))
+        return draft.with_cut(_behind(draft), must_stay(draft.kept, draft.tail))
 
     return stage
 
@@ -100,8 +100,7 @@ def clear_all() -> Stage:
 
     def stage(draft: Draft) -> Draft:
         pinned = [entry for entry in must_stay(draft.kept, draft.tail) if not entry.message.starts_turn or entry.pinned]
-        first = draft.tail[-1].seq + 1 if draft.tail else draft.cut
-        return replace(draft.with_cut(first, pinned), references=())
+        return replace(draft.with_cut(_behind(draft), pinned), references=())
 
     return stage
 
@@ -135,7 +134,7 @@ def _removable(draft: Draft) -> tuple[Turn, ...]:
 def _keep_turns(draft: Draft, turns: Sequence[Turn]) -> Draft:
     """The draft with only ``turns``, which are its newest, and what must stay of the others."""
     staying = {turn.number for turn in turns}
-    first = next((entry.seq for entry in draft.tail if entry.turn in staying), draft.cut)
+    first = first_of(draft, staying)
     return _cut(draft, first, (entry for entry in draft.kept if entry.turn in staying))
 
 
@@ -143,9 +142,14 @@ def _reduce(draft: Draft, turns: Sequence[Turn]) -> Draft:
     """Complete turns reduced to the first question and the last reply; the running one as it is."""
     *complete, running = turns
     texts = [entry for turn in complete for entry in _texts(turn)]
-    first = next((entry.seq for entry in draft.tail if entry.turn == running.number), draft.cut)
+    first = first_of(draft, {running.number})
     edits = [Edit(stage="reduce", turn=turn.number, kept="truncated", reason="question and reply") for turn in complete]
     return _cut(draft, first, texts, edits)
+
+
+def _behind(draft: Draft) -> int:
+    """Where to cut so that the tail is empty."""
+    return max((entry.seq + 1 for entry in draft.tail), default=draft.cut)
 
 
 def _texts(turn: Turn) -> list[Entry]:
