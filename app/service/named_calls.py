@@ -15,6 +15,7 @@ from app.domain.errors import StoreUnavailable
 from app.domain.history import Material, Snapshot
 from app.domain.sessions import Session
 from app.service import contexts, named
+from app.service.aside import aside
 from app.service.calls import Call, Labels
 from app.service.contexts import Circumstances, History, Recipe
 from app.service.memo import MessageMemo
@@ -100,6 +101,27 @@ class NamedCalls:
             is_at_host=False,
         )
         return await self._preparer.rebuild(call, own)
+
+    async def spell_out(self, call: Call, request: Request) -> bytes | None:
+        """The body of a call beside the conversation with all of the history that it names; None where the host may
+        have that itself, or it is not known here.
+        """
+        own, asked = await self._preparer.arrive(call, request, call.header_map)
+        try:
+            async with self._database.reading(call.tenant) as connection:
+                found = await named.find(connection, call.tenant, asked)
+                if found is None or found.keeper != "tersely":
+                    return None
+                laid = await named.lay_out(connection, call.tenant, found, own, self._dialect, start=1)
+                if laid is None:
+                    return None
+                laid = await named.fill(connection, call.tenant, laid, self._dialect, self._memo.read)
+        except StoreUnavailable:
+            return None
+        body = self._dialect.without_history(call.body)
+        return await aside(
+            laid.arrival.size, self._dialect.write_request, body, messages=[each.raw for each in laid.messages]
+        )
 
     def _left_at_host(self, call: Call, request: Request, laid: LaidOut, recipe: Recipe, now: datetime) -> Prepared:
         """The call as it came; what it adds is stored behind the history that it names."""

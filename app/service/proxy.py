@@ -256,7 +256,10 @@ class Proxy:
             except StoreUnavailable as error:
                 _log.warning("a summary was not remembered: %s", error)
 
-        return await self.forward(call, "passthrough", on_reply=remember if kind == "summary" else None)
+        on_reply = remember if kind == "summary" else None
+        if request.names_history and (whole := await self._named.spell_out(call, request)) is not None:
+            return await self.forward(replace(call, body=whole), "built", on_reply=on_reply)
+        return await self.forward(call, "passthrough", on_reply=on_reply)
 
     # The conversation
 

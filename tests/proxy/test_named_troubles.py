@@ -247,3 +247,25 @@ async def test_tools_of_ours_are_part_of_the_history(store: Database, model: Mod
         branched = upstream_input(model, key)  # behind the head of an epoch of its own
         assert branched[-1]["content"] == "other"
         assert [item.get("type") or item["role"] for item in branched][-len(shown) :] == shown
+
+
+TITLE = "You are a title generator. You output ONLY a thread title."
+
+
+async def test_a_side_call_is_shown_the_history_that_it_names(
+    before_forgetful: Service, forgetful: Model, plain: Service, model: Model, key: str
+) -> None:
+    talk = Talk(before_forgetful, key)
+    talk.say("one")
+    talk.say("two")
+    answer = await ask(before_forgetful, key, "A title, please.", talk.last.id, instructions=TITLE)
+    assert answer.status == 200
+    assert words(upstream_input(forgetful, key)) == ["one", "-", "two", "-", "A title, please."]
+    assert json.loads(forgetful.requests(key)[-1].body)["instructions"] == TITLE
+    assert [each.role for each in await talk.stored()] == ["user", "assistant"] * 2
+
+    first = Talk(plain, key).say("one")
+    sent = body(key, "A title, please.", first.id, instructions=TITLE)
+    answer = await post(plain, sent, path="/v1/responses")
+    assert (answer.status, answer.context) == (200, "passthrough")
+    assert model.requests(key)[-1].body == sent
