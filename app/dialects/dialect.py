@@ -200,6 +200,18 @@ class Streaming:
     has_arrays: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class References:
+    """How a request refers to items of replies, where a provider keeps them: see the dialect's ``references`` module.
+    Where ``mark`` is not in a body, nothing in it does.
+    """
+
+    mark: bytes
+    referred: Callable[[bytes], list[str]]
+    with_items: Callable[[bytes, Mapping[str, bytes]], bytes]
+    items_by_id: Callable[[bytes], dict[str, bytes]]
+
+
 def _is_never(_: bytes) -> bool:
     return False
 
@@ -238,4 +250,6 @@ class Dialect:
     send theirs."""
     is_said_anew: Callable[[bytes], bool] = _is_never
     """Whether a message holds for its request alone, so that no history carries it."""
+    references: References | None = None
+    """None: clients send what they have, and refer to nothing."""
     streaming: Streaming

@@ -12,7 +12,7 @@ from app.dialects.anthropic import stream as anthropic_stream
 from app.dialects.anthropic import tools as anthropic_tools
 from app.dialects.anthropic import write as anthropic_write
 from app.dialects.asking import Asking
-from app.dialects.dialect import Dialect, Streaming
+from app.dialects.dialect import Dialect, References, Streaming
 from app.dialects.errors import classify_error
 from app.dialects.gemini import asking as gemini_asking
 from app.dialects.gemini import read as gemini_read
@@ -31,6 +31,7 @@ from app.dialects.openai_responses import asking as responses_asking
 from app.dialects.openai_responses import items as responses_items
 from app.dialects.openai_responses import kept as responses_kept
 from app.dialects.openai_responses import read as responses_read
+from app.dialects.openai_responses import references as responses_references
 from app.dialects.openai_responses import rounds as responses_rounds
 from app.dialects.openai_responses import saying as responses_saying
 from app.dialects.openai_responses import stream as responses_stream
@@ -105,6 +106,12 @@ OPENAI_RESPONSES = Dialect(
     without_history=responses_write.without_history,
     lacks_history=responses_kept.lacks_history,
     is_said_anew=responses_items.is_instructions,
+    references=References(
+        mark=responses_references.MARK,
+        referred=responses_references.referred,
+        with_items=responses_references.with_items,
+        items_by_id=responses_references.items_by_id,
+    ),
     streaming=Streaming(
         heartbeat=b": keep-alive\n\n",
         end_marks=_beginnings(*_RESPONSE_ENDS),

@@ -32,6 +32,7 @@ from app.service.named_calls import NamedCalls
 from app.service.preparing import Prepared, Preparer
 from app.service.recipes import Recipes
 from app.service.recording import Recorder
+from app.service.references import with_items
 from app.service.retrieval import Retriever
 from app.service.stream_end import end_of, until_end, whole_events
 from app.service.summaries import Summaries
@@ -93,6 +94,7 @@ class Proxy:
         self._monotonic = shared.monotonic
         self._memo = MessageMemo(dialect, config.memo)
         self._forethought = Forethought(shared.summarizer, dialect)
+        self._database = shared.database
         self._preparer = Preparer(
             dialect=dialect,
             database=shared.database,
@@ -158,6 +160,7 @@ class Proxy:
         if call.header_map.get("content-encoding", "identity") != "identity":
             return await self.forward(call, "passthrough")
         self._recipes.check(strategy=call.options.strategy, epoch=call.options.epoch)
+        call = await with_items(call, self._dialect, self._database)
         request = await aside(len(call.body), self._dialect.read_request, call.body, self._memo.read)
         sent = request = _as_addressed(request, call)
         if self._chat is not None:

@@ -161,14 +161,19 @@ class Recorder:
                     is_alternative=bool(found),
                     id=reply_id,
                     keeper=prepared.keeper if is_whole else "tersely",
+                    items=self._items_of(choice.client_message) if prepared.request.is_kept else (),
                 )
             )
         return found
 
     def _id_of(self, said: SaidReply) -> str:
         """The id by which the client may go on from a reply."""
-        is_usable = 0 < len(said.id) <= MAX_REPLY_ID and said.id.isprintable()
-        return said.id if self._dialect.lacks_history is not None and is_usable else ""
+        return said.id if self._dialect.lacks_history is not None and _is_usable(said.id) else ""
+
+    def _items_of(self, message: bytes) -> tuple[str, ...]:
+        """The ids by which the client may refer to items of a reply."""
+        references = self._dialect.references
+        return tuple(filter(_is_usable, references.items_by_id(message))) if references is not None else ()
 
     def _as_input(self, reply: NewReply) -> NewReply:
         """A reply said in rounds: it goes back to the model as that said it last, whatever the client makes of it."""
@@ -253,3 +258,7 @@ def _short(text: str) -> str:
 def _credible(tokens_reported: int | None) -> int | None:
     """A count of tokens, unless it can be none."""
     return tokens_reported if tokens_reported is not None and 0 <= tokens_reported < 2**31 else None
+
+
+def _is_usable(name: str) -> bool:
+    return 0 < len(name) <= MAX_REPLY_ID and name.isprintable()

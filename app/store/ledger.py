@@ -131,8 +131,8 @@ def enter_reply(write: ReplyWrite, asked: Outcome, state: State, placement: Plac
                 reply.raw, reply.model_raw, asked.answered_seq or None,
             )
         )  # fmt: skip
-        if reply.id:
-            rows.reply_ids.append((state.id, state.last_seq, reply.id, reply.keeper))
+        names = dict.fromkeys(name for name in (reply.id, *reply.items) if name)
+        rows.reply_ids += [(state.id, state.last_seq, name, reply.keeper) for name in names]
         rows.terse += _terse(state.id, asked.turn, state.last_seq, reply.terse, write.now)
         rows.states += _states(state.id, state.last_seq, reply.state, write.now)
         rows.artifacts += [artifacts.row(state.id, state.last_seq, each, write.now) for each in reply.spilled]

@@ -1,7 +1,8 @@
-"""Replies by the ids that providers gave them, for requests that name the reply they go on from."""
+"""Replies by the ids that providers gave them and their items, for requests that name them instead of sending them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.store.connection import Connection
@@ -22,6 +23,16 @@ CROSS JOIN LATERAL (
 ) AS m
 ORDER BY s.id, m.status <> 'superseded' DESC, m.seq DESC LIMIT 2
 """
+REPLIES = """
+SELECT m.raw
+FROM (
+    SELECT DISTINCT session_id, seq FROM reply_ids WHERE tenant_id = $1 AND id = ANY($2::text[]) OFFSET 0
+) AS r
+CROSS JOIN LATERAL (
+    SELECT raw FROM messages WHERE tenant_id = $1 AND session_id = r.session_id AND seq = r.seq OFFSET 0
+) AS m
+WHERE m.raw <> ''
+"""
 KEEPER = "SELECT keeper FROM reply_ids WHERE tenant_id = $1 AND session_id = $2 AND seq = $3"
 
 
@@ -41,6 +52,11 @@ async def find(connection: Connection, tenant: str, reply_id: str) -> NamedReply
     row = rows[0]
     hit = Hit(session=session_from(row), seq=row["hit_seq"], chain=row["hit_chain"], is_current=row["hit_is_current"])
     return NamedReply(hit=hit, keeper=row["keeper"])
+
+
+async def replies(connection: Connection, tenant: str, ids: Sequence[str]) -> list[bytes]:
+    """The tenant's replies, in the client's view, that bear one of these ids or have an item that does."""
+    return [row["raw"] for row in await connection.fetch(REPLIES, tenant, list(ids))]
 
 
 async def keeper_of(connection: Connection, tenant: str, session_id: str, seq: int) -> Keeper:

@@ -233,7 +233,8 @@ class NewReply:
     ``chain`` and ``digest`` identify the client's view. ``terse`` are its log entries with their source, ``state`` is
     its state block. ``is_alternative``: a further choice, kept but not live. A message without a ``chain`` is hidden
     from the client: a call to a tool of ours, or its result. It comes with a reply that is not. ``id`` is the
-    provider's, where clients may go on from the reply by that; ``keeper`` then has the history up to it.
+    provider's, where clients may go on from the reply by that; ``keeper`` then has the history up to it. ``items`` are
+    the ids of its items, where clients may refer to them.
     """
 
     raw: bytes
@@ -249,6 +250,7 @@ class NewReply:
     is_alternative: bool = False
     id: str = ""
     keeper: Keeper = "tersely"
+    items: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,8 +114,8 @@ TABLES = {
             follows bigint,
             PRIMARY KEY (tenant_id, session_id, seq)
         )""",
-    # What a provider calls a reply, where its clients may go on from a reply by that id; and who keeps the history up to
-    # it: the provider (`host`), Tersely, or both alike.
+    # What a provider calls a reply and its items, where its clients may go on from a reply, or refer to an item, by that
+    # id; and who keeps the history up to it: the provider (`host`), Tersely, or both alike.
     "reply_ids": """
         CREATE TABLE reply_ids (
             tenant_id text NOT NULL,
@@ -123,7 +123,7 @@ TABLES = {
             seq bigint NOT NULL,
             id text NOT NULL,
             keeper text NOT NULL,
-            PRIMARY KEY (tenant_id, session_id, seq),
+            PRIMARY KEY (tenant_id, session_id, seq, id),
             FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, id) ON DELETE CASCADE
         )""",
     "terse": """

@@ -1,0 +1,47 @@
+"""Items that a request refers to instead of sending them, because the provider is taken to have kept them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from app.dialects import raw_json
+from app.dialects.members import split_body
+from app.dialects.openai_responses.items import item_type, items_of
+
+MARK = b'"item_reference"'
+
+
+def referred(body: bytes) -> list[str]:
+    """The ids of the items that a request refers to, in its order. Nothing for a body that cannot be understood."""
+    if MARK not in body:
+        return []
+    try:
+        items = raw_json.split_array(split_body(body).get("input", b"[]"))
+    except ValueError:
+        return []
+    return [found for item in items if (found := _referred(item))]
+
+
+def with_items(body: bytes, known: Mapping[str, bytes]) -> bytes:
+    """The request with the items themselves in place of references to them, as far as they are known by their ids."""
+    members = split_body(body)
+    items = raw_json.split_array(members["input"])
+    members["input"] = raw_json.join_array([known.get(_referred(item), item) for item in items])
+    return raw_json.join_object(members)
+
+
+def items_by_id(reply: bytes) -> dict[str, bytes]:
+    """The items of a reply that can be referred to."""
+    found: dict[str, bytes] = {}
+    for raw in items_of(reply):
+        item = raw_json.load(raw)
+        name = item.get("id") if isinstance(item, dict) else None
+        if isinstance(name, str) and name:
+            found[name] = raw
+    return found
+
+
+def _referred(raw: bytes) -> str:
+    item = raw_json.load(raw) if MARK in raw else None
+    name = item.get("id") if isinstance(item, dict) and item_type(item) == "item_reference" else None
+    return name if isinstance(name, str) else ""
