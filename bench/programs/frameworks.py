@@ -24,7 +24,8 @@ def _modes(
             pip=pip,
             env=KEYS | env,
             steps=(Step(command=f"python $SCRIPTS/{script} {mode}", expects=ANSWERS),),
-            turns=turns,
+            # With nothing left but its own summary a history cannot be told to be the same: it begins a new session.
+            turns=(1, 3, 3) if (name, mode) == ("llamaindex", "summary") else turns,
             # What summarises by itself need not outgrow the window.
             has_cuts=mode != "summary",
             loose="it sends only what is new" if mode == "previous" else "",
@@ -99,7 +100,9 @@ SMOLAGENTS = Program(
     pip=("smolagents[openai]==1.26.0",),
     env=KEYS,
     steps=(Step(command="python $SCRIPTS/run_smolagents.py", expects=("answer 0",)),),
-    turns=(7,),
+    # Its calls come back as text, so that each call of the model begins a new session.
+    turns=(1, 2, 3, 3, 4, 5, 6, 7, 7),
+    has_cuts=False,
 )
 
 CREWAI = Program(
@@ -124,9 +127,12 @@ MINI = Program(
     steps=(
         Step(
             command='mini -m openai/scripted --yolo --exit-immediately -o $HOME/run.json -t "$ASK"',
-            ask='call bash {"command": "printf bronze-; expr 1 + 1"}',
+            ask='Greet.\ncall bash {"command": "printf bronze-; expr 1 + 1"}',
+            expects=("bronze-2",),
         ),
     ),
+    # It never sends replies without a call again, and complains of them to the model.
+    turns=(3,),
     has_cuts=False,
 )
 
