@@ -133,7 +133,8 @@ class Epoch:
     the turns among ``kept`` that were brought back for their relevance. No context speaks of what came before
     ``floor``: there the session was last cleared. What the next epoch takes over from this one tells of messages
     before ``told`` (0: before the cut). ``is_stale``: some of these have left the history, or come back to it, so that
-    the next epoch takes nothing over and is planned from everything that is live.
+    the next epoch takes nothing over and is planned from everything that is live. Memos in front of messages up to
+    ``settled`` are among ``prefixes``; later messages bring their own along.
     """
 
     number: int
@@ -151,6 +152,7 @@ class Epoch:
     floor: int = 1
     told: int = 0
     is_stale: bool = False
+    settled: int = 0
 
     def without(self, seqs: Collection[int]) -> Epoch:
         """The plan after these messages left the history, or came back to it: nothing in it tells of them."""
@@ -203,6 +205,7 @@ class Material:
     ``terse`` are the session's entries in order, at most the newest few hundred; ``older_turns`` counts the
     turns before those that have entries which were not loaded. ``state`` and ``scratchpad`` are the session's, empty
     where it has none; ``summaries`` the newest that count; ``past`` older turns that bear on the current task.
+    ``memos`` stand in front of messages up to ``settled``.
     """
 
     terse: tuple[TerseEntry, ...] = ()
@@ -212,3 +215,5 @@ class Material:
     scratchpad: str = ""
     summaries: tuple[Summary, ...] = ()
     past: tuple[Past, ...] = ()
+    memos: tuple[Prefix, ...] = ()
+    settled: int = 0

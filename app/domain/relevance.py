@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from math import log
@@ -19,7 +19,7 @@ import msgspec
 
 from app.domain.messages import Message, searchable_text
 from app.domain.term_index import MAX_TIMES, SHIFT, TermIndex, make_page
-from app.domain.terms import tokenize
+from app.domain.terms import tells_what, tokenize
 from app.domain.turns import Turn
 
 __all__ = [
@@ -221,24 +221,27 @@ def rank_turns(turns: Sequence[Turn], text: str, *, budget: int | None = None) -
 
 
 def rank_documents(
-    documents: Sequence[str], text: str, *, most: int = MEMOS, floor: float = FLOOR
+    documents: Sequence[Collection[str]], terms: Collection[str], *, most: int = MEMOS, is_asked: bool = False
 ) -> tuple[Ranked, ...]:
-    """Of short documents (memos, with their tags), at most ``most`` that ``text`` is about, the best first.
+    """Of short documents (memos with their tags, as different terms), at most ``most`` that a text of these ``terms``
+    is about, the best first.
 
-    A document's score is the share, 0 to 1, that the terms common to it and ``text`` have in the weight of the one that
-    says less; below ``floor`` it does not come. Ties: the later first. A text of stop words brings none.
+    A document's score is the share, 0 to 1, that the terms common to both have in the weight of the one that says less;
+    what no document says weighs nothing. Unless it ``is_asked`` for, a document must share a keyword or two everyday
+    words with the text, and have a score of at least `FLOOR`. Ties: the later first. Stop words bring none.
     """
-    terms = set(tokenize(text))
-    contents = [set(tokenize(document)) for document in documents]
+    contents = [frozenset(document) for document in documents]
     corpus = collect([sorted(content) for content in contents])
-    weights = weigh(terms.union(*contents), corpus)
-    asked = sum(weights[term] for term in terms)
+    wanted = corpus.postings.keys() & set(terms)
+    weights = weigh(sorted(corpus.postings), corpus)
+    asked = sum(weights[term] for term in sorted(wanted))
     found: list[Ranked] = []
     for number, content in enumerate(contents):
-        common = sum(weights[term] for term in content & terms)
-        if common:
-            share = common / min(asked, sum(weights[term] for term in content))
-            if share >= floor:
+        common = content & wanted
+        if common and (is_asked or tells_what(common)):
+            said = sum(weights[term] for term in sorted(content))
+            share = sum(weights[term] for term in sorted(common)) / min(asked, said)
+            if is_asked or share >= FLOOR:
                 found.append(Ranked(number=number, score=share))
     found.sort(key=lambda each: (-each.score, -each.number))
     return tuple(found[:most])

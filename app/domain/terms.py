@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from functools import lru_cache
 
 import Stemmer
@@ -32,6 +33,23 @@ wanted well wow yeah yep yes
 """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 
+# What people say of everything that they do: alone, such a word is no keyword.
+_EVERYDAY_WORDS = """
+actually add always answer ask back bad best better big bit broken bug call change check close code come complete
+correct create data day describe different do done easy end error evening everything example explain fail file find
+finish first fix follow give happen hard help issue item kind know last learn left line list little long look lot main
+make man many mean min morning move name need never new night nothing number old one open page part people perhaps place
+plan point possible probably problem project put question quick read ready really remove replace result run save say
+second see set show simple small someone something start state step stop stuff system take talk task tell test text
+thing think time today together tomorrow try turn two type understand update use user value version wait way week word
+work world write wrong year yesterday
+"""
+# What names of files and addresses have in common.
+_PARTS_OF_NAMES = frozenset(
+    {"app", "com", "css", "html", "http", "https", "js", "json", "lib", "md", "py", "sh", "src", "toml", "ts", "tsx"}
+    | {"txt", "www", "yaml", "yml"}
+)
+
 # Letters, digits, and the marks that are written with letters; underscores join, as what joins identifiers does.
 _LETTERS = r"[\w\u0300-\u036f\u0591-\u05c7\u064b-\u0655\u0900-\u0963\u0966-\u0dff\u0e31-\u0e4e]"
 _WORD = re.compile(rf"{_LETTERS}+(?:[./:@#+\-\\'’]+{_LETTERS}+)*")
@@ -42,7 +60,9 @@ _UNSPACED = re.compile(
 )
 _APOSTROPHES = re.compile(r"['’]\w*")
 
+_NUMBER = re.compile(r"[\d_]+(?:[^\w]+[\d_]+)?")
 _stemmer = Stemmer.Stemmer("english")
+EVERYDAY = frozenset(_stemmer.stemWord(word) for word in _EVERYDAY_WORDS.split())
 
 
 def tokenize(text: str) -> list[str]:
@@ -59,6 +79,12 @@ def tokenize(text: str) -> list[str]:
 def _terms(word: str) -> tuple[str, ...]:
     """The terms of one word. Remembered: a conversation has few different words."""
     return tuple(_split(word))
+
+
+def tells_what(terms: Iterable[str]) -> bool:
+    """Whether a few terms say what a text is about: one everyday word does not, nor do numbers and ends of names."""
+    words = [term for term in terms if not _NUMBER.fullmatch(term) and term not in _PARTS_OF_NAMES]
+    return len(words) > 1 or any(word not in EVERYDAY for word in words)
 
 
 def _split(word: str) -> list[str]:

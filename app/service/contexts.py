@@ -24,6 +24,7 @@ from app.service.arrival import Arrival
 from app.service.aside import aside
 from app.service.identity import Found
 from app.service.material import left_behind, load_material
+from app.service.memo_choice import brought_along, choose_anew, in_force, most_of, with_memos_of, without_memos
 from app.store import messages, turns
 from app.store.connection import Connection, Database
 from app.store.messages import StoredMessage, TailRow
@@ -169,11 +170,13 @@ async def load(
         entries, kept_entries = await aside(
             arrival.size, _resent_entries, found, arrival, restore, kept_rows, cut, around.now
         )
-    snapshot = _snapshot(found, entries, kept_entries, cut, around, recipe.way)
+    snapshot = _snapshot(found, entries, kept_entries, cut, around, recipe)
     advance = decide(snapshot, strategy=recipe.strategy, policy=recipe.policy, now=around.now)
     material = Material()
     if (needs_material or isinstance(advance, Advance)) and session is not None:
         material = await load_material(connection, tenant, found, recipe.strategy)
+        if needs_material or session.plan is not None:
+            snapshot, material = await _settle(connection, tenant, session, recipe.strategy, snapshot, material)
     return History(
         snapshot=snapshot,
         advance=advance if isinstance(advance, Advance) else None,
@@ -209,7 +212,7 @@ def of_resent(
     if _missing_kept(found, epoch, cut):
         return None
     entries, kept = _resent_entries(found, arrival, restore, (), cut, around.now)
-    snapshot = _snapshot(found, entries, kept, cut, around, recipe.way)
+    snapshot = _snapshot(found, entries, kept, cut, around, recipe)
     if isinstance(decide(snapshot, strategy=recipe.strategy, policy=recipe.policy, now=around.now), Advance):
         return None
     return History(
@@ -221,13 +224,13 @@ def of_resent(
 
 
 def _snapshot(
-    found: Found, entries: Sequence[Entry], kept: Sequence[Entry], cut: int, around: Circumstances, way: Way
+    found: Found, entries: Sequence[Entry], kept: Sequence[Entry], cut: int, around: Circumstances, recipe: Recipe
 ) -> Snapshot:
     session = found.session
     epoch = epoch_of(found)
     return Snapshot(
-        entries=tuple(entries),
-        kept=tuple(kept),
+        entries=tuple(in_force(entries, recipe.strategy, epoch)),
+        kept=tuple(in_force(kept, recipe.strategy, epoch)),
         epoch=epoch,
         fixed_tokens=around.fixed_tokens,
         window=around.window,
@@ -239,8 +242,28 @@ def _snapshot(
         calls=session.calls if session else 0,
         last_call_at=session.last_call_at if session else None,
         older_tokens=0 if epoch is None or cut == 1 else _older_tokens(epoch, entries),
-        way=way,
+        way=recipe.way,
     )
+
+
+async def _settle(
+    connection: Connection, tenant: str, session: Session, strategy: Strategy, snapshot: Snapshot, material: Material
+) -> tuple[Snapshot, Material]:
+    """Memos chosen anew for the stored messages. A session's first call goes on with those that are there: what was
+    shown before it is its beginning.
+    """
+    if not most_of(strategy):
+        return snapshot, material
+    settled = session.last_seq
+    stored = [entry for entry in (*snapshot.kept, *snapshot.entries) if entry.seq <= settled]
+    memos = await choose_anew(connection, tenant, stored, strategy)
+    bare = {entry.seq: without_memos(entry) for entry in stored}
+    snapshot = replace(
+        snapshot,
+        kept=tuple(bare.get(entry.seq, entry) for entry in snapshot.kept),
+        entries=tuple(bare.get(entry.seq, entry) for entry in snapshot.entries),
+    )
+    return snapshot, replace(material, memos=memos, settled=settled)
 
 
 def _ran_out(found: Found, epoch: Epoch) -> bool:
@@ -405,10 +428,13 @@ def _known_entry(message: Message, row: TailRow, restore: Restore, accompanied: 
     """``message`` is the client's echo. A reply that was said in rounds (calls ``accompanied`` by hidden messages) was
     told to it as one: then nothing of the echo is what the model said last.
     """
-    if row.model_raw is not None:
+    memos = ""
+    if row.model_raw is not None and row.row.role == "user" and not row.is_hidden:
+        memos = brought_along(row.model_raw, row.dialect)
+    if row.model_raw is not None and not memos:
         said = restore(_NOT_ECHOED, row.model_raw, row.dialect) if row.row.call in accompanied else _NOT_ECHOED
         message = said if said.parts else restore(message, row.model_raw, row.dialect)
-    return Entry(
+    entry = Entry(
         seq=row.row.seq,
         turn=row.row.turn,
         message=message,
@@ -418,6 +444,7 @@ def _known_entry(message: Message, row: TailRow, restore: Restore, accompanied: 
         priority=row.priority,
         is_ours=row.is_hidden,
     )
+    return with_memos_of(entry, memos)
 
 
 def _new_entry(message: Message, seq: int, turn: int, now: datetime) -> Entry:
@@ -449,7 +476,7 @@ def _stored_entry(stored: StoredMessage, dialect: Dialect) -> Entry | None:
     message = stored_message(stored, dialect)
     if message is None:
         return None
-    return Entry(
+    entry = Entry(
         seq=stored.seq,
         turn=stored.turn,
         message=message,
@@ -459,13 +486,16 @@ def _stored_entry(stored: StoredMessage, dialect: Dialect) -> Entry | None:
         priority=stored.priority,
         is_ours=not stored.client_visible,
     )
+    if stored.model_raw is None or stored.role != "user" or not stored.client_visible:
+        return entry
+    return with_memos_of(entry, brought_along(stored.model_raw, stored.dialect))
 
 
 def stored_message(stored: StoredMessage, dialect: Dialect) -> Message | None:
-    """A stored message as the model saw it, in a form in which a provider takes it; of another dialect's the words, if
-    there are any.
+    """A stored message as the model saw it, without memos, in a form in which a provider takes it; of another
+    dialect's the words, if there are any.
     """
-    raw = stored.model_raw if stored.model_raw is not None else stored.raw
+    raw = stored.model_raw if stored.model_raw is not None and stored.role != "user" else stored.raw
     if not share_messages(stored.dialect, dialect.name):
         own = DIALECTS[stored.dialect]  # type: ignore[index]
         return words_of(own.read_reply(raw) if stored.role == "assistant" else own.read_message(raw))
@@ -520,13 +550,17 @@ async def after_overflow(
     database: Database, tenant: str, found: Found, history: History, recipe: Recipe, around: Circumstances
 ) -> History:
     """The same history after the upstream has refused the context as too long."""
-    material = history.material
+    snapshot, material = history.snapshot, history.material
     if history.advance is None and found.session is not None:
         async with database.transaction(tenant) as connection:
             material = await load_material(connection, tenant, found, recipe.strategy)
+            if found.session.plan is not None:
+                snapshot, material = await _settle(
+                    connection, tenant, found.session, recipe.strategy, snapshot, material
+                )
     return replace(
         history,
-        snapshot=replace(history.snapshot, window=around.window),
+        snapshot=replace(snapshot, window=around.window),
         advance=Advance(reason="overflow"),
         material=material,
         overflows=history.overflows + 1,

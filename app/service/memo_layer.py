@@ -10,15 +10,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from app.dialects.dialect import Dialect
-from app.service import tokens
 from app.service.arrival import Arrival
 from app.service.contexts import History
 from app.service.identity import Found
-from app.service.memos import relevant
+from app.service.memo_choice import choose, most_of, with_memos_of
 from app.store.connection import Database
 from app.store.writes import Said
-from app.strategies.memo_layer import render_memos
-from app.strategies.presets import Strategy, Window
+from app.strategies.presets import Strategy
 
 
 async def with_memos(
@@ -35,7 +33,8 @@ async def with_memos(
     Raises `StoreUnavailable`.
     """
     entries = history.snapshot.entries
-    if not (isinstance(strategy, Window) and strategy.memos and entries and entries[-1].message.starts_turn):
+    most = most_of(strategy)
+    if not (most and entries and entries[-1].message.starts_turn):
         return history, {}
     last = entries[-1]
     placed = {place.seq: index for index, place in enumerate(found.decision.placed) if place.is_new}
@@ -43,11 +42,9 @@ async def with_memos(
     if index is None or not last.message.text:
         return history, {}
     async with database.reading(tenant) as connection:
-        text = render_memos(await relevant(connection, tenant, last.message.text, most=strategy.memos))
+        (text,) = await choose(connection, tenant, [last.message.text], most=most)
     if not text:
         return history, {}
-    raw = dialect.with_prefix(arrival.messages[index].raw, f"{text}\n\n")
-    message = dialect.read_message(raw)
-    entry = replace(last, message=message, tokens=tokens.estimate_message(message))
-    snapshot = replace(history.snapshot, entries=(*entries[:-1], entry))
-    return replace(history, snapshot=snapshot, is_verbatim=False), {index: Said(model_raw=raw)}
+    snapshot = replace(history.snapshot, entries=(*entries[:-1], with_memos_of(last, text)))
+    said = Said(model_raw=dialect.with_prefix(arrival.messages[index].raw, text))
+    return replace(history, snapshot=snapshot, is_verbatim=False), {index: said}

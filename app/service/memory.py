@@ -7,6 +7,7 @@ from datetime import date
 
 from app.domain.errors import InvalidRequest
 from app.domain.relevance import rank_documents
+from app.domain.terms import tokenize
 from app.service.calls import check_session_id
 from app.store import memory
 from app.store.connection import Database
@@ -50,7 +51,7 @@ class Memories:
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             found = await memory.newest(connection, tenant, day=day, session_id=session_id, limit=CANDIDATES)
         found.reverse()
-        best = rank_documents([entry.text for entry in found], query, most=limit, floor=0.0)
+        best = rank_documents([tokenize(entry.text) for entry in found], tokenize(query), most=limit, is_asked=True)
         return [found[each.number] for each in best]
 
     async def export(self, tenant: str) -> AsyncIterator[MemoryEntry]:

@@ -87,26 +87,37 @@ class Memos:
         async with self._database.reading(tenant) as connection:
             if query is None:
                 return await memos.newest(connection, tenant, tags=wanted, limit=limit)
-            return await ranked(connection, tenant, query, tags=wanted, most=limit, floor=0.0)
+            (found,) = await _ranked(connection, tenant, [query], tags=wanted, most=limit, is_asked=True)
+        return found
 
 
-async def relevant(connection: Connection, tenant: str, text: str, *, most: int = RELEVANT) -> list[Memo]:
-    """At most ``most`` memos that ``text`` (a user's message) is clearly about, the best first."""
-    return await ranked(connection, tenant, text, tags=None, most=most)
+async def relevant(
+    connection: Connection, tenant: str, texts: Sequence[str], *, most: int = RELEVANT
+) -> list[list[Memo]]:
+    """For each of ``texts`` (users' messages) at most ``most`` memos that it is clearly about, the best first."""
+    return await _ranked(connection, tenant, texts, tags=None, most=most, is_asked=False)
 
 
-async def ranked(
-    connection: Connection, tenant: str, text: str, *, tags: Sequence[str] | None, most: int, floor: float | None = None
-) -> list[Memo]:
-    """At most ``most`` memos by what ``text`` is about; ``floor`` as in `rank_documents`. Stop words find nothing."""
-    terms = sorted(set(tokenize(text)))
-    if not terms:
-        return []
-    found = await memos.newest(connection, tenant, tags=tags, terms=terms, limit=CANDIDATES)
-    found.reverse()
-    bounds = {} if floor is None else {"floor": floor}
-    best = rank_documents([_searchable(memo) for memo in found], text, most=most, **bounds)
-    return [found[each.number] for each in best]
+async def _ranked(
+    connection: Connection,
+    tenant: str,
+    texts: Sequence[str],
+    *,
+    tags: Sequence[str] | None,
+    most: int,
+    is_asked: bool,
+) -> list[list[Memo]]:
+    """For each text at most ``most`` memos, as in `rank_documents`. Stop words find nothing."""
+    chosen: list[list[str]] = []
+    for text in texts:
+        terms = sorted(set(tokenize(text)))
+        found = await memos.with_any(connection, tenant, terms, tags=tags, limit=CANDIDATES) if terms else []
+        found.reverse()
+        best = rank_documents([content for _, content in found], terms, most=most, is_asked=is_asked)
+        chosen.append([found[each.number][0] for each in best])
+    wanted = {memo_id for ids in chosen for memo_id in ids}
+    known = await memos.by_ids(connection, tenant, sorted(wanted)) if wanted else {}
+    return [[known[memo_id] for memo_id in ids if memo_id in known] for ids in chosen]
 
 
 def read_tags(tags: Sequence[str]) -> tuple[str, ...]:

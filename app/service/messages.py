@@ -23,6 +23,7 @@ from app.domain.sessions import Session
 from app.service import tokens
 from app.service.arrival import arrive
 from app.service.contexts import Recipe
+from app.service.memo_choice import choose, most_of
 from app.service.recipes import Recipes
 from app.service.sessions import check_id
 from app.store import messages as store
@@ -105,7 +106,8 @@ class Messages:
             replaced: list[int] = []
             if session and any(message.is_instruction for message in read):
                 replaced = [row.seq for row in await store.instructions(connection, tenant, session_id)]
-        recipe = self._recipes.choose(session=session)
+            recipe = self._recipes.choose(session=session)
+            brought = await _bring_memos(connection, tenant, read, how, recipe)
         batch = _take_out(read, how, recipe, now)
         arrival = arrive(batch.shown)
         write = RequestWrite(
@@ -129,7 +131,7 @@ class Messages:
             is_call=False,
             key=key,
             key_digest=_digest(raws, how),
-            said=batch.said,
+            said={**batch.said, **brought},
             spill=partial(spilled, arrival.messages),
             replaces_instructions=any(message.is_instruction for message in read),
         )
@@ -191,6 +193,18 @@ def hides(view: View, row: ExceptionRow) -> bool:
 def _digest(raws: Sequence[bytes], dialect: Dialect) -> bytes:
     joined = raw_json.join_array([raw_json.dump(dialect.name), *raws])
     return blake2b(joined, digest_size=16).digest()
+
+
+async def _bring_memos(
+    connection: Connection, tenant: str, read: Sequence[Message], dialect: Dialect, recipe: Recipe
+) -> dict[int, Said]:
+    """The memos that the newest user's message brings along, as in a call; by its index."""
+    most = most_of(recipe.strategy)
+    newest = next((index for index in reversed(range(len(read))) if read[index].starts_turn), None)
+    if not most or newest is None or not read[newest].text:
+        return {}
+    (text,) = await choose(connection, tenant, [read[newest].text], most=most)
+    return {newest: Said(model_raw=dialect.with_prefix(read[newest].raw, text))} if text else {}
 
 
 def _take_out(read: Sequence[Message], dialect: Dialect, recipe: Recipe, now: datetime) -> _Batch:

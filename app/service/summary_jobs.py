@@ -127,7 +127,8 @@ async def _earlier(connection: Connection, job: Job) -> Summary | None:
 
 def _entry(stored: StoredMessage) -> Entry:
     dialect = DIALECTS[stored.dialect]  # type: ignore[index]
-    raw = stored.raw if stored.model_raw is None else stored.model_raw
+    # What stands in front of a user's words are memos: nothing that was said here.
+    raw = stored.raw if stored.model_raw is None or stored.role == "user" else stored.model_raw
     if stored.role == "assistant":
         raw = dialect.as_input(raw)
     return Entry(

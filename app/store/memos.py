@@ -19,9 +19,15 @@ DELETE = "DELETE FROM memos WHERE tenant_id = $1 AND id = $2 RETURNING id"
 NEWEST = f"""
 SELECT {COLUMNS} FROM memos
 WHERE tenant_id = $1 AND ($2::timestamptz IS NULL OR (created_at, id) < ($2, $3))
-  AND ($4::text[] IS NULL OR tags && $4) AND ($5::text[] IS NULL OR terms && $5)
-ORDER BY created_at DESC, id DESC LIMIT $6
+  AND ($4::text[] IS NULL OR tags && $4)
+ORDER BY created_at DESC, id DESC LIMIT $5
 """
+
+CANDIDATES = """
+SELECT id, terms FROM memos
+WHERE tenant_id = $1 AND ($2::text[] IS NULL OR tags && $2) AND terms && $3 ORDER BY created_at DESC, id DESC LIMIT $4
+"""
+BY_IDS = f"SELECT {COLUMNS} FROM memos WHERE tenant_id = $1 AND id = ANY($2::text[])"
 
 # Time and id: where a memo stands in the list.
 Place = tuple[datetime, str]
@@ -52,12 +58,25 @@ async def newest(
     *,
     before: Place | None = None,
     tags: Sequence[str] | None = None,
-    terms: Sequence[str] | None = None,
     limit: int,
 ) -> list[Memo]:
-    """Memos, the newest first, made before ``before``: those with any of ``tags`` and with any of ``terms``."""
-    records = await connection.fetch(NEWEST, tenant, *(before or (None, None)), tags, terms, limit)
+    """Memos, the newest first, made before ``before``: those with any of ``tags``, if some are given."""
+    records = await connection.fetch(NEWEST, tenant, *(before or (None, None)), tags, limit)
     return [_memo(record) for record in records]
+
+
+async def with_any(
+    connection: Connection, tenant: str, terms: Sequence[str], *, tags: Sequence[str] | None = None, limit: int
+) -> list[tuple[str, frozenset[str]]]:
+    """The ids and terms of memos with any of ``terms`` (and of ``tags``, if some are given), the newest first."""
+    records = await connection.fetch(CANDIDATES, tenant, tags, terms, limit)
+    return [(record["id"], frozenset(record["terms"])) for record in records]
+
+
+async def by_ids(connection: Connection, tenant: str, ids: Sequence[str]) -> dict[str, Memo]:
+    """Those memos that are there, by id."""
+    records = await connection.fetch(BY_IDS, tenant, list(ids))
+    return {record["id"]: _memo(record) for record in records}
 
 
 def _memo(record: Record) -> Memo:

@@ -19,6 +19,7 @@ from app.strategies.layers import (
     Earlier,
     inject_summary,
     insert_checkpoint,
+    insert_memos,
     insert_references,
     insert_session_memory,
     insert_text,
@@ -273,7 +274,7 @@ def _window(strategy: Window, start: Start) -> Composition:
     )
     return Composition(
         shape=() if start.is_lazy else (*turns, truncation),
-        head=(state, scratchpad, start.references(strategy.references)),
+        head=(state, scratchpad, start.references(strategy.references), insert_memos(start.material.memos)),
         recent_turns=max(1, strategy.context_size),
     )
 

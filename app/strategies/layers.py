@@ -35,6 +35,16 @@ def exchange(layer: str, text: str, acknowledgement: str, encode: Encode) -> tup
     )
 
 
+def insert_memos(memos: Sequence[Prefix]) -> Stage:
+    """Memos in front of those messages that are shown (std::slop, "Semantic Memo System")."""
+
+    def stage(draft: Draft) -> Draft:
+        shown = {entry.seq for entry in draft.entries}
+        return replace(draft, prefixes=(*draft.prefixes, *(memo for memo in memos if memo.seq in shown)))
+
+    return stage
+
+
 def insert_text(layer: str, title: str, text: str, acknowledgement: str, *, encode: Encode) -> Stage:
     """A text under its title, with its acknowledgement; nothing where there is no text."""
 

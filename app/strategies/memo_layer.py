@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from app.domain.memos import Memo
 from app.strategies.prompts import MEMOS_END, MEMOS_TITLE
 
+LAYER = "memos"
+
 
 def render_memos(memos: Sequence[Memo]) -> str:
     """One item each, its tags behind it; empty where there are none. The same memos give the same bytes.
@@ -16,6 +18,12 @@ def render_memos(memos: Sequence[Memo]) -> str:
     if not memos:
         return ""
     return "\n".join((MEMOS_TITLE, *map(_item, memos), MEMOS_END))
+
+
+def memos_in(text: str) -> str:
+    """The memos at the beginning of a text, as they were rendered; empty where it begins with none."""
+    end = text.find(f"\n{MEMOS_END}")
+    return text[: end + 1 + len(MEMOS_END)] if end >= 0 and text.startswith(MEMOS_TITLE) else ""
 
 
 def _item(memo: Memo) -> str:

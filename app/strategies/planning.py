@@ -141,6 +141,7 @@ def plan_epoch(
         retrieved=draft.retrieved,
         floor=draft.cut if advance.reason == "clear" else _floor(snapshot),
         told=draft.told,
+        settled=material.settled,
     )
 
 

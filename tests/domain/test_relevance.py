@@ -50,7 +50,7 @@ def test_an_identifier_is_kept_whole_and_in_pieces() -> None:
 def test_small_talk_is_about_nothing(text: str) -> None:
     assert tokenize(text) == []
     assert ranked([["continue"], ["next"]], text) == []
-    assert rank_documents(["continue with the next step", "go on"], text) == ()
+    assert rank_documents([tokenize("continue with the next step"), tokenize("go on")], tokenize(text)) == ()
     assert rank_turns(turns("please continue", "go on then", "next"), text, budget=1000) == ()
 
 
@@ -131,14 +131,55 @@ MEMOS = [
     "arch-decision: sessions are sharded by tenant",
     "gotcha: the parser drops trailing commas",
     "api-design: errors are problem documents",
+    "the Stripe webhook signature needs the raw body [billing, gotcha]",
+    "the platypus service listens on 9911, its 2 replicas on 9912",
+    "run the tests with make test-all; the fix of issue 2 is in src/app.py",
+    "hello is the name of the greeting template",
 ]
 
 
-def test_memos_that_are_meant_come_and_others_do_not() -> None:
-    assert [each.number for each in rank_documents(MEMOS, "Why does the parser lose the trailing comma?")] == [2]
-    assert rank_documents(MEMOS, "What is the weather in Lisbon tomorrow?") == ()
-    assert rank_documents([], "anything") == ()
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        # What is meant comes, whatever else the message says that no memo knows.
+        ("Why does the parser lose the trailing comma?", [2]),
+        ("tell me about Stripe", [4]),
+        ("tell me of the platypus", [5]),
+        ("Stripe webhook fails", [4]),
+        ("Yesterday the Stripe integration of our Portuguese customer broke again, can you look into it?", [4]),
+        ("How do I deploy?", [0]),
+        ("where do replicas of the platypus listen, and how are sessions sharded?", [5, 1]),
+        ("run the tests", [6]),
+        ("greeting", [7]),
+        # Small talk, everyday words and numbers are about nothing.
+        ("hello", []),
+        ("hello 0", []),
+        ("go on", []),
+        ("ok, continue with the next one please", []),
+        ("2", []),
+        ("fix 2", []),
+        ("2 + 2?", []),
+        ("what is 9911", []),
+        ("try again and check that everything works", []),
+        ("fix it in lib/other.py", []),
+        ("the name of the file?", []),
+        ("What is the weather in Lisbon tomorrow?", []),
+        ("", []),
+    ],
+)
+def test_a_message_brings_the_memos_that_it_is_about(message: str, expected: list[int]) -> None:
+    found = rank_documents([tokenize(memo) for memo in MEMOS], tokenize(message))
+    assert [each.number for each in found] == expected
+
+
+def test_where_there_are_no_memos_none_come() -> None:
+    assert rank_documents([], ["anything"]) == ()
+
+
+def test_who_asks_for_memos_gets_all_that_share_a_word() -> None:
+    found = rank_documents([tokenize(memo) for memo in MEMOS], tokenize("2 tests of Lisbon"), is_asked=True)
+    assert {each.number for each in found} == {5, 6}
 
 
 def test_at_most_five_memos() -> None:
-    assert len(rank_documents([f"parser rule {n}" for n in range(9)], "parser rule")) == 5
+    assert len(rank_documents([["parser", "rule", str(n)] for n in range(9)], ["parser", "rule"])) == 5

@@ -32,7 +32,8 @@ def memos(store: Store) -> Memos:
 
 async def find(store: Store, text: str, **options: int) -> list[str]:
     async with store.reading("north") as connection:
-        return [memo.content for memo in await relevant(connection, "north", text, **options)]
+        (found,) = await relevant(connection, "north", [text], **options)
+        return [memo.content for memo in found]
 
 
 async def test_a_message_brings_up_what_it_is_about(memos: Memos, store: Store) -> None:
