@@ -37,6 +37,10 @@ class DeadlineProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     @override
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing: an upgrade is refused by its route, and is no matter of a library that is missing."""
+
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         super().connection_lost(exc)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Iterator
 
@@ -330,7 +331,7 @@ async def test_a_knock_at_the_door(service: Service):
     assert (await post(service, b"", method="GET", path="/nowhere")).status == 404
 
 
-async def test_a_websocket_is_refused_at_once(service: Service):
+async def test_a_websocket_is_refused_at_once(service: Service, caplog: pytest.LogCaptureFixture):
     async with wire(service) as line:
         await line.send(
             b"GET /v1/responses HTTP/1.1\r\nhost: t\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
@@ -339,6 +340,7 @@ async def test_a_websocket_is_refused_at_once(service: Service):
         got = await line.until(b"\r\n\r\n", limit=2)
 
     assert got.startswith(b"HTTP/1.1 426")
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_expect_100_continue(service: Service, strict: Service, key: str):
