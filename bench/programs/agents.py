@@ -63,33 +63,57 @@ CLAUDE = Program(
 )
 
 _CODEX = "codex exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox"
-CODEX = Program(
-    name="codex",
-    npm=("@openai/codex@0.169.0",),
-    env={"OPENAI_API_KEY": "key"},
-    files={
-        ".codex/config.toml": """
+
+
+def _codex(
+    name: str, config: str, *first: Step, compact: str = "", asides: frozenset[tuple[str, int]] = frozenset()
+) -> Program:
+    return Program(
+        name=name,
+        of="codex",
+        npm=("@openai/codex@0.169.0",),
+        env={"OPENAI_API_KEY": "key"},
+        files={".codex/config.toml": config},
+        steps=(
+            *first,
+            *talk(
+                f'{_CODEX} "$ASK"',
+                f'{_CODEX} resume --last "$ASK"',
+                'exec_command {"cmd": "printf bronze-; expr 1 + 1"}',
+                streamed=f'{_CODEX} resume --last --json "$ASK"',
+            ),
+            Step(
+                command=f'{_CODEX} resume --last {compact} "$ASK"',
+                ask="And hazel-8?",
+                expects=("I was sent", "hazel-8"),
+            ),
+            Step(command=f'{_CODEX} resume --last "$ASK"', ask="And ivy-9?", expects=("I was sent", "ivy-9")),
+        ),
+        turns=(10,) if compact else (9,),
+        asides=asides,
+    )
+
+
+CODEX = _codex(
+    "codex",
+    """
 model = "scripted"
 model_provider = "tersely"
 model_providers.tersely = { name = "tersely", base_url = "$URL/v1", env_key = "OPENAI_API_KEY", wire_api = "responses" }
 analytics.enabled = false
-"""
-    },
-    steps=(
-        *talk(
-            f'{_CODEX} "$ASK"',
-            f'{_CODEX} resume --last "$ASK"',
-            'exec_command {"cmd": "printf bronze-; expr 1 + 1"}',
-            streamed=f'{_CODEX} resume --last --json "$ASK"',
-        ),
-        Step(
-            command=f'{_CODEX} resume --last -c model_auto_compact_token_limit=1000 "$ASK"',
-            ask="And hazel-8?",
-            expects=("I was sent", "hazel-8"),
-        ),
-        Step(command=f'{_CODEX} resume --last "$ASK"', ask="And ivy-9?", expects=("I was sent", "ivy-9")),
-    ),
-    turns=(10,),
+""",
+    compact="-c model_auto_compact_token_limit=1000",
+)
+# Its own provider tries a websocket first, and leaves compaction to its host, which a scripted one cannot do.
+CODEX_BUILT_IN = _codex(
+    "codex-built-in",
+    """
+model = "scripted"
+openai_base_url = "$URL/v1"
+analytics.enabled = false
+""",
+    Step(command="printenv OPENAI_API_KEY | codex login --with-api-key"),
+    asides=frozenset({("/v1/responses", 426)}),
 )
 
 _GEMINI = "gemini --skip-trust -y --resume latest"
@@ -306,6 +330,7 @@ models:
 AGENTS = (
     CLAUDE,
     CODEX,
+    CODEX_BUILT_IN,
     GEMINI,
     _opencode("opencode", 200_000, turns=(8,), epochs=("auto", "small")),
     # So small a window that it makes summaries of its own; where Tersely cuts, it need not.

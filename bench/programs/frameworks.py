@@ -149,6 +149,7 @@ VERCEL = tuple(
         ),
         steps=(Step(command=f"node $SCRIPTS/run_vercel.mjs {mode}", expects=ANSWERS),),
         turns=(7,),
+        loose="it refers to replies instead of sending them" if mode == "responses" else "",
     )
     for mode in ("chat", "responses", "anthropic")
 )
