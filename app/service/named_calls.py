@@ -62,6 +62,8 @@ class NamedCalls:
             is_elsewhere = asked.session_id not in {None, found.session_id}
             start = 1 if is_elsewhere else await _start(connection, call.tenant, found.session, recipe)
             laid = await named.lay_out(connection, call.tenant, found, own, self._dialect, start=start)
+            if laid is not None and recipe.reach(contexts.epoch_of(laid.found)) < laid.found.start:
+                laid = await named.lay_out(connection, call.tenant, found, own, self._dialect, start=1)
             if laid is None:
                 return None
             if not is_elsewhere and _stays_at_host(found, recipe):
