@@ -160,12 +160,12 @@ def talked_with(request: pytest.FixtureRequest, store: Database, model: Model) -
 )
 @given(steps=STEPS)
 def test_by_ids_as_resent(talked_with: tuple[Service, Model, bool], steps: list[Step]) -> None:
-    *there, branches = talked_with
+    service, model, branches = talked_with
     if not branches:
         steps = [replace(step, at=0, kind="say" if step.kind == "again" else step.kind) for step in steps]
     key = f"k{secrets.token_hex(4)}{next(_numbers):04}"
-    named = Client(*there, key=f"{key}n", names=True)
-    resent = Client(*there, key=f"{key}r", names=False)
+    named = Client(service, model, key=f"{key}n", names=True)
+    resent = Client(service, model, key=f"{key}r", names=False)
     for step in steps:
         named.do(step)
         resent.do(step)
