@@ -334,7 +334,7 @@ AGENTS = (
     GEMINI,
     _opencode("opencode", 200_000, turns=(8,), epochs=("auto", "small")),
     # So small a window that it makes summaries of its own; where Tersely cuts, it need not.
-    _opencode("opencode-compacting", 14_000, turns=(12,), moved=1, epochs=("auto",)),
+    _opencode("opencode-compacting", 14_000, turns=(11,), moved=1, epochs=("auto",)),
     AIDER,
     _pi("pi", "openai-completions", "$URL/v1"),
     _pi("pi-anthropic", "anthropic-messages", "$URL"),
