@@ -25,37 +25,32 @@ async def read_reply(lines: AsyncIterator[str]) -> AsyncIterator[str]:
         if data == DONE:
             is_ended = True
             break
-        choice = _choice(data)
-        is_ended = is_ended or bool(choice.get("finish_reason"))
-        delta = choice.get("delta") or {}
-        for text in (delta.get("content"), delta.get("refusal")):
-            if isinstance(text, str) and text:
-                yield text
-        for call in delta.get("tool_calls") or ():
-            _add(calls, call)
+        try:
+            event = json.loads(data)
+            if event.get("error"):
+                raise Refused(f"the model's host failed: {_words(event['error'])}")
+            choice = (event.get("choices") or [{}])[0]
+            is_ended = is_ended or bool(choice.get("finish_reason"))
+            texts = _read_delta(choice.get("delta") or {}, calls)
+        except (ValueError, RecursionError, AttributeError, LookupError, TypeError) as broken:
+            raise Refused("the reply cannot be read") from broken
+        for text in texts:
+            yield text
     if not is_ended:
         raise Refused("the reply broke off")
     for call in calls.values():
         yield f"[call of {call['name']} with {call['arguments'] or '{}'}: there are no tools here]\n"
 
 
-def _choice(data: str) -> dict[str, Any]:
-    """The first choice of an event; an empty one where it has none. Raises `Refused`."""
-    try:
-        event = json.loads(data)
-        error = event.get("error")
-        choices = event.get("choices") or [{}]
-        choice: dict[str, Any] = choices[0]
-    except (ValueError, RecursionError, AttributeError, LookupError, TypeError) as broken:
-        raise Refused("the reply cannot be read") from broken
-    if error:
-        message = error.get("message") if isinstance(error, dict) else error
-        raise Refused(f"the model's host failed: {message}")
-    return choice
+def _words(error: Any) -> str:
+    return str(error.get("message") if isinstance(error, dict) else error)
 
 
-def _add(calls: dict[int, dict[str, str]], piece: Any) -> None:
-    known = calls.setdefault(piece.get("index", 0), {"name": "", "arguments": ""})
-    for name, text in (piece.get("function") or {}).items():
-        if name in known and isinstance(text, str):
-            known[name] += text
+def _read_delta(delta: dict[str, Any], calls: dict[int, dict[str, str]]) -> list[str]:
+    """The texts of a delta; what it has of calls is added to ``calls``, by their index."""
+    for piece in delta.get("tool_calls") or ():
+        call = calls.setdefault(piece.get("index", 0), {"name": "", "arguments": ""})
+        function = piece.get("function") or {}
+        for name in call:
+            call[name] += function.get(name) or ""
+    return [text for name in ("content", "refusal") if (text := delta.get(name))]

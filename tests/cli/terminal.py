@@ -105,7 +105,7 @@ def open_terminal(*arguments: str, **given: str) -> Terminal:
     process = subprocess.Popen(
         [sys.executable, "-c", AT_TERMINAL, *COMMAND, *arguments],
         cwd=ROOT,
-        env=environment(COLUMNS="80", LINES="24", **given),
+        env=environment(**{"COLUMNS": "80", "LINES": "24", **given}),
         stdin=line,
         start_new_session=True,
     )

@@ -1,0 +1,174 @@
+"""Hands on the context, memory and memos, through a running service: each command does what its REST call does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from app.cli import commands
+from app.cli.refusals import Refused
+from tests.cli.conftest import Running, Say
+
+Typed = Callable[..., str]
+
+
+@pytest.fixture
+def typed(running: Running, session: str, monkeypatch: pytest.MonkeyPatch) -> Typed:
+    """What a command prints on success, on the test's session."""
+    monkeypatch.setenv("TERSELY_URL", running.url)
+    monkeypatch.setenv("TERSELY_SESSION", session)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str, said: str | bytes | None = None) -> str:
+        done = CliRunner().invoke(commands.app, list(arguments), said)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    return run
+
+
+def test_turns_are_dropped_removed_and_undone(typed: Typed, say: Say) -> None:
+    say("one", "first", "two", "second", "three", "third")
+    assert typed("drop", "t1") == "t1 is hidden from every context.\n"
+    assert json.loads(typed("undo", "--json"))["status"] == "undone"
+    assert typed("remove", "t2") == "t2 was removed for good.\n"
+    assert {each["turn"]: each["status"] for each in json.loads(typed("show", "--json"))} == {
+        "t1": "dropped",
+        "t3": "undone",
+    }
+    with pytest.raises(Refused, match="turn id"):
+        typed("drop", "first")
+
+
+def test_all_turns_or_the_last_ones_are_listed(typed: Typed, say: Say) -> None:
+    say(*(f"text {i}" for i in range(50)))
+    last = [f"t{i}" for i in range(6, 26)]
+    assert [each["turn"] for each in json.loads(typed("show", "--json"))] == last
+    assert [each["turn"] for each in json.loads(typed("show", "-n", "2", "--json"))] == ["t24", "t25"]
+    assert [each["turn"] for each in json.loads(typed("show", "--all", "--json"))] == [f"t{i}" for i in range(1, 26)]
+    lines = typed("show", "-n", "3").splitlines()
+    assert len([line for line in lines if " live " in line]) == 3
+    assert json.loads(typed("show", "t7", "--json"))["first_seq"] == 13
+    assert "text 12" in typed("show", "t7")
+
+
+def test_messages_are_pinned_and_marked(running: Running, session: str, typed: Typed, say: Say) -> None:
+    say("one", "first")
+
+    def stored() -> Any:
+        return running.ask("GET", f"/sessions/{session}/messages").json()["items"][0]
+
+    typed("pin", "1")
+    assert stored()["pinned"]
+    assert json.loads(typed("unpin", "1", "--json"))["pinned"] is False
+    assert not stored()["pinned"]
+    typed("important", "1")
+    assert stored()["priority"] == 75
+    assert json.loads(typed("important", "1", "--priority", "50", "--json"))["priority"] == 50
+    with pytest.raises(Refused):
+        typed("pin", "99")
+
+
+def test_the_context_is_cleared_looked_at_and_configured(typed: Typed, say: Say) -> None:
+    say("one", "first")
+    assert "messages: " in typed("context")
+    assert json.loads(typed("context", "--json"))["turns"][0]["turn"] == "t1"
+    assert typed("clear").startswith("The context is empty now: ")
+    assert [each["kept"] for each in json.loads(typed("context", "--json"))["turns"]] == ["left_out"]
+    assert typed("config", "strategy", "window").startswith("strategy: window\n")
+    assert '"context_size": 3' in typed("window", "3")
+    assert json.loads(typed("window", "4", "--json"))["strategy"] == {"name": "window", "context_size": 4}
+    assert json.loads(typed("config", "epoch", '{"stride": 8}', "--json"))["epoch"] == {"stride": 8}
+    assert '"context_size": 4' in typed("config")
+    with pytest.raises(Refused, match="bogus"):
+        typed("config", "strategy", "bogus")
+    with pytest.raises(Refused, match="how a command is written"):
+        typed("config", "strategy slim", "x")
+
+
+def test_the_state_and_the_scratchpad(typed: Typed, say: Say) -> None:
+    say("Fix the parser in app/parse.py", "Done.")
+    assert typed("rebuild").startswith("Goal: Fix the parser")
+    assert json.loads(typed("rebuild", "--json"))["text"].startswith("Goal: Fix the parser")
+    assert typed("scratchpad") == "The scratchpad is empty.\n"
+    typed("scratchpad", "--set", "- [ ] one")
+    typed("scratchpad", "--append", "-", said="- [ ] two")
+    assert typed("scratchpad") == "- [ ] one\n- [ ] two\n"
+    assert json.loads(typed("scratchpad", "--json"))["text"] == "- [ ] one\n- [ ] two"
+
+
+def test_the_memory(running: Running, session: str, typed: Typed, tmp_path: Path) -> None:
+    made, trim = f"{session}-m", {"name": "trim", "max_context_turns": 1}
+    running.ask("POST", "/sessions", json={"id": made, "strategy": trim}).raise_for_status()
+    messages = [
+        {"role": role, "content": text}
+        for i in range(8)
+        for role, text in (("user", f"Which zanzibar port {i}?"), ("assistant", f"Port {i} is for zanzibar{i}.py"))
+    ]
+    running.ask("POST", f"/sessions/{made}/messages", json={"messages": messages}).raise_for_status()
+    typed("compress", "-s", made)
+    found = json.loads(typed("memory", "--session", made, "--json"))
+    assert found
+    assert found[0]["session"] == made
+    assert json.loads(typed("memory", "zanzibar", "--json"))
+    assert made in typed("memory")
+    file = tmp_path / "memory.jsonl"
+    typed("memory", "--export", str(file))
+    assert made in {json.loads(line)["session"] for line in file.read_text().splitlines()}
+    with pytest.raises(Refused, match="day or session"):
+        typed("memory", "--delete")
+    assert json.loads(typed("memory", "--delete", "--session", made, "--json"))["deleted"] == len(found)
+    assert json.loads(typed("memory", "--session", made, "--json")) == []
+
+
+@pytest.mark.parametrize("text", ["use arr[i] and [/] or list[/b] here", "[bold]not bold[/bold]"])
+def test_brackets_are_text(typed: Typed, text: str) -> None:
+    memo = json.loads(typed("memos", "--add", text, "--json"))[0]
+    assert text in typed("memos")
+    assert json.loads(typed("memos", "--delete", memo["id"], "--json")) is None
+    typed("add", "user", "hi", "-s", "x[/y]")
+    assert "x[/y]" in typed("sessions")
+
+
+def test_a_memo_s_id_leads_nowhere_else(running: Running, session: str, typed: Typed, say: Say) -> None:
+    say("one")
+    with pytest.raises(Refused):
+        typed("memos", "--delete", f"../sessions/{session}")
+    with pytest.raises(Refused):
+        typed("remove", f"../../{session}")
+    with pytest.raises(Refused):
+        typed("show", "../../../memos", "--json")
+    assert running.ask("GET", f"/sessions/{session}").json()["messages"] == 1
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a\nb", "\udcff"])
+def test_names_of_nothing(typed: Typed, name: str) -> None:
+    with pytest.raises(Refused, match="named"):
+        typed("add", "user", "x", "-s", name)
+    with pytest.raises(Refused, match="named"):
+        typed("memos", "--delete", name)
+
+
+def test_export_says_where_to(typed: Typed, session: str, say: Say, tmp_path: Path) -> None:
+    say("one")
+    file = tmp_path / "a.json"
+    assert typed("export", str(file)) == f"{session}: {file.stat().st_size:,} bytes in {file}\n"
+    said = json.loads(typed("export", str(file), "--json"))
+    assert said == {"session": session, "file": str(file), "bytes": file.stat().st_size}
+    assert json.loads(typed("export", "--json"))["context"][0]["content"] == "one"
+    with pytest.raises(Refused, match="/nonexistent/x: No such file"):
+        typed("export", "/nonexistent/x")
+
+
+def test_text_that_is_no_text(typed: Typed) -> None:
+    with pytest.raises(Refused, match="standard input is not UTF-8 text"):
+        typed("add", "user", "-", said=b"\xff\xfe")
+    with pytest.raises(Refused, match="not UTF-8 text"):
+        typed("add", "user", "\udcff")

@@ -1,0 +1,87 @@
+"""What commands print: stored text on terminals and in pipes, and what NO_COLOR takes away."""
+
+from __future__ import annotations
+
+import io
+import json
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.cli import printing
+from tests.cli.conftest import Running, Say
+from tests.cli.terminal import Terminal
+
+EVIL = "\x1b]0;mine\x07\x1b[31mred\x9b1m\u202edrow\r"
+SHOWN = r"\x1b]0;mine\x07\x1b[31mred\x9b1m\u202edrow\r"
+
+
+@given(st.text())
+def test_nothing_visible_is_lost_and_nothing_else_is_left(text: str) -> None:
+    shown = printing.visible(text)
+    assert not any(unicodedata.category(each) == "Cc" and each not in "\n\t\r" for each in shown)
+    assert "\r" not in shown.replace("\r\n", "")
+    if not any(unicodedata.category(each) in {"Cc", "Cf"} for each in text):
+        assert shown == text
+
+
+@given(st.text(st.characters()))
+def test_json_is_the_same_text_and_bytes_of_any_encoding(text: str) -> None:
+    for encoding in ("utf-8", "ascii"):
+        stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, newline="")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.stdout", stream)
+            printing.print_json({"text": text})
+        stream.flush()
+        written = stream.buffer.getvalue().decode(encoding)
+        assert json.loads(written) == {"text": text}
+        assert printing.visible(written) == written
+
+
+@pytest.mark.parametrize("command", [("show", "t1"), ("search", "mine"), ("build",), ("show",)])
+def test_stored_text_has_no_power_over_a_terminal(
+    running: Running, session: str, say: Say, command: tuple[str, ...]
+) -> None:
+    say(f"{EVIL} for mine", "yes")
+    terminal = running.at_terminal(*command, "-s", session)
+    assert terminal.end() == 0
+    assert "\x1b]" not in terminal.shown
+    assert "\x1b[31m" not in terminal.shown
+    if command != ("show",):
+        assert SHOWN in terminal.shown
+        piped = running.run(*command, "-s", session)
+        assert EVIL in piped.out
+
+
+def test_memos_and_session_ids_have_none_either(running: Running, session: str) -> None:
+    running.ask("POST", "/memos", json={"content": f"{session} {EVIL}", "tags": []}).raise_for_status()
+    terminal = running.at_terminal("memos", session, COLUMNS="160")
+    assert terminal.end() == 0
+    assert SHOWN in terminal.shown
+    assert "\x1b]" not in terminal.shown
+    terminal = running.at_terminal("memos", "--delete", EVIL)
+    assert terminal.end() == 1
+    assert "\x1b" not in terminal.shown
+
+
+def _compressed(running: Running, session: str, **given: str) -> Terminal:
+    terminal = running.at_terminal("compress", "-s", session, **given)
+    assert terminal.end() == 0
+    return terminal
+
+
+def test_progress_and_colours_are_what_the_user_wants(running: Running, session: str, say: Say) -> None:
+    say("one", "two")
+    assert "\x1b[" in _compressed(running, session).shown
+    for plain in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        shown = _compressed(running, session, **plain).shown
+        assert "\x1b" not in shown
+        assert shown.startswith("compressing ...")
+    for arguments in (("sessions",), ("--help",), ("stats", "--nope")):
+        terminal = running.at_terminal(*arguments, NO_COLOR="1")
+        terminal.end()
+        assert terminal.shown
+        assert "\x1b" not in terminal.shown
+    assert "\x1b" not in running.run("sessions").out

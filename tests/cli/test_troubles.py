@@ -1,0 +1,64 @@
+"""What goes wrong is one line and a code, never a traceback; and nobody waits for imports that they do not need."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Running
+from tests.cli.terminal import ROOT, Ran, environment, run
+
+AWAY = "postgresql://nobody@127.0.0.1:1/none"
+
+
+def complains(done: Ran) -> str:
+    assert done.code == 1
+    assert done.out == ""
+    assert done.errors.startswith("tersely: ")
+    assert len(done.errors.splitlines()) == 1
+    return done.errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "error"),
+    [
+        (("export", "-s", "{session}", "/nonexistent/x"), b"", "/nonexistent/x: No such file or directory"),
+        (("import", "/nonexistent/x"), b"", "/nonexistent/x: No such file or directory"),
+        (("import", "-"), b"[" * 100_000, "- is not JSON"),
+        (("add", "user", "-"), b"\xff\xfe", "standard input is not UTF-8 text (byte 0)"),
+        (("add", "user", b"\xff"), b"", "not UTF-8 text"),
+        (("memos", "--delete", "../sessions/{session}"), b"", "memo"),
+        (("stats", "--url", "ftp://127.0.0.1"), b"", "--url: 'ftp://127.0.0.1' is not an http(s) address"),
+        (("stats", "--url", "http://127.0.0.1:99999"), b"", "is not an http(s) address"),
+        (("stats", "--url", "http://127.0.0.1:1"), b"", "the service at http://127.0.0.1:1 does not answer"),
+        (("stats", "--key", "é"), b"", "--key: that is no Tersely key"),
+        (("stats", "-s", "nowhere"), b"", "there is no such session"),
+    ],
+)
+def test_one_line(running: Running, session: str, arguments: tuple[str | bytes, ...], said: bytes, error: str) -> None:
+    running.ask("POST", "/sessions", json={"id": session}).raise_for_status()
+    given = [each.replace("{session}", session) if isinstance(each, str) else each for each in arguments]
+    assert error in complains(running.run(*given, said=said))
+    assert running.ask("GET", f"/sessions/{session}").status_code == 200
+
+
+@pytest.mark.parametrize("arguments", [("stats", "--local"), ("keys", "list"), ("migrate",), ("cleanup",)])
+def test_a_database_that_is_away(arguments: tuple[str, ...]) -> None:
+    assert "the database does not answer: " in complains(run(*arguments, DATABASE_URL=AWAY))
+
+
+def test_bad_settings() -> None:
+    assert "TERSELY_DATABASE_POOL" in complains(run("stats", "--local", TERSELY_DATABASE_POOL="0"))
+    assert "DATABASE_URL must begin with postgresql://" in complains(run("keys", "list", DATABASE_URL="mysql://x"))
+
+
+def test_who_talks_to_a_service_does_not_import_it(tmp_path: Path) -> None:
+    code = "import sys, app.cli; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, check=True)
+    loaded = set(done.stdout.decode().split())
+    assert {"app.cli.chat", "app.cli.session_commands"} <= loaded
+    heavy = {"app.main", "app.settings", "app.store", "app.upstream", "app.api", "app.cli.replay", "app.cli.serving"}
+    assert loaded.isdisjoint({*heavy, "fastapi", "mcp", "sqlalchemy", "asyncpg", "uvicorn", "prompt_toolkit"})
