@@ -32,8 +32,9 @@ from app.domain.terse import OPEN
 from app.domain.turns import read_turn_id, write_turn_id
 from app.service import copies, tokens
 from app.service.arrival import digest
+from app.service.calls import check_session_id
 from app.service.messages import Messages, dialect_of, read_messages, split_reply
-from app.service.sessions import Change, Sessions, check_id
+from app.service.sessions import Change, Sessions
 from app.store import imports, sessions, terse
 from app.store.artifacts import spilled
 from app.store.connection import Database
@@ -131,7 +132,7 @@ class Exports:
 
     async def take_in(self, tenant: str, given: Import) -> Session:
         """A new session from a document. Raises `InvalidRequest` naming the element, `Conflict` for a taken id."""
-        session_id = self._new_id() if given.id is None else check_id(given.id, "id")
+        session_id = self._new_id() if given.id is None else check_session_id(given.id, "id")
         dialect = dialect_of(given.dialect)
         if len(given.context) > MAX_MESSAGES:
             raise InvalidRequest(f"at most {MAX_MESSAGES} messages, not {len(given.context)}", field="context")

@@ -22,10 +22,10 @@ from app.domain.positions import Exceptional, Positions
 from app.domain.sessions import Session
 from app.service import tokens
 from app.service.arrival import arrive
+from app.service.calls import check_session_id
 from app.service.contexts import Recipe
 from app.service.memo_choice import choose, most_of
 from app.service.recipes import Recipes
-from app.service.sessions import check_id
 from app.store import messages as store
 from app.store import positions, sessions, turns
 from app.store.artifacts import spilled
@@ -95,7 +95,7 @@ class Messages:
         Instructions (system, developer) replace those that the session has. Raises `InvalidRequest` for a message
         that cannot be understood, `Conflict` when ``key`` was used for other messages.
         """
-        check_id(session_id, "session id")
+        check_session_id(session_id, "session id")
         check_key(key)
         how = dialect_of(dialect)
         read = read_messages(raws, how)

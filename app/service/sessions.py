@@ -54,7 +54,7 @@ class Sessions:
 
     async def create(self, tenant: str, *, session_id: str | None, parent: str | None, given: Change) -> Session:
         """Make an empty session. Raises `Conflict` for an id that is taken, `InvalidRequest` for a bad value."""
-        session_id = self._new_id() if session_id is None else check_id(session_id, "id")
+        session_id = self._new_id() if session_id is None else check_session_id(session_id, "id")
         configured = self.configure(given)
         async with self._database.transaction(tenant) as connection:
             if parent is not None and await sessions.get(connection, tenant, parent) is None:
@@ -153,11 +153,6 @@ class Sessions:
         )
         metadata = known.metadata if given.metadata is UNSET else write_metadata(given.metadata)
         return Configuration(strategy=strategy, epoch_policy=policy, metadata=metadata)
-
-
-def check_id(value: str, name: str) -> str:
-    """An id that can be used in a path. Raises `InvalidRequest`."""
-    return check_session_id(value, name)
 
 
 def as_setting(value: Any) -> str | None:
