@@ -240,19 +240,21 @@ def _services(settings: Settings, base: _Base, abilities: _Abilities, recipes: R
     messages = Messages(database, base.writer, recipes, keep_up=keeper.keep_up, clock=clock)
     previews = Previews(database, recipes, base.calibrations, abilities.retriever, clock=clock)
     compactions = Compactions(database, recipes, base.summarizer, keeper, clock=clock)
+    marks = Marks(database, clock=clock)
     commands = Commands(
         database,
         sessions=sessions,
         previews=previews,
         compactions=compactions,
         notes=abilities.notes,
+        marks=marks,
         strategy=settings.strategy,
         epoch=settings.epoch,
     )
     return Services(
         sessions=sessions,
         messages=messages,
-        marks=Marks(database, clock=clock),
+        marks=marks,
         exports=Exports(database, messages, sessions, clock=clock, new_id=new_id),
         previews=previews,
         searcher=abilities.searcher,

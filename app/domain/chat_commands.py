@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.domain.errors import InvalidRequest
+from app.domain.history import IMPORTANT, MAX_PRIORITY
 from app.domain.turns import read_turn_id
 
 Verb = Literal[
     "context", "clear", "window", "show", "rebuild", "drop", "undo",
-    "list", "show turn", "remove", "scratchpad", "config",
+    "list", "show turn", "remove", "pin", "unpin", "important", "scratchpad", "config",
 ]  # fmt: skip
 
 DEFAULT_LIST = 10
 MAX_LIST = 200
 MAX_NUMBER = 1_000_000
+MAX_SEQ = 999_999_999
 HELP = """\
 /context                  what the context is made of now
 /context clear            start an empty context; history and memory stay
@@ -31,6 +33,9 @@ HELP = """\
 /message list [N]         the last N turns, with their tokens
 /message show TURN        a turn, whole
 /message remove TURN      remove a turn for good
+/message pin N            keep message N, numbered as /message show does, in every context
+/message unpin N          keep it no longer than others
+/message important N [P]  give message N the priority P, 0 to 100; 75 and more is important
 /session scratchpad       the scratchpad
 /config [KEY VALUE]       the session's settings: strategy, epoch, or a parameter of the strategy"""
 
@@ -43,10 +48,13 @@ _LOOKING = frozenset({"context", "show", "list", "show turn", "scratchpad"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """What is asked for. ``number`` is a turn, a count or a size; ``key`` and ``value`` are those of ``config``."""
+    """What is asked for. ``number`` is a turn, a message, a count or a size; ``key`` and ``value`` are those of
+    ``config``.
+    """
 
     verb: Verb
     number: int = 0
+    priority: int = 0
     key: str = ""
     value: str = ""
 
@@ -65,25 +73,57 @@ def is_command(text: str) -> bool:
 def parse_command(text: str) -> Command:
     """The command. Raises `InvalidRequest` that says how it is written."""
     word, *rest = text.split()
+    match word:
+        case "/context":
+            command = _context(rest)
+        case "/message" | "/messages":
+            command = _message(rest)
+        case _:
+            command = _other(word, rest, text)
+    if command is None:
+        usage = [line for line in HELP.splitlines() if line.startswith(word.removesuffix("s"))]
+        raise InvalidRequest("\n".join([f"{text.strip()[:60]!r} is not how it is written:", *usage]))
+    return command
+
+
+def _context(rest: list[str]) -> Command | None:
+    match rest:
+        case []:
+            return Command(verb="context")
+        case ["clear" | "show" | "rebuild" as verb]:
+            return Command(verb=verb)
+        case ["window", size]:
+            return Command(verb="window", number=_count(size, 0, MAX_NUMBER))
+        case ["drop", turn]:
+            return Command(verb="drop", number=_turn(turn))
+        case _:
+            return None
+
+
+def _message(rest: list[str]) -> Command | None:
+    match rest:
+        case [] | ["list"]:
+            return Command(verb="list", number=DEFAULT_LIST)
+        case ["list", count]:
+            return Command(verb="list", number=_count(count, 1, MAX_LIST))
+        case ["show", turn]:
+            return Command(verb="show turn", number=_turn(turn))
+        case ["remove", turn]:
+            return Command(verb="remove", number=_turn(turn))
+        case ["pin" | "unpin" as verb, seq]:
+            return Command(verb=verb, number=_count(seq, 1, MAX_SEQ))
+        case ["important", seq]:
+            return Command(verb="important", number=_count(seq, 1, MAX_SEQ), priority=IMPORTANT)
+        case ["important", seq, priority]:
+            return Command(verb="important", number=_count(seq, 1, MAX_SEQ), priority=_count(priority, 0, MAX_PRIORITY))
+        case _:
+            return None
+
+
+def _other(word: str, rest: list[str], text: str) -> Command | None:
     match word, rest:
         case "/undo", []:
             return Command(verb="undo")
-        case "/context", []:
-            return Command(verb="context")
-        case "/context", ["clear" | "show" | "rebuild" as verb]:
-            return Command(verb=verb)
-        case "/context", ["window", size]:
-            return Command(verb="window", number=_count(size, 0, MAX_NUMBER))
-        case "/context", ["drop", turn]:
-            return Command(verb="drop", number=_turn(turn))
-        case (("/message" | "/messages"), [] | ["list"]):
-            return Command(verb="list", number=DEFAULT_LIST)
-        case (("/message" | "/messages"), ["list", count]):
-            return Command(verb="list", number=_count(count, 1, MAX_LIST))
-        case (("/message" | "/messages"), ["show", turn]):
-            return Command(verb="show turn", number=_turn(turn))
-        case (("/message" | "/messages"), ["remove", turn]):
-            return Command(verb="remove", number=_turn(turn))
         case "/session", ["scratchpad"]:
             return Command(verb="scratchpad")
         case "/config", []:
@@ -91,8 +131,7 @@ def parse_command(text: str) -> Command:
         case "/config", [key, _, *_]:
             return Command(verb="config", key=key, value=text.split(maxsplit=2)[2].strip())
         case _:
-            usage = [line for line in HELP.splitlines() if line.startswith(word.removesuffix("s"))]
-            raise InvalidRequest("\n".join([f"{text.strip()[:60]!r} is not how it is written:", *usage]))
+            return None
 
 
 def _turn(text: str) -> int:

@@ -25,6 +25,7 @@ WINDOW_FULL = "model_context_window_exceeded"
 
 DEFAULT_PRIORITY = 50
 IMPORTANT = 75
+MAX_PRIORITY = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

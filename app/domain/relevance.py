@@ -12,7 +12,7 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import nlargest
+from heapq import nlargest, nsmallest
 from math import log
 
 import msgspec
@@ -32,6 +32,7 @@ __all__ = [
     "expand",
     "fuse",
     "look",
+    "rank_by_terms",
     "rank_documents",
     "rank_turns",
     "search",
@@ -245,6 +246,17 @@ def rank_documents(
                 found.append(Ranked(number=number, score=share))
     found.sort(key=lambda each: (-each.score, -each.number))
     return tuple(found[:most])
+
+
+def rank_by_terms(lengths: Sequence[int], having: Mapping[str, Sequence[int]], *, most: int) -> list[int]:
+    """The numbers of the ``most`` documents that a text of some terms is about, the best first; ties: the first.
+
+    ``lengths`` are theirs, in whatever unit, ``having`` says for each term of the text which documents have it. Each
+    stands for itself: nothing is found by what stands beside it.
+    """
+    postings = {term: [number << SHIFT | 1 for number in numbers] for term, numbers in having.items()}
+    scores = _bm25(dict.fromkeys(having, 1.0), Corpus(lengths=lengths, postings=postings))
+    return nsmallest(most, (n for n, score in enumerate(scores) if score), key=lambda number: (-scores[number], number))
 
 
 def _bm25(query: Mapping[str, float], corpus: Corpus) -> list[float]:

@@ -8,11 +8,13 @@ from typing import Any
 
 from app.domain.chat_commands import Command, is_command, parse_command
 from app.domain.errors import InvalidRequest, TerselyError
+from app.domain.history import DEFAULT_PRIORITY
 from app.domain.messages import searchable_text, with_all_calls
 from app.domain.readable import read_out
 from app.domain.sessions import Session
 from app.domain.turns import write_turn_id
 from app.service.compactions import Compactions, Means
+from app.service.marks import Marks
 from app.service.messages import dialect_of
 from app.service.notes import Notes
 from app.service.previews import Previews, Wish, as_text
@@ -41,6 +43,7 @@ class Commands:
         previews: Previews,
         compactions: Compactions,
         notes: Notes,
+        marks: Marks,
         strategy: str,
         epoch: str,
     ) -> None:
@@ -50,6 +53,7 @@ class Commands:
         self._previews = previews
         self._compactions = compactions
         self._notes = notes
+        self._marks = marks
         self._strategy = strategy
         self._epoch = epoch
 
@@ -80,15 +84,8 @@ class Commands:
             case "rebuild":
                 state = await self._compactions.rebuild_state(tenant, session_id, means)
                 return state.text if state else "There is nothing to make a state of."
-            case "drop":
-                turn = await self._sessions.drop(tenant, session_id, command.number)
-                return f"{write_turn_id(turn.turn)} is hidden from every context."
-            case "undo":
-                turn = await self._sessions.undo(tenant, session_id)
-                return f"{write_turn_id(turn.turn)} was taken back."
-            case "remove":
-                await self._sessions.remove(tenant, session_id, command.number)
-                return f"{write_turn_id(command.number)} was removed for good."
+            case "drop" | "undo" | "remove":
+                return await self._take_out(tenant, session_id, command)
             case "list":
                 return await self._list(tenant, session_id, command.number)
             case "show turn":
@@ -97,6 +94,8 @@ class Commands:
                 return (await self._notes.scratchpad(tenant, session_id)).text or "The scratchpad is empty."
             case "config":
                 return await self._config(tenant, session_id, command.key, command.value)
+            case "pin" | "unpin" | "important":
+                return await self._mark(tenant, session_id, command)
 
     async def _context(self, tenant: str, session_id: str, means: Means) -> str:
         preview = await self._previews.build(tenant, session_id, _wish(means))
@@ -112,6 +111,25 @@ class Commands:
             f"strategy {preview.strategy}, epoch {report.epoch} ({report.reason})",
         ]
         return "\n".join(lines)
+
+    async def _take_out(self, tenant: str, session_id: str, command: Command) -> str:
+        if command.verb == "remove":
+            await self._sessions.remove(tenant, session_id, command.number)
+            return f"{write_turn_id(command.number)} was removed for good."
+        if command.verb == "undo":
+            turn = await self._sessions.undo(tenant, session_id)
+            return f"{write_turn_id(turn.turn)} was taken back."
+        turn = await self._sessions.drop(tenant, session_id, command.number)
+        return f"{write_turn_id(turn.turn)} is hidden from every context."
+
+    async def _mark(self, tenant: str, session_id: str, command: Command) -> str:
+        seq = command.number
+        if command.verb == "important":
+            await self._marks.set_priority(tenant, session_id, seq, command.priority)
+            return f"Message {seq} has priority {command.priority}."
+        is_pinned = command.verb == "pin"
+        await self._marks.pin(tenant, session_id, seq, pinned=is_pinned)
+        return f"Message {seq} {'stays in every context' if is_pinned else 'is kept like any other'}."
 
     async def _list(self, tenant: str, session_id: str, count: int) -> str:
         session = await self._sessions.get(tenant, session_id)
@@ -175,14 +193,22 @@ def _first_words(stored: StoredMessage, most: int = 60) -> str:
 
 
 def _read(stored: StoredMessage) -> str:
-    """A message as people read it. The results of our own tools are shown, and so are the calls that they answer."""
+    """A message as people read it, under its number and its marks. The results of our own tools are shown, and so are
+    the calls that they answer.
+    """
+    marks = [*(["pinned"] if stored.pinned else []), *([f"priority {stored.priority}"] if _is_marked(stored) else [])]
+    title = f"message {stored.seq}" + (f" ({', '.join(marks)})" if marks else "")
     if not stored.raw:
-        return f"--- {stored.role} ---"
+        return f"{title}\n--- {stored.role} ---"
     read = dialect_of(stored.dialect).read_reply
     message = read(stored.raw)
     if stored.role == "assistant" and stored.model_raw is not None:
         message = with_all_calls(message, read(stored.model_raw))
-    return read_out(message)
+    return f"{title}\n{read_out(message)}"
+
+
+def _is_marked(stored: StoredMessage) -> bool:
+    return stored.priority != DEFAULT_PRIORITY
 
 
 def _as_object(setting: str) -> dict[str, Any]:

@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from app.domain.errors import Conflict, InvalidRequest, NotFound
-from app.domain.history import IMPORTANT
+from app.domain.history import IMPORTANT, MAX_PRIORITY
 from app.domain.sessions import Session
 from app.service.messages import dialect_of
 from app.store import marks, messages, turns
 from app.store.connection import Connection, Database
 from app.store.messages import StoredMessage
-
-MAX_PRIORITY = 100
 
 
 class Marks:

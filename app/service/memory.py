@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from datetime import date
 
 from app.domain.errors import InvalidRequest
-from app.domain.relevance import rank_documents
+from app.domain.relevance import rank_by_terms
 from app.domain.terms import tokenize
 from app.service.calls import check_session_id
 from app.store import memory
 from app.store.connection import Database
-from app.store.memory import MemoryEntry, Place
+from app.store.memory import Hit, Key, MemoryEntry, Place
 
-# Of a larger memory only the newest entries are ranked.
-CANDIDATES = 1_000
+# Of more entries that share a word with a query, the newest are ranked; of a longer query, the first words count.
+CANDIDATES = 20_000
+WORDS = 16
 # Entries that an export reads at once.
 PAGE = 100
 # Seconds.
@@ -48,11 +50,14 @@ class Memories:
         if not query.strip():
             raise InvalidRequest("query must not be empty", field="query")
         _check(session_id)
+        terms = list(dict.fromkeys(tokenize(query)))[:WORDS]
+        if not terms:
+            return []
         async with self._database.reading(tenant, limit=LIMIT) as connection:
-            found = await memory.newest(connection, tenant, day=day, session_id=session_id, limit=CANDIDATES)
-        found.reverse()
-        best = rank_documents([tokenize(entry.text) for entry in found], tokenize(query), most=limit, is_asked=True)
-        return [found[each.number] for each in best]
+            hits = await memory.with_any(connection, tenant, terms, day=day, session_id=session_id, limit=CANDIDATES)
+        best = await asyncio.to_thread(_rank, hits, terms, limit)
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
+            return await memory.at(connection, tenant, best)
 
     async def export(self, tenant: str) -> AsyncIterator[MemoryEntry]:
         """All of it, the newest first."""
@@ -71,6 +76,13 @@ class Memories:
         _check(session_id)
         async with self._database.transaction(tenant, limit=LIMIT) as connection:
             return await memory.forget(connection, tenant, day=day, session_id=session_id)
+
+
+def _rank(hits: Sequence[Hit], terms: Sequence[str], most: int) -> list[Key]:
+    """The keys of the best hits; ties: the newer first."""
+    having = {term: [n for n, hit in enumerate(hits) if hit.found[place]] for place, term in enumerate(terms)}
+    found = rank_by_terms([hit.size for hit in hits], having, most=most)
+    return [hits[number].key for number in found]
 
 
 def _check(session_id: str | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime
 
 from app.domain.errors import InvalidRequest, NotFound, TooLarge
@@ -22,6 +22,8 @@ MAX_TAG = 64
 CANDIDATES = 500
 # What a model is given unasked.
 RELEVANT = 5
+# Memos that an export reads at once.
+PAGE = 100
 
 _ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
@@ -65,6 +67,25 @@ class Memos:
         async with self._database.transaction(tenant) as connection:
             if not (_ID.fullmatch(memo_id) and await memos.delete(connection, tenant, memo_id)):
                 raise NotFound("there is no such memo")
+
+    async def export(self, tenant: str, *, tags: Sequence[str] | None) -> AsyncIterator[Memo]:
+        """All memos, or those with any of ``tags``, the newest first."""
+        place: Place | None = None
+        while True:
+            found, place = await self.page(tenant, after=place, tags=tags, limit=PAGE)
+            for memo in found:
+                yield memo
+            if place is None:
+                return
+
+    async def forget(self, tenant: str, *, tags: Sequence[str] | None, everything: bool) -> int:
+        """Delete the memos with any of ``tags``, or ``everything``; how many. Raises `InvalidRequest` unless one of
+        both is said.
+        """
+        if everything == bool(tags):
+            raise InvalidRequest("tag or all=true must be given, and not both", field="tag")
+        async with self._database.transaction(tenant) as connection:
+            return await memos.delete_all(connection, tenant, tags=read_tags(tags) if tags else None)
 
     async def page(
         self, tenant: str, *, after: Place | None, tags: Sequence[str] | None, limit: int

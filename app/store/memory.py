@@ -5,16 +5,18 @@ It belongs to the tenant and outlives the session that it came from, unless that
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 
 from asyncpg import Record
 
+from app.domain.terms import tokenize
 from app.store.connection import Connection
 
 ADD = """
-INSERT INTO memory (tenant_id, session_id, day, first_seq, last_seq, created_at, text)
-VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING
+INSERT INTO memory (tenant_id, session_id, day, first_seq, last_seq, created_at, text, words)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT DO NOTHING
 """
 COLUMNS = "session_id, first_seq, last_seq, created_at, text"
 OF_DAY = f"""
@@ -27,6 +29,24 @@ WHERE tenant_id = $1 AND ($2::date IS NULL OR day = $2) AND ($3::text IS NULL OR
   AND ($4::timestamptz IS NULL OR (created_at, session_id, first_seq, last_seq) < ($4, $5, $6, $7))
 ORDER BY created_at DESC, session_id DESC, first_seq DESC, last_seq DESC LIMIT $8
 """
+# What an entry says of the words alone, so that a whole memory can be ranked without reading its texts.
+WITH_ANY = """
+SELECT session_id, day, first_seq, last_seq, size, found
+FROM (
+    SELECT session_id, day, first_seq, last_seq, created_at, octet_length(words) AS size,
+        ARRAY(SELECT strpos(words, q.term) > 0 FROM unnest($2::text[]) AS q (term)) AS found
+    FROM memory
+    WHERE tenant_id = $1 AND ($3::date IS NULL OR day = $3) AND ($4::text IS NULL OR session_id = $4)
+) AS entry
+WHERE true = ANY(found)
+ORDER BY created_at DESC, session_id DESC, first_seq DESC, last_seq DESC LIMIT $5
+"""
+AT = f"""
+SELECT day, {COLUMNS} FROM memory
+WHERE tenant_id = $1 AND (session_id, day, first_seq, last_seq) IN (
+    SELECT * FROM unnest($2::text[], $3::date[], $4::bigint[], $5::bigint[])
+)
+"""
 FORGET_RANGE = "DELETE FROM memory WHERE tenant_id = $1 AND session_id = $2 AND first_seq <= $4 AND last_seq >= $3"
 FORGET_SESSION = "DELETE FROM memory WHERE tenant_id = $1 AND session_id = $2"
 FORGET = """
@@ -36,6 +56,8 @@ WHERE tenant_id = $1 AND ($2::date IS NULL OR day = $2) AND ($3::text IS NULL OR
 
 # Time, session, first and last sequence number: where an entry stands in the list.
 Place = tuple[datetime, str, int, int]
+# Session, day, first and last sequence number: which entry it is.
+Key = tuple[str, date, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +75,7 @@ async def add(connection: Connection, tenant: str, entry: MemoryEntry) -> None:
     """Write an entry into the memory of its day (UTC); the same range is written once a day."""
     await connection.execute(
         ADD, tenant, entry.session_id, entry.created_at.date(), entry.first_seq, entry.last_seq, entry.created_at,
-        entry.text.encode("utf-8", "replace"),
+        entry.text.encode("utf-8", "replace"), _listed(set(tokenize(entry.text))),
     )  # fmt: skip
 
 
@@ -76,6 +98,40 @@ async def newest(
     return [_entry(record) for record in await connection.fetch(NEWEST, tenant, day, session_id, *place, limit)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """An entry that has some of the terms that were asked for: ``found`` says which. ``size``: bytes of its words."""
+
+    key: Key
+    size: int
+    found: Sequence[bool]
+
+
+async def with_any(
+    connection: Connection,
+    tenant: str,
+    terms: Sequence[str],
+    *,
+    day: date | None,
+    session_id: str | None,
+    limit: int,
+) -> list[Hit]:
+    """Entries with any of ``terms``, the newest first: those of a day (UTC) and of a session, if given."""
+    asked = [_listed([term]) for term in terms]
+    records = await connection.fetch(WITH_ANY, tenant, asked, day, session_id, limit)
+    return [
+        Hit(key=(session, on, first, last), size=size, found=found) for session, on, first, last, size, found in records
+    ]
+
+
+async def at(connection: Connection, tenant: str, keys: Sequence[Key]) -> list[MemoryEntry]:
+    """The entries of these keys that are there, in the order of the keys."""
+    columns = [list(column) for column in zip(*keys, strict=True)] or [[], [], [], []]
+    records = await connection.fetch(AT, tenant, *columns)
+    found = {(r["session_id"], r["day"], r["first_seq"], r["last_seq"]): _entry(r) for r in records}
+    return [found[key] for key in keys if key in found]
+
+
 async def forget_range(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> None:
     """Delete what was made of any message from ``first`` to ``last``."""
     await connection.execute(FORGET_RANGE, tenant, session_id, first, last)
@@ -89,6 +145,11 @@ async def forget_session(connection: Connection, tenant: str, session_id: str) -
 async def forget(connection: Connection, tenant: str, *, day: date | None, session_id: str | None) -> int:
     """Delete the entries of a day and of a session, whichever is given; how many there were."""
     return len(await connection.fetch(FORGET, tenant, day, session_id))
+
+
+def _listed(terms: Iterable[str]) -> str:
+    """Terms (which have no blanks) as a text in which each can be looked for."""
+    return f" {' '.join(sorted(terms))} "
 
 
 def _entry(record: Record) -> MemoryEntry:

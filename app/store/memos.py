@@ -16,6 +16,7 @@ INSERT INTO memos (tenant_id, id, session_id, tags, terms, created_at, content) 
 """
 GET = f"SELECT {COLUMNS} FROM memos WHERE tenant_id = $1 AND id = $2"
 DELETE = "DELETE FROM memos WHERE tenant_id = $1 AND id = $2 RETURNING id"
+DELETE_ALL = "DELETE FROM memos WHERE tenant_id = $1 AND ($2::text[] IS NULL OR tags && $2) RETURNING 1"
 NEWEST = f"""
 SELECT {COLUMNS} FROM memos
 WHERE tenant_id = $1 AND ($2::timestamptz IS NULL OR (created_at, id) < ($2, $3))
@@ -50,6 +51,11 @@ async def get(connection: Connection, tenant: str, memo_id: str) -> Memo | None:
 async def delete(connection: Connection, tenant: str, memo_id: str) -> bool:
     """Delete a memo; False when it was not there."""
     return await connection.fetchval(DELETE, tenant, memo_id) is not None
+
+
+async def delete_all(connection: Connection, tenant: str, *, tags: Sequence[str] | None) -> int:
+    """Delete the memos with any of ``tags``, all of them where none are given; how many there were."""
+    return len(await connection.fetch(DELETE_ALL, tenant, tags))
 
 
 async def newest(

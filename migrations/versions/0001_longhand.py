@@ -320,6 +320,7 @@ TABLES = {
             first_seq bigint NOT NULL,
             last_seq bigint NOT NULL,
             created_at timestamptz NOT NULL,
+            words text NOT NULL,
             text bytea NOT NULL,
             PRIMARY KEY (tenant_id, session_id, day, first_seq, last_seq)
         )""",

@@ -53,6 +53,24 @@ async def test_taking_back(talk: Api) -> None:
         assert (await talk.http.post("/api/sessions/s/commands", json={"text": text})).status_code == status
 
 
+async def test_marking(talk: Api) -> None:
+    shown = await told(talk, "/message show t1")
+    assert "message 1\n--- user ---\nQuestion 1" in shown
+    assert await told(talk, "/message pin 1") == "Message 1 stays in every context."
+    assert await told(talk, "/message important 2") == "Message 2 has priority 75."
+    assert await told(talk, "/message important 1 90") == "Message 1 has priority 90."
+    shown = await told(talk, "/message show t1")
+    assert "message 1 (pinned, priority 90)\n--- user ---" in shown
+    assert "message 2 (priority 75)\n--- assistant ---" in shown
+    assert await told(talk, "/context clear")
+    assert "Question 1" in await told(talk, "/context show")
+    assert await told(talk, "/message unpin 1") == "Message 1 is kept like any other."
+    assert await told(talk, "/message important 1 50") == "Message 1 has priority 50."
+    assert "message 1\n--- user ---" in await told(talk, "/message show t1")
+    for text, status in (("/message pin 99", 404), ("/message important 99", 404), ("/message pin x", 422)):
+        assert (await talk.http.post("/api/sessions/s/commands", json={"text": text})).status_code == status
+
+
 async def test_clear_and_rebuild(talk: Api) -> None:
     assert "Goal: Question 3" in await told(talk, "/context rebuild")
     assert (await told(talk, "/context clear")).startswith("The context is empty now")

@@ -80,6 +80,28 @@ async def test_searched(filled: Api) -> None:
     assert (await filled.http.post("/api/memory/search", json={"query": " "})).status_code == 422
 
 
+async def test_the_oldest_entry_is_found_among_thousands(filled: Api, database: Database) -> None:
+    store = connection.Database(dsn=database.dsn)
+    await store.open()
+    async with store.transaction("default", limit=60) as held:
+        for number in range(1, 2001):
+            text = f"Session {number} was about the service and its warm greens and number{number}."
+            at = MONDAY + timedelta(days=2, minutes=number)
+            await memory.add(
+                held,
+                "default",
+                MemoryEntry(session_id="c", first_seq=number, last_seq=number, created_at=at, text=text),
+            )
+    await store.close()
+
+    async def search(**wish: object) -> list[str]:
+        return texts(await filled.http.post("/api/memory/search", json=wish))
+
+    assert (await search(query="palette of warm greens"))[0] == "The"
+    assert await search(query="number7", limit=1) == ["Session"]
+    assert len(await search(query="warm greens", limit=100)) == 100
+
+
 async def test_exported_and_deleted(filled: Api) -> None:
     lines = (await filled.http.get("/api/memory/export")).text.splitlines()
     assert [json.loads(line)["session"] for line in lines] == ["b", "a", "a"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from app.service.memos import MAX_CONTENT, MAX_TAG, MAX_TAGS
+from app.service.memos import MAX_CONTENT, MAX_TAG, MAX_TAGS, PAGE
 from tests.api.conftest import Api, NewKey
 
 
@@ -68,6 +70,24 @@ async def test_search(api: Api) -> None:
     assert len(await search(api, query="deploy")) == 2
 
 
+async def test_exported_and_deleted_by_tag_or_all(api: Api) -> None:
+    for number in range(PAGE + 3):
+        assert (await save(api, f"memo {number}", "even" if number % 2 == 0 else "odd")).status_code == 201
+    listed = (await api.http.get("/api/memos?limit=1000")).json()["items"]
+    exported = await api.http.get("/api/memos/export")
+    assert exported.headers["content-type"].startswith("application/x-ndjson")
+    assert [json.loads(line) for line in exported.text.splitlines()] == listed
+    odd = [memo for memo in listed if memo["tags"] == ["odd"]]
+    tagged = (await api.http.get("/api/memos/export?tag=Odd&tag=none")).text.splitlines()
+    assert [json.loads(line) for line in tagged] == odd
+    for unclear in ("", "?all=false", "?all=true&tag=odd", "?tag=%00", "?all=maybe"):
+        assert (await api.http.delete(f"/api/memos{unclear}")).status_code == 422, unclear
+    assert (await api.http.delete("/api/memos?tag=ODD&tag=none")).json() == {"deleted": len(odd)}
+    assert (await api.http.delete("/api/memos?tag=odd")).json() == {"deleted": 0}
+    assert (await api.http.delete("/api/memos?all=true")).json() == {"deleted": len(listed) - len(odd)}
+    assert (await api.http.get("/api/memos/export")).text == ""
+
+
 async def test_bad_values(api: Api) -> None:
     assert (await save(api, "x" * MAX_CONTENT)).status_code == 201
     for refused, status, field in (
@@ -93,6 +113,9 @@ async def test_another_tenant_s_memos_are_not_there(guarded: Api, new_tenant: Ne
     for method in ("GET", "DELETE"):
         assert (await guarded.http.request(method, f"/api/memos/{memo['id']}", headers=yours)).status_code == 404
     assert (await guarded.http.get("/api/memos", headers=yours)).json()["items"] == []
+    assert (await guarded.http.get("/api/memos/export", headers=yours)).text == ""
+    for which in ("all=true", "tag=t"):
+        assert (await guarded.http.delete(f"/api/memos?{which}", headers=yours)).json() == {"deleted": 0}
     for wish in ({"query": "secret"}, {"tags": ["t"]}):
         assert (await guarded.http.post("/api/memos/search", json=wish, headers=yours)).json()["items"] == []
     assert (await guarded.http.get(f"/api/memos/{memo['id']}", headers=mine)).json() == memo

@@ -23,6 +23,10 @@ from app.domain.errors import InvalidRequest
         ("/messages list 3", Command(verb="list", number=3)),
         ("/message show t2", Command(verb="show turn", number=2)),
         ("/messages remove 2", Command(verb="remove", number=2)),
+        ("/message pin 12", Command(verb="pin", number=12)),
+        ("/messages unpin 12", Command(verb="unpin", number=12)),
+        ("/message important 12", Command(verb="important", number=12, priority=75)),
+        ("/message important 12 0", Command(verb="important", number=12, priority=0)),
         ("/session scratchpad", Command(verb="scratchpad")),
         ("/config", Command(verb="config")),
         (
@@ -47,6 +51,7 @@ def test_what_is_said_to_the_model(text: str) -> None:
     [
         "/context foo", "/context window", "/context window -1", "/context window many", "/context drop", "/undo now",
         "/message list 0", "/message show", "/message show t0", "/session", "/config strategy", "/message remove tx",
+        "/message pin", "/message pin 0", "/message unpin t1", "/message important", "/message important 1 101",
     ],
 )  # fmt: skip
 def test_how_it_is_written(text: str) -> None:
@@ -60,4 +65,4 @@ def test_usage_names_the_right_lines() -> None:
         parse_command("/context foo")
     with pytest.raises(InvalidRequest, match=r"/message show TURN"):
         parse_command("/messages foo")
-    assert HELP.count("\n") == 11
+    assert HELP.count("\n") == 14

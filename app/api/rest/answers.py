@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 from fastapi import Response
+from fastapi.responses import StreamingResponse
 
+JSON_LINES = "application/x-ndjson"
+AS_JSON_LINES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "One item per line", "content": {JSON_LINES: {"schema": {"type": "string"}}}}
+}
 _encoder = msgspec.json.Encoder()
 
 
@@ -22,6 +27,20 @@ def answer(value: Any, status: int = 200, headers: Mapping[str, str] | None = No
 def page(items: Sequence[Any], following: object) -> Response:
     """A page of a list, and the cursor of the next one."""
     return answer({"items": items, "next": following})
+
+
+async def json_lines(items: AsyncIterator[Any]) -> Response:
+    """All items, one per line, streamed."""
+    lines = (_encoder.encode(item) + b"\n" async for item in items)
+    # A database that is away is told by the status, which goes out before the first line.
+    first = await anext(lines, b"")
+    return StreamingResponse(_from_first(first, lines), media_type=JSON_LINES)
+
+
+async def _from_first(first: bytes, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for line in lines:
+        yield line
 
 
 def verbatim(raw: bytes | None) -> msgspec.Raw | None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import APIRouter, Query, Response
-from fastapi.responses import StreamingResponse
 
 from app.api.rest import schemas
-from app.api.rest.answers import answer, moment, page, printable
+from app.api.rest.answers import AS_JSON_LINES, answer, json_lines, moment, page, printable
 from app.api.rest.guard import Tenant
 from app.api.rest.schemas import Limit, SearchMemory
 from app.domain.errors import InvalidRequest
@@ -18,7 +15,6 @@ from app.service.cursors import read_cursor, write_cursor
 from app.service.memory import Memories, read_day
 from app.store.memory import MemoryEntry, Place
 
-JSON_LINES = "application/x-ndjson"
 After = Annotated[str | None, Query(max_length=2000, description="The `next` of the page before.")]
 Day = Annotated[str | None, Query(max_length=10, description="YYYY-MM-DD, in UTC.", examples=["2026-01-31"])]
 OfSession = Annotated[str | None, Query(alias="session", max_length=256, description="What that session left behind.")]
@@ -48,30 +44,16 @@ def memory_router(service: Memories, router: APIRouter) -> None:
         "/memory/export",
         summary="Export the memory",
         response_class=Response,
-        responses={200: {"description": "One entry per line", "content": {JSON_LINES: {"schema": {"type": "string"}}}}},
+        responses=AS_JSON_LINES,
     )
     async def export(tenant: Tenant) -> Response:
         """All of it, the newest first, streamed as JSON lines."""
-        lines = _lines(service.export(tenant))
-        # A database that is away is told by the status, which goes out before the first line.
-        first = await anext(lines, b"")
-        return StreamingResponse(_from_first(first, lines), media_type=JSON_LINES)
+        return await json_lines(_write(entry) async for entry in service.export(tenant))
 
     @router.delete("/memory", summary="Delete memory", response_model=schemas.ForgottenOut)
     async def forget(tenant: Tenant, day: Day = None, session: OfSession = None) -> Response:
         """The entries of a day, of a session, or of a session's day; one of both must be given."""
         return answer({"deleted": await service.forget(tenant, day=_day(day), session_id=session)})
-
-
-async def _lines(entries: AsyncIterator[MemoryEntry]) -> AsyncIterator[bytes]:
-    async for entry in entries:
-        yield msgspec.json.encode(_write(entry)) + b"\n"
-
-
-async def _from_first(first: bytes, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for line in lines:
-        yield line
 
 
 def _write(entry: MemoryEntry) -> dict[str, Any]:

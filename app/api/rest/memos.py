@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 
 from app.api.rest import schemas
-from app.api.rest.answers import answer, moment, page, printable
+from app.api.rest.answers import AS_JSON_LINES, answer, json_lines, moment, page, printable
 from app.api.rest.guard import Tenant
 from app.api.rest.schemas import Limit, NewMemo, SearchMemos
 from app.domain.memos import Memo
@@ -15,6 +15,7 @@ from app.service.cursors import read_cursor, write_cursor
 from app.service.memos import Memos
 
 After = Annotated[str | None, Query(max_length=2000, description="The `next` of the page before.")]
+Everything = Annotated[bool, Query(alias="all", description="All memos, whatever their tags.")]
 Tags = Annotated[list[str] | None, Query(alias="tag", description="Memos with any of these tags.")]
 
 
@@ -38,6 +39,16 @@ def memos_router(service: Memos, router: APIRouter) -> None:
         """By tags, the newest first; with a query, the best first. Stop words find nothing."""
         found = await service.search(tenant, tags=body.tags, query=body.query, limit=body.limit)
         return page([_write(memo) for memo in found], None)
+
+    @router.get("/memos/export", summary="Export memos", response_class=Response, responses=AS_JSON_LINES)
+    async def export(tenant: Tenant, tags: Tags = None) -> Response:
+        """All of them, or those with any of the tags, the newest first, streamed as JSON lines."""
+        return await json_lines(_write(memo) async for memo in service.export(tenant, tags=tags))
+
+    @router.delete("/memos", summary="Delete memos", response_model=schemas.ForgottenOut)
+    async def forget(tenant: Tenant, *, tags: Tags = None, everything: Everything = False) -> Response:
+        """Those with any of the tags, or all of them; one of both must be said."""
+        return answer({"deleted": await service.forget(tenant, tags=tags, everything=everything)})
 
     @router.get("/memos/{memo_id}", summary="A memo", response_model=schemas.MemoOut)
     async def get(tenant: Tenant, memo_id: str) -> Response:
