@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
+# Of a line that does not end where a terminal does.
+WIDTH = 1_000_000
 # Escape sequences begin with one of these; the last ones turn the order of what is written around.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
 # What JSON would let through of them, and halves of characters, which no encoding takes.
@@ -40,16 +42,25 @@ def print_error(message: str) -> None:
     print(f"tersely: {visible_on(sys.stderr, message)}", file=sys.stderr)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table; on anything but a terminal as wide as its content."""
-    from rich.table import Table  # for those commands alone that print one: it takes its time
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, is_terse: bool = False) -> None:
+    """A table; on anything but a terminal as wide as its content.
+
+    ``is_terse``: a line for each row, the last column cut where a terminal ends.
+    """
+    from rich import box  # for those commands alone that print a table: it takes its time
+    from rich.table import Table
     from rich.text import Text
 
-    table = Table(*columns, header_style="bold")
-    for row in rows:
-        table.add_row(*(Text("" if cell is None else visible_on(sys.stdout, str(cell))) for cell in row))
     console = _console(sys.stdout)
-    console.print(table, soft_wrap=not console.is_terminal)
+    table = Table(*columns, header_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for row in rows:
+        cells = [Text("" if cell is None else visible_on(sys.stdout, str(cell))) for cell in row]
+        if is_terse:
+            cells[-1].no_wrap, cells[-1].overflow = True, "ellipsis"
+        table.add_row(*cells)
+    for column in table.columns[:-1] if is_terse else ():
+        column.no_wrap = True
+    console.print(table)
 
 
 def visible_on(stream: TextIO, text: str) -> str:
@@ -83,7 +94,8 @@ def busy(what: str) -> Iterator[None]:
 def _console(stream: TextIO) -> Console:
     from rich.console import Console  # see `print_table`
 
-    return Console(file=stream, highlight=False, color_system=None if is_plain() else "auto")
+    width = None if stream.isatty() else WIDTH
+    return Console(file=stream, width=width, highlight=False, color_system=None if is_plain() else "auto")
 
 
 def print_stats(stats: Mapping[str, Any], now: datetime) -> None:

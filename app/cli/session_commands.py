@@ -195,15 +195,15 @@ def show(
     if as_json:
         print_json(found)
         return
-    columns = ("turn", "status", "messages", "tokens", "calls", "input", "cached", "output", "in short")
-    print_table(columns, [_tell_turn(each) for each in found])
+    columns = ("turn", "status", "messages", "tokens", "input", "cached", "output", "in short")
+    print_table(columns, [_tell_turn(each) for each in found], is_terse=True)
 
 
 def _tell_turn(turn: Any) -> tuple[object, ...]:
     usage = turn["usage"]
     spent = ["" if usage[name] is None else f"{usage[name]:,}" for name in ("input", "cached", "output")]
     words = " ".join(" ".join(turn["terse"]).split())
-    return turn["turn"], turn["status"], turn["messages"], f"{turn['tokens']:,}", usage["calls"], *spent, words
+    return turn["turn"], turn["status"], turn["messages"], f"{turn['tokens']:,}", *spent, words
 
 
 def _name(setting: Any) -> str:

@@ -42,9 +42,10 @@ def shared_database(server: Server) -> Iterator[Database]:
 
 @dataclass(slots=True, kw_only=True)
 class Running:
-    """A service at ``url``, whose model answers as ``script`` says."""
+    """A service at ``url`` in front of a model at ``upstream``, which answers as ``script`` says."""
 
     url: str
+    upstream: str
     _queues: Queues
     _terminals: list[Terminal] = field(default_factory=list)
 
@@ -77,7 +78,7 @@ def running(shared_database: Database) -> Iterator[Running]:
         model = run_scripted(model=ScriptedModel(script=queues, is_strict=True))
         upstream = there.run(model.__aenter__())
         with serve(shared_database, upstream.base_url) as service:
-            found = Running(url=service.url, _queues=queues)
+            found = Running(url=service.url, upstream=upstream.base_url, _queues=queues)
             yield found
             for terminal in found._terminals:
                 terminal.close()

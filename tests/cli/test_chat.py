@@ -7,6 +7,7 @@ import pytest
 from app.upstream.scripted import ScriptedReply
 from tests.cli.conftest import Running, Say
 from tests.cli.terminal import CTRL_C, CTRL_D, ENTER, UP, Terminal
+from tests.conftest import Database
 
 # A prompt begins with telling the terminal how pasted text is to be marked.
 PROMPT = "\x1b[?2004h"
@@ -53,6 +54,21 @@ def test_ctrl_c_stops_a_reply_and_the_chat_goes_on(running: Running, session: st
     terminal.wait_for("at once")
     terminal.wait_for(PROMPT)
     terminal.type("/exit", ENTER)
+    assert terminal.end() == 0
+
+
+def test_without_a_service_replies_stream_too(running: Running, session: str, database: Database) -> None:
+    slow = ScriptedReply(message={"role": "assistant", "content": LONG}, delay=0.2)
+    given = {"TERSELY_URL": "", "DATABASE_URL": database.dsn}
+    terminal = chat(running, session, "--model", running.script(slow), "--upstream", running.upstream, **given)
+    terminal.type("at length", ENTER)
+    terminal.wait_for("word word")
+    terminal.type(CTRL_C)
+    terminal.wait_for("[stopped]", 5)
+    terminal.wait_for(PROMPT)
+    terminal.type("/message list", ENTER)
+    assert "error" not in terminal.wait_for("t1")
+    terminal.type(CTRL_D)
     assert terminal.end() == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import unicodedata
 
 import pytest
@@ -85,3 +86,18 @@ def test_progress_and_colours_are_what_the_user_wants(running: Running, session:
         assert terminal.shown
         assert "\x1b" not in terminal.shown
     assert "\x1b" not in running.run("sessions").out
+
+
+def test_tables_are_as_wide_as_the_terminal_or_as_what_they_say(running: Running, session: str, say: Say) -> None:
+    long = "Why does the build of the north wind fail since Monday, and who is to mend it before the end of the week?"
+    say("Why?", f"So. <terse>{long}</terse>")
+    terminal = running.at_terminal("show", "-s", session)
+    assert terminal.end() == 0
+    head, _, line = re.sub(r"\x1b\[[0-9]*m", "", terminal.shown).splitlines()
+    assert re.fullmatch("turn +status +messages +tokens +input +cached +output +in short *", head)
+    assert re.fullmatch("t1 +live +2 .* Why does the .*…", line)
+    assert max(len(head), len(line)) <= 80
+    piped = running.run("show", "-s", session).out
+    assert any(line.startswith("t1 ") and line.rstrip().endswith(long) for line in piped.splitlines())
+    running.ask("POST", "/memos", json={"content": f"{session} {long}", "tags": []}).raise_for_status()
+    assert f"{session} {long}" in running.run("memos", session).out
