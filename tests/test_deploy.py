@@ -31,6 +31,10 @@ PROMISED = {
     "tersely_fail_open_total",
     "tersely_search_seconds",
     "tersely_db_pool_connections",
+    "tersely_queries_total",
+    "tersely_query_seconds",
+    "tersely_level_tokens",
+    "tersely_level_messages",
 }
 
 

@@ -270,4 +270,6 @@ def _number(arguments: Mapping[str, object], name: str, default: int) -> int:
 
 
 def _refuse(name: str, expected: str, value: object) -> NoReturn:
+    if value is None:
+        raise InvalidRequest(f"{name} is missing: {expected}", field=name)
     raise InvalidRequest(f"{name} must be {expected}, not {str(value)[:40]!r}", field=name)

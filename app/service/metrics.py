@@ -18,6 +18,7 @@ from prometheus_client import (
 FAST = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 SLOW = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 TOKENS = (100, 300, 1_000, 3_000, 10_000, 20_000, 32_000, 64_000, 128_000, 256_000, 1_000_000)
+MESSAGES = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 RATIOS = (0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0)
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
@@ -89,6 +90,20 @@ class Metrics:
             "tersely_compression_ratio",
             "Tokens after a new epoch started, as a share of those before.",
             buckets=SHARES,
+            registry=r,
+        )
+        self.level_tokens = Histogram(
+            "tersely_level_tokens",
+            "Estimated tokens of each memory level in a context of `tiered`.",
+            ["level"],
+            buckets=TOKENS,
+            registry=r,
+        )
+        self.level_messages = Histogram(
+            "tersely_level_messages",
+            "Messages of each memory level in a context of `tiered`.",
+            ["level"],
+            buckets=MESSAGES,
             registry=r,
         )
         self.repairs = Counter(

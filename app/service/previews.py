@@ -28,8 +28,9 @@ from app.service.sessions import as_setting
 from app.store import messages as store
 from app.store import sessions, summaries, turns
 from app.store.connection import Connection, Database
+from app.strategies.levels import LevelSize, measure_levels
 from app.strategies.planning import report_cut_turns
-from app.strategies.presets import strategy_name
+from app.strategies.presets import Tiered, strategy_name
 
 # A report tells about so many of the newest turns; of the others it gives the number.
 MAX_TURNS = 200
@@ -58,7 +59,7 @@ class Preview:
     """A context in wire form. ``instructions`` go before ``messages``, Tersely's own text is part of them.
 
     ``text`` is what the instructions say. ``turns_omitted`` counts turns that the report does not list; ``retrieved``
-    are the turns that were brought back for their relevance.
+    are the turns that were brought back for their relevance; ``levels`` are those of `tiered`.
     """
 
     instructions: tuple[bytes, ...]
@@ -69,6 +70,7 @@ class Preview:
     turns_omitted: int
     retrieved: tuple[int, ...]
     strategy: str
+    levels: tuple[LevelSize, ...] = ()
 
 
 class Previews:
@@ -121,6 +123,7 @@ class Previews:
             turns_omitted=omitted,
             retrieved=built.context.epoch.retrieved,
             strategy=strategy_name(recipe.strategy),
+            levels=measure_levels(built.context) if isinstance(recipe.strategy, Tiered) else (),
         )
 
     async def _circumstances(

@@ -24,8 +24,9 @@ from app.store.sessions import write_epoch
 from app.store.writer import Writer
 from app.store.writes import CallReport, NewEpoch, NewReply, ReplyWrite
 from app.strategies.activity_log import derive_terse
+from app.strategies.levels import measure_levels
 from app.strategies.pipeline import summarize_repairs
-from app.strategies.presets import Slim
+from app.strategies.presets import Slim, Tiered
 
 _log = logging.getLogger(__name__)
 
@@ -234,6 +235,9 @@ class Recorder:
             if built.starts_epoch:
                 metrics.epochs.labels(report.strategy, context.epoch.reason).inc()
                 metrics.compression.observe(report.tokens_after / max(1, report.tokens_before))
+            for level in measure_levels(context) if isinstance(prepared.recipe.strategy, Tiered) else ():
+                metrics.level_tokens.labels(level.name).observe(level.tokens)
+                metrics.level_messages.labels(level.name).observe(level.messages)
             for kind, count in summarize_repairs(context.repairs).items():
                 metrics.repairs.labels(kind).inc(count)
         for kind, reported in (

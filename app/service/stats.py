@@ -68,19 +68,16 @@ class Stats:
 
 def levels_of(preview: Preview, strategy: Tiered) -> TieredFigures:
     """How a context is made up: what is always there, what stands for old turns, the newest ones, what came back."""
-    tokens = {layer.name: layer.tokens for layer in preview.report.layers}
-    retrieved = set(preview.retrieved)
-    kept, working = tokens.pop("kept", 0), tokens.pop("tail", 0)
-    volatile = min(kept, sum(turn.tokens for turn in preview.turns if turn.turn in retrieved))
-    permanent = tokens.pop("instructions", 0) + kept - volatile
+    budgets = {
+        "permanent": strategy.permanent_budget,
+        "session": strategy.session_budget,
+        "working": strategy.working_budget,
+    }
     return TieredFigures(
         tokens=preview.report.tokens_after,
         budget=strategy.total_budget,
-        levels=(
-            Level(name="permanent", tokens=permanent, budget=strategy.permanent_budget),
-            Level(name="session", tokens=sum(tokens.values()), budget=strategy.session_budget),
-            Level(name="working", tokens=working, budget=strategy.working_budget),
-            Level(name="volatile", tokens=volatile, budget=None),
+        levels=tuple(
+            Level(name=level.name, tokens=level.tokens, budget=budgets.get(level.name)) for level in preview.levels
         ),
         retrieved=preview.retrieved,
     )

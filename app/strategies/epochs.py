@@ -160,7 +160,8 @@ def check_number(name: str, value: object, bounds: tuple[float, float], *, whole
     fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     if not fits or not low <= value <= high:  # type: ignore[operator]
         kind = "an integer" if whole else "a number"
-        raise InvalidRequest(f"{name} must be {kind} from {low:g} to {high:g}, not {str(value)[:40]!r}", field=field)
+        span = " to ".join(str(int(bound)) if float(bound).is_integer() else str(bound) for bound in bounds)
+        raise InvalidRequest(f"{name} must be {kind} from {span}, not {str(value)[:40]!r}", field=field)
 
 
 def fingerprint(strategy_text: str, policy: Policy) -> str:

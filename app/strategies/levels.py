@@ -14,12 +14,48 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
-from app.domain.history import IMPORTANT, Entry
+from app.domain.context import Context
+from app.domain.history import IMPORTANT, Entry, HeadMessage
 from app.domain.turns import Turn
 from app.strategies.references import extract_identifiers, message_text
 
+LevelName = Literal["permanent", "session", "working", "volatile"]
+
 RECENCY_WEIGHT, REFERENCES_WEIGHT, RELEVANCE_WEIGHT, EXPLICIT_WEIGHT = 0.3, 0.2, 0.4, 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelSize:
+    """What a level takes of a context; instructions count as tokens of the permanent one."""
+
+    name: LevelName
+    messages: int
+    tokens: int
+
+
+def measure_levels(context: Context) -> tuple[LevelSize, ...]:
+    """The levels of a context, in the order of the table."""
+    head = [message for message in context.messages if isinstance(message, HeadMessage)]
+    entries = [message for message in context.messages if isinstance(message, Entry)]
+    back = set(context.epoch.retrieved)
+    kept = [entry for entry in entries if entry.seq < context.epoch.cut]
+    groups: dict[LevelName, Sequence[HeadMessage | Entry]] = {
+        "permanent": [entry for entry in kept if entry.turn not in back],
+        "session": head,
+        "working": [entry for entry in entries if entry.seq >= context.epoch.cut],
+        "volatile": [entry for entry in kept if entry.turn in back],
+    }
+    fixed = sum(layer.tokens for layer in context.report.layers if layer.name == "instructions")
+    return tuple(
+        LevelSize(
+            name=name,
+            messages=len(messages),
+            tokens=sum(message.tokens for message in messages) + (fixed if name == "permanent" else 0),
+        )
+        for name, messages in groups.items()
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

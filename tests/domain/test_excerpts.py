@@ -114,6 +114,7 @@ def test_defaults_are_the_documented_ones(arguments: dict[str, object], lookup: 
     ("arguments", "field"),
     [
         ({}, "mode"),
+        ({"mode": None}, "mode"),
         ({"mode": "grep"}, "mode"),
         ({"mode": ["tail"]}, "mode"),
         ({"mode": "search"}, "query"),

@@ -208,6 +208,13 @@ def test_tiered_tells_of_every_turn_also_after_many_epochs(service: Service, mod
     memory = next(m["content"] for m in client.sent["messages"] if "Session Memory" in str(m["content"]))
     for turn in range(8):
         assert f"[t{turn + 1}]" in memory or f"crank of engine{turn}." in str(client.sent["messages"])
+    figures = dict(
+        line.rsplit(" ", 1) for line in httpx.get(f"{service.url}/metrics").text.splitlines() if line[:1] != "#"
+    )
+    for level in ("permanent", "session", "working", "volatile"):
+        for name in ("tersely_level_tokens", "tersely_level_messages"):
+            assert float(figures[f'{name}_count{{level="{level}"}}']) >= 12
+    assert float(figures['tersely_level_tokens_sum{level="working"}']) > 0
 
 
 def test_compactions_are_among_the_events_with_their_counts(service: Service, model: Model) -> None:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from app.domain.context import Context
 from app.domain.history import Entry, HeadMessage, Material, Past, Summary
 from app.strategies.epochs import Auto, EveryRequest
+from app.strategies.levels import measure_levels
 from app.strategies.planning import decide
 from app.strategies.presets import Tiered
 from app.strategies.prompts import SESSION_MEMORY_TITLE
@@ -124,6 +125,27 @@ def test_level_1_pinned_messages_are_permanent() -> None:
     pinned = (history[0], replace(history[1], pinned=True), *history[2:])
     context = call_model(load(pinned, None), strategy=NARROW, policy=LITERAL, now=at(history))
     assert seqs(context)[0] == 2
+
+
+def test_levels_are_measured() -> None:
+    history = talk(9)
+    pinned = (history[0], replace(history[1], pinned=True), *history[2:])
+    context = call_model(load(pinned, None), strategy=NARROW, policy=LITERAL, now=at(history))
+    levels = {level.name: level for level in measure_levels(context)}
+    working = [seq for seq in seqs(context) if seq >= context.epoch.cut]
+    assert {name: level.messages for name, level in levels.items()} == {
+        "permanent": 1,
+        "session": 2,
+        "working": len(working),
+        "volatile": 0,
+    }
+    assert sum(level.tokens for level in levels.values()) == context.report.tokens_after
+    topic = place(
+        user("palette?"), assistant("warm greens"), *[e.message for e in talk(9)[:-1]], user("which palette?")
+    )
+    back = call_model(load(topic, None), strategy=Tiered(), policy=LITERAL, now=at(topic))
+    volatile = next(level for level in measure_levels(back) if level.name == "volatile")
+    assert (volatile.messages, volatile.tokens) == (2, topic[0].tokens + topic[1].tokens)
 
 
 def test_level_4_has_what_permanent_memory_leaves() -> None:
