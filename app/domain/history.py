@@ -205,14 +205,15 @@ class Material:
 
     ``terse`` are the session's entries in order, at most the newest few hundred; ``older_turns`` counts the
     turns before those that have entries which were not loaded. ``state`` and ``scratchpad`` are the session's, empty
-    where it has none; ``summaries`` the newest that count; ``past`` older turns that bear on the current task.
-    ``memos`` stand in front of messages up to ``settled``.
+    where it has none; ``state_seq`` is the message that the state came with; ``summaries`` the newest that count;
+    ``past`` older turns that bear on the current task. ``memos`` stand in front of messages up to ``settled``.
     """
 
     terse: tuple[TerseEntry, ...] = ()
     older_turns: int = 0
     oldest_at: datetime | None = None
     state: str = ""
+    state_seq: int = 0
     scratchpad: str = ""
     summaries: tuple[Summary, ...] = ()
     past: tuple[Past, ...] = ()

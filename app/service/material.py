@@ -53,4 +53,5 @@ async def _with_notes(
 ) -> Material:
     state = await states.newest(connection, tenant, session_id, without=decision.superseded, revived=decision.revived)
     scratchpad = await scratchpads.get(connection, tenant, session_id)
-    return replace(material, state=state.text if state else "", scratchpad=scratchpad.text)
+    material = replace(material, scratchpad=scratchpad.text)
+    return replace(material, state=state.text, state_seq=state.seq) if state else material

@@ -264,7 +264,14 @@ def _window(strategy: Window, start: Start) -> Composition:
     if strategy.context_size and not isinstance(start.policy, Auto):
         turns = (keep_recent_turns(strategy.context_size),)
     truncation = start.shorten(lambda entries: window_tiers(entries, way=way, settings=settings))
-    state = insert_text("state", prompts.STATE_TITLE, start.material.state, prompts.STATE_ACK, encode=start.encode)
+    state = insert_text(
+        "state",
+        prompts.STATE_TITLE,
+        start.material.state,
+        prompts.STATE_ACK,
+        encode=start.encode,
+        seq=start.material.state_seq,
+    )
     scratchpad = insert_text(
         "scratchpad",
         prompts.SCRATCHPAD_TITLE,

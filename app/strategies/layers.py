@@ -45,12 +45,17 @@ def insert_memos(memos: Sequence[Prefix]) -> Stage:
     return stage
 
 
-def insert_text(layer: str, title: str, text: str, acknowledgement: str, *, encode: Encode) -> Stage:
-    """A text under its title, with its acknowledgement; nothing where there is no text."""
+def insert_text(layer: str, title: str, text: str, acknowledgement: str, *, encode: Encode, seq: int = 0) -> Stage:
+    """A text under its title, with its acknowledgement; nothing where there is no text.
+
+    ``seq``: the message that it came with, if it came with one.
+    """
 
     def stage(draft: Draft) -> Draft:
-        body = f"{title}\n{text}" if text.strip() else ""
-        return draft.with_head(*exchange(layer, body, acknowledgement, encode))
+        if not text.strip():
+            return draft
+        told = draft.told if seq < draft.cut else max(draft.told, seq + 1)
+        return replace(draft, told=told).with_head(*exchange(layer, f"{title}\n{text}", acknowledgement, encode))
 
     return stage
 
