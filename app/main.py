@@ -44,6 +44,7 @@ from app.service.previews import Previews
 from app.service.proxy import Proxy, ProxyConfig, Shared
 from app.service.queries import Queries
 from app.service.recipes import Recipes
+from app.service.remembering import Remembering
 from app.service.retrieval import Retriever
 from app.service.search import Searcher
 from app.service.sessions import Sessions
@@ -235,11 +236,12 @@ def recipes_of(settings: Settings, tools: Tools | None = None) -> Recipes:
 def _services(settings: Settings, base: _Base, abilities: _Abilities, recipes: Recipes) -> Services:
     """The use cases behind REST."""
     database = base.database
-    sessions = Sessions(database, recipes, clock=clock, new_id=new_id)
+    remembering = Remembering(database, base.summarizer)
+    sessions = Sessions(database, recipes, remembering, clock=clock, new_id=new_id)
     keeper = EpochKeeper(database, recipes, clock=clock)
     messages = Messages(database, base.writer, recipes, keep_up=keeper.keep_up, clock=clock)
     previews = Previews(database, recipes, base.calibrations, abilities.retriever, clock=clock)
-    compactions = Compactions(database, recipes, base.summarizer, keeper, clock=clock)
+    compactions = Compactions(database, recipes, base.summarizer, keeper, remembering, clock=clock)
     marks = Marks(database, clock=clock)
     commands = Commands(
         database,

@@ -29,6 +29,7 @@ WINDOWS = {"window": "context_size", "slim": "recent_turns", "trim": "max_contex
 # CowAgent's names.
 AGENT_PREFIX = "agent_"
 MAX_SHOWN = 1_000
+KEPT = "History and memory stay."
 LIMIT = 15.0
 
 
@@ -78,7 +79,7 @@ class Commands:
                 return as_text(await self._previews.build(tenant, session_id, _wish(means)), means.dialect)
             case "clear":
                 report = await self._compactions.clear(tenant, session_id, means)
-                return f"The context is empty now: {report.tokens_after:,} tokens. History and memory stay."
+                return f"The context is empty now, {report.tokens_after:,} tokens with instructions and tools. " + KEPT
             case "window":
                 return await self._set_window(tenant, session_id, command.number)
             case "rebuild":

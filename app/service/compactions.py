@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from app.domain.context import Report
-from app.domain.errors import Conflict, NotFound
+from app.domain.errors import Conflict, NotFound, StoreUnavailable
 from app.domain.messages import Dialect as DialectName
 from app.domain.sessions import Session
 from app.domain.state import StateBlock, state_text, strip_state
-from app.service.epoch_keeping import EpochKeeper
+from app.service.epoch_keeping import Beside, EpochKeeper
 from app.service.recipes import Recipes
+from app.service.remembering import Remembering
 from app.service.summarizer import Compaction, Summarizer
 from app.service.summary_jobs import Job
 from app.store import sessions, states, summaries
@@ -20,6 +22,8 @@ from app.store.connection import Connection, Database
 from app.strategies.epochs import Reason
 from app.strategies.presets import Compact, Strategy, Trim, strategy_name
 from app.strategies.summary_prompts import Purpose
+
+_log = logging.getLogger(__name__)
 
 # What a strategy puts in the place of all older messages; the others need no such summary.
 PURPOSES: dict[type[Strategy], Purpose] = {Compact: "checkpoint", Trim: "trim"}
@@ -57,6 +61,7 @@ class Compactions:
         recipes: Recipes,
         summarizer: Summarizer,
         keeper: EpochKeeper,
+        remembering: Remembering,
         *,
         clock: Callable[[], datetime],
     ) -> None:
@@ -64,6 +69,7 @@ class Compactions:
         self._recipes = recipes
         self._summarizer = summarizer
         self._keeper = keeper
+        self._remembering = remembering
         self._clock = clock
 
     async def compact(self, tenant: str, session_id: str, means: Means) -> Compacted:
@@ -87,14 +93,34 @@ class Compactions:
     async def clear(self, tenant: str, session_id: str, means: Means) -> Report:
         """An empty context from here on: nothing before is shown or told of, but for what is pinned.
 
-        History and memory stay.
+        History and memory stay; what is cleared goes into the memory. Raises `Conflict` where the session is in heavy
+        use.
         """
-        report = await self._begin(tenant, session_id, "clear", means)
-        async with self._database.transaction(tenant) as connection:
-            if not await sessions.mark_edited(connection, tenant, session_id, self._clock()):
-                raise NotFound("there is no such session")
+
+        async def empty_state(connection: Connection) -> None:
             await states.add(connection, tenant, session_id, "", "client", self._clock())
+
+        async with self._database.reading(tenant) as connection:
+            session = await _require(connection, tenant, session_id)
+            means = await _with_model(connection, tenant, session_id, means)
+        report = await self._begin(tenant, session_id, "clear", means, empty_state)
+        try:
+            await self._remember(session, tenant, means, report.cut - 1)
+        except StoreUnavailable as error:
+            # It is cleared all the same, and nothing of it is lost.
+            _log.warning("what was cleared is not in the memory: %s", error)
         return report
+
+    async def _remember(self, session: Session, tenant: str, means: Means, last_seq: int) -> None:
+        await self._remembering.write(
+            tenant,
+            session.id,
+            [(session.floor, last_seq)],
+            strategy=strategy_name(self._recipes.choose(strategy=means.strategy, session=session).strategy),
+            dialect=means.dialect,
+            model=means.model,
+            credentials=means.credentials,
+        )
 
     async def rebuild_state(self, tenant: str, session_id: str, means: Means) -> StateBlock | None:
         """The state made anew from everything in the current window (std::slop, "/context rebuild").
@@ -117,9 +143,17 @@ class Compactions:
                 raise NotFound("there is no such session")
             return await states.add(connection, tenant, session_id, text, "rebuilt", self._clock())
 
-    async def _begin(self, tenant: str, session_id: str, reason: Reason, means: Means) -> Report:
+    async def _begin(
+        self, tenant: str, session_id: str, reason: Reason, means: Means, beside: Beside | None = None
+    ) -> Report:
         return await self._keeper.begin(
-            tenant, session_id, reason, dialect=means.dialect, strategy=means.strategy, epoch=means.epoch
+            tenant,
+            session_id,
+            reason,
+            dialect=means.dialect,
+            strategy=means.strategy,
+            epoch=means.epoch,
+            beside=beside,
         )
 
     async def _run(self, job: Job) -> Compaction:

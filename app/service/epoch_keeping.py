@@ -7,9 +7,10 @@ this, the first context of a long one would have to read it whole.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import datetime
+from weakref import WeakValueDictionary
 
 from app.dialects.dialect import Dialect
 from app.domain.context import Report
@@ -23,6 +24,7 @@ from app.service.contexts import Circumstances, History, Recipe
 from app.service.identity import Found
 from app.service.messages import dialect_of
 from app.service.recipes import Recipes
+from app.service.standing import fixed_tokens
 from app.store import epochs, sessions, summaries
 from app.store.connection import Connection, Database
 from app.store.sessions import write_epoch
@@ -34,7 +36,9 @@ from app.strategies.presets import Slim, Tiered, Window
 # Seconds. What is read is bounded by the watermark and by one append.
 LIMIT = 15.0
 # How often a session may move on while an epoch is being planned for it.
-ATTEMPTS = 3
+ATTEMPTS = 8
+
+Beside = Callable[[Connection], Awaitable[object]]
 
 
 class EpochKeeper:
@@ -44,6 +48,7 @@ class EpochKeeper:
         self._database = database
         self._recipes = recipes
         self._clock = clock
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def keep_up(self, tenant: str, session_id: str, dialect: str) -> None:
         """Start an epoch if the session's tail asks for one; a session that moves on meanwhile is left alone.
@@ -76,12 +81,28 @@ class EpochKeeper:
         dialect: str = "openai_chat",
         strategy: str | None = None,
         epoch: str | None = None,
+        beside: Beside | None = None,
     ) -> Report:
         """Start an epoch for ``reason``; its report. ``strategy`` and ``epoch`` are those of the calls to come, where
-        they are not the session's.
+        they are not the session's. ``beside`` is done together with it, or not at all.
 
-        Raises `NotFound`, `ContextTooLarge`, and `Conflict` when the session moves on faster than this.
+        Those who ask at once are served one after the other. Raises `NotFound`, `ContextTooLarge`, and `Conflict` when
+        the session moves on faster than this.
         """
+        place = tenant, session_id
+        async with self._locks.setdefault(place, asyncio.Lock()):
+            return await self._begin(tenant, session_id, reason, dialect, strategy, epoch, beside)
+
+    async def _begin(
+        self,
+        tenant: str,
+        session_id: str,
+        reason: Reason,
+        dialect: str,
+        strategy: str | None,
+        epoch: str | None,
+        beside: Beside | None,
+    ) -> Report:
         for _ in range(ATTEMPTS):
             async with self._database.reading(tenant, limit=LIMIT) as connection:
                 session = await sessions.get(connection, tenant, session_id)
@@ -90,7 +111,7 @@ class EpochKeeper:
                 recipe = self._recipes.as_called(session, strategy=strategy, epoch=epoch)
                 history, around = await self._load(connection, tenant, session, dialect_of(dialect), recipe)
             report = await self._start(
-                tenant, session, replace(history, advance=Advance(reason=reason)), recipe, around
+                tenant, session, replace(history, advance=Advance(reason=reason)), recipe, around, beside
             )
             if report is not None:
                 return report
@@ -104,14 +125,21 @@ class EpochKeeper:
             session_id=session.id, session=session, source="header", decision=decision, rows=(), is_delta=True
         )
         model = await summaries.last_model(connection, tenant, session.id)
-        around = Circumstances(fixed_tokens=0, window=None, now=self._clock(), model_window=known_window(model))
+        fixed = await fixed_tokens(connection, tenant, session, recipe, model=model)
+        around = Circumstances(fixed_tokens=fixed, window=None, now=self._clock(), model_window=known_window(model))
         history = await contexts.load(
             connection, tenant, found, arrive(()), dialect, recipe, around, needs_material=True
         )
         return history, around
 
     async def _start(
-        self, tenant: str, session: Session, history: History, recipe: Recipe, around: Circumstances
+        self,
+        tenant: str,
+        session: Session,
+        history: History,
+        recipe: Recipe,
+        around: Circumstances,
+        beside: Beside | None = None,
     ) -> Report | None:
         """The report of the epoch that was started; None when the session has moved on."""
         built = await asyncio.to_thread(contexts.make, history, recipe, around, "")
@@ -125,4 +153,6 @@ class EpochKeeper:
         )
         async with self._database.transaction(tenant, limit=LIMIT) as connection:
             is_started = await epochs.start(connection, tenant, session, new, around.now)
+            if is_started and beside is not None:
+                await beside(connection)
         return report if is_started else None

@@ -14,7 +14,7 @@ from app.strategies.foresight import Foreseen, after_cut, foresee
 from app.strategies.presets import strategy_name
 
 # A summary that was asked for lately is not asked for again at the next call: whether it is there, the summarizer
-# would have to look up each time.
+# would have to look up each time. Once history was edited, it may be another one.
 REMEMBERED = 8_192
 
 
@@ -24,7 +24,7 @@ class Forethought:
     def __init__(self, summarizer: Summarizer, dialect: Dialect) -> None:
         self._summarizer = summarizer
         self._dialect = dialect
-        self._asked: OrderedDict[tuple[str, str, Foreseen], None] = OrderedDict()
+        self._asked: OrderedDict[tuple[str, str, int, Foreseen], None] = OrderedDict()
 
     def consider(self, call: Call, prepared: Prepared) -> None:
         """Ask for what the call's session will want. The call must be stored."""
@@ -32,21 +32,23 @@ class Forethought:
             return
         strategy, snapshot = prepared.recipe.strategy, prepared.history.snapshot
         if prepared.built.starts_epoch:
-            wanted = after_cut(strategy, snapshot, prepared.built.context.epoch)
+            made = prepared.history.material.summaries
+            wanted = after_cut(strategy, snapshot, prepared.built.context.epoch, made)
         else:
             wanted = foresee(strategy, snapshot)
-        for foreseen in self._new(call.tenant, prepared.found.session_id, wanted):
+        session = prepared.found.session
+        for foreseen in self._new(call.tenant, prepared.found.session_id, session.edits if session else 0, wanted):
             self._summarizer.ensure(self._job(call, prepared, foreseen))
 
-    def _new(self, tenant: str, session_id: str, wanted: Iterable[Foreseen]) -> list[Foreseen]:
-        keys = [(tenant, session_id, foreseen) for foreseen in wanted]
+    def _new(self, tenant: str, session_id: str, edits: int, wanted: Iterable[Foreseen]) -> list[Foreseen]:
+        keys = [(tenant, session_id, edits, foreseen) for foreseen in wanted]
         fresh = [key for key in keys if key not in self._asked]
         for key in keys:
             self._asked[key] = None
             self._asked.move_to_end(key)
         while len(self._asked) > REMEMBERED:
             self._asked.popitem(last=False)
-        return [foreseen for _, _, foreseen in fresh]
+        return [foreseen for *_, foreseen in fresh]
 
     def _job(self, call: Call, prepared: Prepared, foreseen: Foreseen) -> Job:
         return Job(

@@ -27,6 +27,7 @@ from app.service.memo_layer import with_memos
 from app.service.named import LaidOut
 from app.service.recipes import Recipes
 from app.service.retrieval import Retriever
+from app.service.standing import count_offer
 from app.store.artifacts import spilled
 from app.store.connection import Database
 from app.store.lookups import Lookups
@@ -229,7 +230,7 @@ class Preparer:
         if recipe.instructions:
             fixed += tokens.count_short(recipe.instructions)
         epoch = found.session.plan if found.session else None
-        fixed += sum(map(_count_offer, contexts.offers_in(epoch, recipe)))
+        fixed += sum(map(count_offer, contexts.offers_in(epoch, recipe)))
         return Circumstances(
             fixed_tokens=fixed,
             window=None if window is None else int(window / ratio),
@@ -408,10 +409,6 @@ def _not_named(offers: tuple[ToolOffer, ...], tools: bytes, others: frozenset[st
         return offers
     theirs = tool_names(tools) | others
     return tuple(offer for offer in offers if offer.name not in theirs)
-
-
-def _count_offer(offer: ToolOffer) -> int:
-    return tokens.count_short(f"{offer.name}{offer.description}{offer.parameters}")
 
 
 def _must_call(request: Request) -> bool:

@@ -14,7 +14,7 @@ from app.domain.lineage import append
 from app.domain.models import known_window, usable_window
 from app.domain.readable import read_context
 from app.domain.sessions import Session
-from app.service import contexts, tokens
+from app.service import contexts
 from app.service.arrival import Arrival, arrive
 from app.service.aside import aside
 from app.service.calibrations import Calibrations
@@ -25,7 +25,7 @@ from app.service.messages import dialect_of, read_messages
 from app.service.recipes import Recipes
 from app.service.retrieval import Retriever
 from app.service.sessions import as_setting
-from app.store import messages as store
+from app.service.standing import fixed_tokens
 from app.store import sessions, summaries, turns
 from app.store.connection import Connection, Database
 from app.strategies.levels import LevelSize, measure_levels
@@ -135,9 +135,8 @@ class Previews:
         recipe: Recipe,
         wish: Wish,
     ) -> Circumstances:
-        fixed = await _fixed_tokens(connection, tenant, session.id, arrival, wish.model)
-        if recipe.instructions:
-            fixed += tokens.count_short(recipe.instructions)
+        given = [m for m, i in zip(arrival.messages, arrival.incoming, strict=True) if not i.is_link]
+        fixed = await fixed_tokens(connection, tenant, session, recipe, given, model=wish.model)
         window = wish.max_tokens
         if window is None and wish.model:
             known = usable_window(wish.model, None)
@@ -155,14 +154,6 @@ def as_text(preview: Preview, dialect: str) -> str:
     read = dialect_of(dialect).read_message
     messages = [read(raw) for raw in (*preview.instructions, *preview.messages)]
     return read_context(messages, preview.report, preview.strategy)
-
-
-async def _fixed_tokens(connection: Connection, tenant: str, session_id: str, arrival: Arrival, model: str) -> int:
-    """Tokens of the instructions: those given, else those stored."""
-    given = [m for m, i in zip(arrival.messages, arrival.incoming, strict=True) if not i.is_link]
-    if given:
-        return sum(await tokens.count_messages(given, model))
-    return sum(row.tokens for row in await store.instructions(connection, tenant, session_id))
 
 
 async def _find(connection: Connection, tenant: str, session: Session, arrival: Arrival) -> Found:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from app.dialects import raw_json
-from app.domain.errors import Conflict, InvalidRequest, NotFound
+from app.domain.errors import Conflict, InvalidRequest, NotFound, StoreUnavailable
 from app.domain.sessions import Session
 from app.service.calls import check_session_id
 from app.service.cursors import read_cursor, write_cursor
 from app.service.recipes import Recipes
+from app.service.remembering import Remembering
 from app.store import memory, sessions, turns
 from app.store.connection import Connection, Database
 from app.store.sessions import Configuration
-from app.store.turns import TurnRow
+from app.store.turns import Range, TurnRow
+from app.strategies.presets import strategy_name
 
 MAX_METADATA = 16 * 1024
 # Deleting a long session touches many rows.
@@ -45,8 +48,15 @@ class Sessions:
     """The verbs on sessions and turns, within a tenant; `NotFound` for what is not there, or not the tenant's."""
 
     def __init__(
-        self, database: Database, recipes: Recipes, *, clock: Callable[[], datetime], new_id: Callable[[], str]
+        self,
+        database: Database,
+        recipes: Recipes,
+        remembering: Remembering,
+        *,
+        clock: Callable[[], datetime],
+        new_id: Callable[[], str],
     ) -> None:
+        self._remembering = remembering
         self._database = database
         self._recipes = recipes
         self._clock = clock
@@ -122,24 +132,37 @@ class Sessions:
         async with self._database.transaction(tenant) as connection:
             session = await _lock(connection, tenant, session_id)
             await _require_turn(connection, tenant, session_id, turn)
-            await turns.hide(connection, tenant, session, turn, "dropped", self._clock())
-            return await _require_turn(connection, tenant, session_id, turn)
+            told = await turns.hide(connection, tenant, session, turn, "dropped", self._clock())
+            row = await _require_turn(connection, tenant, session_id, turn)
+        await self._tell_anew(tenant, session, told)
+        return row
 
     async def undo(self, tenant: str, session_id: str) -> TurnRow:
         """Take the last turn back. `Conflict` when there is none."""
         async with self._database.transaction(tenant) as connection:
             session = await _lock(connection, tenant, session_id)
             turn = await turns.last_turn(connection, tenant, session_id)
-            if turn == 0 or not await turns.hide(connection, tenant, session, turn, "undone", self._clock()):
+            told = await turns.hide(connection, tenant, session, turn, "undone", self._clock()) if turn else None
+            if told is None:
                 raise Conflict("there is no turn to take back")
-            return await _require_turn(connection, tenant, session_id, turn)
+            row = await _require_turn(connection, tenant, session_id, turn)
+        await self._tell_anew(tenant, session, told)
+        return row
 
     async def remove(self, tenant: str, session_id: str, turn: int) -> None:
         """Remove a turn's content for good."""
         async with self._database.transaction(tenant, limit=DELETE_LIMIT) as connection:
             session = await _lock(connection, tenant, session_id)
             await _require_turn(connection, tenant, session_id, turn)
-            await turns.remove(connection, tenant, session, turn, self._clock())
+            told = await turns.remove(connection, tenant, session, turn, self._clock())
+        await self._tell_anew(tenant, session, told)
+
+    async def _tell_anew(self, tenant: str, session: Session, ranges: Iterable[Range] | None) -> None:
+        """Have the memory tell of what is left of ``ranges``; it may fail, for what was asked for is done."""
+        if ranges:
+            strategy = strategy_name(self._recipes.choose(session=session).strategy)
+            with suppress(StoreUnavailable):
+                await self._remembering.write(tenant, session.id, ranges, strategy=strategy)
 
     def configure(self, given: Change) -> Configuration:
         """The configuration of a new session. Raises `InvalidRequest`."""

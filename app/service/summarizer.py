@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
@@ -26,6 +26,7 @@ from app.store import events, leases, memory, sessions, summaries
 from app.store.connection import Database
 from app.store.memory import MemoryEntry
 from app.store.summaries import NewSummary
+from app.strategies.foresight import MEMORY
 from app.strategies.summary_prompts import Purpose
 
 _log = logging.getLogger(__name__)
@@ -96,6 +97,7 @@ class Summarizer:
         self._waiting: dict[tuple[str, str], dict[tuple[Purpose, int, int], Job]] = {}
         self._places: deque[tuple[str, str]] = deque()
         self._wake = asyncio.Event()
+        self._finished = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
@@ -124,6 +126,19 @@ class Summarizer:
         waiting[job.key] = job
         self._jobs += 1
         return True
+
+    async def see_to(self, jobs: Sequence[Job], seconds: float) -> None:
+        """Have ``jobs`` done, and wait so long for it at most; what is not done by then goes on in the background."""
+        left = sum(not self.ensure(job) and job.key not in self._waiting.get(job.place, ()) for job in jobs)
+        if left:
+            _log.warning("%d summaries are not made: there is too much to do", left)
+        try:
+            async with asyncio.timeout(seconds):
+                while any(job.key in self._waiting.get(job.place, ()) for job in jobs):
+                    self._finished.clear()
+                    await self._finished.wait()
+        except TimeoutError:
+            return
 
     async def run_now(self, job: Job) -> Compaction:
         """Do ``job`` while the caller waits; `held` when another goes on for too long.
@@ -166,6 +181,7 @@ class Summarizer:
                 await self._run_quietly(job)
                 del waiting[key]
                 self._jobs -= 1
+                self._finished.set()
             del self._waiting[place]
 
     async def _run_quietly(self, job: Job) -> None:
@@ -264,7 +280,7 @@ class Summarizer:
             result: Result = "stale"
             if is_added:
                 result = "unchanged" if written.text is None else written.source
-            if is_added and job.purpose == "trim" and written.text is not None:
+            if is_added and job.purpose == MEMORY and written.text is not None:
                 await memory.add(connection, job.tenant, _remembered(job, written.text, now))
             end = self._end(job, source, written.tokens, result, written.error)
             await events.add(connection, *job.place, "compaction_end", end, now)

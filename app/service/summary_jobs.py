@@ -35,7 +35,8 @@ class Job:
     ``entries`` are the range's messages, as they were when the session counted ``edits`` edits; without them, which
     costs less memory while the job waits, they are loaded. ``model`` is the session's, ``credentials`` are the caller's
     headers for it, kept for as long as the job is. ``given``: for a tool result its call, for a state the state so far.
-    ``again``: also where that was done, or tried in vain, before. ``strategy`` is a strategy's name, for the metrics.
+    ``again``: also where that was done, or tried in vain, before. ``is_beside``: the summary does not stand in for what
+    it is made of, so that it need not be shorter. ``strategy`` is a strategy's name, for the metrics.
     """
 
     tenant: str
@@ -51,6 +52,7 @@ class Job:
     edits: int | None = None
     given: str = field(default="", repr=False)
     again: bool = False
+    is_beside: bool = False
 
     @property
     def place(self) -> tuple[str, str]:
@@ -105,7 +107,10 @@ async def load(connection: Connection, job: Job) -> Source | None:
     session = await sessions.get(connection, *job.place)
     if session is None:
         raise NotFound("there is no such session")
-    if not job.again and await summaries.is_done(connection, *job.place, job.purpose, first, last, basis):
+    is_done = not job.again and await summaries.is_done(
+        connection, *job.place, job.purpose, first, last, basis, in_vain=not job.is_beside
+    )
+    if is_done:
         return None
     earlier = await _earlier(connection, job)
     if earlier is not None:

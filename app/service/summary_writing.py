@@ -131,7 +131,7 @@ class Scribe:
 
 def _replaces(job: Job) -> bool:
     """Whether the summary stands in for what it is made of, so that it must be shorter. A state stands beside it."""
-    return job.purpose != "state"
+    return job.purpose != "state" and not job.is_beside
 
 
 def _encoder(model: str) -> Encode:

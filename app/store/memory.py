@@ -47,7 +47,10 @@ WHERE tenant_id = $1 AND (session_id, day, first_seq, last_seq) IN (
     SELECT * FROM unnest($2::text[], $3::date[], $4::bigint[], $5::bigint[])
 )
 """
-FORGET_RANGE = "DELETE FROM memory WHERE tenant_id = $1 AND session_id = $2 AND first_seq <= $4 AND last_seq >= $3"
+FORGET_RANGE = """
+DELETE FROM memory WHERE tenant_id = $1 AND session_id = $2 AND first_seq <= $4 AND last_seq >= $3
+RETURNING first_seq, last_seq
+"""
 FORGET_SESSION = "DELETE FROM memory WHERE tenant_id = $1 AND session_id = $2"
 FORGET = """
 DELETE FROM memory
@@ -132,9 +135,12 @@ async def at(connection: Connection, tenant: str, keys: Sequence[Key]) -> list[M
     return [found[key] for key in keys if key in found]
 
 
-async def forget_range(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> None:
-    """Delete what was made of any message from ``first`` to ``last``."""
-    await connection.execute(FORGET_RANGE, tenant, session_id, first, last)
+async def forget_range(
+    connection: Connection, tenant: str, session_id: str, first: int, last: int
+) -> list[tuple[int, int]]:
+    """Delete what was made of any message from ``first`` to ``last``; which ranges that was about."""
+    found = await connection.fetch(FORGET_RANGE, tenant, session_id, first, last)
+    return [(record["first_seq"], record["last_seq"]) for record in found]
 
 
 async def forget_session(connection: Connection, tenant: str, session_id: str) -> None:

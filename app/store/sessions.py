@@ -237,6 +237,7 @@ UPDATE sessions SET edited = true, edits = edits + 1, version = version + 1, upd
 WHERE tenant_id = $1 AND id = $2 RETURNING id
 """
 DELETE = "DELETE FROM sessions WHERE tenant_id = $1 AND id = $2 RETURNING id"
+ORPHAN = "UPDATE sessions SET parent = NULL, version = version + 1 WHERE tenant_id = $1 AND parent = $2"
 # The other tables' rows go with their session by themselves.
 WITHOUT_KEY = ("messages", "terse", "calls")
 
@@ -289,9 +290,10 @@ async def mark_edited(connection: Connection, tenant: str, session_id: str, now:
 
 
 async def delete(connection: Connection, tenant: str, session_id: str) -> bool:
-    """Delete a session and everything of it; False when it was not there."""
+    """Delete a session and everything of it; False when it was not there. Its children go on without a parent."""
     if await connection.fetchval(DELETE, tenant, session_id) is None:
         return False
+    await connection.execute(ORPHAN, tenant, session_id)
     for table in WITHOUT_KEY:
         await connection.execute(f"DELETE FROM {table} WHERE tenant_id = $1 AND session_id = $2", tenant, session_id)
     return True

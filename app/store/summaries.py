@@ -37,8 +37,22 @@ BASIS = f"SELECT {_basis('$3', '$4')}"
 IS_DONE = f"""
 SELECT EXISTS (
     SELECT FROM summaries
-    WHERE {HERE} AND purpose = $3 AND first_seq = $4 AND last_seq = $5 AND basis = $6
+    WHERE {HERE} AND purpose = $3 AND first_seq = $4 AND last_seq = $5 AND basis = $6 AND (text IS NOT NULL OR NOT $7)
 )
+"""
+RANGES = f"""
+SELECT first_seq, last_seq FROM summaries s
+WHERE {HERE} AND purpose = $3 AND first_seq >= $4 AND first_seq <= $5 AND text IS NOT NULL
+  AND basis = {_basis("s.first_seq", "s.last_seq")}
+"""
+PIECES = f"""
+SELECT min(seq) AS first_seq, max(seq) AS last_seq FROM (
+    SELECT seq, (row_number() OVER (ORDER BY seq DESC) - 1) / $5::integer AS piece FROM (
+        SELECT seq FROM messages
+        WHERE {HERE} AND seq BETWEEN $3 AND $4 AND status = 'live' AND model_visible AND client_visible AND turn > 0
+        ORDER BY seq DESC LIMIT $5::integer * $6::integer
+    ) AS newest
+) AS numbered GROUP BY piece ORDER BY 1
 """
 # Only who holds the session's lease may add; a basis that has changed meanwhile makes the summary worthless.
 ADD = f"""
@@ -113,11 +127,35 @@ async def basis(connection: Connection, tenant: str, session_id: str, first: int
 
 
 async def is_done(
-    connection: Connection, tenant: str, session_id: str, purpose: str, first: int, last: int, on: bytes
+    connection: Connection,
+    tenant: str,
+    session_id: str,
+    purpose: str,
+    first: int,
+    last: int,
+    on: bytes,
+    *,
+    in_vain: bool = True,
 ) -> bool:
-    """Whether this range was summarised, or tried in vain, on the basis ``on``."""
-    found: bool = await connection.fetchval(IS_DONE, tenant, session_id, purpose, first, last, on)
+    """Whether this range was summarised on the basis ``on``; ``in_vain``: or tried in vain."""
+    found: bool = await connection.fetchval(IS_DONE, tenant, session_id, purpose, first, last, on, not in_vain)
     return found
+
+
+async def ranges(
+    connection: Connection, tenant: str, session_id: str, purpose: str, first: int, last: int
+) -> list[tuple[int, int]]:
+    """The ranges of the summaries that count and begin in ``first`` to ``last``."""
+    found = await connection.fetch(RANGES, tenant, session_id, purpose, first, last)
+    return [(record["first_seq"], record["last_seq"]) for record in found]
+
+
+async def pieces(
+    connection: Connection, tenant: str, session_id: str, first: int, last: int, *, size: int, most: int
+) -> list[tuple[int, int]]:
+    """What there is to summarise in ``first`` to ``last``, in ranges of ``size`` messages each; the newest ``most``."""
+    found = await connection.fetch(PIECES, tenant, session_id, first, last, size, most)
+    return [(record["first_seq"], record["last_seq"]) for record in found]
 
 
 async def add(

@@ -19,6 +19,8 @@ from app.store.sessions import COLUMNS, read_epoch, session_from, write_epoch
 from app.store.writer import LAST_TURN
 
 Hidden = Literal["dropped", "undone"]
+# First and last sequence number.
+Range = tuple[int, int]
 
 HERE = "tenant_id = $1 AND session_id = $2"
 # What makes a query go by the index of turns (see `messages_turn`).
@@ -175,28 +177,34 @@ async def lock(connection: Connection, tenant: str, session_id: str) -> Session 
     return None if record is None else session_from(record)
 
 
-async def hide(connection: Connection, tenant: str, session: Session, turn: int, status: Hidden, now: datetime) -> bool:
-    """Hide a turn's live messages from every context; False when it has none. The session must be locked."""
+async def hide(
+    connection: Connection, tenant: str, session: Session, turn: int, status: Hidden, now: datetime
+) -> list[Range] | None:
+    """Hide a turn's live messages from every context; None when it has none. The session must be locked.
+
+    What the memory says of them is deleted; the ranges that it spoke of are to be told anew.
+    """
     rows = await connection.fetch(OF_TURN, tenant, session.id, turn)
     live = [row["seq"] for row in rows if row["status"] == "live"]
     if not live:
-        return False
+        return None
     await connection.execute(HIDE, tenant, session.id, turn, status)
     await states.forget_rebuilt(connection, tenant, session.id, min(live))
     before_cut = sum(row["tokens"] for row in rows if row["status"] == "live" and row["seq"] < session.cut)
     plan = _without(session.plan, live, before_cut) if session.plan else None
     await _set_edited(connection, tenant, session, plan, 0, now)
-    return True
+    return await memory.forget_range(connection, tenant, session.id, min(live), max(live))
 
 
-async def remove(connection: Connection, tenant: str, session: Session, turn: int, now: datetime) -> bool:
-    """Empty a turn's messages for good, and whatever was made from them; False when it has none that are not yet.
+async def remove(connection: Connection, tenant: str, session: Session, turn: int, now: datetime) -> list[Range] | None:
+    """Empty a turn's messages for good, and whatever was made from them; None when it has none that are not yet.
 
-    Their rows stay, so that numbers have no gaps and a client that goes on sending them is understood.
+    Their rows stay, so that numbers have no gaps and a client that goes on sending them is understood. The ranges that
+    the memory spoke of are to be told anew.
     """
     rows = await connection.fetch(OF_TURN, tenant, session.id, turn)
     if all(row["status"] == "removed" for row in rows):
-        return False
+        return None
     seqs = [row["seq"] for row in rows]
     await connection.execute(REMOVE, tenant, session.id, turn)
     await connection.execute(FORGET_TERSE, tenant, session.id, turn)
@@ -205,14 +213,14 @@ async def remove(connection: Connection, tenant: str, session: Session, turn: in
     await artifacts.forget(connection, tenant, session.id, seqs)
     await search.forget_pages(connection, tenant, session.id, seqs)
     await summaries.forget(connection, tenant, session.id, min(seqs), max(seqs))
-    await memory.forget_range(connection, tenant, session.id, min(seqs), max(seqs))
+    told = await memory.forget_range(connection, tenant, session.id, min(seqs), max(seqs))
     for record in await connection.fetch(FORGET_PLANS, tenant, session.id):
         plan = _forgetting(read_epoch(record["plan"]), seqs, 0)
         await connection.execute(SET_PLAN, tenant, session.id, record["number"], write_epoch(plan))
     before_cut = sum(row["tokens"] for row in rows if row["status"] == "live" and row["seq"] < session.cut)
     current = _forgetting(session.plan, seqs, before_cut) if session.plan else None
     await _set_edited(connection, tenant, session, current, sum(row["tokens"] for row in rows), now)
-    return True
+    return told
 
 
 def _without(plan: Epoch, seqs: Sequence[int], tokens: int) -> Epoch:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import assert_never
 
-from app.domain.history import Entry, Epoch, Snapshot
+from app.domain.history import Entry, Epoch, Snapshot, Summary
 from app.domain.turns import group_turns
 from app.strategies.archiving import results_to_archive
 from app.strategies.compositions import compact_limit, needs_of, split_of
@@ -16,6 +17,8 @@ from app.strategies.presets import Compact, Full, Slim, Strategy, Tiered, Trim, 
 from app.strategies.summary_prompts import Purpose
 from app.strategies.trimming import drop_half_over_turns
 
+# Such summaries go into the tenant's memory of the day.
+MEMORY: Purpose = "trim"
 # From this share of a limit on, what the cut will take is summarised. What is foreseen earlier is never more than what
 # is cut later, so a summary that was made ahead always fits.
 AHEAD = 0.75
@@ -53,8 +56,10 @@ def foresee(strategy: Strategy, snapshot: Snapshot) -> tuple[Foreseen, ...]:
             assert_never(strategy)
 
 
-def after_cut(strategy: Strategy, snapshot: Snapshot, epoch: Epoch) -> tuple[Foreseen, ...]:
-    """What an epoch that has just started wants of what it cut, for the next one.
+def after_cut(
+    strategy: Strategy, snapshot: Snapshot, epoch: Epoch, made: Sequence[Summary] = ()
+) -> tuple[Foreseen, ...]:
+    """What an epoch that has just started wants of what it cut, for the next one; ``made`` are those that count.
 
     Messages that are trimmed go to the day's memory (CowAgent); a checkpoint may not have been ready in time.
     """
@@ -66,7 +71,13 @@ def after_cut(strategy: Strategy, snapshot: Snapshot, epoch: Epoch) -> tuple[For
         return ()
     if isinstance(strategy, Compact):
         return (Foreseen(purpose="checkpoint", first_seq=_floor(snapshot), last_seq=max(gone)),)
-    return (Foreseen(purpose="trim", first_seq=min(gone), last_seq=max(gone)),)
+    if not (snapshot.epoch and snapshot.epoch.is_stale):
+        return (Foreseen(purpose=MEMORY, first_seq=min(gone), last_seq=max(gone)),)
+    # What was trimmed before is in the memory already, as far as it is still so.
+    told = [(summary.first_seq, summary.last_seq) for summary in made if summary.purpose == MEMORY]
+    runs = groupby(sorted(gone), key=lambda seq: sum(first <= seq for first, _ in told))
+    untold = [[seq for seq in run if not any(first <= seq <= last for first, last in told)] for _, run in runs]
+    return tuple(Foreseen(purpose=MEMORY, first_seq=run[0], last_seq=run[-1]) for run in untold if run)
 
 
 def _halves(strategy: Trim, snapshot: Snapshot) -> tuple[Foreseen, ...]:

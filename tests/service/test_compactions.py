@@ -8,6 +8,7 @@ from app.domain.errors import NotFound
 from app.service.compactions import Compactions, Means
 from app.service.epoch_keeping import EpochKeeper
 from app.service.recipes import Recipes
+from app.service.remembering import Remembering
 from app.store import sessions, states
 from app.upstream.scripted import ScriptedReply
 
@@ -21,7 +22,8 @@ def say(host, text):
 
 def compactions_with(pool, summarizer, clock, strategy="compact"):
     recipes = Recipes(strategy=strategy, epoch="auto", references=None, instructions=True, derive_terse=True)
-    return Compactions(pool, recipes, summarizer, EpochKeeper(pool, recipes, clock=clock), clock=clock)
+    keeper = EpochKeeper(pool, recipes, clock=clock)
+    return Compactions(pool, recipes, summarizer, keeper, Remembering(pool, summarizer), clock=clock)
 
 
 @pytest.fixture
