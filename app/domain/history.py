@@ -155,10 +155,14 @@ class Epoch:
     is_stale: bool = False
     settled: int = 0
 
-    def without(self, seqs: Collection[int]) -> Epoch:
-        """The plan after these messages left the history, or came back to it: nothing in it tells of them."""
+    def without(self, seqs: Collection[int], pinned: Collection[int] = ()) -> Epoch:
+        """The plan after these messages left the history, or came back to it: nothing in it tells of them.
+
+        ``pinned`` are those that came back and are pinned.
+        """
         changed = frozenset(seqs)
-        plan = replace(self, kept=tuple(seq for seq in self.kept if seq not in changed))
+        kept = {*self.kept} - changed | {seq for seq in pinned if seq < self.cut}
+        plan = replace(self, kept=tuple(sorted(kept)))
         if not any(self.floor <= seq < max(self.told, self.cut) for seq in changed):
             return plan
         known = tuple(reference for reference in self.references if reference.position not in changed)

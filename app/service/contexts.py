@@ -122,7 +122,9 @@ def epoch_of(found: Found) -> Epoch | None:
     # What is only added to replaces instructions, if anything: no head tells of them.
     if epoch is None or found.decision.kind == "delta" or not (found.decision.superseded or found.decision.revived):
         return epoch
-    return epoch.without({*left_behind(found), *found.decision.revived})
+    back = set(found.decision.revived)
+    pinned = [row.row.seq for row in found.rows if row.pinned and row.row.seq in back]
+    return epoch.without(left_behind(found) | back, pinned)
 
 
 def offers_in(epoch: Epoch | None, recipe: Recipe) -> list[ToolOffer]:
@@ -538,7 +540,18 @@ def make(history: History, recipe: Recipe, around: Circumstances, model: str) ->
         derived = derive_missing([entry for entry in gone if entry.turn not in running], history.material.terse)
     whole = with_retrieved(snapshot, history.material, epoch)
     context = build(whole, epoch, strategy=recipe.strategy, encode=partial(tokens.recount, name=name))
-    return Built(context=context, starts_epoch=True, derived=derived)
+    more = count_offers(epoch, recipe) - count_offers(snapshot.epoch, recipe)
+    return Built(context=_weighing(context, more), starts_epoch=True, derived=derived)
+
+
+def _weighing(context: Context, more: int) -> Context:
+    """The context with so many tokens more of tools: an epoch may be the first to offer one."""
+    report = context.report
+    layers = tuple(
+        replace(layer, tokens=layer.tokens + more) if layer.name == "instructions" else layer for layer in report.layers
+    )
+    before, after = report.tokens_before + more, report.tokens_after + more
+    return replace(context, report=replace(report, tokens_before=before, tokens_after=after, layers=layers))
 
 
 def _tells_of_each_turn(strategy: Strategy) -> bool:
@@ -565,6 +578,12 @@ async def after_overflow(
         material=material,
         overflows=history.overflows + 1,
     )
+
+
+def count_offers(epoch: Epoch | None, recipe: Recipe) -> int:
+    """Tokens of the tools that a model is offered throughout an epoch."""
+    offers = offers_in(epoch, recipe)
+    return sum(tokens.count_short(f"{offer.name}{offer.description}{offer.parameters}") for offer in offers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,6 @@ from app.service.memo_layer import with_memos
 from app.service.named import LaidOut
 from app.service.recipes import Recipes
 from app.service.retrieval import Retriever
-from app.service.standing import count_offer
 from app.store.artifacts import spilled
 from app.store.connection import Database
 from app.store.lookups import Lookups
@@ -229,8 +228,7 @@ class Preparer:
         fixed = self._fixed_tokens.count(request.model, raws, request.tools)
         if recipe.instructions:
             fixed += tokens.count_short(recipe.instructions)
-        epoch = found.session.plan if found.session else None
-        fixed += sum(map(count_offer, contexts.offers_in(epoch, recipe)))
+        fixed += contexts.count_offers(found.session.plan if found.session else None, recipe)
         return Circumstances(
             fixed_tokens=fixed,
             window=None if window is None else int(window / ratio),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.dialects.dialect import ToolOffer
 from app.domain.messages import Message
 from app.domain.sessions import Session
 from app.service import contexts, tokens
@@ -26,20 +25,11 @@ async def fixed_tokens(
     """Tokens of instructions and tools: the instructions that are ``given``, else the stored ones, Tersely's own, and
     the tools of the session's last call with those that Tersely offers beside them.
     """
-    if given:
-        fixed = sum(await tokens.count_messages(given, model))
-    else:
-        fixed = sum(row.tokens for row in await messages.instructions(connection, tenant, session.id))
+    raws = [message.raw for message in given]
+    if not raws:
+        raws = [row.raw for row in await messages.instructions(connection, tenant, session.id)]
+    tools = await attributes.last_tools(connection, tenant, session.id)
+    fixed = await aside(sum(map(len, raws)) + len(tools), tokens.FixedTokens().count, model, raws, tools)
     if recipe.instructions:
         fixed += tokens.count_short(recipe.instructions)
-    if not session.calls:
-        return fixed
-    tools = await attributes.last_tools(connection, tenant, session.id)
-    if tools:
-        fixed += await aside(len(tools), tokens.count_tools_of, tools, tokens.encoding_for(model))
-    return fixed + sum(map(count_offer, contexts.offers_in(session.plan, recipe)))
-
-
-def count_offer(offer: ToolOffer) -> int:
-    """Tokens of a tool of Tersely's own, as a model is told of it."""
-    return tokens.count_short(f"{offer.name}{offer.description}{offer.parameters}")
+    return fixed + contexts.count_offers(session.plan, recipe)

@@ -18,7 +18,10 @@ WHERE tenant_id = $1 AND session_id = $2 AND seq >= $3 AND turn > 0 AND status =
 """
 PLAN = "SELECT plan FROM sessions WHERE tenant_id = $1 AND id = $2"
 SET_PLAN = "UPDATE sessions SET plan = $3 WHERE tenant_id = $1 AND id = $2"
-LINKS = "SELECT seq FROM messages WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::bigint[]) AND turn > 0"
+LINKS = """
+SELECT seq, pinned AND status = 'live' AS is_kept FROM messages
+WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::bigint[]) AND turn > 0
+"""
 MOVE = """
 UPDATE sessions SET epoch = $4, cut = $5, plan = $6, edited = false, version = version + 1
 WHERE tenant_id = $1 AND id = $2 AND version = $3 RETURNING id
@@ -41,13 +44,15 @@ async def without(connection: Connection, tenant: str, session_id: str, seqs: Se
 
     The session must be locked.
     """
-    links = [record["seq"] for record in await connection.fetch(LINKS, tenant, session_id, list(seqs))]
-    if not links:
+    found = await connection.fetch(LINKS, tenant, session_id, list(seqs))
+    if not found:
         return
+    links = [record["seq"] for record in found]
+    pinned = [record["seq"] for record in found if record["is_kept"]]
     await states.forget_rebuilt(connection, tenant, session_id, min(links))
     plan = await connection.fetchval(PLAN, tenant, session_id)
     before = read_epoch(plan) if plan else None
-    if before is not None and (after := before.without(links)) != before:
+    if before is not None and (after := before.without(links, pinned)) != before:
         await connection.execute(SET_PLAN, tenant, session_id, write_epoch(after))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -27,16 +28,15 @@ async def memory(api: Api, session: str = "s") -> str:
     return "\n".join(item["text"] for item in await entries(api, session))
 
 
-async def entries(api: Api, session: str = "s") -> list[dict]:
+async def entries(api: Api, session: str = "s") -> list[dict[str, Any]]:
     answer = await api.http.get("/api/memory", params={"session": session})
     assert answer.status_code == 200, answer.text
-    return answer.json()["items"]
+    return list(answer.json()["items"])
 
 
-async def clear(api: Api, session: str = "s") -> dict:
+async def clear(api: Api, session: str = "s") -> None:
     answer = await api.http.post(f"/api/sessions/{session}/clear")
     assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -123,6 +123,7 @@ async def test_a_cleared_context_says_so_and_counts_as_the_others_do(api: Api) -
     """Instructions count everywhere, also where nothing else is left."""
     system = {"role": "system", "content": "Speak of the harbour, and of nothing else, in short words."}
     await api.append("s", system, {"role": "user", "content": "well?"}, {"role": "assistant", "content": "Ships."})
+    built: dict[str, Any] = {}
     for verb, reason in (("compact", "compact"), ("clear", "clear")):
         told = (await api.http.post(f"/api/sessions/s/{verb}")).json()
         report = told.get("report", told)

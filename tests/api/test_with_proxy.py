@@ -129,3 +129,36 @@ async def test_calls_and_epochs_show_in_the_figures(both) -> None:
     assert (turn["usage"]["calls"], turn["terse"]) == (1, ["told beta"])
     events = (await api.http.get("/api/sessions/s/events")).json()["items"]
     assert [e["number"] for e in events] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("strategy", ["slim", "trim", "full"])
+async def test_figures_agree(both, strategy) -> None:
+    """What a preview says, what a call's headers say, what clearing and compacting say: with instructions and tools."""
+    api, model = both
+    await api.http.post("/api/sessions", json={"id": "s", "strategy": strategy})
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    said = [{"role": "system", "content": "Speak of the harbour."}]
+
+    async def ask(text: str) -> tuple[int, int]:
+        said.append({"role": "user", "content": text})
+        model.script("u", ScriptedReply(message={"content": f"about {text}."}))
+        body = {"model": MODEL, "user": "u", "tools": tools, "messages": said}
+        answer = await api.http.post("/v1/chat/completions", json=body, headers={"x-tersely-session": "s"}, timeout=30)
+        assert answer.status_code == 200, answer.text
+        said.append(answer.json()["choices"][0]["message"])
+        return int(answer.headers["x-tersely-tokens-before"]), int(answer.headers["x-tersely-tokens-after"])
+
+    async def preview(**wish: object) -> tuple[int, int]:
+        report = (await api.http.post("/api/sessions/s/context", json=wish)).json()["report"]
+        return report["tokens_before"], report["tokens_after"]
+
+    for word in ("alpha", "beta", "gamma"):
+        await ask(word)
+    expected = await preview(messages=[{"role": "user", "content": "delta"}])
+    assert await ask("delta") == expected
+    for verb in ("compact", "clear"):
+        told = (await api.http.post(f"/api/sessions/s/{verb}")).json()
+        report = told.get("report", told)
+        assert (report["tokens_before"], report["tokens_after"]) == await preview()
+        answer = (await api.http.post("/api/sessions/s/commands", json={"text": "/context"})).json()["text"]
+        assert f"{report['tokens_after']:,} tokens, of {report['tokens_before']:,} in all" in answer

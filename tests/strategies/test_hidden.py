@@ -83,7 +83,8 @@ class Session:
         """These messages leave the history, or come back to it."""
         changed = set(seqs)
         self.gone ^= changed
-        self.epoch = self.epoch.without(changed) if self.epoch else None
+        pinned = (changed & self.pinned) - self.gone
+        self.epoch = self.epoch.without(changed, pinned) if self.epoch else None
         self.edited |= edits
 
     def act(self, act: str, number: int) -> None:
@@ -112,10 +113,12 @@ class Session:
                     self.pinned.add(seqs[0])
                     self.edited = True
             case "compact" | "clear":
-                self.call(Advance(reason=act))  # type: ignore[arg-type]
+                self.call(Advance(reason=act))
                 if number:
                     self.act("again", 0)
                     return
+            case _:
+                pass
         self.say(works=act == "work")
 
     def call(self, asked: Advance | None = None) -> Context:
