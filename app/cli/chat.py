@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 
 from app.cli.chat_reply import read_reply
-from app.cli.chat_terminal import is_terminal, page, piped_lines, typed_lines
+from app.cli.chat_terminal import is_terminal, page, read_lines
 from app.cli.printing import print_error, print_text
 from app.cli.reaching import MAIN, Key, Local, Place, Service, SessionId, Url, check, path_of, session_path, work
 from app.cli.refusals import Refused
@@ -63,11 +63,11 @@ async def _open(service: Service, session: str, strategy: str | None) -> None:
 
 async def _talk(chat: Chat) -> bool:
     """Answer line by line until the user leaves; whether all went well."""
-    lines, is_fine = _lines(), True
+    read, is_fine = read_lines(), True
     with _ctrl_c() as stopping:
         while True:
             try:
-                line = await anext(lines, None)
+                line = await read()
                 if line is None or line.strip() in LEAVE:
                     return is_fine
                 if not await stopping.run(chat.answer(line.strip())):
@@ -77,10 +77,6 @@ async def _talk(chat: Chat) -> bool:
             except Refused as refused:
                 print_error(str(refused))
                 is_fine = False
-
-
-def _lines() -> AsyncIterator[str]:
-    return typed_lines() if is_terminal() else piped_lines()
 
 
 class Chat:

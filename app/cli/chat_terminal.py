@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from math import ceil
 
 from app.cli.files import text_of
@@ -20,8 +20,13 @@ def is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-async def typed_lines() -> AsyncIterator[str]:
-    """What is typed at a terminal, with a line editor and this chat's history, until it is left.
+def read_lines() -> Callable[[], Awaitable[str | None]]:
+    """A function that gives the next line, None when the chat is left. Raises `Refused` for what is no text."""
+    return _typed_lines() if is_terminal() else _piped_line
+
+
+def _typed_lines() -> Callable[[], Awaitable[str | None]]:
+    """Lines from a line editor with this chat's history.
 
     Ctrl-D on an empty line leaves; Ctrl-C forgets what was typed, and leaves where nothing was.
     """
@@ -30,21 +35,24 @@ async def typed_lines() -> AsyncIterator[str]:
     from prompt_toolkit.output import create_output
 
     session: PromptSession[str] = PromptSession(output=create_output(always_prefer_tty=True))
-    while True:
-        try:
-            # Signals stay with the chat: at the prompt Ctrl-C is a key like any other.
-            yield await session.prompt_async("> ", handle_sigint=False)
-        except EOFError:
-            return
-        except KeyboardInterrupt:
-            if not session.default_buffer.text:
-                return
+
+    async def line() -> str | None:
+        while True:
+            try:
+                # Signals stay with the chat: at the prompt Ctrl-C is a key like any other.
+                return await session.prompt_async("> ", handle_sigint=False)
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                if not session.default_buffer.text:
+                    return None
+
+    return line
 
 
-async def piped_lines() -> AsyncIterator[str]:
-    """What standard input holds, line by line. Raises `Refused` for what is no text."""
-    while line := sys.stdin.buffer.readline():
-        yield text_of(line, "standard input")
+async def _piped_line() -> str | None:
+    line = sys.stdin.buffer.readline()
+    return text_of(line, "a line of standard input") if line else None
 
 
 async def page(text: str) -> None:

@@ -161,7 +161,7 @@ def test_calls_are_told_of(running: Running, session: str) -> None:
     [
         (("--strategy", "bogus"), b"hi\n", "bogus"),
         ((), b"/context bogus\n", "is not how it is written"),
-        ((), b"\xff\xfe\n", "standard input is not UTF-8 text (byte 0)"),
+        ((), b"\xff\xfe\n", "a line of standard input is not UTF-8 text (byte 0)"),
         (("--key", "é"), b"hi\n", "--key: that is no Tersely key"),
         (("--upstream", "notaurl"), b"hi\n", "--upstream: 'notaurl' is not an http(s) address"),
         (("--url", "http://127.0.0.1:1"), b"hi\n", "does not answer"),
@@ -179,6 +179,13 @@ def test_what_is_wrong_is_one_line_and_a_code(
     assert done.errors.startswith("tersely: ")
     assert error in done.errors
     assert "Traceback" not in done.errors
+
+
+def test_a_piped_chat_goes_on_after_what_went_wrong(running: Running, session: str) -> None:
+    done = running.run("chat", "-s", session, said=b"/undo\n\xff\n\n/session scratchpad\n")
+    assert done.code == 1
+    assert done.out.endswith("The scratchpad is empty.\n")
+    assert len(done.errors.splitlines()) == 2
 
 
 def test_a_session_may_have_any_name(running: Running) -> None:

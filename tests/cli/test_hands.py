@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from app.cli import commands
 from app.cli.refusals import Refused
 from tests.cli.conftest import Running, Say
+from tests.cli.terminal import ROOT
 
 Typed = Callable[..., str]
 
@@ -172,3 +175,9 @@ def test_text_that_is_no_text(typed: Typed) -> None:
         typed("add", "user", "-", said=b"\xff\xfe")
     with pytest.raises(Refused, match="not UTF-8 text"):
         typed("add", "user", "\udcff")
+
+
+def test_the_documentation_names_every_command() -> None:
+    rows = [line for line in (ROOT / "docs" / "cli.md").read_text().splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([a-z]+)[^`]*`", row.split("|")[1])}
+    assert named == set(get_command(commands.app).commands)  # type: ignore[attr-defined]
