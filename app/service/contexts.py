@@ -5,7 +5,8 @@ What is read here is a snapshot of one moment; nothing in the store changes beca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -168,9 +169,10 @@ async def load(
             stored_instructions = tuple(_stored_instruction(row, dialect) for row in rows)
     else:
         kept_rows = await _kept_rows(connection, tenant, found, epoch, cut)
+        twins = await _twins(connection, tenant, found, arrival, dialect, kept_rows)
         restore = restore or partial(restore_reply, dialect)
         entries, kept_entries = await aside(
-            arrival.size, _resent_entries, found, arrival, restore, kept_rows, cut, around.now
+            arrival.size, _resent_entries, found, arrival, restore, kept_rows, twins, cut, around.now
         )
     snapshot = _snapshot(found, entries, kept_entries, cut, around, recipe)
     advance = decide(snapshot, strategy=recipe.strategy, policy=recipe.policy, now=around.now)
@@ -213,7 +215,7 @@ def of_resent(
     cut = recipe.reach(epoch)
     if _missing_kept(found, epoch, cut):
         return None
-    entries, kept = _resent_entries(found, arrival, restore, (), cut, around.now)
+    entries, kept = _resent_entries(found, arrival, restore, (), {}, cut, around.now)
     snapshot = _snapshot(found, entries, kept, cut, around, recipe)
     if isinstance(decide(snapshot, strategy=recipe.strategy, policy=recipe.policy, now=around.now), Advance):
         return None
@@ -313,6 +315,7 @@ def _resent_entries(
     arrival: Arrival,
     restore: Restore,
     kept_rows: Sequence[TailRow],
+    twins: Mapping[int, Entry],
     cut: int,
     now: datetime,
 ) -> tuple[list[Entry], list[Entry]]:
@@ -342,7 +345,7 @@ def _resent_entries(
             entries += _hidden_entry(row, restore)
         elif row.row.seq in kept_seqs:
             kept += _hidden_entry(row, restore)
-    return _in_order(entries), _in_order(kept) + _find_resent(found, arrival, kept_rows, restore)
+    return _in_order(entries), _in_order(kept) + _find_resent(found, arrival, kept_rows, restore, twins)
 
 
 def _hidden_entry(row: TailRow, restore: Restore) -> list[_Placed]:
@@ -370,22 +373,38 @@ def _live_hidden(found: Found) -> list[TailRow]:
     ]
 
 
-def _find_resent(found: Found, arrival: Arrival, rows: Sequence[TailRow], restore: Restore) -> list[Entry]:
-    """Stored messages as the request shows them, in order; what it does not show is left out.
-
-    Of what lies before the rows at hand, the latest message of the same content is the one.
+async def _twins(
+    connection: Connection, tenant: str, found: Found, arrival: Arrival, dialect: Dialect, rows: Sequence[TailRow]
+) -> dict[int, Entry]:
+    """Those of ``rows``, as they were stored, of which the request shows several that say the same before the rows at
+    hand: which is which cannot be told there, and the ids in them must not come twice.
     """
+    if found.session is None or not rows:
+        return {}
+    placed = found.decision.placed
+    shown = Counter(arrival.incoming[index].digest for index in arrival.links if placed[index].seq == 0)
+    seqs = [row.row.seq for row in rows if shown[row.row.digest] > 1]
+    stored = await messages.content(connection, tenant, found.session.id, seqs) if seqs else []
+    return {entry.seq: entry for entry in _stored_entries(stored, dialect)}
+
+
+def _find_resent(
+    found: Found, arrival: Arrival, rows: Sequence[TailRow], restore: Restore, twins: Mapping[int, Entry]
+) -> list[Entry]:
+    """Stored messages as the request shows them, in order; what it does not show is left out."""
     placed = found.decision.placed
     known = {placed[index].seq: index for index in arrival.links if placed[index].seq > 0}
-    latest = {arrival.incoming[index].digest: index for index in arrival.links if placed[index].seq == 0}
+    before = {arrival.incoming[index].digest: index for index in arrival.links if placed[index].seq == 0}
     accompanied = {row.row.call for row in (*found.hidden, *rows) if row.is_hidden}
     shown: list[Entry] = []
     for row in sorted(rows, key=lambda each: each.row.place):
-        index = None if row.is_hidden else known.get(row.row.seq, latest.get(row.row.digest))
+        index = None if row.is_hidden else known.get(row.row.seq, before.get(row.row.digest))
         if row.row.status != "live":
             continue
         if row.is_hidden:
             shown += [entry for _, entry in _hidden_entry(row, restore)]
+        elif row.row.seq not in known and row.row.seq in twins:
+            shown.append(twins[row.row.seq])
         elif index is not None:
             shown.append(_known_entry(arrival.messages[index], row, restore, accompanied))
     return shown
@@ -407,7 +426,8 @@ async def entries_of(
         stored = await messages.content(connection, tenant, found.session.id, seqs)
         return _stored_entries(stored, dialect)
     rows = await messages.rows_of(connection, tenant, found.session.id, seqs)
-    return _find_resent(found, arrival, rows, restore)
+    twins = await _twins(connection, tenant, found, arrival, dialect, rows)
+    return _find_resent(found, arrival, rows, restore, twins)
 
 
 def restore_reply(dialect: Dialect, echo: Message, model_raw: bytes, said_in: str) -> Message:
