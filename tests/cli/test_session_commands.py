@@ -132,6 +132,7 @@ async def test_through_a_running_service(run, database: Database) -> None:
         assert (await run("stats", "--json", *where, local=False)).json["messages"] == 1
         refused = await run("stats", "--url", url, local=False)
         assert "a Tersely key is needed" in str(refused.error)
+    assert (await run("stats", "--json", "--key", text)).json["messages"] == 1
     gone = await run("stats", *where, local=False)
     assert "does not answer" in str(gone.error)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from typing_extensions import override
 
 from tests.cli.conftest import Running
 from tests.cli.terminal import ROOT, Ran, environment, run
@@ -50,12 +52,30 @@ def test_a_database_that_is_away(arguments: tuple[str, ...]) -> None:
     assert "the database does not answer: " in complains(run(*arguments, DATABASE_URL=AWAY))
 
 
+def test_somebody_else_s_service(session: str) -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>Welcome!</html>")
+
+        @override
+        def log_message(self, *args: object, **named: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert f"what answers at {url} is no Tersely" in complains(run("stats", "-s", session, "--url", url))
+        server.shutdown()
+
+
 def test_bad_settings() -> None:
     assert "TERSELY_DATABASE_POOL" in complains(run("stats", "--local", TERSELY_DATABASE_POOL="0"))
     assert "DATABASE_URL must begin with postgresql://" in complains(run("keys", "list", DATABASE_URL="mysql://x"))
 
 
-def test_who_talks_to_a_service_does_not_import_it(tmp_path: Path) -> None:
+def test_who_talks_to_a_service_does_not_import_it() -> None:
     code = "import sys, app.cli; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, check=True)
     loaded = set(done.stdout.decode().split())
