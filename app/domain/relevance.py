@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest, nsmallest
+from itertools import chain
 from math import log
 
 import msgspec
@@ -134,9 +135,12 @@ def weigh(terms: Iterable[str], corpus: Corpus) -> dict[str, float]:
     total = len(corpus.lengths) - corpus.lengths.count(0)
     weights: dict[str, float] = {}
     for term in terms:
-        having = len(corpus.postings.get(term, ()))
-        weights[term] = log(1 + (total - having + 0.5) / (having + 0.5))
+        weights[term] = _weight(len(corpus.postings.get(term, ())), total)
     return weights
+
+
+def _weight(having: int, total: int) -> float:
+    return log(1 + (total - having + 0.5) / (having + 0.5))
 
 
 def expand(query: Mapping[str, float], best: Iterable[tuple[float, Sequence[str]]], corpus: Corpus) -> dict[str, float]:
@@ -222,26 +226,25 @@ def rank_turns(turns: Sequence[Turn], text: str, *, budget: int | None = None) -
 
 
 def rank_documents(
-    documents: Sequence[Collection[str]], terms: Collection[str], *, most: int = MEMOS, is_asked: bool = False
+    documents: Sequence[Sequence[str]], terms: Collection[str], *, most: int = MEMOS, is_asked: bool = False
 ) -> tuple[Ranked, ...]:
-    """Of short documents (memos with their tags, as different terms), at most ``most`` that a text of these ``terms``
-    is about, the best first.
+    """Of short documents (memos with their tags, as different terms, sorted), at most ``most`` that a text of these
+    ``terms`` is about, the best first.
 
     A document's score is the share, 0 to 1, that the terms common to both have in the weight of the one that says less;
     what no document says weighs nothing. Unless it ``is_asked`` for, a document must share a keyword or two everyday
     words with the text, and have a score of at least `FLOOR`. Ties: the later first. Stop words bring none.
     """
-    contents = [frozenset(document) for document in documents]
-    corpus = collect([sorted(content) for content in contents])
-    wanted = corpus.postings.keys() & set(terms)
-    weights = weigh(sorted(corpus.postings), corpus)
-    asked = sum(weights[term] for term in sorted(wanted))
+    having = Counter(chain.from_iterable(documents))
+    weight = {count: _weight(count, len(documents)) for count in set(having.values())}
+    wanted = having.keys() & set(terms)
+    asked = sum(weight[having[term]] for term in sorted(wanted))
     found: list[Ranked] = []
-    for number, content in enumerate(contents):
-        common = content & wanted
+    for number, document in enumerate(documents):
+        common = [term for term in document if term in wanted]
         if common and (is_asked or tells_what(common)):
-            said = sum(weights[term] for term in sorted(content))
-            share = sum(weights[term] for term in sorted(common)) / min(asked, said)
+            said = sum([weight[having[term]] for term in document])
+            share = sum([weight[having[term]] for term in common]) / min(asked, said)
             if is_asked or share >= FLOOR:
                 found.append(Ranked(number=number, score=share))
     found.sort(key=lambda each: (-each.score, -each.number))

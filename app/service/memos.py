@@ -10,6 +10,7 @@ from app.domain.errors import InvalidRequest, NotFound, TooLarge
 from app.domain.memos import Memo
 from app.domain.relevance import rank_documents
 from app.domain.terms import tokenize
+from app.service.aside import aside
 from app.store import memos, sessions
 from app.store.connection import Connection, Database
 from app.store.memos import Place
@@ -20,6 +21,10 @@ MAX_TAGS = 20
 MAX_TAG = 64
 # Of more memos that share a word with a text, only the newest are ranked.
 CANDIDATES = 500
+# Characters of a text that are looked at: what is longer is a file or a log, and its beginning says what it is.
+LOOKED_AT = 20_000
+# Bytes of a memo, about.
+SIZE = 500
 # What a model is given unasked.
 RELEVANT = 5
 # Memos that an export reads at once.
@@ -131,10 +136,12 @@ async def _ranked(
     """For each text at most ``most`` memos, as in `rank_documents`. Stop words find nothing."""
     chosen: list[list[str]] = []
     for text in texts:
-        terms = sorted(set(tokenize(text)))
+        terms = sorted(set(tokenize(text[:LOOKED_AT])))
         found = await memos.with_any(connection, tenant, terms, tags=tags, limit=CANDIDATES) if terms else []
         found.reverse()
-        best = rank_documents([content for _, content in found], terms, most=most, is_asked=is_asked)
+        best = await aside(
+            len(found) * SIZE, rank_documents, [words for _, words in found], terms, most=most, is_asked=is_asked
+        )
         chosen.append([found[each.number][0] for each in best])
     wanted = {memo_id for ids in chosen for memo_id in ids}
     known = await memos.by_ids(connection, tenant, sorted(wanted)) if wanted else {}

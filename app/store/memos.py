@@ -73,10 +73,10 @@ async def newest(
 
 async def with_any(
     connection: Connection, tenant: str, terms: Sequence[str], *, tags: Sequence[str] | None = None, limit: int
-) -> list[tuple[str, frozenset[str]]]:
-    """The ids and terms of memos with any of ``terms`` (and of ``tags``, if some are given), the newest first."""
+) -> list[tuple[str, list[str]]]:
+    """Ids and sorted terms of the memos with any of ``terms`` (and of ``tags``, if given), the newest first."""
     records = await connection.fetch(CANDIDATES, tenant, tags, terms, limit)
-    return [(record["id"], frozenset(record["terms"])) for record in records]
+    return [(record["id"], record["terms"]) for record in records]
 
 
 async def by_ids(connection: Connection, tenant: str, ids: Sequence[str]) -> dict[str, Memo]:

@@ -170,3 +170,70 @@ def test_memos_and_the_message_are_one_blank_line_apart(service: Service, model:
     assert sent[-1]["content"].endswith(f"[End of the memos]\n\nthe {animal} port?")
     parts = talk.call({"role": "user", "content": [{"type": "text", "text": f"the {animal} again"}]})[-1]["content"]
     assert [part["text"][-12:] for part in parts] == ["f the memos]", f"the {animal} again"[-12:]]
+
+
+def test_a_client_that_resends_its_history_is_shown_the_same(
+    service: Service, model: Model, key: str, animal: str
+) -> None:
+    first = save(service, f"{animal} is at 9911")
+    headers = {"x-tersely-strategy": "window", "x-tersely-epoch": "auto", "authorization": "Bearer k"}
+    history: list[dict[str, Any]] = []
+
+    def call(text: str) -> list[dict[str, Any]]:
+        model.script(key, ScriptedReply(message={"role": "assistant", "content": f"To {text}"}))
+        history.append(user(text))
+        body = {"model": MODEL, "user": key, "messages": history}
+        answer = httpx.post(f"{service.base_url}/chat/completions", json=body, headers=headers, timeout=60)
+        assert answer.status_code == 200, answer.text
+        history.append(answer.json()["choices"][0]["message"])
+        session.append(answer.headers["x-tersely-session"])
+        request = model.requests(key)[-1].request
+        assert request is not None
+        return list(request["messages"])
+
+    session: list[str] = []
+    one = call(f"the {animal}?")
+    assert "9911" in one[-1]["content"]
+    delete(service, first)
+    save(service, f"{animal} is at 9922")
+    two = call(f"and the other {animal}?")
+    assert two[: len(one)] == one
+    assert "9922" in two[-1]["content"]
+    assert httpx.post(f"{service.url}/api/sessions/{session[0]}/turns/t2/drop").status_code == 200
+    three = call(f"the third {animal}?")
+    assert "9911" not in json.dumps(three)
+    assert json.dumps(three).count("9922") == 2
+    four = call("go on")
+    assert four[: len(three)] == three
+    assert "9922" not in four[-1]["content"]
+    assert len(set(session)) == 1
+    assert not any("[End of the memos]" in str(message) for message in history)
+
+
+DIALECTS: dict[str, dict[str, Any]] = {
+    "openai_chat": {"role": "user", "content": "{}"},
+    "openai_responses": {"type": "message", "role": "user", "content": "{}"},
+    "anthropic": {"role": "user", "content": [{"type": "text", "text": "{}"}]},
+    "gemini": {"role": "user", "parts": [{"text": "{}"}]},
+}
+
+
+@pytest.mark.parametrize("shown_in", DIALECTS)
+@pytest.mark.parametrize("said_in", DIALECTS)
+def test_memos_stay_with_a_message_in_every_dialect(
+    service: Service, key: str, animal: str, said_in: str, shown_in: str
+) -> None:
+    save(service, f"{animal} is at 9911")
+    path = f"{service.url}/api/sessions/{key}"
+    assert httpx.post(f"{service.url}/api/sessions", json={"id": key, "strategy": "window"}).status_code == 201
+    message = json.loads(json.dumps(DIALECTS[said_in]).replace("{}", f"the {animal}?"))
+    stored = httpx.post(f"{path}/messages", json={"dialect": said_in, "messages": [message]})
+    assert stored.status_code == 201, stored.text
+    shown = httpx.post(f"{path}/context", json={"dialect": shown_in}).json()["messages"]
+    text = json.dumps(shown[-1])
+    assert text.count("9911") == 1
+    assert text.index("9911") < text.index(f"the {animal}?")
+    assert httpx.post(f"{path}/compact").status_code == 200
+    assert json.dumps(httpx.post(f"{path}/context", json={"dialect": shown_in}).json()["messages"][-1]) == text
+    told = httpx.get(f"{path}/messages").json()["items"]
+    assert [item["raw"] for item in told] == [message]
