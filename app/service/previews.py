@@ -26,6 +26,7 @@ from app.service.recipes import Recipes
 from app.service.retrieval import Retriever
 from app.service.sessions import as_setting
 from app.service.standing import fixed_tokens
+from app.store import messages as store
 from app.store import sessions, summaries, turns
 from app.store.connection import Connection, Database
 from app.strategies.levels import LevelSize, measure_levels
@@ -160,7 +161,9 @@ async def _find(connection: Connection, tenant: str, session: Session, arrival: 
     """What the given messages would be: the next ones of the session."""
     turn = await turns.last_turn(connection, tenant, session.id)
     decision = append(arrival.incoming, last_seq=session.last_seq, turns=session.turns, turn=turn)
-    return Found(session_id=session.id, session=session, source="header", decision=decision, rows=(), is_delta=True)
+    tail = await store.tail_rows(connection, tenant, session.id, session.cut)
+    rows = [row for row in tail if not row.is_hidden]
+    return Found(session_id=session.id, session=session, source="header", decision=decision, rows=rows, is_delta=True)
 
 
 async def _turns(

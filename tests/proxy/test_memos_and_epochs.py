@@ -55,9 +55,9 @@ class Session:
         told = shown.json()["instructions"]
         return [*([{"role": "system", "content": told}] if told else []), *shown.json()["messages"]]
 
-    def call(self, *messages: dict[str, Any], reply: str = "Done.") -> list[dict[str, Any]]:
+    def call(self, *messages: dict[str, Any], reply: str = "Done.", **more: Any) -> list[dict[str, Any]]:
         """What the model was sent."""
-        self._model.script(self._key, ScriptedReply(message={"role": "assistant", "content": reply}))
+        self._model.script(self._key, ScriptedReply(message={"role": "assistant", "content": reply}, **more))
         body = {"model": MODEL, "user": self._key, "messages": list(messages)}
         headers = {"x-tersely-session": self._key, "authorization": "Bearer k"}
         answer = httpx.post(f"{self._service.base_url}/chat/completions", json=body, headers=headers, timeout=60)
@@ -113,6 +113,19 @@ def test_what_is_shown_is_what_is_sent(
     shown = talk.preview(INSTRUCTIONS)
     assert ("9911" in shown[-1]["content"]) == has_memos
     assert talk.call(INSTRUCTIONS, user(f"the {animal} port again?")) == shown
+
+
+@pytest.mark.parametrize("strategy", ["slim", "window", "trim", "compact", "tiered"])
+def test_what_is_shown_is_what_is_sent_after_the_window_was_full(
+    service: Service, model: Model, key: str, strategy: str
+) -> None:
+    talk = Session(service, model, key, strategy, "auto")
+    for turn in range(4):
+        talk.call(user(f"{turn} " + "word " * 600), reply=f"Answer {turn} " + "word " * 600)
+    talk.call(user("go on"), reply="This is as far as", finish_reason="model_context_window_exceeded")
+    shown = talk.preview(user("and on"))
+    assert talk.call(user("and on")) == shown
+    assert len(shown) < 10
 
 
 def test_within_an_epoch_nothing_changes_and_with_the_next_all_is_chosen_anew(
