@@ -25,7 +25,7 @@ from app.cli.reaching import (
 IMPORTANT, ORDINARY = 75, 50
 
 Turn = Annotated[str, typer.Argument(help="The turn's id, such as t5.")]
-Seq = Annotated[int, typer.Argument(help="The message's number, as `add` and `search --json` tell it.", min=1)]
+Seq = Annotated[int, typer.Argument(help="The message's number, as `add` and `show TURN` tell it.", min=1)]
 
 
 def context(
@@ -134,7 +134,7 @@ def unpin(
 def important(
     seq: Seq,
     priority: Annotated[
-        int, typer.Option(help=f"How important; unless set it is {ORDINARY}.", min=0, max=100)
+        int, typer.Argument(help=f"How important; unless set it is {ORDINARY}.", min=0, max=100)
     ] = IMPORTANT,
     session: SessionId = MAIN,
     url: Url = None,

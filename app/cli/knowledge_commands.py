@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from app.cli.files import STANDARD, read_text, write_bytes
 from app.cli.printing import busy, print_json, print_table, print_text
-from app.cli.reaching import AsJson, Key, Local, Service, Url, ask, path_of, place_of, work
+from app.cli.reaching import AsJson, Key, Local, Place, Service, Url, ask, path_of, place_of, work
 
+Export = Annotated[
+    Path | None, typer.Option(help="Write all of it to this file as JSON lines; `-` is standard output.")
+]
 Limit = Annotated[int, typer.Option(help="At most so many.", min=1, max=100)]
 
 
@@ -19,14 +22,24 @@ def memos(
     tag: Annotated[list[str] | None, typer.Option(help="Memos with any of these tags; with --add: its tags.")] = None,
     add: Annotated[str | None, typer.Option(help="Save this as a new memo; `-` reads it from standard input.")] = None,
     delete: Annotated[str | None, typer.Option(help="Delete the memo with this id.")] = None,
+    forget: Annotated[bool, typer.Option("--forget", help="Delete those with the tags, or with --all all.")] = False,
+    whole: Annotated[bool, typer.Option("--all", help="With --forget: whatever their tags.")] = False,
+    export: Export = None,
     limit: Limit = 20,
     url: Url = None,
     key: Key = None,
     local: Local = False,
     as_json: AsJson = False,
 ) -> None:
-    """List, find, save or delete memos."""
+    """List, find, save, export or delete memos."""
     place, tags = place_of(url, key, local), tag or []
+    if export is not None:
+        _export(place, "memos", export, {"tag": tags})
+        return
+    if forget:
+        wanted = {"tag": tags, **({"all": True} if whole else {})}
+        _tell_deleted(ask(place, "DELETE", path_of("memos"), params=wanted), as_json)
+        return
     if delete is not None:
         done = ask(place, "DELETE", path_of("memos", delete))
         if as_json:
@@ -36,8 +49,8 @@ def memos(
         content = read_text(STANDARD) if add == STANDARD else add
         found = [ask(place, "POST", path_of("memos"), json={"content": content, "tags": tags})]
     elif query is not None:
-        wanted = {"query": query, "tags": tags, "limit": limit}
-        found = ask(place, "POST", path_of("memos", "search"), json=wanted)["items"]
+        asked = {"query": query, "tags": tags, "limit": limit}
+        found = ask(place, "POST", path_of("memos", "search"), json=asked)["items"]
     else:
         found = ask(place, "GET", path_of("memos"), params={"limit": limit, "tag": tags})["items"]
     if as_json:
@@ -50,10 +63,8 @@ def memory(
     query: Annotated[str | None, typer.Argument(help="What it should be about; the newest without it.")] = None,
     day: Annotated[str | None, typer.Option(help="Only of this day: YYYY-MM-DD, in UTC.")] = None,
     session: Annotated[str | None, typer.Option("--session", "-s", help="Only what this session left behind.")] = None,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete what --day and --session name.")] = False,
-    export: Annotated[
-        Path | None, typer.Option(help="Write all of it to this file as JSON lines; `-` is standard output.")
-    ] = None,
+    forget: Annotated[bool, typer.Option("--forget", help="Delete what --day and --session name.")] = False,
+    export: Export = None,
     limit: Limit = 20,
     url: Url = None,
     key: Key = None,
@@ -64,15 +75,10 @@ def memory(
     place = place_of(url, key, local)
     narrowed = {name: text for name, text in (("day", day), ("session", session)) if text is not None}
     if export is not None:
-        with busy("exporting"):
-            write_bytes(export, work(place, _exported))
+        _export(place, "memory", export, {})
         return
-    if delete:
-        done = ask(place, "DELETE", path_of("memory"), params=narrowed)
-        if as_json:
-            print_json(done)
-        else:
-            print_text(f"{done['deleted']:,} deleted.")
+    if forget:
+        _tell_deleted(ask(place, "DELETE", path_of("memory"), params=narrowed), as_json)
         return
     if query is not None:
         wanted = {**narrowed, "query": query, "limit": limit}
@@ -88,8 +94,19 @@ def memory(
         print_table(("day", "session", "messages", "in short"), rows)
 
 
-async def _exported(service: Service) -> bytes:
-    return (await service.call("GET", path_of("memory", "export"))).content
+def _export(place: Place, what: str, file: Path, params: dict[str, Any]) -> None:
+    async def task(service: Service) -> bytes:
+        return (await service.call("GET", path_of(what, "export"), params=params)).content
+
+    with busy("exporting"):
+        write_bytes(file, work(place, task))
+
+
+def _tell_deleted(done: Any, as_json: bool) -> None:
+    if as_json:
+        print_json(done)
+    else:
+        print_text(f"{done['deleted']:,} deleted.")
 
 
 def install(app: typer.Typer) -> None:

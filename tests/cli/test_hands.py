@@ -74,7 +74,7 @@ def test_messages_are_pinned_and_marked(running: Running, session: str, typed: T
     assert not stored()["pinned"]
     typed("important", "1")
     assert stored()["priority"] == 75
-    assert json.loads(typed("important", "1", "--priority", "50", "--json"))["priority"] == 50
+    assert json.loads(typed("important", "1", "50", "--json"))["priority"] == 50
     with pytest.raises(Refused):
         typed("pin", "99")
 
@@ -126,9 +126,24 @@ def test_the_memory(running: Running, session: str, typed: Typed, tmp_path: Path
     typed("memory", "--export", str(file))
     assert made in {json.loads(line)["session"] for line in file.read_text().splitlines()}
     with pytest.raises(Refused, match="day or session"):
-        typed("memory", "--delete")
-    assert json.loads(typed("memory", "--delete", "--session", made, "--json"))["deleted"] == len(found)
+        typed("memory", "--forget")
+    assert json.loads(typed("memory", "--forget", "--session", made, "--json"))["deleted"] == len(found)
     assert json.loads(typed("memory", "--session", made, "--json")) == []
+
+
+def test_memos_are_exported_and_deleted_by_their_tags(typed: Typed, session: str, tmp_path: Path) -> None:
+    for text in ("first", "second"):
+        typed("memos", "--add", text, "--tag", session)
+    typed("memos", "--add", "other", "--tag", f"{session}-other")
+    file = tmp_path / "memos.jsonl"
+    typed("memos", "--export", str(file), "--tag", session)
+    assert {json.loads(line)["content"] for line in file.read_text().splitlines()} == {"first", "second"}
+    with pytest.raises(Refused):
+        typed("memos", "--forget")
+    assert typed("memos", "--forget", "--tag", session) == "2 deleted.\n"
+    assert json.loads(typed("memos", "--json", "--tag", f"{session}-other"))[0]["content"] == "other"
+    assert json.loads(typed("memos", "--forget", "--all", "--json"))["deleted"] >= 1
+    assert json.loads(typed("memos", "--json")) == []
 
 
 @pytest.mark.parametrize("text", ["use arr[i] and [/] or list[/b] here", "[bold]not bold[/bold]"])
