@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -70,6 +71,7 @@ class Client:
     session: str = ""
     has_branched: bool = False
     last: tuple[int, Items, str | None] | None = None
+    calls: dict[str, str] = field(default_factory=dict)
 
     def do(self, step: Step) -> None:
         if step.kind == "again" and self.last is not None and self.last[0]:
@@ -118,16 +120,18 @@ class Client:
         notes = sorted((item for item in items if item.get("role") == "developer"), key=repr)
         notes = [] if self.has_branched else notes
         rest = [item for item in items if item.get("role") != "developer"]
-        return json.loads(json.dumps([sent.get("instructions"), notes, rest]).replace(self.key, "KEY"))
+        return json.loads(self._named(json.dumps([sent.get("instructions"), notes, rest])))
+
+    def _named(self, text: str) -> str:
+        """With names that are the same for both clients: keys, and calls in the order in which they were made."""
+        named = text.replace(self.key, "KEY")
+        return re.sub(r"call_[0-9a-f]{24}", lambda call: self.calls.setdefault(call[0], f"c{len(self.calls)}"), named)
 
     def stored(self) -> tuple[list[Any], list[Any]]:
         """The history proper in its order, and the instructions that hold now."""
         sql = "SELECT turn, role, status, raw FROM messages WHERE session_id = $1 ORDER BY place, seq"
         rows = asyncio.run(look(self.service, sql, self.session))
-        told = [
-            (row["turn"], row["role"], row["status"], _said(row["raw"].replace(self.key.encode(), b"KEY")))
-            for row in rows
-        ]
+        told = [(row["turn"], row["role"], row["status"], _said(self._named(row["raw"].decode()))) for row in rows]
         instructions = [each for each in told if not each[0] and each[2] == "live" and not self.has_branched]
         return [each for each in told if each[0]], sorted(instructions, key=repr)
 
@@ -137,7 +141,7 @@ def _plain(item: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in item.items() if name not in {"id", "status"}}
 
 
-def _said(raw: bytes) -> Any:
+def _said(raw: str) -> Any:
     message = json.loads(raw)
     items = message["output"] if "output" in message and "type" not in message else [message]
     return [_plain(item) for item in items]

@@ -152,12 +152,15 @@ class Wire:
     error: Callable[[Exchange], bytes]
 
 
-def answer_to(asked: Asked) -> dict[str, Any]:
-    """The message that answers what no script answers, as chat completions write it. Deterministic."""
+def answer_to(asked: Asked, number: int) -> dict[str, Any]:
+    """The message that answers what no script answers, as chat completions write it. Deterministic.
+
+    ``number`` is that of the request: no host gives two calls the same id.
+    """
     call = None if asked.is_result else _asked_call(asked)
     if call is not None:
         name, arguments = call
-        call_id = "call_" + digest(dump([asked.messages, name, arguments]))[:24]
+        call_id = "call_" + digest(dump([number, asked.messages, name, arguments]))[:24]
         function = {"name": name, "arguments": arguments}
         return {
             "role": "assistant",

@@ -100,7 +100,7 @@ class ScriptedModel:
             reply = await reply
         if reply is not None:
             return reply
-        answer = answer_to(wire.asked(request))
+        answer = answer_to(wire.asked(request), received.number)
         return ScriptedReply(message=answer, first_delay=self.first_delay, delay=self.delay)
 
     def whole(self, request: dict[str, Any], wire: Wire) -> dict[str, Any] | Refusal:
