@@ -132,10 +132,11 @@ class Epoch:
     what was cut before. ``older_tokens`` counts what was live before the cut when the epoch started.
     ``tiers`` say how the texts of messages are shortened, ``prefixes`` what stands in front of which; ``retrieved`` are
     the turns among ``kept`` that were brought back for their relevance. No context speaks of what came before
-    ``floor``: there the session was last cleared. What the next epoch takes over from this one tells of messages
-    before ``told`` (0: before the cut). ``is_stale``: some of these have left the history, or come back to it, so that
-    the next epoch takes nothing over and is planned from everything that is live. Memos in front of messages up to
-    ``settled`` are among ``prefixes``; later messages bring their own along.
+    ``floor``: there the session was last cleared. What the next epoch takes over of this one's words tells of
+    messages before ``told`` (0: it takes over none), and the head as a whole of messages before ``quoted`` and the cut.
+    ``is_stale``: some of these have left the history, or come back to it, so that a new epoch must start; ``is_void``:
+    that takes over nothing and is planned from everything that is live. Memos in front of messages up to ``settled``
+    are among ``prefixes``; later messages bring their own along.
     """
 
     number: int
@@ -152,21 +153,32 @@ class Epoch:
     retrieved: tuple[int, ...] = ()
     floor: int = 1
     told: int = 0
+    quoted: int = 0
     is_stale: bool = False
+    is_void: bool = False
     settled: int = 0
 
-    def without(self, seqs: Collection[int], pinned: Collection[int] = ()) -> Epoch:
-        """The plan after these messages left the history, or came back to it: nothing in it tells of them.
-
-        ``pinned`` are those that came back and are pinned.
+    def without(self, left: Collection[int], back: Collection[int] = (), pinned: Collection[int] = ()) -> Epoch:
+        """The plan after messages left the history and others came ``back`` to it: no later one tells of those that
+        left. ``pinned`` are those that came back and are pinned.
         """
-        changed = frozenset(seqs)
-        kept = {*self.kept} - changed | {seq for seq in pinned if seq < self.cut}
-        plan = replace(self, kept=tuple(sorted(kept)))
-        if not any(self.floor <= seq < max(self.told, self.cut) for seq in changed):
+        gone, changed = frozenset(left), frozenset((*left, *back))
+        plan = replace(
+            self,
+            kept=tuple(sorted({*self.kept} - changed | {seq for seq in pinned if seq < self.cut})),
+            references=tuple(reference for reference in self.references if reference.position not in gone),
+        )
+        first = min((seq for seq in changed if seq >= self.floor), default=self.last_quoted)
+        if first >= self.last_quoted:
             return plan
-        known = tuple(reference for reference in self.references if reference.position not in changed)
-        return replace(plan, head=(), prefixes=(), references=known, is_stale=True)
+        if first < self.told or any(self.floor <= seq < self.cut for seq in back):
+            return replace(plan, head=(), prefixes=(), is_stale=True, is_void=True)
+        return replace(plan, is_stale=True)
+
+    @property
+    def last_quoted(self) -> int:
+        """Before which sequence number the messages are that the head may tell of."""
+        return max(self.cut, self.told, self.quoted)
 
     @property
     def head_tokens(self) -> int:

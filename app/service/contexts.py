@@ -125,7 +125,7 @@ def epoch_of(found: Found) -> Epoch | None:
         return epoch
     back = set(found.decision.revived)
     pinned = [row.row.seq for row in found.rows if row.pinned and row.row.seq in back]
-    return epoch.without(left_behind(found) | back, pinned)
+    return epoch.without(left_behind(found), back, pinned)
 
 
 def offers_in(epoch: Epoch | None, recipe: Recipe) -> list[ToolOffer]:
@@ -194,7 +194,7 @@ async def enough(connection: Connection, tenant: str, session: Session, recipe: 
     """From where on to load, where the strategy could look back further than the epoch and may not have to."""
     if session.plan is None or cut >= session.plan.cut:
         return cut
-    if session.plan.is_stale:
+    if session.plan.is_void:
         newest = await messages.newest_within(
             connection, tenant, session.id, since=cut, tokens=STALE_TOKENS, most=STALE_MESSAGES
         )

@@ -149,6 +149,10 @@ class Preparer:
             self._database, call.tenant, found, history, recipe.strategy, arrival, self._dialect
         )
         built = await aside(size, self._build, history, recipe, around, request.model)
+        if built is None and _shows_hidden(found):
+            # The client's own bytes would show what is hidden: better what is live, whatever the window.
+            unbounded = replace(history, snapshot=replace(history.snapshot, window=None))
+            built = await aside(size, self._build, unbounded, recipe, around, request.model)
         composed = await aside(size, self._compose, call, request, arrival, found, recipe, history, built)
         is_own_body = composed.body is call.body
         is_whole = is_own_body and not (found.is_delta or request.names_history)
@@ -407,6 +411,11 @@ def _not_named(offers: tuple[ToolOffer, ...], tools: bytes, others: frozenset[st
         return offers
     theirs = tool_names(tools) | others
     return tuple(offer for offer in offers if offer.name not in theirs)
+
+
+def _shows_hidden(found: Found) -> bool:
+    """Whether the request carries what was dropped, taken back or removed."""
+    return any(placed.turn > 0 and placed.status != "live" for placed in found.decision.placed)
 
 
 def _must_call(request: Request) -> bool:

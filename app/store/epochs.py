@@ -19,7 +19,7 @@ WHERE tenant_id = $1 AND session_id = $2 AND seq >= $3 AND turn > 0 AND status =
 PLAN = "SELECT plan FROM sessions WHERE tenant_id = $1 AND id = $2"
 SET_PLAN = "UPDATE sessions SET plan = $3 WHERE tenant_id = $1 AND id = $2"
 LINKS = """
-SELECT seq, pinned AND status = 'live' AS is_kept FROM messages
+SELECT seq, pinned, status = 'live' AS is_live FROM messages
 WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::bigint[]) AND turn > 0
 """
 MOVE = """
@@ -48,11 +48,13 @@ async def without(connection: Connection, tenant: str, session_id: str, seqs: Se
     if not found:
         return
     links = [record["seq"] for record in found]
-    pinned = [record["seq"] for record in found if record["is_kept"]]
+    left = [record["seq"] for record in found if not record["is_live"]]
+    back = [record["seq"] for record in found if record["is_live"]]
+    pinned = [record["seq"] for record in found if record["is_live"] and record["pinned"]]
     await states.forget_rebuilt(connection, tenant, session_id, min(links))
     plan = await connection.fetchval(PLAN, tenant, session_id)
     before = read_epoch(plan) if plan else None
-    if before is not None and (after := before.without(links, pinned)) != before:
+    if before is not None and (after := before.without(left, back, pinned)) != before:
         await connection.execute(SET_PLAN, tenant, session_id, write_epoch(after))
 
 

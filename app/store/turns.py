@@ -230,7 +230,7 @@ def _without(plan: Epoch, seqs: Sequence[int], tokens: int) -> Epoch:
 
 def _forgetting(plan: Epoch, seqs: Sequence[int], tokens: int) -> Epoch:
     """The same without any words that Tersely wrote: they may quote the messages, wherever these stand."""
-    return replace(_without(plan, seqs, tokens), head=(), prefixes=(), is_stale=True)
+    return replace(_without(plan, seqs, tokens), head=(), prefixes=(), is_stale=True, is_void=True)
 
 
 async def _set_edited(

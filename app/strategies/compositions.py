@@ -427,7 +427,9 @@ def earlier_summary(epoch: Epoch | None) -> Earlier:
         return Earlier()
     kept = set(epoch.kept)
     last = next((seq for seq in range(epoch.cut - 1, 0, -1) if seq not in kept), 0)
-    return Earlier(text=summary_text(epoch), first_seq=epoch.floor, last_seq=max(last, epoch.told - 1))
+    if epoch.told > epoch.cut:
+        last = epoch.told - 1
+    return Earlier(text=summary_text(epoch), first_seq=epoch.floor, last_seq=last)
 
 
 def summary_text(epoch: Epoch | None) -> str:

@@ -71,7 +71,7 @@ def after_cut(
         return ()
     if isinstance(strategy, Compact):
         return (Foreseen(purpose="checkpoint", first_seq=_floor(snapshot), last_seq=max(gone)),)
-    if not (snapshot.epoch and snapshot.epoch.is_stale):
+    if not (snapshot.epoch and snapshot.epoch.is_void):
         return (Foreseen(purpose=MEMORY, first_seq=min(gone), last_seq=max(gone)),)
     # What was trimmed before is in the memory already, as far as it is still so.
     told = [(summary.first_seq, summary.last_seq) for summary in made if summary.purpose == MEMORY]

@@ -54,8 +54,8 @@ def insert_text(layer: str, title: str, text: str, acknowledgement: str, *, enco
     def stage(draft: Draft) -> Draft:
         if not text.strip():
             return draft
-        told = draft.told if seq < draft.cut else max(draft.told, seq + 1)
-        return replace(draft, told=told).with_head(*exchange(layer, f"{title}\n{text}", acknowledgement, encode))
+        quoted = max(draft.quoted, seq + 1 if seq else 0)
+        return replace(draft, quoted=quoted).with_head(*exchange(layer, f"{title}\n{text}", acknowledgement, encode))
 
     return stage
 
@@ -140,7 +140,7 @@ def summary_of_cut(
     asked: bool = False,
 ) -> tuple[str, int]:
     """What stands for everything before the cut, as far as it is not kept: empty where nothing was cut. And before
-    which sequence number the messages are that it tells of, where some of these are behind the cut (else 0).
+    which sequence number the messages are that it tells of.
 
     The summaries that were made of it, in order, and where there are none yet, what can be said without a model.
     Of too much, the newest stays. ``asked``: somebody had one made just now, of everything before the last turn; it
@@ -151,8 +151,7 @@ def summary_of_cut(
     made = _chain([each for each in summaries if (each.first_seq if asked else each.last_seq) < draft.cut])
     rest = [e for e in draft.gone if not any(s.first_seq <= e.seq <= s.last_seq for s in made)]
     last = max((summary.last_seq for summary in made), default=0)
-    told = max(last, earlier.last_seq if earlier.text else 0) + 1
-    told = told if told > draft.cut else 0
+    told = max(draft.cut, last + 1, earlier.last_seq + 1 if earlier.text else 0)
     if not made:
         text = summarize(rest, limit=limit, encode=encode, earlier=earlier.text) if rest else earlier.text
         return text, told

@@ -40,7 +40,7 @@ class Draft:
     Everything that was loaded is in exactly one of ``kept`` (verbatim, between head and tail), ``tail`` and ``gone``
     (left out), each in the order of the history (that of ``seq``, but where a client rebuilt its history). ``cut`` is
     the first sequence number of the tail, 1 when nothing was ever left out. ``references`` are the candidates that an
-    epoch carries on; a summary that goes on behind the cut tells of messages before ``told``.
+    epoch carries on; for ``told`` and ``quoted`` see `Epoch`.
     """
 
     cut: int = 1
@@ -55,6 +55,7 @@ class Draft:
     retrieved: tuple[int, ...] = ()
     closing: tuple[HeadMessage, ...] = ()
     told: int = 0
+    quoted: int = 0
 
     @property
     def entries(self) -> tuple[Entry, ...]:

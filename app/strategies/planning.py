@@ -79,7 +79,7 @@ def load_from(epoch: Epoch | None, *, strategy: Strategy, policy: Policy) -> int
     """
     if epoch is None:
         return 1
-    if epoch.is_stale:
+    if epoch.is_void:
         return epoch.floor
     unchanged = epoch.fingerprint.partition(_WITH)[0] == fingerprint_of(strategy, policy)
     return epoch.cut if unchanged or not _may_widen(strategy, policy) else epoch.floor
@@ -141,6 +141,7 @@ def plan_epoch(
         retrieved=draft.retrieved,
         floor=draft.cut if advance.reason == "clear" else _floor(snapshot),
         told=draft.told,
+        quoted=draft.quoted,
         settled=material.settled,
     )
 
@@ -257,13 +258,13 @@ def _starting_draft(snapshot: Snapshot, *, widen: bool) -> Draft:
     entries = snapshot.entries
     if snapshot.epoch is None:
         return Draft(tail=entries)
-    if (widen or snapshot.epoch.is_stale) and entries and first_seq(entries) < snapshot.epoch.cut:
+    if (widen or snapshot.epoch.is_void) and entries and first_seq(entries) < snapshot.epoch.cut:
         if not snapshot.older_tokens:
             return Draft(tail=entries)
         first = first_seq(entries)
         standing = tuple(entry for entry in must_stay(snapshot.kept, entries) if entry.seq < first)
         references = snapshot.epoch.references
-        if snapshot.epoch.is_stale:
+        if snapshot.epoch.is_void:
             references = tuple(reference for reference in references if reference.position < first)
         return Draft(cut=first, kept=standing, tail=entries, references=references)
     restored = _restore(snapshot, snapshot.epoch)

@@ -64,21 +64,30 @@ def insert_activity_log(material: Material, *, limit: int, encode: Encode, deriv
             return draft
         terse = [entry for entry in material.terse if entry.seq < draft.cut]
         if derive:
-            terse = _in_order([*terse, *_derived(draft, terse, earlier)])
+            steps = _derived_steps(draft, terse, earlier)
+            terse = _in_order([*terse, *_derived(draft, terse), *steps])
+            # They are stored nowhere else: the next epoch takes them over.
+            draft = replace(draft, told=draft.cut) if steps else draft
         text = render_activity_log(replace(material, terse=tuple(terse)), limit=limit, encode=encode)
         return draft.with_head(*exchange("activity_log", text, ACTIVITY_LOG_ACK, encode))
 
     return stage
 
 
-def _derived(draft: Draft, terse: list[TerseEntry], earlier: str) -> list[TerseEntry]:
+def _derived(draft: Draft, terse: list[TerseEntry]) -> list[TerseEntry]:
+    """Entries for the turns that are cut without any."""
     running = frozenset(entry.turn for entry in draft.tail)
     gone = {entry.turn for entry in draft.gone}
     past = [e for e in _by_seq([*draft.kept, *draft.gone]) if e.turn in gone and e.turn not in running]
+    return [*derive_missing(past, terse)]
+
+
+def _derived_steps(draft: Draft, terse: list[TerseEntry], earlier: str) -> list[TerseEntry]:
+    """Entries for the steps that were cut, now and earlier, of turns that go on in the tail."""
+    running = frozenset(entry.turn for entry in draft.tail)
     known = {(entry.turn, entry.text) for entry in terse}
     carried = [line for line in read_activity_log(earlier, running) if (line.turn, line.text) not in known]
-    steps = derive_steps(entry for entry in draft.gone if entry.turn in running)
-    return [*carried, *derive_missing(past, terse), *steps]
+    return [*carried, *derive_steps(entry for entry in draft.gone if entry.turn in running)]
 
 
 def _by_seq(entries: list[Entry]) -> list[Entry]:

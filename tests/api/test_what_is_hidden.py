@@ -169,3 +169,20 @@ async def test_it_goes_upstream_no_more(
         for number, seen in enumerate(chat.sent[before:]):
             assert not seen & gone, number
             assert PINNED_NAME in seen, number
+
+
+async def test_what_does_not_fit_goes_out_without_it_too(database: Database) -> None:
+    """A request that is over the model's window goes out as the client sent it, but for what is hidden."""
+    async with chatting(database, "slim", "auto", resends=True) as chat:
+        await chat.turn(1)
+        await chat.turn(2)
+        await chat.do("POST", "/turns/t1/drop")
+        chat.history.append({"role": "user", "content": f"and then? {PAD * 40}"})
+        chat.model.script("s", ScriptedReply(message=said(3)))
+        body = {"model": "gpt-4", "user": "s", "tools": TOOLS, "messages": chat.history, "max_tokens": 8_000}
+        headers = {"x-tersely-session": "s"}
+        answer = await chat.api.http.post("/v1/chat/completions", json=body, headers=headers, timeout=30)
+        assert answer.status_code == 200, answer.text
+        sent = chat.model.requests("s")[-1].body
+        assert asked(2).encode() in sent
+        assert asked(1).encode() not in sent

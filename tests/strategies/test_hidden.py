@@ -83,8 +83,8 @@ class Session:
         """These messages leave the history, or come back to it."""
         changed = set(seqs)
         self.gone ^= changed
-        pinned = (changed & self.pinned) - self.gone
-        self.epoch = self.epoch.without(changed, pinned) if self.epoch else None
+        left, back = changed & self.gone, changed - self.gone
+        self.epoch = self.epoch.without(left, back, back & self.pinned) if self.epoch else None
         self.edited |= edits
 
     def act(self, act: str, number: int) -> None:
