@@ -116,3 +116,9 @@ def with_data(event: SseEvent, data: bytes) -> bytes:
     newline = line_end[0] if line_end else b"\n"
     others = [line for line in _LINE_END.split(event.raw) if line and line.partition(b":")[0] != b"data"]
     return newline.join([*others, b"data: " + data, b"", b""])
+
+
+def beginnings(*types: bytes) -> tuple[bytes, ...]:
+    """How the first line of an event of one of these types may begin."""
+    lines = (b"event: %b", b"event:%b", b'data: {"type":"%b"', b'data: {"type": "%b"', b'data:{"type":"%b"')
+    return tuple(line % kind for line in lines for kind in types)

@@ -1,0 +1,22 @@
+"""Gemini Code Assist: Gemini's format in an envelope, put together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from app.dialects.gemini.dialect import GEMINI
+from app.dialects.gemini.rounds import rounds
+from app.dialects.gemini_gca import read, stream, tools, write
+
+GEMINI_GCA = replace(
+    GEMINI,
+    name="gemini_gca",
+    read_request=read.read_request,
+    write_request=write.write_request,
+    as_reply=write.as_reply,
+    add_tools=tools.add_tools,
+    forbid_tools=tools.forbid_tools,
+    open_stream=stream.open_stream,
+    split_reply=stream.split_reply,
+    rounds=rounds(stream.WRAPPER),
+)

@@ -1,0 +1,39 @@
+"""OpenAI's chat completions, put together."""
+
+from __future__ import annotations
+
+from app.dialects.dialect import Dialect, Streaming
+from app.dialects.errors import classify_error
+from app.dialects.openai_chat import read, rounds, stream, tools, whole, write
+
+OPENAI_CHAT = Dialect(
+    name="openai_chat",
+    read_request=read.read_request,
+    read_message=read.read_message,
+    read_reply=read.read_reply,
+    read_usage=read.read_usage,
+    write_request=write.write_request,
+    write_text=write.write_text,
+    write_message=write.write_message,
+    as_input=write.as_input,
+    as_reply=write.as_reply,
+    restore_reply=write.restore_reply,
+    with_text=write.with_text,
+    with_results=write.with_results,
+    with_prefix=write.with_prefix,
+    add_tools=tools.add_tools,
+    forbid_tools=tools.forbid_tools,
+    error_body=write.error_body,
+    error_event=write.error_event,
+    open_stream=stream.ReplyStream,
+    split_reply=whole.split_reply,
+    classify_error=classify_error,
+    streaming=Streaming(
+        heartbeat=b": keep-alive\n\n",
+        end_marks=(b"data: [DONE]", b"data:[DONE]"),
+        end_words=(b"[DONE]",),
+        is_mark_whole=True,
+        reply_key=b'"choices"',
+    ),
+    rounds=rounds.ROUNDS,
+)

@@ -1,0 +1,52 @@
+"""OpenAI's responses, put together."""
+
+from __future__ import annotations
+
+from app.dialects.dialect import Dialect, References, Streaming
+from app.dialects.errors import classify_error
+from app.dialects.openai_chat.write import error_body
+from app.dialects.openai_responses import items, kept, read, references, rounds, stream, tools, write
+from app.dialects.sse import beginnings
+
+_ENDS = (b"response.completed", b"response.failed", b"response.incomplete")
+
+OPENAI_RESPONSES = Dialect(
+    name="openai_responses",
+    read_request=read.read_request,
+    read_message=read.read_message,
+    read_reply=read.read_message,
+    read_usage=read.read_usage,
+    write_request=write.write_request,
+    write_text=write.write_text,
+    write_message=write.write_message,
+    as_input=write.as_input,
+    as_reply=write.as_reply,
+    restore_reply=write.restore_reply,
+    with_text=write.with_text,
+    with_results=write.with_results,
+    with_prefix=write.with_prefix,
+    add_tools=tools.add_tools,
+    forbid_tools=tools.forbid_tools,
+    error_body=error_body,
+    error_event=write.error_event,
+    open_stream=stream.ReplyStream,
+    split_reply=stream.split_reply,
+    classify_error=classify_error,
+    without_history=write.without_history,
+    lacks_history=kept.lacks_history,
+    is_said_anew=items.is_instructions,
+    references=References(
+        mark=references.MARK,
+        referred=references.referred,
+        with_items=references.with_items,
+        items_by_id=references.items_by_id,
+    ),
+    streaming=Streaming(
+        heartbeat=b": keep-alive\n\n",
+        end_marks=beginnings(*_ENDS),
+        end_words=_ENDS,
+        preamble=beginnings(b"response.created", b"response.in_progress", b"response.queued"),
+        reply_key=b'"output"',
+    ),
+    rounds=rounds.ROUNDS,
+)
