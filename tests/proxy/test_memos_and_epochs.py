@@ -176,6 +176,28 @@ def test_who_works_over_rest_alone_gets_them_too_and_they_stay(
     assert "9911" not in json.dumps(talk.preview(user("well?")))
 
 
+def test_a_copy_shows_what_the_session_shows(service: Service, model: Model, key: str, animal: str) -> None:
+    talk = Session(service, model, key, "window", "auto")
+    first = save(service, f"{animal} is at 9911")
+    talk.call(user(f"the {animal}?"))
+    delete(service, first)
+    save(service, f"{animal} is at 9922")
+    talk.act("compact")
+    talk.call(user(f"the other {animal}?"))
+    exported = httpx.get(f"{talk.path}/export").content
+    imported = httpx.post(
+        f"{service.url}/api/sessions/import",
+        content=b'{"id":"copy-%b",' % key.encode() + exported[1:],
+        headers={"content-type": "application/json"},
+    )
+    assert imported.status_code == 201, imported.text
+    shown = talk.preview(user("go on"))
+    talk.path = f"{service.url}/api/sessions/copy-{key}"
+    assert talk.preview(user("go on")) == shown
+    assert json.dumps(shown).count("9922") == 2
+    assert "9911" not in json.dumps(shown)
+
+
 def test_memos_and_the_message_are_one_blank_line_apart(service: Service, model: Model, key: str, animal: str) -> None:
     talk = Session(service, model, key, "window", "auto")
     save(service, f"{animal} is at 9911")
