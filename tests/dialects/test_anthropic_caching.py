@@ -51,8 +51,41 @@ def test_the_ends_of_head_and_tail_are_marked():
     written = write(TALK, [1, 4])
     assert marks(written) == [(1, "5m"), (4, "5m")]
     assert written["messages"][4] == message(text("e", cache_control=EPHEMERAL))
-    assert written["messages"][0] == TALK[0]
     assert write(TALK, []) == {"messages": TALK}
+
+
+def test_a_message_has_one_form_marked_or_not():
+    """A string cannot carry a mark: it is a list from the first time, with every byte of its words."""
+    later = [*TALK, message("f"), message(" "), message("g", role="system")]
+    first, second = write(TALK, [1, 4], system="S"), write(later, [1, 5], system="S")
+    assert [unmarked(each) for each in first["messages"]] == [unmarked(each) for each in second["messages"][:5]]
+    assert first["messages"][0] == message(text("a"))
+    assert second["messages"][6:] == later[6:]
+    raw = b'{"role": "user", "content": "\\u00e9 \\ud800"}'
+    written = write_request(b'{"messages":[]}', messages=[raw, raw], breakpoints=[1])
+    assert written.startswith(b'{"messages":[{"role":"user","content":[{"type":"text","text":"\\u00e9 \\ud800"}]},')
+
+
+def unmarked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: unmarked(each) for key, each in value.items() if key != "cache_control"}
+    return [unmarked(each) for each in value] if isinstance(value, list) else value
+
+
+def test_tools_and_instructions_keep_theirs_when_there_is_a_head():
+    tools = [{"name": "f"}, {"name": "g"}, {"name": "h", "defer_loading": True}]
+    written = write([{"system": "S"}, *TALK], [2, 5], system="S", tools=tools)
+    assert marks(written) == [(-2, "5m"), (-1, "5m"), (1, "5m"), (4, "5m")]
+    assert [tool.get("cache_control") for tool in written["tools"]] == [None, EPHEMERAL, None]
+    # The client's take places: what ends later is longer.
+    own = [*TALK[:4], message(text("e", cache_control=HOUR), text("f"))]
+    assert marks(write([{"system": "S"}, *own], [2, 5], system="S", tools=tools)) == [
+        (-2, "1h"), (-1, "1h"), (1, "1h"), (4, "1h")]  # fmt: skip
+    two = [text("S", cache_control=EPHEMERAL), text("T", cache_control=EPHEMERAL)]
+    assert marks(write([{"system": two}, *TALK], [2, 5], tools=tools)) == [
+        (-1, "5m"), (-1, "5m"), (1, "5m"), (4, "5m")]  # fmt: skip
+    assert write([{"system": "S"}, *TALK], [], tools=tools)["tools"] == tools
+    assert marks(write(TALK, [4], tools=[tools[2]])) == [(4, "5m")]
 
 
 def test_instructions_are_marked_at_their_end():

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from app.dialects import raw_json
-from app.dialects.anthropic.caching import SYSTEM, add_breakpoints, limit_breakpoints
+from app.dialects.anthropic.caching import add_breakpoints, limit_breakpoints
 from app.dialects.anthropic.content import (
     THINKING,
     block_type,
@@ -56,7 +56,7 @@ def write_request(
 
     The leading instruction messages, and behind them ``instructions`` (Tersely's own text for the model), become
     ``system``. Results that several messages carry come together in one. ``breakpoints`` are indices of ``messages``
-    behind which the prompt may be cached, see `caching`. ``include_usage`` changes nothing: usage is always reported.
+    behind which the prompt is worth caching (none: no mark of ours), see `caching`. ``include_usage`` changes nothing: usage is always reported.
     Every other member of the request keeps its bytes and its place. Raises ``InvalidRequest`` for a body that
     ``read_request`` refuses.
     """
@@ -70,8 +70,10 @@ def write_request(
             written = [write_text("user", OPENING), *written]
             places = [place + 1 for place in places]
         written = limit_breakpoints(members, written)
-        marks = [SYSTEM if index < leading else places[index - leading] for index in breakpoints]
-        members["messages"] = raw_json.join_array(add_breakpoints(members, written, marks))
+        if breakpoints:
+            marks = [places[index - leading] for index in breakpoints if index >= leading]
+            written = add_breakpoints(members, written, marks)
+        members["messages"] = raw_json.join_array(written)
     except ValueError as error:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from error
     return raw_json.join_object(members)
