@@ -56,9 +56,9 @@ def write_request(
 
     The leading instruction messages, and behind them ``instructions`` (Tersely's own text for the model), become
     ``system``. Results that several messages carry come together in one. ``breakpoints`` are indices of ``messages``
-    behind which the prompt is worth caching (none: no mark of ours), see `caching`. ``include_usage`` changes nothing: usage is always reported.
-    Every other member of the request keeps its bytes and its place. Raises ``InvalidRequest`` for a body that
-    ``read_request`` refuses.
+    behind which the prompt is worth caching (none: no mark of ours), see `caching`. ``include_usage`` changes nothing:
+    usage is always reported. Every other member of the request keeps its bytes and its place, except that ``tools`` may
+    get a mark. Raises ``InvalidRequest`` for a body that ``read_request`` refuses.
     """
     del include_usage
     try:
