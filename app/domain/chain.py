@@ -106,13 +106,14 @@ def canonical(message: Message) -> bytes:
     No links are instructions (system, developer) and user messages that carry nothing but injected context.
     Equal are: a string and a list of one text; null, "" and no content; ``1`` and ``1.0`` in arguments; any
     order of their keys; arguments "" and "{}". Arguments that are no JSON count as text. Texts are trimmed
-    at their ends.
+    at their ends. A refusal counts where it is all that was said: beside anything else clients drop it.
     """
     role = message.role
     if role in {"system", "developer"}:
         return b""
     texts: list[str] = []
     others: list[str] = []
+    refusals: list[str] = []
     is_injected = False
     for part in message.parts:
         if isinstance(part, Text):
@@ -122,14 +123,15 @@ def canonical(message: Message) -> bytes:
                 is_injected = is_injected or own is not text
                 text = own
             if text := text.strip():
-                texts.append(text)
+                (refusals if part.is_refusal else texts).append(text)
         elif not isinstance(part, Reasoning):
             other = _canonical_part(part)
             if other not in others:  # Gemini CLI repeats a result when it resumes
                 others.append(other)
     if is_injected and not texts and not others:
         return b""
-    return _encode_text("".join((role, "\n", _sized("\n".join(texts)), *others)))
+    said = texts if texts or others else refusals
+    return _encode_text("".join((role, "\n", _sized("\n".join(said)), *others)))
 
 
 def without_injected(text: str) -> str:

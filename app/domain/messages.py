@@ -18,9 +18,10 @@ INSTRUCTION_ROLES: frozenset[Role] = frozenset({"system", "developer"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """Words said by whoever the message's role names."""
+    """Words said by whoever the message's role names. ``is_refusal``: a model's, in place of an answer."""
 
     text: str
+    is_refusal: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,11 @@ class Message:
     def text(self) -> str:
         """The words of the message, text parts joined by newlines; reasoning and tool traffic left out."""
         return "\n".join(part.text for part in self.parts if isinstance(part, Text))
+
+    @property
+    def answer(self) -> str:
+        """The words but for a refusal, which some dialects keep elsewhere than words."""
+        return "\n".join(part.text for part in self.parts if isinstance(part, Text) and not part.is_refusal)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:

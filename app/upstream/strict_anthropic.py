@@ -109,6 +109,8 @@ def _check_message(message: object, place: int) -> Refusal | None:
         )
     if isinstance(content, str):
         return None if content.strip() else _blank()
+    if isinstance(content[-1], dict) and content[-1].get("type") == "thinking":
+        return Refusal(message=f"messages.{place}: The final block in an assistant message cannot be `thinking`.")
     return next(filter(None, (_check_block(b, f"messages.{place}.content.{i}") for i, b in enumerate(content))), None)
 
 

@@ -154,11 +154,18 @@ def test_tool_traffic():
         {"reasoning_content": "hm"},
         {"reasoning": "hm", "reasoning_details": [{"type": "reasoning.text", "text": "hm"}]},
         {"reasoning_details": [{"type": "reasoning.summary", "summary": "hm"}]},
-        {"refusal": "hm"},
     ],
 )
 def test_reasoning_comes_first_and_once(members: dict[str, Any]):
     assert read(role="assistant", content="x", **members) == (Reasoning(text="hm"), Text(text="x"))
+
+
+@pytest.mark.parametrize(
+    "members",
+    [{"content": None, "refusal": "no"}, {"refusal": "no"}, {"content": [{"type": "refusal", "refusal": "no"}]}],
+)
+def test_a_refusal_is_something_said(members: dict[str, Any]):
+    assert read(role="assistant", **members) == (Text(text="no", is_refusal=True),)
 
 
 def test_a_reply_without_a_role():

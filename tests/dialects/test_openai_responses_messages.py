@@ -291,8 +291,10 @@ def test_media():
     assert parts({"type": "image_generation_call", "id": "i", "result": "b64"})[0].kind == "image"  # type: ignore[union-attr]
 
 
-def test_refusals_are_no_words():
-    assert parts({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}) == (Reasoning(text="no"),)
+def test_a_refusal_is_something_said():
+    item = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
+    assert parts(item) == (Text(text="no", is_refusal=True),)
+    assert parts({"role": "assistant", "content": [{"type": "refusal", "refusal": ""}]}) == ()
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,8 @@ def read(**members: Any) -> Message:
             read(role="assistant", content="a", refusal=None, reasoning_content="hm", annotations=[]),
             read(role="assistant", content="a"),
         ),
+        (read(role="assistant", content="a", refusal="no"), read(role="assistant", content="a")),
+        (read(role="assistant", content=None, refusal="no"), read(role="assistant", content=None, refusal=" no\n")),
         (
             message("assistant", Reasoning(text="1"), Text(text="a")),
             message("assistant", Text(text="a"), Reasoning(text="2")),

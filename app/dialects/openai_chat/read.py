@@ -50,6 +50,7 @@ class _Request(msgspec.Struct):
     functions: msgspec.Raw = msgspec.Raw()
     tool_choice: msgspec.Raw = msgspec.Raw()
     response_format: msgspec.Raw = msgspec.Raw()
+    modalities: Any = None
     stop: msgspec.Raw = msgspec.Raw()
     max_tokens: Any = None
     max_completion_tokens: Any = None
@@ -130,8 +131,8 @@ def read_message(raw: bytes, *, default_role: str = "") -> Message:
     """Read one message; ``raw`` is kept. Raises ``InvalidRequest`` for what is not a message that we understand.
 
     Content as a string, a list of parts, null or absent; ``tool_calls``, the older ``function_call`` and role
-    ``function``; refusals and the reasoning fields of several providers become ``Reasoning``; parts of an
-    unknown type become ``Media(kind="other")``.
+    ``function``; the reasoning fields of several providers become ``Reasoning``; parts of an unknown type become
+    ``Media(kind="other")``.
     """
     message = _messages.decode(raw)
     role = _ROLES.get(message.role or default_role)
@@ -144,6 +145,8 @@ def read_message(raw: bytes, *, default_role: str = "") -> Message:
         return Message(role=role, parts=(Text(text=content),) if content else (), raw=raw)
     parts = _read_reasoning(message)
     parts.extend(_read_content(content, raw))
+    if refusal := _as_text(message.refusal):
+        parts.append(Text(text=refusal, is_refusal=True))
     if message.audio is not None:
         parts.append(Media(kind="audio", digest=message.audio.id))
     parts.extend(_read_calls(message))
@@ -172,12 +175,18 @@ def _to_request(request: _Request, read: Callable[[bytes], Message]) -> Request:
         n=1 if request.n is None else request.n,
         tools=verbatim(request.tools) or verbatim(request.functions),
         tool_choice=verbatim(request.tool_choice),
-        response_format=verbatim(request.response_format),
+        response_format=_read_format(verbatim(request.response_format)),
+        is_text=not isinstance(request.modalities, list) or all(each == "text" for each in request.modalities),
         stop=verbatim(request.stop),
         max_tokens=_whole(request.max_completion_tokens) or _whole(request.max_tokens),
         ids=session_ids(msgspec.structs.asdict(request)),
         unreadable=unreadable,
     )
+
+
+def _read_format(raw: bytes) -> bytes:
+    chosen = raw_json.load(raw) if raw else None
+    return b"" if isinstance(chosen, dict) and chosen.get("type") == "text" else raw
 
 
 def _whole(value: Any) -> int | None:
@@ -212,11 +221,8 @@ def _read_result(message: _Message, raw: bytes) -> ToolResult:
 
 def _read_reasoning(message: _Message) -> list[Part]:
     """Providers repeat one thought under several names: the first that says something counts."""
-    texts = (
-        _as_text(message.reasoning_content) or _as_text(message.reasoning) or _as_text(message.reasoning_details),
-        _as_text(message.refusal),
-    )
-    return [Reasoning(text=text) for text in texts if text]
+    text = _as_text(message.reasoning_content) or _as_text(message.reasoning) or _as_text(message.reasoning_details)
+    return [Reasoning(text=text)] if text else []
 
 
 def _as_text(value: object) -> str:
@@ -252,8 +258,10 @@ def _read_part(part: _Part | str) -> Part | None:
             return _media("audio", part.input_audio, "data")
         case "file" | "input_file":
             return _media("file", part.file, "file_id", "file_data", "filename")
-        case "refusal" | "thinking" | "reasoning":
-            return Reasoning(text=part.refusal or part.text or "")
+        case "refusal":
+            return Text(text=part.refusal, is_refusal=True) if part.refusal else None
+        case "thinking" | "reasoning":
+            return Reasoning(text=part.text or "")
         case _:
             return _UNKNOWN
 

@@ -41,7 +41,7 @@ def without_calls(message: bytes, names: frozenset[str]) -> bytes:
 
 def join(messages: Sequence[bytes]) -> bytes:
     """The last message, with the words of all."""
-    said = [read_reply(message).text for message in messages]
+    said = [read_reply(message).answer for message in messages]
     if not any(said[:-1]):
         return messages[-1]
     members = raw_json.split_object(messages[-1])

@@ -140,7 +140,7 @@ def as_reply(message: bytes) -> bytes:
 
 def restore_reply(echo: bytes, said: bytes) -> bytes:
     """The client's ``echo`` of a reply with the model's own words, those of ``said``, put back."""
-    return with_text(echo, read_reply(said).text)
+    return with_text(echo, read_reply(said).answer)
 
 
 def with_text(echo: bytes, text: str | None) -> bytes:

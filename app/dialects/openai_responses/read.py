@@ -170,7 +170,7 @@ def _why_incomplete(messages: Sequence[Message]) -> str | None:
 
 def _read_format(text: object) -> bytes:
     chosen = text.get("format") if isinstance(text, dict) else None
-    is_plain = not isinstance(chosen, dict) or chosen.get("type") == "text"
+    is_plain = not isinstance(chosen, dict) or chosen.get("type") in {None, "text"}
     return b"" if is_plain else raw_json.dump(chosen)
 
 
@@ -275,7 +275,8 @@ def _read_part(part: object) -> Part | None:
             audio = part.get("input_audio")
             return _media("audio", audio if isinstance(audio, dict) else part, "data")
         case "refusal":
-            return Reasoning(text=_string(part.get("refusal")))
+            refusal = _string(part.get("refusal"))
+            return Text(text=refusal, is_refusal=True) if refusal else None
         case "reasoning_text" | "summary_text":
             return Reasoning(text=_string(part.get("text")))
         case _:

@@ -148,7 +148,7 @@ def restore_reply(echo: bytes, said: bytes) -> bytes:
     ours = [part for item in items_of(said) for part in _text_parts(item)]
     theirs = [part for item in items_of(echo) for part in _text_parts(item)]
     if len(ours) != len(theirs):
-        return with_text(echo, read_message(said).text)
+        return with_text(echo, read_message(said).answer)
     words = iter(ours)
     return _with_items(echo, [_restore_item(item, words) for item in items_of(echo)])
 
