@@ -12,11 +12,13 @@ from app.dialects.rounds import Rounds
 from app.domain.extraction import Extract
 from app.domain.messages import Dialect as DialectName
 from app.domain.messages import Message, Role
+from app.domain.models import takes_instructions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request, read. ``tools``, ``tool_choice`` and ``response_format`` are verbatim JSON, empty when absent.
+    """A request, read. ``tools``, ``tool_choice`` and ``response_format`` are verbatim JSON, empty when absent. A
+    format is one that binds the reply's text; ``is_text``: the reply is text, and no sound or image.
 
     ``unreadable`` says why the messages could not be understood; then ``messages`` is empty and the request
     is only fit to be passed on. ``include_usage``: the client asked for the usage of a stream.
@@ -33,6 +35,7 @@ class Request:
     tools: bytes = b""
     tool_choice: bytes = b""
     response_format: bytes = b""
+    is_text: bool = True
     stop: bytes = b""
     max_tokens: int | None = None
     ids: Mapping[str, str] = field(default_factory=dict)
@@ -45,6 +48,14 @@ class Request:
     def names_history(self) -> bool:
         """Whether it says where its history is, instead of what."""
         return bool(self.reply_id or self.conversation)
+
+    @property
+    def takes_additions(self) -> bool:
+        """Whether its model may be given instructions and tools of Tersely's own.
+
+        A tag would break a structured reply, and words of two rounds are none.
+        """
+        return self.is_text and not self.response_format and takes_instructions(self.model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

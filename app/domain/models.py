@@ -19,6 +19,9 @@ WINDOWS: tuple[tuple[str, int], ...] = (
 )
 _WINDOWS = tuple((re.compile(rf"(?:^|/){pattern}", re.IGNORECASE), window) for pattern, window in WINDOWS)
 
+# Their hosts refuse system text and functions: "Developer instruction is not enabled for models/gemma-3-27b-it".
+_BARE = re.compile(r"(?:^|/)(?:gemma-|o1-(?:mini|preview)|gemini-[\w.-]*-(?:image|tts))", re.IGNORECASE)
+
 # Kept free for the answer when the request does not say how long it may be.
 DEFAULT_RESERVE = 4_096
 
@@ -27,6 +30,11 @@ DEFAULT_RESERVE = 4_096
 def known_window(model: str) -> int | None:
     """The model's context window, where it is known."""
     return next((window for pattern, window in _WINDOWS if pattern.search(model)), None)
+
+
+def takes_instructions(model: str) -> bool:
+    """Whether the model may be given system text and tools that its client does not give it."""
+    return _BARE.search(model) is None
 
 
 def usable_window(model: str, reserve: int | None) -> int | None:

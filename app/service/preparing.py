@@ -210,8 +210,12 @@ class Preparer:
         return found, recipe, around, history
 
     def recipe(self, call: Call, request: Request, session: Session | None) -> Recipe:
-        """The recipe, without tools that cannot be offered here: of what a model cannot use it is told nothing."""
+        """The recipe, without instructions that cannot be followed here and tools that cannot be offered: of what a
+        model cannot use it is told nothing.
+        """
         recipe = self._recipes.choose(strategy=call.options.strategy, epoch=call.options.epoch, session=session)
+        if not request.takes_additions:
+            return replace(recipe, instructions=None, offers=())
         if not recipe.offers:
             return recipe
         # A stream that is one JSON array cannot be gone on with, nor can several replies at once.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from app.upstream.strict import Refusal
@@ -10,6 +11,7 @@ _DATA = frozenset(
     {"text", "inlineData", "fileData", "functionCall", "functionResponse", "executableCode", "codeExecutionResult"}
     | {"inline_data", "file_data", "function_call", "function_response"}
 )
+_BARE = re.compile(r"gemma-|gemini-[\w.-]*-(?:image|tts)")
 _PART = _DATA | {"thought", "thoughtSignature", "thought_signature", "videoMetadata", "mediaResolution", "toolCall"}
 
 
@@ -24,6 +26,45 @@ def check(request: dict[str, Any]) -> Refusal | None:
         if refusal := _check_content(content, f"contents[{place}]"):
             return refusal
     return check_pairing(contents)
+
+
+def check_model(request: dict[str, Any], model: str) -> Refusal | None:
+    """What a model of this name refuses, though others take it."""
+    declared = [tool for tool in request.get("tools") or () if "functionDeclarations" in tool]
+    if _BARE.match(model):
+        if request.get("systemInstruction"):
+            return Refusal(message=f"Developer instruction is not enabled for models/{model}")
+        if declared:
+            return Refusal(message=f"Function calling is not enabled for models/{model}")
+    kind = (request.get("generationConfig") or {}).get("responseMimeType")
+    if declared and kind == "application/json" and not wants_signatures(model):
+        return Refusal(message=f"Function calling with a response mime type: '{kind}' is unsupported")
+    contents = request["contents"]
+    return check_signatures(contents) if isinstance(contents, list) and wants_signatures(model) else None
+
+
+def wants_signatures(model: str) -> bool:
+    """Whether the model signs its calls, and wants to see that."""
+    return model.startswith("gemini-3")
+
+
+def check_signatures(contents: list[dict[str, Any]]) -> Refusal | None:
+    """The first call of each step of the current turn is signed; the turn begins where the user last said something."""
+    is_step = False
+    for place in range(len(contents) - 1, -1, -1):
+        content = contents[place]
+        calls = [part for part in content["parts"] if "functionCall" in part]
+        if content.get("role") != "model" and not any("functionResponse" in part for part in content["parts"]):
+            return None
+        is_step = bool(calls) and contents[place - 1].get("role") != "model"
+        if is_step and not (calls[0].get("thoughtSignature") or calls[0].get("thought_signature")):
+            name = calls[0]["functionCall"]["name"]
+            return Refusal(
+                message="Function call is missing a thought_signature in functionCall parts. This is required for "
+                "tools to work correctly, and missing thought_signature may lead to degraded model performance. "
+                f"Additional data, function call `default_api:{name}` , position {place + 1}."
+            )
+    return None
 
 
 def overflow(*, window: int, messages: int, tools: int) -> Refusal | None:

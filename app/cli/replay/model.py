@@ -83,8 +83,8 @@ class RecordedModel(ScriptedModel):
         return self._turned.pop(key, [])
 
     @override
-    async def decide(self, received: Received, wire: Wire = CHAT) -> ScriptedReply:
-        reply = await super().decide(received, wire)
+    async def decide(self, received: Received, wire: Wire = CHAT, model: str = "") -> ScriptedReply:
+        reply = await super().decide(received, wire, model)
         key = received.headers.get(KEY_HEADER, "")
         self._turned[key].append(Turned(body=received.body, status=reply.status, refusal=reply.body))
         return reply

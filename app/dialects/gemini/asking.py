@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import quote
 
 from app.dialects import raw_json
 from app.dialects.asking import Asking, PlainRequest
+from app.domain.models import takes_instructions
 
 
 def write_question(*, model: str, instructions: str, message: str, max_tokens: int) -> PlainRequest:
-    """Generated content, not streamed."""
-    body = {
-        "systemInstruction": {"parts": [{"text": instructions}]},
-        "contents": [{"role": "user", "parts": [{"text": message}]}],
+    """Generated content, not streamed. A model that refuses system text is told all in one message."""
+    parts = [{"text": message}]
+    body: dict[str, Any] = {}
+    if takes_instructions(model):
+        body["systemInstruction"] = {"parts": [{"text": instructions}]}
+    else:
+        parts.insert(0, {"text": instructions})
+    body |= {
+        "contents": [{"role": "user", "parts": parts}],
         "generationConfig": {"maxOutputTokens": max_tokens},
     }
     name = quote(model.removeprefix("models/"), safe="")

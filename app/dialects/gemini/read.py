@@ -54,6 +54,7 @@ def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) ->
         tools=_verbatim(members, "tools"),
         tool_choice=_verbatim(members, "toolConfig", "tool_config"),
         response_format=_response_format(config),
+        is_text=_is_text(config.get("responseModalities")),
         stop=raw_json.dump(config["stopSequences"]) if config.get("stopSequences") else b"",
         max_tokens=limit if isinstance(limit, int) else None,
         unreadable=unreadable,
@@ -228,6 +229,11 @@ def _response_format(config: Mapping[str, Any]) -> bytes:
             return raw_json.dump(config[key])
     kind = config.get("responseMimeType")
     return raw_json.dump(kind) if isinstance(kind, str) and kind != "text/plain" else b""
+
+
+def _is_text(modalities: object) -> bool:
+    wanted = modalities if isinstance(modalities, list) else [modalities] if modalities else []
+    return all(isinstance(each, str) and each.upper() == "TEXT" for each in wanted)
 
 
 def _read_messages(

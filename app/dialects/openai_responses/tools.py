@@ -10,7 +10,6 @@ from app.dialects.members import append_items, split_body
 from app.dialects.rounds import tool_names
 
 _NULL = b"null"
-_PLAIN = frozenset({None, "text"})
 _BESIDE = (b'"additional_tools"', b'"tool_search_output"')
 
 
@@ -52,15 +51,9 @@ def brought_along(body: bytes) -> frozenset[str]:
 
 def _is_closed(members: Mapping[str, bytes]) -> bool:
     """Whether nothing may be added: to what is fetched later, to a bound on calls that each round would have anew, to a
-    stored prompt (tools of a request stand in for its own), to a structured answer (words of two rounds are none).
+    stored prompt (tools of a request stand in for its own).
     """
     is_later = members.get("background", _NULL) == b"true"
     is_bounded = members.get("max_tool_calls", _NULL) != _NULL
     is_stored = members.get("prompt", _NULL) != _NULL and members.get("tools", _NULL) == _NULL
-    return is_later or is_bounded or is_stored or not _is_plain(members.get("text", _NULL))
-
-
-def _is_plain(text: bytes) -> bool:
-    settings = raw_json.load(text)
-    chosen = settings.get("format") if isinstance(settings, dict) else None
-    return not isinstance(chosen, dict) or chosen.get("type") in _PLAIN
+    return is_later or is_bounded or is_stored

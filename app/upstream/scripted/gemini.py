@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from app.upstream.scripted.replies import Asked, Exchange, ScriptedReply, Wire, calls_of, dump, pieces, text_of
+from app.upstream.scripted.replies import Asked, Exchange, Wire, calls_of, dump, pieces, text_of
 from app.upstream.strict import Refusal
-from app.upstream.strict_gemini import check, overflow
+from app.upstream.strict_gemini import check, check_model, overflow, wants_signatures
 
+_SIGNATURE = "c2lnbmVkIGJ5IG5vYm9keQ=="
 _FINISHES = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
 
 
@@ -36,14 +37,16 @@ def _words(response: object) -> str:
     return values[0] if len(values) == 1 and isinstance(values[0], str) else dump(response).decode()
 
 
-def _parts(reply: ScriptedReply) -> list[dict[str, Any]]:
+def _parts(exchange: Exchange) -> list[dict[str, Any]]:
+    reply = exchange.reply
     if "parts" in reply.message:
         return list(reply.message["parts"])
     text = reply.message.get("content")
     parts: list[dict[str, Any]] = [{"text": text}] if text else []
     for call in calls_of(reply):
         said = {"id": call["id"], "name": call["name"], "args": json.loads(call["arguments"] or "{}")}
-        parts.append({"functionCall": said})
+        is_signed = wants_signatures(exchange.model) and not any("functionCall" in part for part in parts)
+        parts.append({"functionCall": said} | ({"thoughtSignature": _SIGNATURE} if is_signed else {}))
     return parts
 
 
@@ -75,12 +78,12 @@ def _generated(exchange: Exchange, parts: list[dict[str, Any]], *, is_last: bool
 
 
 def _whole(exchange: Exchange) -> bytes:
-    return dump(_generated(exchange, _parts(exchange.reply), is_last=True))
+    return dump(_generated(exchange, _parts(exchange), is_last=True))
 
 
 def _chunks(exchange: Exchange) -> list[dict[str, Any]]:
     said: list[list[dict[str, Any]]] = []
-    for part in _parts(exchange.reply):
+    for part in _parts(exchange):
         if part.get("text"):
             said += [[{**part, "text": piece}] for piece in pieces(exchange.reply, part["text"])]
         else:
@@ -130,6 +133,7 @@ GEMINI = Wire(
     whole=_whole,
     events=_events,
     error=_error,
+    check_model=check_model,
 )
 
 
@@ -160,9 +164,10 @@ def _of_inner(function: Callable[[Mapping[str, Any]], Any]) -> Callable[[Mapping
 GCA = replace(
     GEMINI,
     check=_check_wrapped,
+    check_model=lambda request, _: check_model(_inner(request), str(request.get("model") or "")),
     prompt=_of_inner(_prompt),
     sizes=_of_inner(_sizes),
     asked=_of_inner(_asked),
-    whole=lambda exchange: dump(_wrapped(exchange, _generated(exchange, _parts(exchange.reply), is_last=True))),
+    whole=lambda exchange: dump(_wrapped(exchange, _generated(exchange, _parts(exchange), is_last=True))),
     events=_wrapped_events,
 )

@@ -138,6 +138,7 @@ class Exchange:
 class Wire:
     """A format: what is refused in it, what a request asks, how a reply is written.
 
+    ``check_model`` is told the model's name, which may stand elsewhere than in the request.
     ``prompt`` gives what a provider's cache goes by, in its order; ``sizes`` the bytes of messages and of tools.
     """
 
@@ -150,6 +151,7 @@ class Wire:
     whole: Callable[[Exchange], bytes]
     events: Callable[[Exchange], list[bytes]]
     error: Callable[[Exchange], bytes]
+    check_model: Callable[[dict[str, Any], str], Refusal | None] = lambda _request, _model: None
 
 
 def answer_to(asked: Asked, number: int) -> dict[str, Any]:

@@ -80,12 +80,12 @@ class ScriptedModel:
         self.disconnects = 0
         self._prefixes: OrderedDict[bytes, None] = OrderedDict()
 
-    async def decide(self, received: Received, wire: Wire = CHAT) -> ScriptedReply:
-        """The reply to a request, refusals included."""
+    async def decide(self, received: Received, wire: Wire = CHAT, model: str = "") -> ScriptedReply:
+        """The reply to a request, refusals included. ``model``: as the address names it."""
         request = received.request
         if request is None:
             return _refuse(wire, Refusal(message="We could not parse the JSON body of your request."))
-        if self.is_strict and (refusal := wire.check(request)):
+        if self.is_strict and (refusal := wire.check(request) or wire.check_model(request, model)):
             return _refuse(wire, refusal)
         whole = self.whole(request, wire)
         if isinstance(whole, Refusal):
@@ -273,7 +273,7 @@ async def _answer(
     state: ScriptedModel, http: web.Request, wire: Wire, *, model: str = "", streams: bool | None = None
 ) -> web.StreamResponse:
     received = await _receive(state, http)
-    reply = await state.decide(received, wire)
+    reply = await state.decide(received, wire, model)
     headers = {"x-request-id": "req_" + digest(received.body), **reply.headers}
     try:
         if reply.body is not None:
