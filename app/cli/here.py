@@ -46,7 +46,10 @@ def work_here(
                 async with (
                     _served(application) as socket,
                     httpx.AsyncClient(
-                        transport=httpx.AsyncHTTPTransport(uds=socket), base_url=url, headers=headers, timeout=patience
+                        transport=httpx.AsyncHTTPTransport(uds=socket, verify=False),
+                        base_url=url,
+                        headers=headers,
+                        timeout=patience,
                     ) as http,
                 ):
                     return await run(http)
@@ -91,6 +94,7 @@ async def _served(application: object) -> AsyncIterator[str]:
         )
         server = _Server(config)
         serving = asyncio.get_running_loop().create_task(server.serve())
+        serving.add_done_callback(lambda _: server.is_up.set())  # or it never will be
         try:
             await server.is_up.wait()
             if not server.started:

@@ -44,6 +44,8 @@ def memos(
         done = ask(place, "DELETE", path_of("memos", delete))
         if as_json:
             print_json(done)
+        else:
+            print_text(f"{delete} was deleted.")
         return
     if add is not None:
         content = read_text(STANDARD) if add == STANDARD else add

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import uvicorn
 from typing_extensions import override
 
+from app.cli import here
 from tests.cli.conftest import Running
 from tests.cli.terminal import ROOT, Ran, environment, run
 
@@ -73,6 +76,18 @@ def test_somebody_else_s_service(session: str) -> None:
 def test_bad_settings() -> None:
     assert "TERSELY_DATABASE_POOL" in complains(run("stats", "--local", TERSELY_DATABASE_POOL="0"))
     assert "DATABASE_URL must begin with postgresql://" in complains(run("keys", "list", DATABASE_URL="mysql://x"))
+
+
+async def test_an_application_that_does_not_start_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(config: uvicorn.Config) -> None:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(uvicorn.Config, "load", fail)
+    limit = asyncio.timeout(5)
+    with pytest.raises(RuntimeError, match="no such thing"):
+        async with limit, here._served(object()):
+            pass
+    assert not limit.expired()
 
 
 def test_who_talks_to_a_service_does_not_import_it() -> None:
