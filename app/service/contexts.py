@@ -608,10 +608,15 @@ def count_offers(epoch: Epoch | None, recipe: Recipe) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaidOut:
-    """All messages of a request in wire form. ``breakpoints``: the last of the head's, and of all."""
+    """All messages of a request in wire form, of which the first ``frozen`` are the instructions and the head."""
 
     messages: list[bytes]
-    breakpoints: tuple[int, ...]
+    frozen: int = 0
+
+    def breakpoints(self) -> tuple[int, ...]:
+        """Behind which messages the prompt is worth caching: the last of the head's, and of all."""
+        ends = {self.frozen, len(self.messages)}
+        return tuple(sorted(end - 1 for end in ends if end))
 
 
 def lay_out(context: Context, dialect: Dialect, history: History, arrival: Arrival, found: Found) -> LaidOut:
@@ -634,8 +639,7 @@ def lay_out(context: Context, dialect: Dialect, history: History, arrival: Arriv
     hoisted = [message.raw for seq in sorted(asides) for message in asides[seq] if message.is_instruction]
     front = [*history.instructions, *leading, *hoisted]
     messages = [*front, *rendered, *(message.raw for message in trailing)]
-    ends = {len(front) + head, len(messages)}
-    return LaidOut(messages=messages, breakpoints=tuple(sorted(end - 1 for end in ends if end)))
+    return LaidOut(messages=messages, frozen=len(front) + head)
 
 
 def _asides(arrival: Arrival, found: Found) -> tuple[list[bytes], dict[int, list[Message]], list[Message]]:

@@ -272,26 +272,33 @@ class Preparer:
         must_call = _must_call(request)
         # Tools stand in front of everything, so that the cached beginning of a prompt depends on them: where the client
         # forces one of its own or forbids all, ours stay there. The model cannot call them then.
-        offers = () if is_last and must_call else contexts.offers_in(built.context.epoch, recipe)
+        all_offers = contexts.offers_in(built.context.epoch, recipe)
+        offers = () if is_last and must_call else all_offers
         is_verbatim = built.context.is_whole and history.is_verbatim and recipe.instructions is None
         is_verbatim = is_verbatim and not request.names_history
         if is_verbatim and not (asks_usage or offers or extra):
             return _Composed(body=call.body)
         if is_verbatim:
-            laid_out = contexts.LaidOut(messages=[message.raw for message in arrival.messages], breakpoints=())
+            laid_out = contexts.LaidOut(messages=[message.raw for message in arrival.messages])
         else:
             laid_out = contexts.lay_out(built.context, self._dialect, history, arrival, found)
-        body = self._dialect.write_request(
-            self._dialect.without_history(call.body) if request.names_history else call.body,
-            messages=[*laid_out.messages, *extra],
-            instructions=recipe.instructions,
-            include_usage=asks_usage,
-            breakpoints=laid_out.breakpoints,
-        )
+        # What was said in rounds is the end of the tail. A prompt that is the client's own throughout the epoch is
+        # marked by the client alone: its messages may go up as they came at any call.
+        laid_out = replace(laid_out, messages=[*laid_out.messages, *extra])
+        is_own = recipe.instructions is None and not all_offers and built.context.epoch.cut == 1
+        is_own = is_own and not (found.is_delta or request.names_history)
+        body = self._dialect.without_history(call.body) if request.names_history else call.body
         names = frozenset(offer.name for offer in offers)
         if offers:
             offered = self._dialect.add_tools(body, offers)
             body, names = offered, names if offered is not body else frozenset()
+        body = self._dialect.write_request(
+            body,
+            messages=laid_out.messages,
+            instructions=recipe.instructions,
+            include_usage=asks_usage,
+            breakpoints=() if is_own else laid_out.breakpoints(),
+        )
         if built.context.must_answer or (is_last and not must_call):
             body = self._dialect.forbid_tools(body)
         return _Composed(body=body, strip_usage=asks_usage, tools=names)

@@ -70,6 +70,26 @@ async def test_sync_call_is_answered_and_stored(
     assert model.last.headers["x-api-key"] == "sk-upstream"
 
 
+def test_tools_and_instructions_stay_marked_in_each_epoch(client: anthropic.Anthropic, model: Model, key: str) -> None:
+    tools: Any = [{"name": "add", "input_schema": {"type": "object", "properties": {}}}]
+    headers = session(key) | {"X-Tersely-Epoch": "every_request", "X-Tersely-Strategy": '{"name": "slim"}'}
+    talk: list[Any] = []
+    for number in range(6):
+        talk.append({"role": "user", "content": f"question {number}"})
+        answer = client.messages.create(
+            model=MODEL, max_tokens=100, system="Be kind.", tools=tools, messages=talk, extra_headers=headers
+        )
+        talk.append({"role": "assistant", "content": "".join(getattr(each, "text", "") for each in answer.content)})
+
+    sent = [json.loads(each.body) for each in model.state.received if each.headers.get("X-Script") == key]
+    marked = [[n for n, each in enumerate(one["messages"]) if "cache_control" in json.dumps(each)] for one in sent]
+    assert marked[0] == [0]
+    assert marked[-1] == [1, len(sent[-1]["messages"]) - 1]
+    assert all("cache_control" in one["tools"][-1] and "cache_control" in one["system"][-1] for one in sent)
+    assert sent[-1]["messages"][0] != sent[-2]["messages"][0]
+    assert [sent[-1]["tools"], sent[-1]["system"]] == [sent[-2]["tools"], sent[-2]["system"]]
+
+
 async def test_async_stream(async_client: anthropic.AsyncAnthropic, service: Service, model: Model, key: str) -> None:
     model.script(key, ScriptedReply(message={"content": "one two three<terse>counted</terse>"}, chunk_chars=3))
 

@@ -568,6 +568,13 @@ def test_anthropics_client_sees_one_message_too(offering: Service, model: Model,
     assert len(asked_for) == 3
     blocks = [[block["type"] for block in message["content"]] for message in asked_for[-1]["messages"][1:]]
     assert blocks == [["text", "tool_use"], ["tool_result"], ["text", "tool_use", "tool_use"], ["tool_result"] * 2]
+    # What was said in rounds is the end of the prompt that is worth caching; the first message is the same in each.
+    for each in asked_for:
+        *before, last = [block for message in each["messages"] for block in message["content"]]
+        assert "cache_control" in last
+        assert not any("cache_control" in block for block in before)
+        assert ["cache_control" in tool for tool in each["tools"]] == [False] * (len(each["tools"]) - 1) + [True]
+        assert before[:1] in ([], [{"type": "text", "text": "go"}])
     assert [each["role"] for each in stored(offering, key, "client")] == ["user", "assistant", "tool", "assistant"]
 
 
