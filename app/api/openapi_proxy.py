@@ -33,6 +33,7 @@ PASSED = ("X-Tersely-Context", "X-Tersely-Overhead-Ms")
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
+BYTES = "application/octet-stream"
 OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
 
 
@@ -74,6 +75,7 @@ class Route:
     members: Mapping[str, dict[str, Any]] | None = None
     required: str = ""
     example: object = None
+    takes: tuple[str, ...] = (JSON,)
     answers: tuple[str, ...] = (JSON,)
 
 
@@ -87,6 +89,7 @@ _STORED = (
     "without terse tags. Errors have the provider's shape; the upstream's own come back as they are."
 )
 _FORWARDED = "Passed on to the upstream unchanged; nothing is stored."
+_UPLOAD = "Where the pieces of a file go is said in `x-goog-upload-url`, as Google says it. "
 _GEMINI: dict[str, Any] = {"contents": _MESSAGES, "systemInstruction": OBJECT, "tools": _MESSAGES}
 _WRAPPED: dict[str, Any] = {"model": _MODEL, "project": _MODEL, "request": OBJECT}
 ROUTES = (
@@ -166,7 +169,8 @@ ROUTES = (
         path="/v1/models",
         name="models",
         summary="The upstream's models",
-        text="Anthropic's for callers with an `anthropic-version` or an `x-api-key` of theirs, else OpenAI's. "
+        text="Anthropic's for callers with an `anthropic-version` or an `x-api-key` of theirs, Gemini's for those with "
+        + "an `x-goog-api-key` or `?key=`, else OpenAI's. "
         + _FORWARDED,
         error="OpenAIError",
     ),
@@ -240,6 +244,24 @@ ROUTES = (
     *(
         Route(
             method=method,
+            path=f"/{way}/{version}/{{path}}",
+            name=f"{method}_{way}_{version}",
+            summary=summary,
+            text=f"Whatever the rest of the path is, slashes included. {more}{_FORWARDED}",
+            error="GeminiError",
+            members={} if way == "upload" else None,
+            takes=(JSON, BYTES),
+            answers=(BYTES,) if way == "download" else (JSON,),
+        )
+        for way, method, summary, more in (
+            ("upload", "post", "A file for Gemini, or a piece of one", _UPLOAD),
+            ("download", "get", "A file of Gemini's", ""),
+        )
+        for version in ("v1beta", "v1")
+    ),
+    *(
+        Route(
+            method=method,
             path=path,
             name=f"{method}_{name}",
             summary=f"Anything else of {whose}",
@@ -249,7 +271,13 @@ ROUTES = (
         )
         for method in ("get", "post", "delete")
         for path, name, whose, error in (
-            ("/v1/{path}", "v1", "OpenAI, or of Anthropic for callers with an `anthropic-version`", "OpenAIError"),
+            (
+                "/v1/{path}",
+                "v1",
+                "OpenAI, of Anthropic for callers with an `anthropic-version`, or of Gemini for those with an "
+                "`x-goog-api-key` or `?key=`",
+                "OpenAIError",
+            ),
             ("/v1beta/{path}", "v1beta", "Gemini", "GeminiError"),
             ("/v1internal:{path}", "v1internal", "Code Assist", "GeminiError"),
         )
@@ -287,7 +315,7 @@ def _operation(route: Route) -> dict[str, Any]:
             "200": {
                 "description": "The upstream's answer",
                 "headers": _response_headers(told),
-                "content": {kind: {"schema": _TEXT if kind == EVENTS else _answer(route)} for kind in route.answers},
+                "content": {kind: {"schema": _answer(route, kind)} for kind in route.answers},
             },
             **{status: {"description": text, "content": refusal} for status, text in sorted(refusals.items())},
         },
@@ -297,9 +325,11 @@ def _operation(route: Route) -> dict[str, Any]:
     return operation
 
 
-def _answer(route: Route) -> dict[str, Any]:
+def _answer(route: Route, kind: str) -> dict[str, Any]:
     """A stream of Gemini's that is no stream of events is an array."""
-    return {"type": "array", "items": OBJECT} if EVENTS in route.answers[:1] else OBJECT
+    if kind == JSON:
+        return {"type": "array", "items": OBJECT} if EVENTS in route.answers[:1] else OBJECT
+    return _TEXT if kind == EVENTS else {}
 
 
 def _body(route: Route) -> dict[str, Any]:
@@ -314,7 +344,7 @@ def _body(route: Route) -> dict[str, Any]:
     content: dict[str, Any] = {"schema": schema}
     if route.example is not None:
         content["example"] = route.example
-    return {"required": True, "content": {JSON: content}}
+    return {"required": True, "content": {kind: content if kind == JSON else {"schema": {}} for kind in route.takes}}
 
 
 def _path_parameters(route: Route) -> list[dict[str, Any]]:

@@ -10,9 +10,9 @@ from fastapi import FastAPI
 
 from app.api.body import Disconnected, Receive, Scope, Send, read_body
 from app.api.errors import in_dialect
-from app.api.targets import Target, find_target
+from app.api.targets import PREFIXES, Target, find_target
 from app.domain.errors import InvalidRequest, TerselyError
-from app.domain.headers import Headers
+from app.domain.headers import Headers, own_headers
 from app.domain.messages import Dialect as DialectName
 from app.service.auth import Auth
 from app.service.calls import Answer, Call, read_options
@@ -21,7 +21,6 @@ from app.service.proxy import Proxy
 
 _log = logging.getLogger(__name__)
 
-PREFIX = "/v1"
 # A model call as the metrics call it.
 ROUTES: Mapping[DialectName, str] = {
     "openai_chat": "chat",
@@ -58,7 +57,7 @@ class ProxyRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
+        if scope["type"] != "http" or not scope["path"].startswith(PREFIXES):
             if scope["type"] == "http" and scope["method"] == "HEAD" and scope["path"] == "/":
                 await _respond(send, Answer(status=200, headers=[]))  # clients ask whether there is anybody
                 return
@@ -85,7 +84,7 @@ class ProxyRoutes:
         received = self._monotonic()
         is_read = False
         proxy = self._proxies[target.dialect]
-        headers = target.with_key(headers)
+        headers = target.with_keys(headers)
         try:
             by_name = dict(headers)
             if by_name.get("upgrade", "").lower() == "websocket":
@@ -98,7 +97,7 @@ class ProxyRoutes:
                 tenant=caller.tenant,
                 method=scope["method"],
                 path=target.path,
-                headers=headers,
+                headers=own_headers(target.dialect, headers),
                 body=body,
                 options=read_options(by_name),
                 received=received,

@@ -40,8 +40,11 @@ NOT_UPSTREAM = HOP_BY_HOP | {
     "x-forwarded-proto",
     "x-real-ip",
 }
+# A key of Google's, whose clients alone send it so: no other host is to see it.
+GOOGLE_KEY = "x-goog-api-key"
+_GOOGLES = frozenset({"gemini", "gemini_gca"})
 # Which of these counts is the provider's to say: none of the caller's goes where the operator's own key does.
-CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", "x-goog-api-key"})
+CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", GOOGLE_KEY})
 NOT_DOWNSTREAM = HOP_BY_HOP | {"set-cookie", "alt-svc", "strict-transport-security", "server", "date"}
 
 
@@ -51,9 +54,16 @@ def key_header(dialect: Dialect, key: str) -> tuple[str, str]:
         case "anthropic":
             return "x-api-key", key
         case "gemini":
-            return "x-goog-api-key", key
+            return GOOGLE_KEY, key
         case _:
             return "authorization", f"Bearer {key}"
+
+
+def own_headers(dialect: Dialect, headers: Headers) -> Headers:
+    """The client's headers without a key that is another provider's."""
+    if dialect in _GOOGLES:
+        return headers
+    return [(name, value) for name, value in headers if name != GOOGLE_KEY]
 
 
 def upstream_headers(

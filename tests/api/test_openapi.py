@@ -13,7 +13,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from pydantic import BaseModel
 
 from app.api.openapi import openapi_document
-from app.api.targets import find_target
+from app.api.targets import PREFIXES, find_target
 from app.dialects.registry import DIALECTS
 from app.main import build
 from app.settings import Settings
@@ -88,7 +88,7 @@ def is_valid(body: object, schema: dict) -> bool:
 
 
 def is_proxy(path: str) -> bool:
-    return path == "/" or path.startswith("/v1")
+    return path == "/" or path.startswith(PREFIXES)
 
 
 ADDRESSES = [
@@ -108,6 +108,9 @@ ADDRESSES = [
     ("POST", "/v1beta/models/m:countTokens"),
     ("GET", "/v1beta/models"),
     ("GET", "/v1beta/models/m"),
+    ("POST", "/upload/v1beta/files"),
+    ("POST", "/upload/v1/files"),
+    ("GET", "/download/v1beta/files/f:download"),
     ("POST", "/v1internal:generateContent"),
     ("POST", "/v1internal:streamGenerateContent"),
     ("POST", "/v1internal:countTokens"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import secrets
+import warnings
 from datetime import UTC, datetime
 
 import pytest
@@ -14,6 +16,11 @@ from app.store import keys
 from app.store.connection import Database as Store
 from tests.conftest import Database
 from tests.proxy.harness import Model, RawUpstream, http_head, post, serve
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from google import genai
+    from google.genai import types
 
 MESSAGES = json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}).encode()
 CONTENTS = json.dumps({"contents": [{"role": "user", "parts": [{"text": "hello"}]}]}).encode()
@@ -39,6 +46,19 @@ TSK = f"tsk_0123456789abcdef_{'s' * 40}"
         ("GET", "/v1/models/m", {"anthropic-version": "2023-06-01"}, "anthropic", False),
         ("GET", "/v1/files", {"anthropic-version": "2023-06-01"}, "anthropic", False),
         ("GET", "/v1/models/ft:gpt-4o:org::id", {}, "openai_chat", False),
+        ("GET", "/v1/models", {"x-goog-api-key": "g"}, "gemini", False),
+        (
+            "GET",
+            "/v1/models",
+            {"x-goog-api-client": "google-genai-sdk/2", "authorization": "Bearer y"},
+            "gemini",
+            False,
+        ),
+        ("GET", "/v1/models/m", {"x-goog-api-key": TSK}, "gemini", False),
+        ("DELETE", "/v1/files/f", {"x-goog-api-key": "g"}, "gemini", False),
+        ("GET", "/v1/models", {"x-goog-api-key": "g", "anthropic-version": "2023-06-01"}, "anthropic", False),
+        ("POST", "/v1/chat/completions", {"x-goog-api-key": "g"}, "openai_chat", True),
+        ("GET", "/v1/responses/resp_1", {"x-goog-api-key": "g"}, "openai_responses", False),
         ("GET", "/v1beta/models", {"x-goog-api-key": "g"}, "gemini", False),
         ("POST", "/v1beta/models/m:generateContent", {}, "gemini", True),
         ("POST", "/v1/models/m:streamGenerateContent?alt=sse", {}, "gemini", True),
@@ -46,6 +66,11 @@ TSK = f"tsk_0123456789abcdef_{'s' * 40}"
         ("POST", "/v1beta/tunedModels/t:generateContent", {}, "gemini", True),
         ("POST", "/v1beta/models/m:countTokens", {}, "gemini", False),
         ("POST", "/v1beta/models/m:embedContent", {}, "gemini", False),
+        ("POST", "/upload/v1beta/files?upload_id=u&upload_protocol=resumable", {}, "gemini", False),
+        ("POST", "/upload/v1/files", {"anthropic-version": "2023-06-01"}, "gemini", False),
+        ("PUT", "/upload/v1alpha/fileSearchStores/s:uploadToFileSearchStore", {}, "gemini", False),
+        ("GET", "/download/v1beta/files/f:download?alt=media", {}, "gemini", False),
+        ("POST", "/upload/v1beta/models/m:generateContent", {}, "gemini", False),
         ("POST", "/v1internal:streamGenerateContent?alt=sse", {}, "gemini_gca", True),
         ("POST", "/v1internal:loadCodeAssist", {}, "gemini_gca", False),
     ],
@@ -58,10 +83,47 @@ def test_an_address_says_whose_it_is(
     assert found is not None
     assert (found.dialect, found.is_call) == (dialect, is_call)
     assert found.path == (target.removeprefix("/v1") if dialect.startswith("openai") else target)
-    assert found.streams is ("stream" in target)
+    assert found.streams is ("stream" in target and is_call)
+
+
+@pytest.mark.parametrize(
+    ("target", "dialect", "path", "keys"),
+    [
+        ("/v1/models?key=AIza", "gemini", "/v1/models", {"x-goog-api-key": "AIza"}),
+        (f"/v1/models?pageSize=2&key={TSK}", "gemini", "/v1/models?pageSize=2", {"x-tersely-key": TSK}),
+        (
+            f"/v1/models/m?key=AIza&key={TSK}",
+            "gemini",
+            "/v1/models/m",
+            {"x-goog-api-key": "AIza", "x-tersely-key": TSK},
+        ),
+        ("/v1/models?%6bey=a%2Bb", "gemini", "/v1/models", {"x-goog-api-key": "a+b"}),
+        ("/v1/models?key=", "openai_chat", "/models", {}),
+        ("/v1/models?keys=a&monkey=b", "openai_chat", "/models?keys=a&monkey=b", {}),
+        ("/v1/responses/r?key=AIza", "openai_responses", "/responses/r", {"x-goog-api-key": "AIza"}),
+        (f"/v1/chat/completions?key={TSK}&a=b", "openai_chat", "/chat/completions?a=b", {"x-tersely-key": TSK}),
+        (f"/v1/messages?beta=true&key={TSK}", "anthropic", "/v1/messages?beta=true", {"x-tersely-key": TSK}),
+        ("/upload/v1beta/files?key=AIza&a=b", "gemini", "/upload/v1beta/files?a=b", {"x-goog-api-key": "AIza"}),
+    ],
+)
+def test_keys_in_the_query_become_headers(target: str, dialect: str, path: str, keys: dict[str, str]) -> None:
+    found = find_target("GET", target.partition("?")[0], target, {})
+    assert found is not None
+    assert (found.dialect, found.path, dict(found.keys)) == (dialect, path, keys)
+    assert found.with_keys([("x-goog-api-key", "own")])[0] == ("x-goog-api-key", "own")
+    assert [name for name, _ in found.with_keys([("x-goog-api-key", "own")])].count("x-goog-api-key") == 1
 
 
 def test_what_is_nobodys() -> None:
+    for address in (
+        "/upload",
+        "/upload/v1beta",
+        "/upload/v2/files",
+        "/download/v1",
+        "/api/v1beta/files",
+        "/v1upload/x",
+    ):
+        assert find_target("POST", address, address, {}) is None
     assert find_target("GET", "/v2/models", "/v2/models", {}) is None
     assert find_target("GET", "/v1", "/v1", {}) is None
 
@@ -76,17 +138,16 @@ def test_what_is_nobodys() -> None:
         (f"{GENERATE}?key={TSK}", CONTENTS, {"x-goog-api-key": "own"}),
         (f"{GENERATE}?key=own", CONTENTS, {"x-tersely-key": TSK}),
         ("/v1internal:generateContent", CONTENTS, {"x-tersely-key": TSK, "authorization": "Bearer own"}),
+        (f"/v1/models?key={TSK}", b"", {"x-goog-api-key": "own"}),
+        (f"/v1/models?key=own&key={TSK}", b"", {}),
+        (f"/v1/messages?key={TSK}", MESSAGES, {"x-api-key": "own"}),
+        (f"/upload/v1beta/files?key={TSK}", b"{}", {"x-goog-api-key": "own"}),
     ],
 )
 async def test_a_tersely_key_never_goes_up(
     store: Database, raw: RawUpstream, path: str, body: bytes, carrier: dict[str, str]
 ) -> None:
-    key_id = secrets.token_hex(8)
-    text, stored = new_key(f"t-{key_id}", "", now=datetime.now(UTC), key_id=key_id, secret=secrets.token_urlsafe(32))
-    database = Store(dsn=store.dsn)
-    await database.open()
-    await keys.add(database, stored)
-    await database.close()
+    text = await made_key(store)
     raw.answer(http_head("application/json"), b"{}")
     with serve(store, raw.url, auth="keys") as locked:
         refused = await post(locked, body, path=path.replace(TSK, "other"))
@@ -121,6 +182,33 @@ async def test_the_operators_key_takes_the_callers_place(
     sent = raw.requests[-1]
     assert sent.headers[header] == value
     assert b"callers" not in sent.target.encode() + b"\n".join(sent.lines)
+
+
+async def test_files_of_google_s_sdk_with_a_tersely_key(store: Database, model: Model) -> None:
+    headers = {"X-Tersely-Key": await made_key(store)}
+    before = model.state.calls
+    with serve(store, model.url, auth="keys", gemini_api_key="operators") as locked:
+        options = types.HttpOptions(base_url=locked.url, headers=headers)
+        with genai.Client(api_key="none", http_options=options) as client:
+            made = client.files.upload(file=io.BytesIO(b"hello"), config={"mime_type": "text/plain"})
+            assert client.files.get(name=made.name or "").size_bytes == 5
+        refused = await post(locked, b"x", path="/upload/v1beta/files?upload_id=u1&upload_protocol=resumable")
+    assert (refused.status, refused.json["error"]["status"]) == (401, "UNAUTHENTICATED")
+    begun, piece, found = (each for each in model.state.received if each.number > before)
+    assert begun.headers["x-goog-api-key"] == found.headers["x-goog-api-key"] == "operators"
+    assert "x-goog-api-key" not in piece.headers  # it goes straight to the host that said where
+    assert not any("x-tersely-key" in each.headers for each in (begun, piece, found))
+
+
+async def made_key(store: Database) -> str:
+    """A Tersely key of a new tenant."""
+    key_id = secrets.token_hex(8)
+    text, stored = new_key(f"t-{key_id}", "", now=datetime.now(UTC), key_id=key_id, secret=secrets.token_urlsafe(32))
+    database = Store(dsn=store.dsn)
+    await database.open()
+    await keys.add(database, stored)
+    await database.close()
+    return text
 
 
 async def test_calls_are_counted_by_dialect(store: Database, model: Model) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import warnings
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from app.upstream.scripted import ScriptedReply
-from tests.proxy.harness import Model, Service, kept, post
+from tests.conftest import Database
+from tests.proxy.harness import Model, RawUpstream, Service, http_head, kept, post, serve, wire
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -134,6 +136,79 @@ async def test_other_methods_pass(client: genai.Client, model: Model) -> None:
     with pytest.raises(errors.ClientError):
         client.models.count_tokens(model=MODEL, contents="hi")
     assert model.last.path == f"/v1beta/models/{MODEL}:countTokens"
+
+
+async def test_models_under_the_stable_version(service: Service, model: Model) -> None:
+    options = types.HttpOptions(base_url=service.url, api_version="v1")
+    with genai.Client(api_key="g-upstream", http_options=options) as client:
+        assert [each.name for each in client.models.list()] == ["models/scripted"]
+    assert model.last.path.startswith("/v1/models")
+    assert model.last.headers["x-goog-api-key"] == "g-upstream"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m", "/v1/files/f", "/v1/operations"])
+@pytest.mark.parametrize("in_query", [True, False])
+async def test_a_key_of_googles_is_for_google(
+    store: Database, model: Model, raw: RawUpstream, path: str, in_query: bool
+) -> None:
+    raw.answer(http_head("application/json"), b'{"data":[]}')
+    before = len(raw.requests)
+    with serve(store, raw.url, gemini_base_url=model.url.removesuffix("/v1")) as running:
+        async with wire(running) as line:
+            asked = f"{path}?pageSize=7&key=AIzaSecret" if in_query else f"{path}?pageSize=7"
+            header = "" if in_query else "x-goog-api-key: AIzaSecret\r\n"
+            await line.send(f"GET {asked} HTTP/1.1\r\nhost: localhost\r\n{header}connection: close\r\n\r\n".encode())
+            got = await line.to_end()
+        assert b"x-tersely-context: passthrough" in got
+        assert model.last.path == f"{path}?pageSize=7"
+        assert model.last.headers["x-goog-api-key"] == "AIzaSecret"
+        assert len(raw.requests) == before
+
+        for elsewhere in ("/v1/chat/completions", "/v1/responses/resp_1", "/v1/messages/count_tokens"):
+            body = b'{"model":"m","messages":[]}'
+            await post(running, body, path=f"{elsewhere}?key=AIzaSecret", x_goog_api_key="AIzaSecret")
+    assert len(raw.requests) == before + 3
+    for request in raw.requests[before:]:
+        assert b"AIzaSecret" not in request.target.encode() + b"\n".join(request.lines)
+
+
+@pytest.mark.parametrize("size", [0, 11, 9 * 1024 * 1024])
+@pytest.mark.parametrize("through", [True, False])
+async def test_files_go_up_in_pieces_and_come_back(
+    client: genai.Client, service: Service, model: Model, size: int, through: bool
+) -> None:
+    content = bytes(range(256)) * (size // 256 + 1)
+    # Told a base URL in the call itself, the client sends the pieces there; else straight to where the host says.
+    options = types.HttpOptions(base_url=service.url) if through else None
+    told = types.UploadFileConfig(mime_type="text/plain", http_options=options)
+    made = client.files.upload(file=io.BytesIO(content[:size]), config=told)
+
+    assert made.size_bytes == size
+    pieces = [each for each in model.state.received if each.path.startswith("/upload/v1beta/files?upload_id=")]
+    assert b"".join(each.body for each in pieces[-(size // (8 * 1024 * 1024) + 1) :]) == content[:size]
+    assert (pieces[-1].headers.get("accept-encoding") == "identity") is through
+    assert client.files.get(name=made.name or "").state == types.FileState.ACTIVE
+    answer = await post(service, b"", method="GET", path=f"/download/v1beta/{made.name}:download?alt=media&key=mine")
+    assert (answer.status, answer.body) == (200, content[:size])
+    assert answer.context == "passthrough"
+    assert model.last.path == f"/download/v1beta/{made.name}:download?alt=media"
+    assert model.last.headers["x-goog-api-key"] == "mine"
+
+
+async def test_where_a_file_goes_is_said_as_google_says_it(service: Service, model: Model) -> None:
+    start = {"X_Goog_Upload_Protocol": "resumable", "X_Goog_Upload_Command": "start"}
+    answer = await post(service, b"{}", path="/upload/v1/files", X_Goog_Upload_Header_Content_Length="5", **start)
+
+    assert answer.headers["x-goog-upload-status"] == "active"
+    assert answer.headers["x-goog-upload-url"].startswith(f"{model.url.removesuffix('/v1')}/upload/v1/files?upload_id=")
+
+
+async def test_an_upload_over_the_limit_is_refused_in_googles_shape(store: Database, model: Model) -> None:
+    with serve(store, model.url, max_body=1024) as running:
+        before = model.state.calls
+        answer = await post(running, b"x" * 1025, path="/upload/v1beta/files?upload_id=u")
+    assert (answer.status, answer.json["error"]["code"]) == (413, 413)
+    assert model.state.calls == before
 
 
 async def test_a_key_in_the_address_becomes_a_header(service: Service, model: Model, key: str) -> None:

@@ -1,6 +1,7 @@
 """A model host that needs no model: scripted, deterministic, and as strict as a real one.
 
-It serves the model calls of every provider (streamed or not) and their lists of models; everything else is a 404.
+It serves the model calls of every provider (streamed or not), their lists of models, and Google's files; everything
+else is a 404.
 It refuses what a provider refuses (`app.upstream.strict`) and measures what a provider bills: prompt tokens are the
 bytes of instructions, messages and tools divided by four, completion tokens the characters of the reply divided by
 four, and cached tokens the longest beginning (whole messages, tools first) that one of the last requests had too. A
@@ -26,6 +27,7 @@ from aiohttp import web
 
 from app.upstream.scripted.anthropic import ANTHROPIC
 from app.upstream.scripted.chat import CHAT
+from app.upstream.scripted.files import Files
 from app.upstream.scripted.gemini import GCA, GEMINI
 from app.upstream.scripted.kept import Kept
 from app.upstream.scripted.replies import (
@@ -71,6 +73,7 @@ class ScriptedModel:
     ) -> None:
         self.script = script
         self.kept = Kept(is_forgetful=is_forgetful)
+        self.files = Files()
         self.window = window
         self.is_strict = is_strict
         self.first_delay = first_delay
@@ -144,6 +147,8 @@ def scripted_app(model: ScriptedModel | None = None) -> web.Application:
         return _json(Refusal(message=message, status=404).body(), status=404)
 
     async def models(request: web.Request) -> web.Response:
+        if "x-goog-api-key" in request.headers:
+            return await gemini_models(request)
         await _receive(state, request)
         if "anthropic-version" in request.headers:
             listed = {"id": MODEL, "type": "model", "display_name": MODEL, "created_at": "2026-01-01T00:00:00Z"}
@@ -184,6 +189,7 @@ def scripted_app(model: ScriptedModel | None = None) -> web.Application:
     app.router.add_post("/v1/chat/completions", complete)
     app.router.add_post("/v1/responses", respond)
     _add_kept(app, state)
+    _add_files(app, state)
     app.router.add_post("/v1/messages", say)
     app.router.add_post("/v1/messages/count_tokens", count)
     app.router.add_post("/v1beta/models/{call}", generate)
@@ -219,6 +225,25 @@ def _add_kept(app: web.Application, state: ScriptedModel) -> None:
     app.router.add_get("/v1/responses/{id}", reply)
     app.router.add_delete("/v1/responses/{id}", reply)
     app.router.add_post("/v1/conversations", conversation)
+
+
+def _add_files(app: web.Application, state: ScriptedModel) -> None:
+    """Google's files, under each version of its API."""
+
+    async def upload(request: web.Request) -> web.Response:
+        received = await _receive(state, request)
+        return state.files.upload(
+            received, root=str(request.url.origin()), upload_id=request.query.get("upload_id", "")
+        )
+
+    async def find(request: web.Request) -> web.Response:
+        await _receive(state, request)
+        name, _, method = request.match_info["name"].partition(":")
+        return state.files.find(name, is_download=method == "download")
+
+    app.router.add_post("/upload/{version}/files", upload)
+    app.router.add_get("/{version:v1beta|v1}/files/{name}", find)
+    app.router.add_get("/download/{version}/files/{name}", find)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
