@@ -310,6 +310,18 @@ async def test_a_conversation_comes_through_in_its_dialect(
     assert slim.tally.losses.referring == full.tally.losses.referring > 0
 
 
+async def test_plain_words_keep_their_form_within_an_epoch(database: Database, tmp_path: Path) -> None:
+    """A string cannot carry a mark of Anthropic's cache, and marks move from call to call."""
+    said = [(role, f"{role} {number}: caf\u00e9") for number in range(12) for role in ("user", "assistant")]
+    path = tmp_path / "plain.jsonl"
+    plain = {"system": "Be kind.", "messages": [{"role": role, "content": text} for role, text in said]}
+    path.write_text(json.dumps({**plain, "dialect": "anthropic"}) + "\n")
+    strategies = [Variant(strategy=name, epoch="auto") for name in ("full", "slim", "window")]
+    for result in await play(database, [path], *strategies):
+        assert [str(failure) for failure in result.failures] == []
+        assert result.tally.calls == 12
+
+
 async def test_a_reply_that_was_altered_on_the_way_is_told(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
