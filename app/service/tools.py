@@ -183,7 +183,8 @@ class Tools:
             raise InvalidRequest(f"content is missing: action {action!r} needs it", field="content")
         write = self._notes.put_scratchpad if action == "update" else self._notes.append_scratchpad
         pad = await write(tenant, session_id, given["content"], by_model=True)
-        return f"Saved. The scratchpad now has {len(pad.text)} characters."
+        size = len(pad.text)
+        return f"Saved. The scratchpad now has {size} character{'' if size == 1 else 's'}."
 
     async def _save_memo(self, tenant: str, session_id: str, given: dict[str, Any]) -> str:
         memo = await self._memos.save(tenant, content=given["content"], tags=given["tags"], session_id=session_id)

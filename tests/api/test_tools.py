@@ -92,6 +92,7 @@ async def test_manage_scratchpad(api: Api) -> None:
     assert (await told(api, "manage_scratchpad", {"action": "read"})).endswith("]\n- [ ] palette\n- test")
     assert "content is missing" in await refused(api, "manage_scratchpad", {"action": "append"})
     assert "at most" in await refused(api, "manage_scratchpad", {"action": "append", "content": "x" * MAX_SCRATCHPAD})
+    assert (await told(api, "manage_scratchpad", {"action": "update", "content": "x"})).endswith("has 1 character.")
     # What a model writes stands in its own call: no epoch for that.
     assert (await api.http.post("/api/sessions/s/context", json={})).json()["report"]["epoch"]["reason"] != "edit"
 
