@@ -16,7 +16,7 @@ from app.dialects.registry import DIALECTS
 from app.domain.context import Context, ContextMessage
 from app.domain.extraction import Extract
 from app.domain.history import Entry, Epoch, HeadMessage, Material, Snapshot, TerseEntry
-from app.domain.isolation import share_messages, words_of
+from app.domain.isolation import Said, isolate, share_messages, words_of
 from app.domain.messages import Message, ToolResult
 from app.domain.sessions import Session
 from app.domain.tiers import Way, way_by
@@ -161,9 +161,11 @@ async def load(
         if found.decision.kind == "retry" and (answered := found.decision.answered) is not None:
             stored = [each for each in stored if each.place <= answered.place]
         kept = await _kept_content(connection, tenant, session.id, epoch, cut)
-        entries = await aside(_bytes_of(stored), _stored_entries, stored, dialect)
-        entries += _new_entries(found, arrival, around.now)
-        kept_entries = _stored_entries(kept, dialect)
+        new = _new_entries(found, arrival, around.now)
+        shown = await aside(_bytes_of(stored), _stored_entries, [*kept, *stored], dialect, new)
+        is_kept = {each.seq for each in kept}
+        entries = [entry for entry in shown if entry.seq not in is_kept]
+        kept_entries = [entry for entry in shown if entry.seq in is_kept]
         if not any(not incoming.is_link for incoming in arrival.incoming):
             rows = await messages.instructions(connection, tenant, session.id)
             stored_instructions = tuple(_stored_instruction(row, dialect) for row in rows)
@@ -385,7 +387,8 @@ async def _twins(
     shown = Counter(arrival.incoming[index].digest for index in arrival.links if placed[index].seq == 0)
     seqs = [row.row.seq for row in rows if shown[row.row.digest] > 1]
     stored = await messages.content(connection, tenant, found.session.id, seqs) if seqs else []
-    return {entry.seq: entry for entry in _stored_entries(stored, dialect)}
+    messages_there = ((each, stored_message(each, dialect)) for each in stored)
+    return {each.seq: _stored_entry(each, message) for each, message in messages_there if message is not None}
 
 
 def _find_resent(
@@ -485,19 +488,22 @@ def _bytes_of(stored: Sequence[StoredMessage]) -> int:
     return sum(len(message.raw) for message in stored)
 
 
-def _stored_entries(stored: Sequence[StoredMessage], dialect: Dialect) -> list[Entry]:
-    entries = (_stored_entry(message, dialect) for message in stored)
-    return [entry for entry in entries if entry is not None]
+def _stored_entries(stored: Sequence[StoredMessage], dialect: Dialect, new: Sequence[Entry] = ()) -> list[Entry]:
+    """Stored messages as the model saw them, with what crosses of other dialects, and the ``new`` ones behind them."""
+    said = [read_stored(each, dialect) for each in stored]
+    placed = isolate([*said, *(Said(message=entry.message) for entry in new)])
+    entries: list[Entry] = []
+    theirs = (_stored_entry(each, own.message) for each, own in zip(stored, said, strict=True))
+    for entry, shown in zip([*theirs, *new], placed, strict=True):
+        for message in shown:
+            same = message is entry.message
+            count = entry.tokens if same else tokens.estimate_message(message)
+            entries.append(entry if same else replace(entry, message=message, tokens=count))
+    return entries
 
 
-def _stored_entry(stored: StoredMessage, dialect: Dialect) -> Entry | None:
-    """A stored message as the model saw it; a reply in the form in which a provider takes it back.
-
-    Of what was said in another dialect the words alone, and None where there are none.
-    """
-    message = stored_message(stored, dialect)
-    if message is None:
-        return None
+def _stored_entry(stored: StoredMessage, message: Message) -> Entry:
+    """The stored message as ``message`` says it."""
     entry = Entry(
         seq=stored.seq,
         turn=stored.turn,
@@ -517,11 +523,17 @@ def stored_message(stored: StoredMessage, dialect: Dialect) -> Message | None:
     """A stored message as the model saw it, without memos, in a form in which a provider takes it; of another
     dialect's the words, if there are any.
     """
+    said = read_stored(stored, dialect)
+    return said.message if said.is_own else words_of(said.message)
+
+
+def read_stored(stored: StoredMessage, dialect: Dialect) -> Said:
+    """A stored message as the model saw it, without memos; of ``dialect`` in a form in which a provider takes it."""
     raw = stored.model_raw if stored.model_raw is not None and stored.role != "user" else stored.raw
     if not share_messages(stored.dialect, dialect.name):
         own = DIALECTS[stored.dialect]  # type: ignore[index]
-        return words_of(own.read_reply(raw) if stored.role == "assistant" else own.read_message(raw))
-    return dialect.read_message(dialect.as_input(raw) if stored.role == "assistant" else raw)
+        return Said(message=own.read_reply(raw) if stored.role == "assistant" else own.read_message(raw), is_own=False)
+    return Said(message=dialect.read_message(dialect.as_input(raw) if stored.role == "assistant" else raw))
 
 
 def _stored_instruction(stored: StoredMessage, dialect: Dialect) -> bytes:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from app.dialects.dialect import Dialect
-from app.domain.isolation import share_messages
+from app.domain.isolation import Said, isolate, share_messages
 from app.domain.lineage import Incoming, known_again, reconcile
 from app.domain.messages import Message
 from app.domain.sessions import Session
 from app.service.arrival import Arrival, extend
 from app.service.aside import aside
-from app.service.contexts import stored_message
+from app.service.contexts import read_stored
 from app.service.identity import Asked, Found, Source
 from app.store import messages, reply_ids, sessions
 from app.store.connection import Connection
@@ -256,9 +256,15 @@ def _filled(
 ) -> LaidOut:
     placed = laid.found.decision.placed
     filled = list(laid.arrival.messages)
-    for index in laid.unread:
-        message = by_seq.get(placed[index].seq)
-        said = stored_message(message, dialect) if message is not None and message.raw else None
-        if said is not None:
-            filled[index] = said if said.raw else read(dialect.write_message(said))
+    found = ((index, by_seq.get(placed[index].seq)) for index in laid.unread)
+    stored = {index: read_stored(each, dialect) for index, each in found if each is not None and each.raw}
+    isolated = isolate([stored.get(index, Said(message=message)) for index, message in enumerate(filled)])
+    for index in stored:
+        shown = isolated[index]
+        if len(shown) == 1:
+            filled[index] = shown[0] if shown[0].raw else read(dialect.write_message(shown[0]))
+        elif shown:  # what this dialect says in one message
+            parts = tuple(part for message in shown for part in message.parts)
+            whole = Message(role=shown[-1].role, parts=parts, raw=b"")
+            filled[index] = replace(whole, raw=dialect.write_message(whole))
     return replace(laid, arrival=replace(laid.arrival, messages=tuple(filled)), unread=())

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from app.domain.pairing import NO_RESULT
+from app.upstream.scripted import ScriptedReply
 from tests.proxy.harness import Answered, Model, Service, kept, post
 
 
@@ -119,9 +121,9 @@ PAIRS = list(permutations(SPEAKERS, 2))
 KIN = {frozenset({"gemini", "gemini_gca"})}
 
 
-async def ask(service: Service, speaker: Speaker, key: str, message: dict[str, Any]) -> Answered:
-    body = json.dumps(speaker.request([message])).encode()
-    answer = await post(service, body, path=speaker.path, X_Tersely_Session=key)
+async def ask(service: Service, speaker: Speaker, key: str, *messages: dict[str, Any], script: str = "") -> Answered:
+    body = json.dumps(speaker.request(list(messages))).encode()
+    answer = await post(service, body, path=speaker.path, X_Tersely_Session=key, X_Script=script)
     assert answer.status == 200, answer.body
     return answer
 
@@ -167,15 +169,96 @@ async def test_a_session_changes_its_provider(
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-async def test_a_call_that_is_answered_in_another_dialect(
+async def test_a_result_that_is_sent_alone_in_another_dialect(
     service: Service, model: Model, key: str, first: str, second: str
 ) -> None:
-    """Its call is not there, so neither is the result; what goes up is valid all the same."""
+    """Its call is not there: the model is told the result in words, and each time in the same ones."""
     one, other = SPEAKERS[first], SPEAKERS[second]
+    are_kin = frozenset({first, second}) in KIN
     answer = await ask(service, one, key, one.user('call add {"a": 1}'))
-    call = one.call(answer.json)
-    call_id = call.get("call_id") or call["id"]
-    await ask(service, other, key, other.result({"id": call_id, "call_id": call_id, "name": "add"}, "late"))
+    await ask(service, other, key, _answer_to(one.call(answer.json), other, "late"))
+    at_once = sent(model)
     await ask(service, other, key, other.user("go on"))
+    later = sent(model)
+    await ask(service, one, key, one.user("and here"))
 
-    assert ("late" in sent(model)) is (frozenset({first, second}) in KIN)
+    told = ["Result of the tool add", "late"]
+    assert all(text in each for text in told[are_kin:] for each in (at_once, later))
+    assert (told[0] in at_once) is not are_kin
+    assert NO_RESULT not in sent(model)
+    assert "late" in sent(model)
+    assert all(mark in sent(model) for mark in one.marks), "the call is at home there, and has its result"
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+async def test_parallel_calls_that_are_answered_in_another_dialect(
+    service: Service, model: Model, key: str, first: str, second: str
+) -> None:
+    """A client that keeps the history changes its provider between calls and results, and later sends what is new."""
+    one, other = SPEAKERS[first], SPEAKERS[second]
+    message = {"role": "assistant", "content": None, "tool_calls": [_called("c1", 1), _called("c2", 2)]}
+    model.script(key, ScriptedReply(message=message))
+    await ask(service, one, key, one.user("add twice"), script=key)
+    calls = [{"id": each, "call_id": each, "name": "add"} for each in ("c1", "c2")]
+    results = [other.result(call, f"sum {call['id']}") for call in calls]
+    calls_again = CALLS[second](("c1", 1), ("c2", 2))
+    await ask(service, other, key, other.user("add twice"), *calls_again, *_joined(second, results))
+    assert NO_RESULT not in sent(model)
+    await ask(service, other, key, other.user("what now?"))
+    there = sent(model)
+    await ask(service, one, key, one.user("and here?"))
+    back = sent(model)
+
+    for text in (there, back):
+        assert NO_RESULT not in text
+        assert "sum c1" in text
+        assert "sum c2" in text
+    assert all(mark in back for mark in one.marks), "calls and results in the form of their dialect"
+    assert {each.status for each in await kept(service, key) if each.role != "system"} == {"live"}
+
+
+def _called(call_id: str, number: int) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": "add", "arguments": json.dumps({"a": number})}}
+
+
+def _answer_to(call: dict[str, Any], other: Speaker, text: str) -> dict[str, Any]:
+    call_id = call.get("call_id") or call["id"]
+    return other.result({"id": call_id, "call_id": call_id, "name": "add"}, text)
+
+
+def _joined(dialect: str, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results of parallel calls in one message, where they are said so."""
+    member = {"anthropic": "content", "gemini": "parts", "gemini_gca": "parts"}.get(dialect)
+    if member is None:
+        return results
+    return [{**results[0], member: [part for each in results for part in each[member]]}]
+
+
+def _gemini_calls(*calls: tuple[str, int]) -> list[dict[str, Any]]:
+    said = [{"functionCall": {"id": call_id, "name": "add", "args": {"a": number}}} for call_id, number in calls]
+    return [{"role": "model", "parts": said}]
+
+
+def _chat_calls(*calls: tuple[str, int]) -> list[dict[str, Any]]:
+    return [{"role": "assistant", "content": None, "tool_calls": [_called(*call) for call in calls]}]
+
+
+def _anthropic_calls(*calls: tuple[str, int]) -> list[dict[str, Any]]:
+    said = [{"type": "tool_use", "id": call_id, "name": "add", "input": {"a": number}} for call_id, number in calls]
+    return [{"role": "assistant", "content": said}]
+
+
+def _response_calls(*calls: tuple[str, int]) -> list[dict[str, Any]]:
+    return [
+        {"type": "function_call", "call_id": call_id, "name": "add", "arguments": json.dumps({"a": number})}
+        for call_id, number in calls
+    ]
+
+
+CALLS = {
+    "openai_chat": _chat_calls,
+    "anthropic": _anthropic_calls,
+    "openai_responses": _response_calls,
+    "gemini": _gemini_calls,
+    "gemini_gca": _gemini_calls,
+}
