@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import uvicorn
 from typing_extensions import override
 
-from app.cli import here
+from app.cli.quiet_server import serving
 from tests.cli.conftest import Running
 from tests.cli.terminal import ROOT, Ran, environment, run
 
@@ -78,14 +79,16 @@ def test_bad_settings() -> None:
     assert "DATABASE_URL must begin with postgresql://" in complains(run("keys", "list", DATABASE_URL="mysql://x"))
 
 
-async def test_an_application_that_does_not_start_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_application_that_does_not_start_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def fail(config: uvicorn.Config) -> None:
         raise RuntimeError("no such thing")
 
     monkeypatch.setattr(uvicorn.Config, "load", fail)
     limit = asyncio.timeout(5)
     with pytest.raises(RuntimeError, match="no such thing"):
-        async with limit, here._served(object()):
+        async with limit, serving(object(), path=str(tmp_path / "socket")):
             pass
     assert not limit.expired()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import socket
 import tempfile
@@ -11,9 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import uvicorn
-from typing_extensions import override
-
+from app.cli.quiet_server import serving
 from app.cli.replay.checks import Stored
 from app.cli.serving import database_of
 from app.main import build, clock
@@ -40,26 +37,6 @@ def database_for_replay(settings: Settings) -> Iterator[str]:
             yield server.admin_dsn
 
 
-class _QuietServer(uvicorn.Server):
-    """Leaves the signals to the command; ``is_up`` is set when it listens, or has failed to."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.is_up = asyncio.Event()
-
-    @override
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    @override
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
-            await super().startup(sockets)
-        finally:
-            self.is_up.set()
-
-
 @asynccontextmanager
 async def run_service(settings: Settings, database_url: str, upstream: str) -> AsyncIterator[str]:
     """The service on a free loopback port, until the block is left; its address."""
@@ -71,23 +48,8 @@ async def run_service(settings: Settings, database_url: str, upstream: str) -> A
     own = settings.model_copy(update={"auth": "keys", "fail_open": "off", **keys, **hosts})
     application = build(own, database_url=database_url, openai_base_url=upstream)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(
-            application,
-            http="httptools",
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=2,
-        )
-        server = _QuietServer(config)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(server.serve(sockets=[listener]))
-            await server.is_up.wait()
-            try:
-                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-            finally:
-                server.should_exit = True
+        async with serving(application, sockets=[listener]):
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 @dataclass(slots=True, kw_only=True)
