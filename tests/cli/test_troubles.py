@@ -88,7 +88,7 @@ async def test_an_application_that_does_not_start_is_not_waited_for(
     monkeypatch.setattr(uvicorn.Config, "load", fail)
     limit = asyncio.timeout(5)
     with pytest.raises(RuntimeError, match="no such thing"):
-        async with limit, serving(object(), path=str(tmp_path / "socket")):
+        async with limit, serving(object(), path=str(tmp_path / "socket")):  # type: ignore[arg-type]
             pass
     assert not limit.expired()
 
