@@ -1,6 +1,6 @@
-"""Images and files of a message: what tells one from another, and the size of an image, by which providers bill.
+"""Images and files of a message: what tells one from another, and the size, by which providers bill.
 
-The size is read from the first bytes of a data URL; nothing is decoded.
+An image's is read from the first bytes of a data URL; nothing else is decoded.
 """
 
 from __future__ import annotations
@@ -8,12 +8,18 @@ from __future__ import annotations
 import base64
 import binascii
 import struct
+from collections.abc import Mapping
 from hashlib import blake2b
 
 from app.dialects import raw_json
+from app.domain.tokens import CHARS_PER_TOKEN, FILE_TOKENS
 
 _HEAD = 64 * 1024
 """Base64 characters looked at: a JPEG's size stands behind its metadata."""
+
+_BASE64 = ";base64,"
+_TEXTS = frozenset({"application/json", "application/xml", "application/javascript", "application/x-yaml"})
+_FILE = FILE_TOKENS * CHARS_PER_TOKEN
 
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
@@ -24,14 +30,65 @@ def media_digest(value: object) -> str:
     return blake2b(content, digest_size=16).hexdigest()
 
 
+def utf8_size(text: str) -> int:
+    """Bytes of a text: what it costs a model follows these rather than its characters."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def text_size(mime: str, data: object) -> int:
+    """Bytes of a text file in base64; 0 for files of which a model does not read the bytes."""
+    is_text = mime.startswith("text/") or mime in _TEXTS or mime.endswith(("+json", "+xml"))
+    return len(data) * 3 // 4 if is_text and isinstance(data, str) else 0
+
+
+def data_url_size(url: str | None) -> int:
+    """As `text_size`, for a ``data:`` URL."""
+    start = url.find(_BASE64, 0, 200) if url and url.startswith("data:") else -1
+    return (
+        text_size(url[len("data:") : start].partition(";")[0], url[start + len(_BASE64) :]) if url and start > 0 else 0
+    )
+
+
+def opaque_size(value: object) -> int:
+    """Bytes of a JSON value that only its provider understands, encrypted content among them.
+
+    Files inside that are no text count as one of unknown size each. Nothing is written or decoded.
+    """
+    size = 0
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case str(text):
+                size += _FILE if text.startswith("data:") and not data_url_size(text) else utf8_size(text) + 2
+            case dict(members):
+                size += 2 + sum(len(key) + 4 for key in members)
+                is_file = isinstance(members.get("data"), str) and bool(mime := _mime_type(members))
+                if is_file and not text_size(mime, members["data"]):
+                    size += _FILE
+                    waiting += [each for key, each in members.items() if key != "data"]
+                else:
+                    waiting += members.values()
+            case list(items):
+                size += 2 + len(items)
+                waiting += items
+            case other:
+                size += len(str(other))
+    return size
+
+
+def _mime_type(members: Mapping[str, object]) -> str:
+    named = (members.get(key) for key in ("media_type", "mime_type", "mimeType"))
+    return next((mime for mime in named if isinstance(mime, str)), "")
+
+
 def image_size(url: str) -> tuple[int, int]:
     """Width and height in pixels of the PNG, JPEG, GIF or WebP in a ``data:`` URL; (0, 0) for everything
     else.
     """
-    start = url.find(";base64,", 0, 200)
+    start = url.find(_BASE64, 0, 200)
     if not url.startswith("data:") or start < 0:
         return 0, 0
-    start += len(";base64,")
+    start += len(_BASE64)
     text = url[start : start + _HEAD]
     try:
         head = base64.b64decode(text[: len(text) // 4 * 4])

@@ -26,9 +26,13 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reasoning:
-    """A provider's thinking. Never part of a session's identity, never shortened."""
+    """A provider's thinking. Never part of a session's identity, never shortened.
+
+    ``hidden``: characters of what it says encrypted, of which ``text`` may be a summary.
+    """
 
     text: str
+    hidden: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +54,16 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Media:
-    """An image, sound or file. ``digest`` identifies its bytes or address; ``detail`` is the provider's hint."""
+    """An image, sound or file, or what only the provider understands. ``digest`` identifies its bytes or address;
+    ``detail`` is the provider's hint. ``size``: bytes of what a model reads of it as text; 0: not known.
+    """
 
     kind: MediaKind
     digest: str
     detail: str = ""
     width: int = 0
     height: int = 0
+    size: int = 0
 
 
 Part = Text | Reasoning | ToolCall | ToolResult | Media

@@ -17,7 +17,14 @@ from typing import assert_never
 from app.domain.context import Repair
 from app.domain.history import Entry
 from app.domain.messages import Media, Message, Part, Reasoning, Text, ToolCall, ToolResult
-from app.domain.tokens import DEFAULT_MEDIA_TOKENS, MESSAGE_OVERHEAD, estimate
+from app.domain.tokens import (
+    CHARS_PER_TOKEN,
+    MESSAGE_OVERHEAD,
+    count_media,
+    count_reasoning,
+    estimate,
+    estimate_text,
+)
 
 NO_RESULT = "[no result was recorded]"
 EMPTY_MESSAGE = "[empty message]"
@@ -287,14 +294,16 @@ def _estimate_parts(parts: Iterable[Part]) -> int:
     chars = 0
     for part in parts:
         match part:
-            case Text(text=text) | Reasoning(text=text):
+            case Text(text=text):
                 chars += len(text)
+            case Reasoning():
+                chars += CHARS_PER_TOKEN * count_reasoning(part, estimate_text)
             case ToolCall():
                 chars += len(part.id) + len(part.name) + len(part.arguments)
             case ToolResult():
                 chars += len(part.call_id) + len(part.text)
             case Media():
-                chars += 4 * DEFAULT_MEDIA_TOKENS
+                chars += CHARS_PER_TOKEN * count_media(part)
             case _:
                 assert_never(part)
     return estimate(chars) + MESSAGE_OVERHEAD

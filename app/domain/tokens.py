@@ -37,7 +37,6 @@ IMAGE_UNKNOWN = IMAGE_BASE + 4 * IMAGE_TILE
 AUDIO_TOKENS = 1_000
 FILE_TOKENS = 2_000
 VIDEO_TOKENS = 5_000
-DEFAULT_MEDIA_TOKENS = IMAGE_UNKNOWN
 
 
 def estimate(n_chars: int) -> int:
@@ -57,8 +56,10 @@ def count_message(message: Message, encode: Encode, *, name: str = "") -> int:
         total += NAME_OVERHEAD + encode(name)
     for part in message.parts:
         match part:
-            case Text(text=text) | Reasoning(text=text) | ToolResult(text=text):
+            case Text(text=text) | ToolResult(text=text):
                 total += encode(text)
+            case Reasoning():
+                total += count_reasoning(part, encode)
             case ToolCall():
                 total += CALL_OVERHEAD + encode(part.name) + encode(part.arguments)
             case Media():
@@ -73,6 +74,11 @@ def count_text_message(text: str, encode: Encode) -> int:
     return MESSAGE_OVERHEAD + ROLE_TOKENS + encode(text)
 
 
+def count_reasoning(thought: Reasoning, encode: Encode) -> int:
+    """Tokens of a thought. Its words are what is encrypted, or a summary of that: it is not counted twice."""
+    return max(encode(thought.text), estimate(thought.hidden))
+
+
 def count_media(media: Media) -> int:
     """Tokens of an image, sound or file; fixed estimates where the size is unknown."""
     match media.kind:
@@ -83,7 +89,7 @@ def count_media(media: Media) -> int:
         case "video":
             return VIDEO_TOKENS
         case "file" | "other":
-            return FILE_TOKENS
+            return estimate(media.size) if media.size else FILE_TOKENS
         case _:
             assert_never(media.kind)
 

@@ -118,7 +118,7 @@ def test_words():
 def test_thoughts_are_reasoning_and_no_part_of_the_identity():
     thinking = {"type": "thinking", "thinking": "hm", "signature": "s"}
     said = read("assistant", thinking, {"type": "redacted_thinking", "data": "x"}, text("a"))
-    assert said.parts == (Reasoning(text="hm"), Reasoning(text=""), Text(text="a"))
+    assert said.parts == (Reasoning(text="hm", hidden=1), Reasoning(text="", hidden=1), Text(text="a"))
     assert canonical(said) == canonical(read("assistant", text("a")))
 
 

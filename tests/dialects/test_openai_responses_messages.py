@@ -143,7 +143,7 @@ def test_neighbouring_items_of_the_model_are_one_message():
     messages = read_request(body(*items)).messages
     assert [each.role for each in messages] == ["user", "assistant", "tool", "assistant", "user"]
     assert messages[1].parts == (
-        Reasoning(text="hm"),
+        Reasoning(text="hm", hidden=1),
         Text(text="I look."),
         ToolCall(id="c1", name="f", arguments='{"a": 1}'),
     )

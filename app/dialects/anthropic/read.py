@@ -20,10 +20,10 @@ import msgspec
 from app.dialects import raw_json
 from app.dialects.bodies import BodyDecoder, MessageDecoder, check_caller, try_decode, verbatim
 from app.dialects.dialect import Request, Usage
-from app.dialects.media import image_size, media_digest
+from app.dialects.media import image_size, media_digest, opaque_size, text_size, utf8_size
 from app.domain.chain import without_injected
 from app.domain.errors import InvalidRequest
-from app.domain.messages import Media, MediaKind, Message, Part, Reasoning, Role, Text, ToolCall, ToolResult
+from app.domain.messages import Media, Message, Part, Reasoning, Role, Text, ToolCall, ToolResult
 
 _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system"}
 
@@ -49,6 +49,8 @@ class _Block(msgspec.Struct):
     type: str = ""
     text: str | None = None
     thinking: Any = None
+    signature: Any = None
+    data: Any = None
     id: Any = None
     name: Any = None
     input: Any = None
@@ -155,7 +157,8 @@ def _read_block(block: _Block, raw: bytes, place: int) -> Part | None:
         case "text":
             return Text(text=block.text) if block.text else None
         case "thinking" | "redacted_thinking":
-            return Reasoning(text=_string(block.thinking))
+            hidden = len(_string(block.signature)) + len(_string(block.data))
+            return Reasoning(text=_string(block.thinking), hidden=hidden)
         case "tool_use":
             arguments = "" if block.input is None else raw_json.dump(block.input).decode()
             return ToolCall(id=_string(block.id), name=_string(block.name), arguments=arguments)
@@ -164,7 +167,7 @@ def _read_block(block: _Block, raw: bytes, place: int) -> Part | None:
         case "image":
             return _read_image(block.source)
         case "document":
-            return _read_source("file", block.source)
+            return Media(kind="file", digest=_source_digest(block.source), size=_document_size(block.source))
         case "container_upload":
             return Media(kind="file", digest=media_digest(block.file_id))
         case _:
@@ -174,7 +177,8 @@ def _read_block(block: _Block, raw: bytes, place: int) -> Part | None:
 def _read_other(block: _Block, raw: bytes, place: int) -> Media:
     """Told apart by their id, since clients rewrite what else they say; without one by all that they say."""
     if name := _string(block.id) or _string(block.tool_use_id):
-        return Media(kind="other", digest=media_digest(f"{block.type}\n{name}"))
+        size = opaque_size({key: value for key, value in msgspec.structs.asdict(block).items() if value is not None})
+        return Media(kind="other", digest=media_digest(f"{block.type}\n{name}"), size=size)
     members = raw_json.load(raw)
     said = members["content" if members.get("role") else "system"][place]
     return Media(
@@ -182,6 +186,7 @@ def _read_other(block: _Block, raw: bytes, place: int) -> Media:
         digest=media_digest(
             json.dumps({key: value for key, value in said.items() if key != "cache_control"}, sort_keys=True)
         ),
+        size=opaque_size(said),
     )
 
 
@@ -194,8 +199,17 @@ def _read_image(source: object) -> Media:
     return Media(kind="image", digest=_source_digest(source), width=width, height=height)
 
 
-def _read_source(kind: MediaKind, source: object) -> Media:
-    return Media(kind=kind, digest=_source_digest(source))
+def _document_size(source: object) -> int:
+    """Bytes of a document that is text; 0 for others."""
+    match source:
+        case {"type": "text", "data": str(text)}:
+            return utf8_size(text)
+        case {"type": "content", "content": content}:
+            return opaque_size(content)
+        case {"media_type": str(mime), "data": data}:
+            return text_size(mime, data)
+        case _:
+            return 0
 
 
 def _source_digest(source: object) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 from app.dialects import raw_json
 from app.dialects.bodies import check_caller
 from app.dialects.dialect import Request, Usage
-from app.dialects.media import image_size, media_digest
+from app.dialects.media import image_size, media_digest, opaque_size, text_size
 from app.dialects.members import split_body
 from app.domain.errors import InvalidRequest
 from app.domain.messages import Media, MediaKind, Message, Part, Reasoning, Role, Text, ToolCall, ToolResult
@@ -313,7 +313,9 @@ def _read_part(part: dict[str, Any], calls: Numbering, results: Numbering) -> Pa
     if (media := _read_media(part)) is not None:
         return media
     said = {key: value for key, value in part.items() if key not in _SIGNATURES}
-    return Media(kind="other", digest=media_digest(json.dumps(said, sort_keys=True))) if said else None
+    if not said:
+        return None
+    return Media(kind="other", digest=media_digest(json.dumps(said, sort_keys=True)), size=opaque_size(said))
 
 
 def _read_call(call: dict[str, Any], numbering: Numbering) -> ToolCall | None:
@@ -346,7 +348,8 @@ def _read_media(part: Mapping[str, Any]) -> Media | None:
     if inline is not None:
         mime, data = _mime_type(inline), string(inline.get("data"))
         width, height = image_size(f"data:{mime};base64,{data[:_MEDIA_HEAD]}")
-        return Media(kind=_media_kind(mime), digest=media_digest(data), width=width, height=height)
+        size = text_size(mime, data)
+        return Media(kind=_media_kind(mime), digest=media_digest(data), width=width, height=height, size=size)
     if file is not None:
         address = string(file.get("fileUri") or file.get("file_uri"))
         return Media(kind=_media_kind(_mime_type(file)), digest=media_digest(address))

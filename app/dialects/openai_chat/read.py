@@ -18,7 +18,7 @@ import msgspec
 from app.dialects import raw_json
 from app.dialects.bodies import BodyDecoder, MessageDecoder, check_caller, session_ids, try_decode, verbatim
 from app.dialects.dialect import Request, Usage
-from app.dialects.media import image_size, media_digest
+from app.dialects.media import data_url_size, image_size, media_digest, opaque_size
 from app.dialects.openai_content import TEXT_TYPES
 from app.domain.errors import InvalidRequest
 from app.domain.messages import Media, MediaKind, Message, Part, Reasoning, Role, Text, ToolCall, ToolResult
@@ -222,7 +222,14 @@ def _read_result(message: _Message, raw: bytes) -> ToolResult:
 def _read_reasoning(message: _Message) -> list[Part]:
     """Providers repeat one thought under several names: the first that says something counts."""
     text = _as_text(message.reasoning_content) or _as_text(message.reasoning) or _as_text(message.reasoning_details)
-    return [Reasoning(text=text)] if text else []
+    hidden = _hidden_size(message.reasoning_details)
+    return [Reasoning(text=text, hidden=hidden)] if text or hidden else []
+
+
+def _hidden_size(details: object) -> int:
+    """Characters of what is said encrypted."""
+    said = [each for each in details if isinstance(each, dict)] if isinstance(details, list) else []
+    return sum(len(v) for each in said for key in ("data", "signature") if isinstance(v := each.get(key), str))
 
 
 def _as_text(value: object) -> str:
@@ -272,7 +279,8 @@ def _describe_unknown(parts: list[Part | None], raw: bytes) -> None:
     for place, part in enumerate(parts):
         if part == _UNKNOWN:
             said = {key: value for key, value in items[place].items() if key != "cache_control"}
-            parts[place] = Media(kind="other", digest=media_digest(json.dumps(said, sort_keys=True)))
+            digest = media_digest(json.dumps(said, sort_keys=True))
+            parts[place] = Media(kind="other", digest=digest, size=opaque_size(said))
 
 
 def _read_image(value: object) -> Media:
@@ -292,7 +300,8 @@ def _media(kind: MediaKind, value: object, *keys: str) -> Media:
     """``keys``: where the thing itself lies, in order of preference; everything when none of them is there."""
     members = value if isinstance(value, dict) else {}
     content = next((v for key in keys if isinstance(v := members.get(key), str)), None)
-    return Media(kind=kind, digest=media_digest(content if content is not None else value))
+    digest = media_digest(content if content is not None else value)
+    return Media(kind=kind, digest=digest, size=data_url_size(content))
 
 
 def _read_calls(message: _Message) -> list[Part]:

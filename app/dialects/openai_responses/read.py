@@ -16,7 +16,7 @@ import msgspec
 from app.dialects import raw_json
 from app.dialects.bodies import BodyDecoder, session_ids, try_decode, verbatim
 from app.dialects.dialect import Request, Usage
-from app.dialects.media import image_size, media_digest
+from app.dialects.media import data_url_size, image_size, media_digest, opaque_size
 from app.dialects.openai_content import is_text
 from app.dialects.openai_responses.items import (
     CALLS,
@@ -204,7 +204,8 @@ def _read_item(item: dict[str, Any]) -> list[Part]:
     if kind == "reasoning":
         thoughts = [*_list(item.get("summary")), *_list(item.get("content"))]
         texts = [_string(thought.get("text")) for thought in thoughts if isinstance(thought, dict)]
-        return [Reasoning(text="\n".join(filter(None, texts)))]
+        hidden = len(_string(item.get("encrypted_content")))
+        return [Reasoning(text="\n".join(filter(None, texts)), hidden=hidden)]
     if called := call_id(item):
         return [_read_call(item, called)]
     if answered := answered_call(item):
@@ -249,7 +250,7 @@ def _read_other(item: dict[str, Any]) -> Media:
     said = {key: value for key, value in item.items() if key not in _VOLATILE}
     if item_type(item) == "item_reference":
         said["id"] = item.get("id")
-    return Media(kind="other", digest=media_digest(json.dumps(said, sort_keys=True)))
+    return Media(kind="other", digest=media_digest(json.dumps(said, sort_keys=True)), size=opaque_size(item))
 
 
 def _read_content(content: object) -> list[Part]:
@@ -297,7 +298,8 @@ def _read_image(part: dict[str, Any]) -> Media:
 def _media(kind: MediaKind, members: dict[str, Any], *keys: str) -> Media:
     """``keys``: where the thing itself lies, in order of preference."""
     content = next((value for key in keys if isinstance(value := members.get(key), str)), None)
-    return Media(kind=kind, digest=media_digest(members if content is None else content))
+    size = data_url_size(content)
+    return Media(kind=kind, digest=media_digest(members if content is None else content), size=size)
 
 
 def _list(value: object) -> list[Any]:
