@@ -3,6 +3,9 @@
 A call comes whole, in a part of its own. Of several rounds the client sees the id of the first, the parts of all and
 the end of the last, with the usage of all. No event is made up: the last one of a round waits until it is known whether
 there is another round, and of one that says nothing any more nothing is left.
+
+The provider signs the first of several calls, and wants the first that it is sent back to be signed. So the signature
+of a call that the client is not shown goes to the first that it is. The model gets its own reply back.
 """
 
 from __future__ import annotations
@@ -19,13 +22,18 @@ _NULL = b"null"
 _BETWEEN = "\n\n"
 """Stands between the words of two rounds."""
 _EMPTY_TEXT = b'{"text":""}'
+_SIGNATURES = ("thoughtSignature", "thought_signature")
+
+# The member of a part that holds a signature; empty where there is none.
+_Signature = dict[str, bytes]
+_UNSIGNED: _Signature = {}
 
 
 def without_calls(message: bytes, names: frozenset[str]) -> bytes:
     """A reply's content without its calls to functions of these names."""
     members = raw_json.split_object(message)
     parts = items(members.get("parts", _NULL))
-    left = [part for part in parts if _called(part) not in names]
+    left, _ = _shown(parts, names, _UNSIGNED)
     if len(left) == len(parts):
         return message
     return raw_json.join_object({**members, "parts": raw_json.join_array(left)})
@@ -69,6 +77,7 @@ class GeminiRounds:
         self._id = b""
         self._usage = b""
         self._waits_with_space = False
+        self._signature: _Signature | None = _UNSIGNED
         self._end: list[SseEvent] = []
 
     def feed(self, block: bytes) -> bytes:
@@ -79,7 +88,7 @@ class GeminiRounds:
         """Forget the round's end, but for what is said in it."""
         rest = b"".join(self._write(event, is_end=False) for event in self._end)
         self._decoder, self._end, self._is_first = SseDecoder(), [], False
-        self._usage, self._waits_with_space = usage, has_said
+        self._usage, self._waits_with_space, self._signature = usage, has_said, _UNSIGNED
         return rest
 
     def close(self) -> bytes:
@@ -129,7 +138,7 @@ class GeminiRounds:
         has_end = candidate.get("finishReason", _NULL) != _NULL
         content = raw_json.split_object(candidate["content"]) if candidate.get("content", _NULL) != _NULL else {}
         parts = items(content.get("parts", _NULL))
-        left = [part for part in parts if _called(part) not in self._names]
+        left, self._signature = _shown(parts, self._names, self._signature)
         if self._waits_with_space:
             left, is_done = _spaced(left)
             self._waits_with_space = not is_done
@@ -144,6 +153,30 @@ class GeminiRounds:
         if candidate != raw_json.split_object(candidates[0]):
             changed["candidates"] = written
         return changed
+
+
+def _shown(
+    parts: Sequence[bytes], names: frozenset[str], signature: _Signature | None
+) -> tuple[list[bytes], _Signature | None]:
+    """``parts`` without calls to functions of these names; the signature of the first of these waits for the first call
+    that is shown. None: there was one.
+    """
+    left: list[bytes] = []
+    for part in parts:
+        name = _called(part)
+        if name in names:
+            signature = _signature_of(part) if signature == _UNSIGNED else signature
+            continue
+        if name is not None and signature is not None:
+            is_moved = bool(signature) and not _signature_of(part)
+            part = raw_json.join_object(raw_json.split_object(part) | signature) if is_moved else part  # noqa: PLW2901
+            signature = None
+        left.append(part)
+    return left, signature
+
+
+def _signature_of(part: bytes) -> _Signature:
+    return {key: value for key, value in raw_json.split_object(part).items() if key in _SIGNATURES}
 
 
 def _called(part: bytes) -> object:
