@@ -92,9 +92,10 @@ def _with_list(raw: bytes) -> bytes:
     """
     members = raw_json.split_object(raw)
     content = members.get("content", b"")
-    if not content.startswith(b'"') or _BLANK.fullmatch(content) or string_member(members, "role") == "system":
+    if not content.startswith(b'"') or _BLANK.fullmatch(content) or members.get("role") == b'"system"':
         return raw
-    return raw_json.join_object({**members, "content": b'[{"type":"text","text":' + content + b"}]"})
+    members["content"] = b'[{"type":"text","text":' + content + b"}]"
+    return raw_json.join_object(members)
 
 
 def _carrier(messages: Sequence[bytes], place: int) -> int:
