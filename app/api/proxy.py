@@ -112,11 +112,9 @@ class ProxyRoutes:
             if is_read or not _has_body(scope):
                 return await _refuse(send, *refusal), ""
             return await _refuse_unread(scope, receive, send, *refusal), ""
-        return await self._answer(proxy, call, receive, send, is_call=target.is_call)
+        return await self._answer(proxy, call, receive, send, target)
 
-    async def _answer(
-        self, proxy: Proxy, call: Call, receive: Receive, send: Send, *, is_call: bool
-    ) -> tuple[int, str]:
+    async def _answer(self, proxy: Proxy, call: Call, receive: Receive, send: Send, target: Target) -> tuple[int, str]:
         """Answer, and stop at once when the client goes away: its model call stops with it."""
         me = asyncio.current_task()
         assert me is not None
@@ -129,7 +127,8 @@ class ProxyRoutes:
 
         gone.add_done_callback(stop)
         try:
-            answer = await (proxy.converse(call) if is_call else proxy.forward(call))
+            work = proxy.converse(call) if target.is_call else proxy.forward(call, reply_id=target.reply_id)
+            answer = await work
             started = True
             await _respond(send, answer)
             return answer.status, _strategy(answer)

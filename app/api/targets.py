@@ -35,7 +35,7 @@ class Target:
     said is stored; everything else is passed through. ``model`` and ``streams`` are what the address says of that.
 
     ``keys`` are the caller's keys that stood in the query, as headers: from there they were taken, because addresses
-    are written into logs, and no other host is to see a key of Google's.
+    are written into logs, and no other host is to see a key of Google's. ``reply_id``: of the reply that is asked for.
     """
 
     dialect: Dialect
@@ -44,6 +44,7 @@ class Target:
     model: str = ""
     streams: bool = False
     keys: tuple[tuple[str, str], ...] = ()
+    reply_id: str = ""
 
     def with_keys(self, headers: Headers) -> Headers:
         """The caller's headers with the keys from the query among them, where there is none of that name."""
@@ -70,7 +71,9 @@ def find_target(method: str, path: str, raw: str, headers: Mapping[str, str]) ->
     if path == MESSAGES or path.startswith(f"{MESSAGES}/") or _is_anthropic(path, headers):
         return Target(dialect="anthropic", path=raw, is_call=is_post and path == MESSAGES, keys=keys)
     if path.startswith(f"{RESPONSES}/"):
-        return Target(dialect="openai_responses", path=raw.removeprefix("/v1"), keys=keys)
+        name = path.removeprefix(f"{RESPONSES}/") if method == "GET" else ""
+        reply_id = "" if "/" in name else name
+        return Target(dialect="openai_responses", path=raw.removeprefix("/v1"), keys=keys, reply_id=reply_id)
     if keys or any(name in headers for name in _GOOGLE_HEADERS):
         return Target(dialect="gemini", path=raw, keys=keys)
     return Target(dialect="openai_chat", path=raw.removeprefix("/v1"), keys=keys)

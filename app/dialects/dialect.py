@@ -119,6 +119,16 @@ class ToolOffer:
     parameters: Mapping[str, object]
 
 
+class ShowAgain(Protocol):
+    """A reply's body as its client was given it, the ``message`` of it (None: as it is), without the ``instructions`` and
+    the ``tools`` (name -> description) that were added to its request. Raises `ValueError` for what is no reply.
+    """
+
+    def __call__(
+        self, body: bytes, message: bytes | None, *, instructions: Sequence[str], tools: Mapping[str, str]
+    ) -> bytes: ...
+
+
 class ReplyReader(Protocol):
     """A reply's stream on its way to the client."""
 
@@ -263,4 +273,6 @@ class Dialect:
     """Whether a message holds for its request alone, so that no history carries it."""
     references: References | None = None
     """None: clients send what they have, and refer to nothing."""
+    as_shown: ShowAgain | None = None
+    """A reply that the provider is asked for again, as its client was given it; None: it is asked for none."""
     streaming: Streaming

@@ -21,7 +21,7 @@ from app.domain.errors import StoreUnavailable, UpstreamUnavailable
 from app.domain.extraction import NOTHING
 from app.domain.headers import Headers, downstream_headers, upstream_headers
 from app.service.aside import aside
-from app.service.attempts import EVENT_STREAM, Attempts, Begun
+from app.service.attempts import EVENT_STREAM, JSON, Attempts, Begun
 from app.service.calibrations import Calibrations
 from app.service.calls import Answer, Call, ContextKind, Labels
 from app.service.chat_commands import ChatCommands
@@ -30,6 +30,7 @@ from app.service.memo import MessageMemo
 from app.service.metrics import Metrics
 from app.service.named_calls import NamedCalls
 from app.service.preparing import Prepared, Preparer
+from app.service.recall import as_given
 from app.service.recipes import Recipes
 from app.service.recording import Recorder
 from app.service.references import with_items
@@ -194,13 +195,18 @@ class Proxy:
         return await self._exchange(call, prepared)
 
     async def forward(
-        self, call: Call, kind: ContextKind = "passthrough", *, on_reply: _OnReply | None = None
+        self, call: Call, kind: ContextKind = "passthrough", *, on_reply: _OnReply | None = None, reply_id: str = ""
     ) -> Answer:
-        """Send the client's own bytes and give back the upstream's, stored nowhere."""
+        """Send the client's own bytes and give back the upstream's, stored nowhere.
+
+        ``reply_id``: of a reply that is asked for again; it comes back as it was given.
+        """
         labels = Labels(context=kind)
         sent = self._monotonic()
         labels.overhead_ms = (sent - call.received) * 1000
         reply = await self._send(call, call.body)
+        if reply_id and not call.options.bypass and (reply.status, reply.content_type) == (200, JSON):
+            return await self._recall(call, reply, reply_id, labels, sent)
         headers = downstream_headers(reply.headers) + labels.headers()
         headers += [(name, value) for name, value in _lower(reply.headers) if name == "content-length"]
         if reply.content_type == EVENT_STREAM:
@@ -210,6 +216,23 @@ class Proxy:
             headers=headers,
             chunks=self._relay(call, reply, sent, on_reply),
         )
+
+    async def _recall(self, call: Call, reply: Reply, reply_id: str, labels: Labels, sent: float) -> Answer:
+        try:
+            reply.unpack()
+            body = await reply.read(self._config.max_reply)
+        finally:
+            reply.close()
+        ended = self._monotonic()
+        try:
+            body = await as_given(body, reply_id, tenant=call.tenant, dialect=self._dialect, database=self._database)
+        except StoreUnavailable as error:
+            if not self._config.fail_open:
+                raise
+            self._metrics.fail_open.labels("read").inc()
+            _log.warning("a reply is given as the host has it: %s", error)
+        self._observe(call, sent, ended)
+        return Answer(status=reply.status, headers=downstream_headers(reply.headers) + labels.headers(), body=body)
 
     async def _relay(self, call: Call, reply: Reply, sent: float, on_reply: _OnReply | None) -> AsyncIterator[bytes]:
         """The upstream's bytes, untouched. An upstream that breaks off breaks the client's connection too."""

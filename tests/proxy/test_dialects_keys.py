@@ -114,6 +114,18 @@ def test_keys_in_the_query_become_headers(target: str, dialect: str, path: str, 
     assert [name for name, _ in found.with_keys([("x-goog-api-key", "own")])].count("x-goog-api-key") == 1
 
 
+def test_a_reply_that_is_asked_for_again() -> None:
+    for method, path, name in (
+        ("GET", "/v1/responses/resp_1", "resp_1"),
+        ("DELETE", "/v1/responses/resp_1", ""),
+        ("GET", "/v1/responses/resp_1/input_items", ""),
+        ("GET", "/v1/responses", ""),
+    ):
+        found = find_target(method, path, path, {})
+        assert found is not None
+        assert found.reply_id == name
+
+
 def test_what_is_nobodys() -> None:
     for address in (
         "/upload",

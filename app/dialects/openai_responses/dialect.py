@@ -5,7 +5,7 @@ from __future__ import annotations
 from app.dialects.dialect import Dialect, References, Streaming
 from app.dialects.errors import classify_error
 from app.dialects.openai_chat.write import error_body
-from app.dialects.openai_responses import items, kept, read, references, rounds, stream, tools, write
+from app.dialects.openai_responses import items, kept, read, recall, references, rounds, stream, tools, write
 from app.dialects.sse import beginnings
 
 _ENDS = (b"response.completed", b"response.failed", b"response.incomplete")
@@ -41,6 +41,7 @@ OPENAI_RESPONSES = Dialect(
         with_items=references.with_items,
         items_by_id=references.items_by_id,
     ),
+    as_shown=recall.as_shown,
     streaming=Streaming(
         heartbeat=b": keep-alive\n\n",
         end_marks=beginnings(*_ENDS),
