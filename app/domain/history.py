@@ -158,9 +158,16 @@ class Epoch:
     is_void: bool = False
     settled: int = 0
 
-    def without(self, left: Collection[int], back: Collection[int] = (), pinned: Collection[int] = ()) -> Epoch:
+    def without(
+        self,
+        left: Collection[int],
+        back: Collection[int] = (),
+        pinned: Collection[int] = (),
+        *,
+        last: int | None = None,
+    ) -> Epoch:
         """The plan after messages left the history and others came ``back`` to it: no later one tells of those that
-        left. ``pinned`` are those that came back and are pinned.
+        left. ``pinned`` are those that came back and are pinned; ``last`` is what the history ends with now.
         """
         gone, changed = frozenset(left), frozenset((*left, *back))
         plan = replace(
@@ -169,9 +176,10 @@ class Epoch:
             references=tuple(reference for reference in self.references if reference.position not in gone),
         )
         first = min((seq for seq in changed if seq >= self.floor), default=self.last_quoted)
-        if first >= self.last_quoted:
+        is_behind = last is not None and last < self.cut  # nothing is left of the tail
+        if first >= self.last_quoted and not is_behind:
             return plan
-        if first < self.told or any(self.floor <= seq < self.cut for seq in back):
+        if is_behind or first < self.told or any(self.floor <= seq < self.cut for seq in back):
             return replace(plan, head=(), prefixes=(), is_stale=True, is_void=True)
         return replace(plan, is_stale=True)
 

@@ -125,7 +125,9 @@ def epoch_of(found: Found) -> Epoch | None:
         return epoch
     back = set(found.decision.revived)
     pinned = [row.row.seq for row in found.rows if row.pinned and row.row.seq in back]
-    return epoch.without(left_behind(found), back, pinned)
+    answered = found.decision.answered
+    last = answered.seq if answered is not None and answered.seq > 0 else None
+    return epoch.without(left_behind(found), back, pinned, last=last)
 
 
 def offers_in(epoch: Epoch | None, recipe: Recipe) -> list[ToolOffer]:

@@ -184,8 +184,8 @@ def continued(arrival: Arrival, asked: Asked, hit: Hit) -> Found | None:
     """The finding for a request that goes on from a reply in the tail of its session; None where more is needed."""
     if hit.tail is None:
         return None
-    first_link = _links_before(hit.tail, arrival, hit.seq, arrival.index_of_chain(hit.chain))
-    if first_link < 0:
+    first_link = _links_before(hit.tail, arrival, hit.session, hit.seq, arrival.index_of_chain(hit.chain))
+    if first_link < 0 or _is_in_doubt(hit.session):
         return None
     return _laid(arrival, hit.session, asked.client.source or "lineage", hit.tail, first_link)
 
@@ -252,7 +252,11 @@ async def _lay_beside(
     """Reconcile with the tail where that is enough, with everything that is stored where it is not."""
     first_link = 0
     if tail is not None and hit_seq:
-        first_link = _links_before(tail, arrival, hit_seq, hit_index)
+        first_link = _links_before(tail, arrival, session, hit_seq, hit_index)
+        if first_link >= 0 and _is_in_doubt(session):
+            before = await messages.links_before(connection, tenant, session.id, session.cut)
+            if before != [arrival.incoming[index].digest for index in arrival.links[:first_link]]:
+                first_link = -1
     elif tail is not None and session.cut > 1:
         tail = None
     if tail is None or first_link < 0:
@@ -287,7 +291,12 @@ def _shown(tail: Sequence[TailRow]) -> list[TailRow]:
     return [row for row in tail if not row.is_hidden]
 
 
-def _links_before(tail: Sequence[TailRow], arrival: Arrival, hit_seq: int, hit_index: int) -> int:
+def _is_in_doubt(session: Session) -> bool:
+    """Whether a reply's chain may tell of another beginning than the one that stands before the tail by now."""
+    return session.cut > 1 and session.edits > 0
+
+
+def _links_before(tail: Sequence[TailRow], arrival: Arrival, session: Session, hit_seq: int, hit_index: int) -> int:
     """How many links of the incoming history come before the tail, given one that stands in both; -1: unclear."""
     stored = [row.row for row in tail if row.row.is_link and not row.is_hidden]
     place = next((place for place, row in enumerate(stored) if row.seq == hit_seq), None)
@@ -295,6 +304,8 @@ def _links_before(tail: Sequence[TailRow], arrival: Arrival, hit_seq: int, hit_i
     if place is None or place > len(said):
         return -1
     first_link = len(said) - place
+    if first_link and session.cut == 1:
+        return -1  # all that is current is at hand: the client has come back to what was superseded
     # What a client's summary put in front came late: then what stands between is not in the tail.
     return first_link if said[first_link:] == [row.digest for row in stored[:place]] else -1
 

@@ -91,6 +91,13 @@ CHAIN_OF = f"SELECT chain FROM messages WHERE {HERE} AND seq = $3"
 INSTRUCTIONS = f"SELECT {FULL} FROM messages WHERE {HERE} AND turn = 0 AND status = 'live' ORDER BY place, seq"
 
 
+LINKS_BEFORE = f"""
+SELECT digest FROM messages
+WHERE {HERE} AND seq < $3 AND status <> 'superseded' AND turn > 0 AND client_visible
+ORDER BY place, seq
+"""
+
+
 class TailRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A row of the tail, with the model's view where it differs from the client's; ``dialect`` is that of both.
 
@@ -139,6 +146,11 @@ def message_from(record: Record) -> StoredMessage:
 async def tail_rows(connection: Connection, tenant: str, session_id: str, cut: int) -> list[TailRow]:
     """The current rows from ``cut`` on and the current instructions, in order, without their content."""
     return [_row(record) for record in await connection.fetch(TAIL_ROWS, tenant, session_id, cut)]
+
+
+async def links_before(connection: Connection, tenant: str, session_id: str, cut: int) -> list[bytes]:
+    """The digests of what stands before ``cut`` in the history that the client knows. Costs what that is long."""
+    return [row["digest"] for row in await connection.fetch(LINKS_BEFORE, tenant, session_id, cut)]
 
 
 async def all_rows(connection: Connection, tenant: str, session_id: str) -> list[TailRow]:
