@@ -134,6 +134,14 @@ ROUTES = (
         error="OpenAIError",
     ),
     Route(
+        method="get",
+        path="/v1/responses/{id}",
+        name="responses_retrieve",
+        summary="A response that was given before",
+        text="The upstream's, as the client was given it where Tersely relayed it.",
+        error="OpenAIError",
+    ),
+    Route(
         method="post",
         path="/v1/responses/compact",
         name="responses_compact",
@@ -350,7 +358,7 @@ def _body(route: Route) -> dict[str, Any]:
 def _path_parameters(route: Route) -> list[dict[str, Any]]:
     return [
         {"name": name, "in": "path", "required": True, "schema": _TEXT}
-        for name in ("model", "path")
+        for name in ("id", "model", "path")
         if f"{{{name}}}" in route.path
     ]
 

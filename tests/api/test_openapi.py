@@ -63,7 +63,7 @@ def test_the_proxy_s_headers_are_the_contract_s(document: dict) -> None:
 
 
 # A path's parameters in an address.
-FILLED = {"model": "m-1", "path": "embeddings/x"}
+FILLED = {"id": "resp_1", "model": "m-1", "path": "embeddings/x"}
 
 
 def test_each_described_route_of_the_proxy_is_one(document: dict) -> None:
@@ -124,12 +124,21 @@ def test_each_route_of_the_proxy_is_described(document: dict, method: str, addre
     fitting = [
         path
         for path, operations in document["paths"].items()
-        if method.lower() in operations
-        and re.fullmatch(re.escape(path).replace(r"\{path\}", ".+").replace(r"\{model\}", "[^/:]+"), address)
+        if method.lower() in operations and re.fullmatch(as_pattern(path), address)
     ]
     assert fitting
+    if target.reply_id:
+        assert any("{id}" in path for path in fitting)
     if target.is_call:
         assert any("{path}" not in path for path in fitting)
+
+
+def as_pattern(path: str) -> str:
+    """What a described path fits."""
+    pattern = re.escape(path)
+    for name, fits in (("path", ".+"), ("model", "[^/:]+"), ("id", "[^/]+")):
+        pattern = pattern.replace(rf"\{{{name}\}}", fits)
+    return pattern
 
 
 def test_every_dialect_s_calls_are_described() -> None:
