@@ -47,6 +47,13 @@ class Arrival:
             if self.messages[index].role == "assistant"
         ]
 
+    def unanswered_beginnings(self) -> list[bytes]:
+        """The chains of the history's beginnings, the longest first, where nothing in it was answered with anything."""
+        links = self.links
+        if any(self.messages[index].role != "user" and self.messages[index].parts for index in links):
+            return []
+        return [self.chains[index] for index in reversed(links[:-1]) if self.messages[index].role == "user"]
+
     def telling_replies(self) -> list[bytes]:
         """The digests of the newest assistant messages that are long enough, or call tools; newest first."""
         found: list[bytes] = []

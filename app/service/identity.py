@@ -21,6 +21,8 @@ Source = Literal["header", "body", "lineage", "new"]
 
 # A request without a reply is tried again within this time; later, the same words are a conversation of their own.
 RETRY_WITHIN = timedelta(minutes=10)
+# So long after a call that came to nothing (a blocked prompt, an empty reply) its history may be gone on with.
+GO_ON_WITHIN = timedelta(hours=6)
 # How long the reply to a client's own summary call is remembered.
 SUMMARY_WITHIN = timedelta(hours=6)
 MAX_CHAINS = 1024
@@ -233,6 +235,10 @@ async def _by_lineage(
             client.id,
             is_retry=asked.is_retry or client.id is not None,
         )
+        if session is not None:
+            return await _lay_beside(connection, tenant, arrival, session, source, None)
+    if beginnings := arrival.unanswered_beginnings()[:MAX_CHAINS]:
+        session = await sessions.find_begun(connection, tenant, beginnings, now - GO_ON_WITHIN, client.id)
         if session is not None:
             return await _lay_beside(connection, tenant, arrival, session, source, None)
     return None

@@ -119,6 +119,12 @@ WHERE tenant_id = $1 AND open_chain = ANY($2::bytea[]) AND updated_at > $3 AND c
 ORDER BY updated_at DESC, id LIMIT 1
 """
 
+BY_OPEN_BEGINNING = f"""
+SELECT {COLUMNS}, open_chain FROM sessions
+WHERE tenant_id = $1 AND open_chain = ANY($2::bytea[]) AND updated_at > $3 AND client_id IS NOT DISTINCT FROM $4
+ORDER BY array_position($2::bytea[], open_chain) LIMIT 2
+"""
+
 BY_CLIENT_ID = f"""
 SELECT {COLUMNS} FROM sessions WHERE tenant_id = $1 AND client_id = $2 ORDER BY created_at, id LIMIT 1
 """
@@ -206,6 +212,17 @@ async def find_unanswered(
     chains = [open_chain, in_flight(open_chain)] if is_retry else [open_chain]
     row = await connection.fetchrow(BY_OPEN_CHAIN, tenant, chains, since, client_id)
     return None if row is None else session_from(row)
+
+
+async def find_begun(
+    connection: Connection, tenant: str, open_chains: Sequence[bytes], since: datetime, client_id: str | None
+) -> Session | None:
+    """The one session that consists of the longest of these histories (``open_chains``: the longest first) and was not
+    answered; None where two do. A call that is under way may yet be answered: it does not count.
+    """
+    rows = await connection.fetch(BY_OPEN_BEGINNING, tenant, list(open_chains), since, client_id)
+    is_one = len(rows) == 1 or (len(rows) == 2 and rows[0]["open_chain"] != rows[1]["open_chain"])
+    return session_from(rows[0]) if is_one else None
 
 
 async def find_by_client_id(connection: Connection, tenant: str, client_id: str) -> Session | None:
