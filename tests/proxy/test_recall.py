@@ -11,7 +11,7 @@ import pytest
 
 from app.upstream.scripted import ScriptedReply
 from tests.conftest import Database
-from tests.proxy.harness import Model, RawUpstream, Service, http_head, post, serve
+from tests.proxy.harness import Model, RawUpstream, Service, http_head, post, relay, serve
 
 MODEL = "gpt-5-mini"
 ADD: Any = {
@@ -125,3 +125,19 @@ async def test_what_nothing_was_taken_out_of_keeps_its_bytes(store: Database, ra
         raw.answer(http_head("application/json", status="404 Not Found", content_length=str(len(refusal))) + refusal)
         gone = await post(running, b"", method="GET", path="/v1/responses/resp_odd")
         assert (gone.status, gone.body) == (404, refusal)
+
+
+@pytest.mark.parametrize(("fail_open", "status"), [("on", 200), ("off", 503)])
+async def test_with_the_database_away(store: Database, model: Model, key: str, fail_open: str, status: int) -> None:
+    model.script(key, said(words(key, TAGGED)))
+    asked = json.dumps({"model": MODEL, "input": f"hello {key}", "user": key}).encode()
+    with (
+        relay(store) as way,
+        serve(store, model.url, dsn=way.dsn, database_timeout=1.0, fail_open=fail_open) as running,
+    ):
+        name = (await post(running, asked, path="/v1/responses")).json["id"]
+        way.cut()
+        answer = await post(running, b"", method="GET", path=f"/v1/responses/{name}")
+    assert answer.status == status
+    assert (answer.body == model.state.kept.replies[name].body) is (status == 200)
+    assert status == 200 or "error" in answer.json
