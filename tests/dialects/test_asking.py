@@ -89,3 +89,11 @@ def test_a_call_is_noticed(name: Dialect) -> None:
 def test_what_is_no_answer_is_refused(name: Dialect, body: bytes) -> None:
     with pytest.raises(ValueError, match="not a reply"):
         read_answer(DIALECTS[name], body)
+
+
+def test_a_model_that_refuses_system_text_is_told_all_in_one_message() -> None:
+    write = ASKING["gemini"].write
+    question = write(model="gemma-3-27b-it", instructions="Sum up.", message="All.", max_tokens=9)
+    body = json.loads(question.body)
+    assert "systemInstruction" not in body
+    assert body["contents"] == [{"role": "user", "parts": [{"text": "Sum up."}, {"text": "All."}]}]
