@@ -94,6 +94,22 @@ async def test_a_client_that_goes_back_behind_the_cut_is_heard(
     assert client.session == session or kept_links == 1  # a first message alone begins a conversation
 
 
+async def test_what_was_left_behind_before_the_cut_comes_back_too(service: Service, model: Model, key: str) -> None:
+    strategy = '{"name": "slim", "recent_turns": 3}'
+    client = Client(service, model, key, is_cut=True, X_Tersely_Strategy=strategy, X_Tersely_Epoch=CUT)
+    history: list[Wire] = []
+    for number in range(7):
+        history = [*history, user(f"question {number}")]
+        history = [*history, assistant(await client.send(history))]
+    session = client.session
+    await client.send([*history[1:], user("without the first")])
+    await client.send([*history, user("with it")])
+    assert client.session == session
+    (row,) = await look(service, "SELECT cut, edits FROM sessions WHERE id = $1", session)
+    assert row["cut"] > 1
+    assert row["edits"] == 2
+
+
 # What a client makes of a history that it has had: a beginning of it, an end, or one without a message; then it goes on
 # from there with words of its own, or asks for another reply.
 STEPS = st.lists(
