@@ -120,8 +120,8 @@ class ToolOffer:
 
 
 class ShowAgain(Protocol):
-    """A reply's body as its client was given it, the ``message`` of it (None: as it is), without the ``instructions`` and
-    the ``tools`` (name -> description) that were added to its request. Raises `ValueError` for what is no reply.
+    """A reply's body as its client was given it, the ``message`` of it (None: as it is), without the ``instructions``
+    and the ``tools`` (name -> description) that were added to its request. Raises `ValueError` for what is no reply.
     """
 
     def __call__(

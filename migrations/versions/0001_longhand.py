@@ -87,8 +87,8 @@ TABLES = {
     # `place` orders the live messages: it is `seq`, but for what belongs between older messages.
     # `digest` identifies a message by its canonical parts; `chain` is set on replies that were relayed and
     # stands for the whole history up to them.
-    # `follows` is the message of the history proper that it was said after (0: none; NULL: not known): by that a history
-    # which was left behind is told.
+    # `follows` is the message of the history proper that it was said after (0: none; NULL: not known): by that a
+    # history which was left behind is told.
     "messages": """
         CREATE TABLE messages (
             tenant_id text NOT NULL,
@@ -114,8 +114,8 @@ TABLES = {
             follows bigint,
             PRIMARY KEY (tenant_id, session_id, seq)
         )""",
-    # What a provider calls a reply and its items, where its clients may go on from a reply, or refer to an item, by that
-    # id; and who keeps the history up to it: the provider (`host`), Tersely, or both alike.
+    # What a provider calls a reply and its items, where its clients may go on from a reply, or refer to an item, by
+    # that id; and who keeps the history up to it: the provider (`host`), Tersely, or both alike.
     "reply_ids": """
         CREATE TABLE reply_ids (
             tenant_id text NOT NULL,

@@ -63,6 +63,8 @@ OTHERS: list[tuple[str, str, object]] = [
     ("POST", "/api/sessions/{id}/messages", MESSAGE),
     ("POST", "/api/memos", {"content": "x"}),
     ("GET", "/api/memos", None),
+    ("GET", "/api/memos/export", None),
+    ("DELETE", "/api/memos?tag=x", None),
     ("POST", "/api/memos/search", {"query": "x"}),
     ("GET", "/api/memos/m1", None),
     ("DELETE", "/api/memos/m1", None),

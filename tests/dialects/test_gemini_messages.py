@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from app.dialects import raw_json
 from app.dialects.dialect import Dialect, Request
+from app.dialects.gemini.dialect import GEMINI
 from app.dialects.gemini.read import read_message, read_request
 from app.dialects.gemini.write import (
     NO_SIGNATURE,
@@ -27,7 +28,7 @@ from app.dialects.gemini.write import (
     write_request,
     write_text,
 )
-from app.dialects.registry import GEMINI, GEMINI_GCA
+from app.dialects.gemini_gca.dialect import GEMINI_GCA
 from app.domain.chain import canonical, chain
 from app.domain.clients import side_call
 from app.domain.errors import InvalidRequest

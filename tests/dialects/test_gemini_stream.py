@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.dialects.dialect import Dialect, Reply
+from app.dialects.gemini.dialect import GEMINI
 from app.dialects.gemini.stream import ReplyStream
-from app.dialects.registry import GEMINI, GEMINI_GCA
+from app.dialects.gemini_gca.dialect import GEMINI_GCA
 from app.domain.extraction import NOTHING, Extract
 from tests.dialects.gemini_traffic import (
     REPLIES,

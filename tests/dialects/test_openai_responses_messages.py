@@ -10,6 +10,8 @@ import pytest
 
 from app.dialects import raw_json
 from app.dialects.dialect import Usage
+from app.dialects.openai_chat.dialect import OPENAI_CHAT
+from app.dialects.openai_responses.dialect import OPENAI_RESPONSES
 from app.dialects.openai_responses.items import items_of
 from app.dialects.openai_responses.read import read_message, read_request, read_usage
 from app.dialects.openai_responses.write import (
@@ -25,7 +27,6 @@ from app.dialects.openai_responses.write import (
     write_request,
     write_text,
 )
-from app.dialects.registry import OPENAI_CHAT, OPENAI_RESPONSES
 from app.domain.chain import canonical
 from app.domain.errors import InvalidRequest
 from app.domain.messages import Media, Message, Part, Reasoning, Text, ToolCall, ToolResult

@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.dialects.anthropic.dialect import ANTHROPIC
 from app.dialects.dialect import Dialect, Reply
-from app.dialects.registry import ANTHROPIC, GEMINI, OPENAI_CHAT, OPENAI_RESPONSES
+from app.dialects.gemini.dialect import GEMINI
+from app.dialects.openai_chat.dialect import OPENAI_CHAT
+from app.dialects.openai_responses.dialect import OPENAI_RESPONSES
 from app.dialects.rounds import add_usage, tool_names
 from app.domain.extraction import NOTHING
 from app.service.told import Told

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.dialects.registry import OPENAI_CHAT
+from app.dialects.openai_chat.dialect import OPENAI_CHAT
 from app.domain.history import Entry, Epoch, Snapshot
 from app.domain.messages import Message
 from app.domain.tiers import Tier, Way
