@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from app.domain.history import Entry
 from app.domain.pairing import safe_cuts
-from app.strategies.cutting import first_seq, must_stay
+from app.strategies.cutting import must_stay
 from app.strategies.pipeline import Draft, Stage
 
 
@@ -53,8 +53,8 @@ def _split(draft: Draft, index: int) -> Draft:
     if not starts:
         return draft
     later = [start for start in starts if start >= index]
-    first = first_seq(draft.tail[later[0] if later else starts[-1] :])
-    if first == first_seq(draft.tail):
+    first = draft.tail[later[0] if later else starts[-1]].seq
+    if first == draft.tail[0].seq:
         return draft
     return draft.with_cut(first, must_stay(draft.kept, draft.tail))
 

@@ -7,7 +7,7 @@ fit, the user messages of the promised turns stay verbatim before the cut.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -23,18 +23,12 @@ TURN_CUT_FILL = 0.6
 FRESH_STEPS = 2
 
 
-def first_seq(entries: Iterable[Entry]) -> int:
-    """Where to cut so that all of ``entries`` are in the tail.
-
-    Not always the first one's number: a client that rebuilds its history puts new messages in front of older ones.
-    """
-    return min(entry.seq for entry in entries)
-
-
 def first_of(draft: Draft, turns: Container[int]) -> int:
-    """Where to cut so that what the tail has of ``turns`` stays in it."""
-    staying = [entry for entry in draft.tail if entry.turn in turns]
-    return first_seq(staying) if staying else draft.cut
+    """Where to cut so that what the tail has of ``turns`` stays in it.
+
+    Not always before the first of it: a client that rebuilds its history puts new messages in front of older ones.
+    """
+    return min((entry.seq for entry in draft.tail if entry.turn in turns), default=draft.cut)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +101,6 @@ class _Cutter:
         self.starts = [index for index, good in enumerate(safe) if good and self._begins_well(index)] or [0]
         self.turn_starts = [index for index in self.starts if self.entries and self.entries[index].message.starts_turn]
         self._after = [*accumulate((e.tokens for e in reversed(self.entries)), initial=0)][::-1]
-        self._first = [*accumulate((e.seq for e in reversed(self.entries)), min)][::-1]
         self._stay = frozenset(entry.seq for entry in must_stay(self.kept, self.entries))
         numbers = list(dict.fromkeys(entry.turn for entry in (*self.kept, *self.entries)))
         self._promised = frozenset(numbers[-recent_turns:])
@@ -127,8 +120,8 @@ class _Cutter:
         """The cut before ``entries[index]``, with as many promised user messages as ``target`` has room for."""
         if not self.entries:
             return Cut(first=1, kept=self.kept, tokens=count_entries(self.kept))
-        first = self._first[index]
-        tail = self._after[index] + count_entries(e for e in self.entries[:index] if e.seq >= first)
+        first = self.entries[index].seq
+        tail = self._after[index]
         kept = {e.seq: e for e in self._standing if e.seq < first}
         room = None if target is None else target - tail - count_entries(kept.values())
         for opening in reversed(self._openings):

@@ -12,7 +12,7 @@ from app.domain.history import Entry, Epoch, Material, Snapshot
 from app.domain.tiers import Way
 from app.domain.tokens import Encode, estimate_text
 from app.strategies.compositions import Composition, Start, closing_of, compose, needs_of
-from app.strategies.cutting import first_seq, must_stay
+from app.strategies.cutting import must_stay
 from app.strategies.epochs import (
     PROGRESS,
     Advance,
@@ -258,10 +258,10 @@ def _starting_draft(snapshot: Snapshot, *, widen: bool) -> Draft:
     entries = snapshot.entries
     if snapshot.epoch is None:
         return Draft(tail=entries)
-    if (widen or snapshot.epoch.is_void) and entries and first_seq(entries) < snapshot.epoch.cut:
+    if (widen or snapshot.epoch.is_void) and entries and entries[0].seq < snapshot.epoch.cut:
         if not snapshot.older_tokens:
             return Draft(tail=entries)
-        first = first_seq(entries)
+        first = entries[0].seq
         standing = tuple(entry for entry in must_stay(snapshot.kept, entries) if entry.seq < first)
         references = snapshot.epoch.references
         if snapshot.epoch.is_void:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from app.domain.history import Entry, Material, TerseEntry
 from app.domain.tokens import Encode
 from app.strategies.activity_log import derive_missing, derive_steps, read_activity_log, render_activity_log
-from app.strategies.cutting import Cut, cut_to_tokens, cut_to_turns, first_seq
+from app.strategies.cutting import Cut, cut_to_tokens, cut_to_turns
 from app.strategies.layers import exchange
 from app.strategies.pipeline import Draft, Stage, count_entries
 from app.strategies.prompts import ACTIVITY_LOG_ACK
@@ -48,7 +48,7 @@ def keep_within(target: int, *, recent_turns: int, hard: int | None = None) -> S
 
 
 def _apply(draft: Draft, cut: Cut) -> Draft:
-    return draft.with_cut(cut.first, cut.kept) if draft.tail and cut.first > first_seq(draft.tail) else draft
+    return draft.with_cut(cut.first, cut.kept) if draft.tail and cut.first > draft.tail[0].seq else draft
 
 
 def insert_activity_log(material: Material, *, limit: int, encode: Encode, derive: bool, earlier: str = "") -> Stage:

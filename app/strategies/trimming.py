@@ -12,7 +12,7 @@ from app.domain.history import Entry, HeadMessage
 from app.domain.messages import Text
 from app.domain.tokens import Encode, count_text_message
 from app.domain.turns import Turn, group_turns
-from app.strategies.cutting import first_of, must_stay
+from app.strategies.cutting import must_stay
 from app.strategies.pipeline import Draft, Edit, Stage, run
 from app.strategies.prompts import ANSWER_NOW
 
@@ -134,7 +134,7 @@ def _removable(draft: Draft) -> tuple[Turn, ...]:
 def _keep_turns(draft: Draft, turns: Sequence[Turn]) -> Draft:
     """The draft with only ``turns``, which are its newest, and what must stay of the others."""
     staying = {turn.number for turn in turns}
-    first = first_of(draft, staying)
+    first = next((entry.seq for entry in draft.tail if entry.turn in staying), draft.cut)
     return _cut(draft, first, (entry for entry in draft.kept if entry.turn in staying))
 
 
@@ -142,7 +142,7 @@ def _reduce(draft: Draft, turns: Sequence[Turn]) -> Draft:
     """Complete turns reduced to the first question and the last reply; the running one as it is."""
     *complete, running = turns
     texts = [entry for turn in complete for entry in _texts(turn)]
-    first = first_of(draft, {running.number})
+    first = next((entry.seq for entry in draft.tail if entry.turn == running.number), draft.cut)
     edits = [Edit(stage="reduce", turn=turn.number, kept="truncated", reason="question and reply") for turn in complete]
     return _cut(draft, first, texts, edits)
 
