@@ -97,7 +97,8 @@ class Told:
             model, beside = client, NOTHING_BESIDE
         whole = replace(choice, model_message=model, client_message=client)
         usage = add_usage(self.usage, said.usage)
-        choices = (whole,) if self._says(client) or self._says(model) else ()
+        # A reply in which nothing was said is one all the same: the model was sent this context.
+        choices = (whole,) if said.choices or self._says(client) else ()
         return replace(said, id=self._id or said.id, choices=choices, usage=usage), beside
 
     def _says(self, message: bytes) -> bool:

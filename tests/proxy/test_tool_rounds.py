@@ -618,3 +618,16 @@ async def test_geminis_client_sees_one_content_too(
     called = [[part["functionCall"]["name"] for part in each["parts"] if "functionCall" in part] for each in contents]
     assert called == [["manage_scratchpad"], [], ["manage_scratchpad", "add"], []]
     assert [part["functionResponse"]["name"] for part in contents[3]["parts"]] == ["manage_scratchpad", "add"]
+
+
+async def test_an_empty_reply_leaves_the_epoch_that_it_was_asked_in(offering: Service, model: Model, key: str) -> None:
+    model.script(key, ScriptedReply(message={"content": "Well."}), ScriptedReply(message={"content": None}))
+    headers = {"X-Tersely-Session": key, "X-Tersely-Epoch": "every_request"}
+    messages: list[dict[str, Any]] = []
+    numbers: list[int] = []
+    for words in ("One?", "Two?", "Three?"):
+        messages.append({"role": "user", "content": words})
+        answer = await post(offering, body_of(*messages, user=key), **headers)
+        numbers.append(int(answer.headers["x-tersely-epoch"]))
+        messages.append(answer.json["choices"][0]["message"])
+    assert numbers == [1, 2, 3]
