@@ -68,6 +68,7 @@ def test_without_a_service_replies_stream_too(running: Running, session: str, da
     terminal.wait_for(PROMPT)
     terminal.type("/message list", ENTER)
     assert "error" not in terminal.wait_for("t1")
+    terminal.wait_for(PROMPT)
     terminal.type(CTRL_D)
     assert terminal.end() == 0
 
