@@ -261,7 +261,6 @@ class Dialect:
     error_event: Callable[[bytes], bytes]
     open_stream: StreamOpener
     split_reply: ReplySplitter
-    classify_error: Callable[[int, bytes], Overflow | None]
     rounds: Rounds | None = None
     """None: models of this dialect are offered no tools of ours."""
     without_history: Callable[[bytes], bytes] = bytes

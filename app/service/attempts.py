@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from app.dialects.dialect import Dialect, Overflow, ReplyChoice
+from app.dialects.errors import classify_error
 from app.domain.errors import InvalidRequest
 from app.domain.extraction import NOTHING
 from app.domain.messages import Reasoning, Text
@@ -135,7 +136,7 @@ class Attempts:
         """The overflow that a reply tells of; None for one in which anything was said to the client."""
         status, first, body = begun.reply.status, begun.first, begun.body
         if status >= 400:
-            return self._dialect.classify_error(status, body)
+            return classify_error(status, body)
         if not (first or body):
             return None
         if first:
@@ -153,7 +154,7 @@ class Attempts:
             _, said = self._dialect.split_reply(body, NOTHING)
             if any(map(self._says, said.choices)) and not said.error:
                 return None
-        return self._dialect.classify_error(status, first or body)
+        return classify_error(status, first or body)
 
     def _says(self, choice: ReplyChoice) -> bool:
         """Whether there are words, calls or media in it. Thoughts alone are no answer."""

@@ -7,28 +7,20 @@ fit, the user messages of the promised turns stay verbatim before the cut.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from app.domain.history import Entry
 from app.domain.pairing import safe_cuts
 from app.domain.turns import group_steps
-from app.strategies.pipeline import Draft, count_entries
+from app.strategies.pipeline import count_entries
 
 # A cut at a turn's beginning is preferred as long as it leaves at least this share of the target in use.
 TURN_CUT_FILL = 0.6
 # The newest steps of the running turn stay although they are over the low watermark: a model that no longer
 # sees what it has just read would read it again.
 FRESH_STEPS = 2
-
-
-def first_of(draft: Draft, turns: Container[int]) -> int:
-    """Where to cut so that what the tail has of ``turns`` stays in it.
-
-    Not always before the first of it: a client that rebuilds its history puts new messages in front of older ones.
-    """
-    return min((entry.seq for entry in draft.tail if entry.turn in turns), default=draft.cut)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

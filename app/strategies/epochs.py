@@ -172,7 +172,7 @@ def fingerprint(strategy_text: str, policy: Policy) -> str:
         case Stride():
             return f"{strategy_text} stride({policy.stride})"
         case Auto():
-            values = ", ".join(f"{name}={value:g}" for name, value in asdict(policy).items())
+            values = ", ".join(f"{name}={float(value)!r}" for name, value in asdict(policy).items())
             return f"{strategy_text} auto({values})"
         case _:
             assert_never(policy)

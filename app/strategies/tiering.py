@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from app.domain.history import Entry, Past
 from app.domain.relevance import rank_turns
 from app.domain.turns import Turn, group_turns
-from app.strategies.cutting import first_of, must_stay
+from app.strategies.cutting import must_stay
 from app.strategies.levels import Score, is_older, score_turns
 from app.strategies.pipeline import Draft, Stage, count_entries
 from app.strategies.situations import past_topics, repeated_errors, starts_new_task
@@ -70,10 +70,18 @@ def keep_levels(
         permanent = count_entries(e for e in must_stay(draft.kept, draft.tail) if e.turn not in taken)
         left = room - permanent - sum(turn.tokens for turn in working)
         chosen = _retrieve(turns, working, past, scores, left)
-        first = first_of(draft, taken)
+        first = _first_of(draft, taken)
         return _bring_back(draft, max(first, draft.cut), chosen)
 
     return stage
+
+
+def _first_of(draft: Draft, turns: Container[int]) -> int:
+    """Where to cut so that what the tail has of ``turns`` stays in it.
+
+    Not always before the first of it: a client that rebuilds its history puts new messages in front of older ones.
+    """
+    return min((entry.seq for entry in draft.tail if entry.turn in turns), default=draft.cut)
 
 
 def _working(turns: Sequence[Turn], ages: Ages, budget: int) -> list[Turn]:

@@ -89,7 +89,8 @@ def test_what_a_model_says_has_no_power_over_the_terminal(running: Running, sess
     model = running.script(ScriptedReply(message={"role": "assistant", "content": "\x1b]0;mine\x07\x1b[31mred"}))
     terminal = chat(running, session, "--model", model)
     terminal.type("hi", ENTER)
-    terminal.wait_for(r"\x1b]0;mine\x07\x1b[31mred")
+    before = terminal.wait_for(r"\x1b]0;mine\x07\x1b[31mred")
+    assert "\x1b]0;mine" not in before + terminal.shown
 
 
 def test_a_context_taller_than_the_terminal_is_opened(running: Running, session: str, say: Say, tmp_path) -> None:

@@ -21,6 +21,7 @@ from app.dialects.anthropic.write import (
     write_request,
     write_text,
 )
+from app.dialects.errors import classify_error
 from app.dialects.registry import DIALECTS
 from app.domain.errors import InvalidRequest
 from app.domain.extraction import Extract
@@ -278,6 +279,6 @@ def test_the_registry_knows_the_dialect_by_its_name():
     stream = dialect.open_stream(extract=Extract(terse=True), strip_usage=True)
     event = dialect.error_event(dialect.error_body("prompt is too long: 2 tokens > 1 maximum"))
     assert stream.feed(event) + stream.close() == event
-    assert dialect.classify_error(200, event) is not None
+    assert classify_error(200, event) is not None
     stopped = b'{"type":"message","content":[],"stop_reason":"model_context_window_exceeded"}'
-    assert dialect.classify_error(200, dialect.split_reply(stopped, Extract())[0]) is not None
+    assert classify_error(200, dialect.split_reply(stopped, Extract())[0]) is not None

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.dialects.errors import classify_error
 from app.dialects.openai_chat.read import read_request
 from app.dialects.openai_chat.write import (
     add_instructions,
@@ -182,4 +183,4 @@ def test_the_registry_knows_the_dialect_by_its_name():
     assert stream.feed(b"data: [DONE]\n\n") + stream.close() == b"data: [DONE]\n\n"
     assert stream.reply.is_done
     assert dialect.split_reply(b"{}", Extract(terse=True))[0] == b"{}"
-    assert dialect.classify_error(400, dialect.error_body("x", code="context_length_exceeded")) is not None
+    assert classify_error(400, dialect.error_body("x", code="context_length_exceeded")) is not None

@@ -83,11 +83,11 @@ def test_a_fingerprint_tells_configurations_apart() -> None:
     every = [
         fingerprint_of(strategy, policy)
         for strategy in (Full(), Slim(), Slim(recent_turns=4), Slim(references=0), Slim(derive_terse=False))
-        for policy in (Auto(), Auto(high=40_000), Stride(), Stride(stride=9), EveryRequest())
+        for policy in (Auto(), Auto(high=1_234_567), Auto(high=1_234_568), Stride(), Stride(stride=9), EveryRequest())
     ]
     assert len(set(every)) == len(every)
     assert fingerprint("slim()", Auto()) == (
-        "slim() auto(high=32000, low=12000, write_price=1.25, read_price=0.1, cache_ttl=300)"
+        "slim() auto(high=32000.0, low=12000.0, write_price=1.25, read_price=0.1, cache_ttl=300.0)"
     )
 
 

@@ -16,6 +16,7 @@ from app.cli.replay.forms import FORMS
 from app.cli.replay.measure import Shown, common
 from app.cli.replay.model import Turned
 from app.cli.replay.replies import TEXT, bits
+from app.dialects.errors import classify_error
 from app.dialects.registry import DIALECTS
 from app.domain.chain import canonical
 from app.domain.messages import Dialect as DialectName
@@ -97,7 +98,7 @@ def is_mended(turned: Sequence[Turned]) -> bool:
     """Whether a request was refused as too long, and a reduced one taken: what is meant to happen then."""
     if [each.status for each in turned] != [400, 200]:
         return False
-    return DIALECTS["openai_chat"].classify_error(400, turned[0].refusal or b"") is not None
+    return classify_error(400, turned[0].refusal or b"") is not None
 
 
 def compare_reply(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from app.dialects.anthropic import read, rounds, stream, tools, write
 from app.dialects.dialect import Dialect, Streaming
-from app.dialects.errors import classify_error
 from app.dialects.sse import beginnings
 
 ANTHROPIC = Dialect(
@@ -28,7 +27,6 @@ ANTHROPIC = Dialect(
     error_event=write.error_event,
     open_stream=stream.ReplyStream,
     split_reply=stream.split_reply,
-    classify_error=classify_error,
     rounds=rounds.ROUNDS,
     streaming=Streaming(
         heartbeat=b'event: ping\ndata: {"type": "ping"}\n\n',

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from app.dialects.dialect import Dialect, Streaming
-from app.dialects.errors import classify_error
 from app.dialects.gemini import read, rounds, stream, tools, write
 
 GEMINI = Dialect(
@@ -27,7 +26,6 @@ GEMINI = Dialect(
     error_event=write.error_event,
     open_stream=stream.ReplyStream,
     split_reply=stream.split_reply,
-    classify_error=classify_error,
     rounds=rounds.rounds(),
     # Gemini's own clients break at a comment.
     streaming=Streaming(finish_key=b'"finishReason"', reply_key=b'"candidates"', has_arrays=True),

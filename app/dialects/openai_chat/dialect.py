@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from app.dialects.dialect import Dialect, Streaming
-from app.dialects.errors import classify_error
 from app.dialects.openai_chat import read, rounds, stream, tools, whole, write
 
 OPENAI_CHAT = Dialect(
@@ -27,7 +26,6 @@ OPENAI_CHAT = Dialect(
     error_event=write.error_event,
     open_stream=stream.ReplyStream,
     split_reply=whole.split_reply,
-    classify_error=classify_error,
     streaming=Streaming(
         heartbeat=b": keep-alive\n\n",
         end_marks=(b"data: [DONE]", b"data:[DONE]"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from app.dialects.dialect import Dialect, References, Streaming
-from app.dialects.errors import classify_error
 from app.dialects.openai_chat.write import error_body
 from app.dialects.openai_responses import items, kept, read, recall, references, rounds, stream, tools, write
 from app.dialects.sse import beginnings
@@ -31,7 +30,6 @@ OPENAI_RESPONSES = Dialect(
     error_event=write.error_event,
     open_stream=stream.ReplyStream,
     split_reply=stream.split_reply,
-    classify_error=classify_error,
     without_history=write.without_history,
     lacks_history=kept.lacks_history,
     is_said_anew=items.is_instructions,
