@@ -24,7 +24,8 @@ class Request:
     is only fit to be passed on. ``include_usage``: the client asked for the usage of a stream.
     ``max_tokens`` bounds the answer. ``ids`` are members by which a client names its own sessions, by name;
     ``reply_id`` and ``conversation`` name the history that it does not send, which the provider may have kept.
-    ``is_kept``: the provider is to keep the reply.
+    ``is_kept``: the provider is to keep the reply. ``takes_tools``: functions may be added to it, and its reply may be
+    made in rounds.
     """
 
     model: str
@@ -36,6 +37,7 @@ class Request:
     tool_choice: bytes = b""
     response_format: bytes = b""
     is_text: bool = True
+    takes_tools: bool = True
     stop: bytes = b""
     max_tokens: int | None = None
     ids: Mapping[str, str] = field(default_factory=dict)

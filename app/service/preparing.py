@@ -220,10 +220,8 @@ class Preparer:
             return recipe
         # A stream that is one JSON array cannot be gone on with, nor can several replies at once.
         is_array = self._dialect.streaming.has_arrays and request.stream and "alt=sse" not in call.path
-        rounds = self._dialect.rounds if request.n == 1 and not is_array else None
+        rounds = self._dialect.rounds if request.takes_tools and request.n == 1 and not is_array else None
         offers = rounds and _not_named(recipe.offers, request.tools, rounds.brought_along(call.body))
-        if offers and recipe.way and self._dialect.add_tools(call.body, offers) is call.body:
-            offers = ()
         return recipe if offers == recipe.offers else replace(recipe, offers=offers or ())
 
     def circumstances(
@@ -288,10 +286,8 @@ class Preparer:
         is_own = recipe.instructions is None and not all_offers and built.context.epoch.cut == 1
         is_own = is_own and not (found.is_delta or request.names_history)
         body = self._dialect.without_history(call.body) if request.names_history else call.body
-        names = frozenset(offer.name for offer in offers)
         if offers:
-            offered = self._dialect.add_tools(body, offers)
-            body, names = offered, names if offered is not body else frozenset()
+            body = self._dialect.add_tools(body, offers)
         body = self._dialect.write_request(
             body,
             messages=laid_out.messages,
@@ -301,7 +297,7 @@ class Preparer:
         )
         if built.context.must_answer or (is_last and not must_call):
             body = self._dialect.forbid_tools(body)
-        return _Composed(body=body, strip_usage=asks_usage, tools=names)
+        return _Composed(body=body, strip_usage=asks_usage, tools=frozenset(offer.name for offer in offers))
 
     def go_on(self, call: Call, prepared: Prepared, extra: Sequence[bytes], *, is_last: bool) -> Prepared:
         """The same call, after another round."""

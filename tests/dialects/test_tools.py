@@ -10,6 +10,7 @@ import pytest
 from app.dialects.dialect import Dialect, ToolOffer
 from app.dialects.registry import DIALECTS
 from app.domain.errors import InvalidRequest
+from app.domain.messages import Dialect as DialectName
 
 OFFER = ToolOffer(name="look", description="Looks.", parameters={"type": "object", "properties": {}})
 BODIES: dict[str, dict[str, Any]] = {
@@ -77,10 +78,25 @@ def test_where_there_are_none_there_is_nothing_to_forbid(dialect: Dialect, body:
     assert json.loads(dialect.forbid_tools(raw)) == body
 
 
-def test_gemini_takes_no_functions_beside_tools_of_its_own_or_cached_content() -> None:
-    gemini = DIALECTS["gemini"]
-    for body in (b'{"tools":[{"google_search":{}}]}', b'{"cachedContent":"x"}'):
-        assert gemini.add_tools(body, [OFFER]) == body
+CLOSED = [
+    ("gemini", {"contents": [], "tools": [{"google_search": {}}]}),
+    ("gemini", {"contents": [], "tools": [{"functionDeclarations": []}, {"codeExecution": {}}]}),
+    ("gemini", {"contents": [], "cachedContent": "x"}),
+    ("gemini_gca", {"request": {"contents": [], "tools": [{"google_search": {}}]}}),
+    ("gemini_gca", {"request": {"contents": [], "cachedContent": "x"}}),
+    ("openai_responses", {"input": "x", "max_tool_calls": 1}),
+    ("openai_responses", {"input": "x", "prompt": {"id": "p"}}),
+]
+
+
+@pytest.mark.parametrize(("name", "body"), CLOSED)
+def test_what_takes_no_more_functions(name: DialectName, body: dict[str, Any]) -> None:
+    assert not DIALECTS[name].read_request(json.dumps(body).encode()).takes_tools
+
+
+@pytest.mark.parametrize(("dialect", "body"), [*NAMED, *BARE])
+def test_what_takes_more_functions(dialect: Dialect, body: dict[str, Any]) -> None:
+    assert dialect.read_request(json.dumps(body).encode()).takes_tools
 
 
 def test_tools_that_are_no_list_are_refused() -> None:

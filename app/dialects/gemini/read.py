@@ -33,6 +33,7 @@ INSTRUCTION_KEYS = ("systemInstruction", "system_instruction")
 
 _ROLES: dict[str, Role] = {"user": "user", "model": "assistant", "function": "tool", "tool": "tool"}
 _SIGNATURES = frozenset({"thoughtSignature", "thought_signature"})
+_DECLARATIONS = frozenset({"functionDeclarations", "function_declarations"})
 _MEDIA_HEAD = 80_000  # characters of base64 that suffice to tell an image's size
 
 
@@ -55,6 +56,7 @@ def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) ->
         tool_choice=_verbatim(members, "toolConfig", "tool_config"),
         response_format=_response_format(config),
         is_text=_is_text(config.get("responseModalities")),
+        takes_tools=_takes_tools(members),
         stop=raw_json.dump(config["stopSequences"]) if config.get("stopSequences") else b"",
         max_tokens=limit if isinstance(limit, int) else None,
         unreadable=unreadable,
@@ -234,6 +236,16 @@ def _response_format(config: Mapping[str, Any]) -> bytes:
 def _is_text(modalities: object) -> bool:
     wanted = modalities if isinstance(modalities, list) else [modalities] if modalities else []
     return all(isinstance(each, str) and each.upper() == "TEXT" for each in wanted)
+
+
+def _takes_tools(members: Mapping[str, bytes]) -> bool:
+    """Not beside tools of the provider's own (search, code execution), nor where cached content brings them along."""
+    if members.keys() & {"cachedContent", "cached_content"}:
+        return False
+    try:
+        return all(raw_json.split_object(tool).keys() & _DECLARATIONS for tool in items(members.get("tools", b"null")))
+    except ValueError:
+        return False
 
 
 def _read_messages(

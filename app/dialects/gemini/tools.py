@@ -8,22 +8,13 @@ from app.dialects import raw_json
 from app.dialects.dialect import ToolOffer
 from app.dialects.members import append_items, split_body
 
-DECLARATIONS = ("functionDeclarations", "function_declarations")
 CONFIGS = ("toolConfig", "tool_config")
 CALLING = ("functionCallingConfig", "function_calling_config")
 
 
 def add_tools(body: bytes, offers: Sequence[ToolOffer]) -> bytes:
-    """The request with ``offers`` behind the client's own tools; all else keeps its bytes.
-
-    Beside tools of the provider's own (search, code execution) it takes no functions, and cached content brings the
-    tools along: such requests stay as they are.
-    """
+    """The request with ``offers`` behind the client's own tools; all else keeps its bytes."""
     members = split_body(body)
-    tools = raw_json.split_array(members["tools"]) if "tools" in members else []
-    is_closed = any(not raw_json.split_object(tool).keys() & set(DECLARATIONS) for tool in tools)
-    if is_closed or members.keys() & {"cachedContent", "cached_content"}:
-        return body
     declarations = [{"name": o.name, "description": o.description, "parameters": o.parameters} for o in offers]
     members["tools"] = append_items(members.get("tools"), [{"functionDeclarations": declarations}])
     return raw_json.join_object(members)

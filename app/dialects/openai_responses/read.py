@@ -49,6 +49,8 @@ class _Request(msgspec.Struct):
     conversation: Any = None
     store: Any = None
     background: Any = None
+    max_tool_calls: Any = None
+    prompt: msgspec.Raw = msgspec.Raw()
     session_id: Any = None
     conversation_id: Any = None
     prompt_cache_key: Any = None
@@ -98,6 +100,7 @@ def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) ->
         tools=verbatim(request.tools),
         tool_choice=verbatim(request.tool_choice),
         response_format=_read_format(request.text),
+        takes_tools=_takes_tools(request),
         max_tokens=limit if type(limit) is int and limit > 0 else None,
         ids=ids,
         reply_id=ids.get("previous_response_id", ""),
@@ -105,6 +108,13 @@ def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) ->
         is_kept=request.store is not False,
         unreadable=unreadable,
     )
+
+
+def _takes_tools(request: _Request) -> bool:
+    """Not where each round would have a bound on calls anew, nor where tools would stand in for a stored prompt's."""
+    is_bounded = request.max_tool_calls is not None
+    is_stored = bool(verbatim(request.prompt)) and not verbatim(request.tools)
+    return not is_bounded and not is_stored
 
 
 def string_message(text: bytes) -> bytes:

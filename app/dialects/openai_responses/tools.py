@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from app.dialects import raw_json
 from app.dialects.dialect import ToolOffer
 from app.dialects.members import append_items, split_body
 from app.dialects.rounds import tool_names
 
-_NULL = b"null"
 _BESIDE = (b'"additional_tools"', b'"tool_search_output"')
 
 
 def add_tools(body: bytes, offers: Sequence[ToolOffer]) -> bytes:
-    """The request with ``offers`` behind the client's own tools; all else keeps its bytes.
-
-    A request whose reply could not be told as one after several rounds stays as it is.
-    """
+    """The request with ``offers`` behind the client's own tools; all else keeps its bytes."""
     members = split_body(body)
-    if _is_closed(members):
-        return body
     definitions = [
         {"type": "function", "name": o.name, "description": o.description, "parameters": o.parameters, "strict": False}
         for o in offers
@@ -47,13 +41,3 @@ def brought_along(body: bytes) -> frozenset[str]:
     except ValueError:
         return frozenset()
     return frozenset().union(*(tool_names(item.get("tools", b"")) for item in beside if item.get("type") in _BESIDE))
-
-
-def _is_closed(members: Mapping[str, bytes]) -> bool:
-    """Whether nothing may be added: to what is fetched later, to a bound on calls that each round would have anew, to a
-    stored prompt (tools of a request stand in for its own).
-    """
-    is_later = members.get("background", _NULL) == b"true"
-    is_bounded = members.get("max_tool_calls", _NULL) != _NULL
-    is_stored = members.get("prompt", _NULL) != _NULL and members.get("tools", _NULL) == _NULL
-    return is_later or is_bounded or is_stored
