@@ -91,6 +91,34 @@ async def test_elsewhere_it_is(offering: Service, model: Model, key: str, path: 
     assert all(mark in model.last.body.decode() for mark in MARKS)
 
 
+def _searched() -> dict[str, Any]:
+    """A long history of calls, in which old results are shortened, beside a tool of the provider's own."""
+    contents: list[dict[str, Any]] = []
+    for number in range(8):
+        contents += [
+            {"role": "user", "parts": [{"text": f"Question {number}?"}]},
+            {"role": "model", "parts": [{"functionCall": {"name": "read", "args": {"n": number}}}]},
+            {"role": "user", "parts": [{"functionResponse": {"name": "read", "response": {"text": "word " * 2_000}}}]},
+            {"role": "model", "parts": [{"text": "Read."}]},
+        ]
+    return {"contents": [*contents, {"role": "user", "parts": [{"text": "go"}]}], "tools": [{"googleSearch": {}}]}
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+async def test_where_no_tool_can_be_added_none_is_spoken_of(
+    offering: Service, model: Model, key: str, is_wrapped: bool
+) -> None:
+    path = "/v1internal:generateContent" if is_wrapped else GENERATE.format("gemini-2.5-pro")
+    asked = {"model": "gemini-2.5-pro", "project": "p", "request": _searched()} if is_wrapped else _searched()
+    headers = {"X-Tersely-Session": key, "X-Tersely-Epoch": "every_request"}
+    answer = await post(offering, json.dumps(asked).encode(), path=path, **headers)
+    assert answer.status == 200, answer.body
+    sent = model.last.body.decode()
+    assert "### STATE" in sent
+    assert len(sent) < len(json.dumps(asked)) / 2
+    assert "query_db" not in sent
+
+
 async def test_a_session_may_change_between_the_two(offering: Service, model: Model, key: str) -> None:
     """What is said from habit is taken out of a structured reply as well."""
     plain = _chat(user=key)
