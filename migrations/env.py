@@ -3,21 +3,42 @@
 import asyncio
 
 from alembic import context
-from sqlalchemy import Connection, pool
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, event, pool
 from sqlalchemy.ext.asyncio import create_async_engine
 
 CONNECT_SECONDS = 5.0
+# A migration that waits for a lock makes every later statement on that table wait behind it: it gives up soon, lets the
+# others pass, and is tried again.
+LOCK_TIMEOUT = "2s"
 
 
 def _run(connection: Connection) -> None:
+    config = context.config
+    found = MigrationContext.configure(connection).get_current_revision()
+    if found is not None and found not in config.attributes["known"]:
+        config.attributes["newer"] = found
+        return
+    connection.rollback()
+    event.listen(connection, "begin", _limit_waiting)
     context.configure(connection=connection, transaction_per_migration=True)
     with context.begin_transaction():
         context.run_migrations()
 
 
+def _limit_waiting(connection: Connection) -> None:
+    connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+
+
 async def _migrate(url: str) -> None:
     # A server that accepts and does not answer must hold up neither the start of the service nor its end.
-    options = {"statement_cache_size": 0, "timeout": CONNECT_SECONDS}
+    # Statements without a name go through a transaction pooler too.
+    options = {
+        "timeout": CONNECT_SECONDS,
+        "statement_cache_size": 0,
+        "prepared_statement_cache_size": 0,
+        "prepared_statement_name_func": str,
+    }
     engine = create_async_engine(url, poolclass=pool.NullPool, connect_args=options)
     try:
         async with engine.connect() as connection:
