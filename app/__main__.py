@@ -1,7 +1,7 @@
-"""``python -m app``."""
+"""``python -m app``, for checkouts: the same as ``python -m tersely``."""
 
 import sys
 
-from app.cli import main
+from tersely.cli import main
 
 sys.exit(main())

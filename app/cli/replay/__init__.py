@@ -1,5 +1,0 @@
-"""``tersely replay``: recorded conversations played through a running proxy, both sides, checked and measured."""
-
-from app.cli.replay.command import replay
-
-__all__ = ["replay"]

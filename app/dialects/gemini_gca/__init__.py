@@ -1,4 +1,0 @@
-"""Code Assist (``/v1internal:...``): Gemini's requests and replies in a wrapping of their own.
-
-``{"model", "project", "request": {...}}`` and ``{"response": {...}}``; messages are those of `app.dialects.gemini`.
-"""

@@ -1,0 +1,7 @@
+"""``python -m tersely``."""
+
+import sys
+
+from tersely.cli import main
+
+sys.exit(main())

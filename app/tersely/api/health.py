@@ -1,0 +1,118 @@
+"""Health, readiness, metrics, and the answer to clients that only knock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
+
+from tersely.domain.errors import StoreUnavailable
+from tersely.service.common.metrics import Metrics
+from tersely.store.db.migrations import current_revision, is_newer, is_outdated
+
+# How long the database may take to show that it is there: whoever asks wants an answer within a second.
+PING_SECONDS = 0.8
+STRICT = {
+    "name": "strict",
+    "in": "query",
+    "required": False,
+    "schema": {"type": "boolean", "default": False},
+    "description": "Whether the database has to answer.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseState:
+    """Whether calls can use the database. ``schema`` describes a schema of another version, else it is empty."""
+
+    is_usable: bool
+    schema: str = ""
+
+
+class DatabaseCheck:
+    """The state of the database, found within `PING_SECONDS` whatever it does. One question at a time is open."""
+
+    def __init__(self, read_revision: Callable[[], Awaitable[str | None]]) -> None:
+        """``read_revision`` raises `StoreUnavailable` when the database is away."""
+        self._read_revision = read_revision
+        self._asking: asyncio.Task[DatabaseState] | None = None
+
+    async def state(self) -> DatabaseState:
+        """Ask, or wait for the question that is open."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.get_running_loop().create_task(self._ask())
+        done, _ = await asyncio.wait({self._asking}, timeout=PING_SECONDS)
+        return self._asking.result() if done else DatabaseState(is_usable=False)
+
+    async def _ask(self) -> DatabaseState:
+        try:
+            revision = await self._read_revision()
+        except StoreUnavailable:
+            return DatabaseState(is_usable=False)
+        if is_newer(revision):
+            return DatabaseState(is_usable=True, schema=f"{revision}, newer than {current_revision()}")
+        if is_outdated(revision):
+            schema = f"{revision or 'unknown'}, older than {current_revision()}: run tersely migrate"
+            return DatabaseState(is_usable=False, schema=schema)
+        return DatabaseState(is_usable=True)
+
+
+def health_router(
+    *,
+    read_revision: Callable[[], Awaitable[str | None]],
+    pool: Callable[[], tuple[int, int]],
+    metrics: Metrics,
+    serves_without_database: bool,
+    is_ending: Callable[[], bool],
+) -> APIRouter:
+    """``read_revision`` raises `StoreUnavailable` when the database is away; ``pool`` gives (busy, idle)."""
+    router = APIRouter(tags=["operations"])
+    database = DatabaseCheck(read_revision)
+
+    @router.head("/healthz", include_in_schema=False)
+    @router.get("/healthz", summary="The process is alive")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @router.get(
+        "/readyz",
+        summary="Calls can be served",
+        description="Ready as long as the proxy can serve, also while the database is away and calls go through "
+        "unchanged (`TERSELY_FAIL_OPEN`). With `strict=1`: only while the database answers. `schema` names the schema "
+        "of a database that another version of Tersely has migrated.",
+        responses={503: {"description": "They cannot"}},
+        openapi_extra={"parameters": [STRICT]},
+    )
+    async def readyz(request: Request, response: Response) -> dict[str, str]:
+        is_strict = request.query_params.get("strict", "0").lower() not in ("0", "false", "off")
+        found = DatabaseState(is_usable=False) if is_ending() else await database.state()
+        schema = {"schema": found.schema} if found.schema else {}
+        if is_ending():
+            state = {"status": "shutting down"}
+        elif found.is_usable:
+            return {"status": "ready", "database": "ready", **schema}
+        elif serves_without_database and not is_strict:
+            return {"status": "ready", "database": "outdated" if schema else "away", **schema}
+        else:
+            state = {"status": "database outdated" if schema else "database away", **schema}
+        response.status_code = 503
+        response.headers["retry-after"] = "2"
+        return state
+
+    @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
+    async def render() -> Response:
+        metrics.set_pool(*pool())
+        return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @router.get("/", include_in_schema=False)
+    async def look() -> Response:
+        return RedirectResponse("/docs")
+
+    @router.head("/", include_in_schema=False)
+    async def knock() -> Response:
+        return Response()
+
+    return router

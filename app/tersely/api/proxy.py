@@ -1,0 +1,351 @@
+"""Proxy routes as plain ASGI in front of FastAPI: a request to a model costs no framework on its way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from fastapi import FastAPI
+
+from tersely.api.errors import in_dialect, problem
+from tersely.api.host_table import Destination, HostTable, model_in, split_name
+from tersely.api.routes import PREFIXES, Target, find_target
+from tersely.api.transport.body import RESERVATION, BodyBudget, Disconnected, Receive, Scope, Send, read_body
+from tersely.api.transport.call_log import CallLog
+from tersely.api.transport.request_ids import current
+from tersely.api.transport.shutdown import Shutdown, ShutdownGate
+from tersely.dialects.account_routes import AllowedRoute
+from tersely.dialects.clients.names import client_name
+from tersely.dialects.dialect import Dialect
+from tersely.dialects.headers import Headers, own_headers, without_account_headers
+from tersely.dialects.wire.lengths import check_lengths, may_be_too_long
+from tersely.domain.errors import InvalidRequest, ShuttingDown, TerselyError, UpstreamUnavailable
+from tersely.service.common.auth import Auth
+from tersely.service.common.call_fields import add_fields
+from tersely.service.common.metrics import CALL_ROUTES, Metrics
+from tersely.service.common.offload import run_in_thread_if_large
+from tersely.service.proxy.calls import Call, ProxyResponse, read_options
+from tersely.service.proxy.proxy import Proxy
+
+_log = logging.getLogger(__name__)
+
+# How long the rest of a refused body is read and thrown away, in seconds, and the fewest bytes that must arrive in each
+# part of this time: a client that sends quickly gets to see the refusal; for a slow one nobody waits.
+LINGER = 5.0
+LINGER_PART = 0.5
+LINGER_BYTES = 64 * 1024
+
+
+class ProxyRoutes:
+    """Route provider paths to the proxy and every other path to ``fallback``."""
+
+    def __init__(
+        self,
+        fallback: FastAPI,
+        *,
+        hosts: HostTable,
+        auth: Auth,
+        metrics: Metrics,
+        max_body: int,
+        max_messages: int,
+        body_timeout: float,
+        body_budget: BodyBudget,
+        monotonic: Callable[[], float],
+        shutdown: Shutdown,
+    ) -> None:
+        self.rest = fallback
+        self._hosts = hosts
+        self._auth = auth
+        self._metrics = metrics
+        self._max_body = max_body
+        self._max_messages = max_messages
+        self._body_timeout = body_timeout
+        self._body_budget = body_budget
+        self._monotonic = monotonic
+        self.shutdown = shutdown
+        self._app = CallLog(ShutdownGate(self._reserve, shutdown, self._refuse_at_end))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        await self._app(scope, receive, send)
+
+    async def _refuse_at_end(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer that the service ends, in the shape of the route's errors."""
+        error = ShuttingDown()
+        target = None
+        if scope["path"].startswith(PREFIXES):
+            headers = {_text(name): _text(value) for name, value in scope["headers"]}
+            path, raw = split_name(scope["path"])[1], split_name(_raw_target(scope))[1]
+            target = find_target(scope["method"], path, raw, headers)
+        refusal = problem(error) if target is None else in_dialect(error, self._dialect(target))
+        await _refuse_unread(scope, receive, send, *refusal)
+
+    def _dialect(self, target: Target) -> Dialect:
+        return self._hosts.defaults[target.dialect].proxy.dialect
+
+    async def _reserve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with a reservation of memory for the body."""
+        if scope["type"] != "http":
+            await self.rest(scope, receive, send)
+            return
+        reservation = scope[RESERVATION] = self._body_budget.open()
+        try:
+            await self._route(scope, receive, send)
+        finally:
+            reservation.release()
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not scope["path"].startswith(PREFIXES):
+            if scope["method"] == "HEAD" and scope["path"] == "/":
+                await _respond(send, ProxyResponse(status=200, headers=[]))  # clients ask whether there is anybody
+                return
+            await self.rest(scope, receive, send)
+            return
+        headers: Headers = [(_text(name), _text(value)) for name, value in scope["headers"]]
+        name, path = split_name(scope["path"])
+        target = find_target(scope["method"], path, split_name(_raw_target(scope))[1], dict(headers))
+        if target is None:
+            await self.rest(scope, receive, send)
+            return
+        self._metrics.in_flight.inc()
+        status, strategy = 499, ""
+        try:
+            status, strategy = await self._serve(scope, receive, send, target, headers, name)
+        finally:
+            self._metrics.in_flight.dec()
+            route = CALL_ROUTES[target.dialect] if target.is_call else "passthrough"
+            add_fields(route=route, dialect=target.dialect, **({"outcome": "client_gone"} if status == 499 else {}))
+            self._metrics.requests.labels(route, target.dialect, strategy, str(status)).inc()
+
+    async def _serve(
+        self, scope: Scope, receive: Receive, send: Send, target: Target, headers: Headers, name: str
+    ) -> tuple[int, str]:
+        """Answer one request; status and strategy for the metrics (499: the client went away).
+
+        ``name``: of the host in the path, or empty.
+        """
+        received = self._monotonic()
+        is_read = False
+        proxy = self._hosts.defaults[target.dialect].proxy
+        raw = split_name(_raw_target(scope))[1]
+        headers = target.with_keys(headers)
+        try:
+            by_name = dict(headers)
+            if by_name.get("upgrade", "").lower() == "websocket":
+                return await _refuse_websocket(send, proxy)
+            caller = await self._auth.caller(headers)
+            add_fields(tenant=caller.tenant, client=client_name(by_name))
+            caller.check_proxy()
+            destination = self._hosts.find(target.dialect, name, is_azure=target.is_azure)
+            by_model = (
+                not name
+                and scope["method"] == "POST"
+                and self._hosts.has_models(target.dialect, is_azure=target.is_azure)
+            )
+            route = None if by_model else _check_route(destination, target, scope["method"], raw)
+            _check_target(scope)
+            body = await read_body(scope, receive, limit=self._max_body, deadline=self._body_timeout)
+            is_read = True
+            if by_model:
+                model = target.model or await run_in_thread_if_large(len(body), model_in, body)
+                found = self._hosts.find_by_model(target.dialect, model, is_azure=target.is_azure)
+                destination = found or destination
+                route = _check_route(destination, target, scope["method"], raw)
+            proxy = destination.proxy
+            if route is not None:
+                headers = without_account_headers(headers)
+            if (target.is_call or route is not None) and may_be_too_long(body, self._max_messages):
+                await run_in_thread_if_large(len(body), check_lengths, body, self._max_messages)
+            call = Call(
+                tenant=caller.tenant,
+                method=scope["method"],
+                path=target.path,
+                headers=own_headers(target.dialect, headers),
+                body=body,
+                options=read_options(by_name),
+                received=received,
+                key_headers=caller.key_headers,
+                model=target.model,
+                streams=target.streams,
+                request_id=current.get(),
+            )
+            if destination.access is not None and route is not None:
+                await destination.access.check_ids(
+                    target.dialect, call, route, target.account_path(split_name(scope["path"])[1])
+                )
+        except Disconnected:
+            return 499, ""
+        except TerselyError as error:
+            refusal = in_dialect(error, proxy.dialect)
+            if is_read or not _has_body(scope):
+                return await _refuse(send, *refusal), ""
+            return await _refuse_unread(scope, receive, send, *refusal), ""
+        try:
+            return await self._answer(destination, call, receive, send, target, route)
+        except _Unexpected as error:
+            _log.error("unexpected: %s", type(error.__cause__).__name__, exc_info=error.__cause__)
+            failed = TerselyError("something went wrong inside Tersely; its log says what")
+            return await _refuse(send, *in_dialect(failed, proxy.dialect)), ""
+
+    async def _answer(
+        self,
+        destination: Destination,
+        call: Call,
+        receive: Receive,
+        send: Send,
+        target: Target,
+        route: AllowedRoute | None,
+    ) -> tuple[int, str]:
+        """Answer, and stop at once when the client goes away: its model call stops with it."""
+        proxy, access = destination.proxy, destination.access
+        me = asyncio.current_task()
+        assert me is not None
+        gone = asyncio.get_running_loop().create_task(_wait_for_disconnect(receive))
+        started = finished = False
+
+        def stop(done: asyncio.Task[None]) -> None:
+            if not (done.cancelled() or finished):
+                me.cancel()
+
+        gone.add_done_callback(stop)
+        try:
+            work = proxy.converse(call) if target.is_call else proxy.forward(call, reply_id=target.reply_id)
+            answer = await work
+            if route is not None and route.creates and access is not None:
+                answer = await access.watch(call, answer, target.dialect, lists=route.lists)
+            if answer.status >= 400:
+                add_fields(outcome="upstream_error")
+            started = True
+            await _respond(send, answer)
+            return answer.status, _strategy(answer)
+        except asyncio.CancelledError:
+            if not gone.done():
+                raise
+            return 499, ""
+        except TerselyError as error:
+            if isinstance(error, UpstreamUnavailable) and not isinstance(error, ShuttingDown):
+                add_fields(outcome="upstream_error")
+            if started:
+                raise
+            return await _refuse(send, *in_dialect(error, proxy.dialect)), ""
+        except Exception as error:
+            if started:
+                raise
+            raise _Unexpected from error
+        finally:
+            finished = True
+            gone.cancel()
+
+
+def _check_route(destination: Destination, target: Target, method: str, raw: str) -> AllowedRoute | None:
+    """Return the route of a shared provider account, None where there is none. Raises `Forbidden`."""
+    if destination.access is None:
+        return None
+    return destination.access.check_route(target.dialect, method, target.account_path(raw))
+
+
+class _Unexpected(Exception):
+    """A fault of ours before anything was answered."""
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _refuse_websocket(send: Send, proxy: Proxy) -> tuple[int, str]:
+    """Refuse a websocket. Clients that try one first then continue over HTTP."""
+    body = proxy.dialect.error_body("There are no websockets here: use HTTP.", type="invalid_request_error")
+    return await _refuse(send, 426, [("content-type", "application/json"), ("connection", "close")], body), ""
+
+
+def _raw_target(scope: Scope) -> str:
+    """Path and query as the client encoded them."""
+    raw = scope.get("raw_path") or scope["path"].encode()
+    path: str = raw.decode("latin-1").partition("?")[0]
+    query: str = scope.get("query_string", b"").decode("latin-1")
+    return f"{path}?{query}" if query else path
+
+
+def _check_target(scope: Scope) -> None:
+    """Raise `InvalidRequest` for a path that would climb out of the upstream's base URL, or that no log can show."""
+    if not scope["path"].isprintable():
+        raise InvalidRequest("the path must not contain control characters")
+    if "/." in scope["path"] and not {".", ".."}.isdisjoint(scope["path"].split("/")):
+        raise InvalidRequest("the path must not contain . or .. segments")
+
+
+def _text(header: bytes) -> str:
+    try:
+        return header.decode()
+    except UnicodeDecodeError:
+        return header.decode("latin-1")
+
+
+def _strategy(answer: ProxyResponse) -> str:
+    return next((value for name, value in answer.headers if name == "x-tersely-strategy"), "")
+
+
+async def _refuse(send: Send, status: int, headers: Headers, body: bytes) -> int:
+    await _respond(send, ProxyResponse(status=status, headers=headers, body=body))
+    return status
+
+
+def _has_body(scope: Scope) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
+        for name, value in scope["headers"]
+    )
+
+
+async def _refuse_unread(scope: Scope, receive: Receive, send: Send, status: int, headers: Headers, body: bytes) -> int:
+    """Refuse a request whose body has not been read, and end its connection.
+
+    What is on its way is read and thrown away for a moment: a client that is cut off while it sends does not get to
+    see the answer.
+    """
+    sent = [(name.encode(), value.encode()) for name, value in headers]
+    sent += [(b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": sent})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    if _has_body(scope) and not any(name == b"expect" for name, _ in scope["headers"]):
+        await _discard_body(receive)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    return status
+
+
+async def _discard_body(receive: Receive) -> None:
+    """Read the rest of a body until its end, for `LINGER` seconds at most, and while it arrives quickly."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + LINGER
+    is_fast = True
+    while is_fast and loop.time() < end:
+        size = 0
+        try:
+            async with asyncio.timeout(LINGER_PART):
+                while True:
+                    message = await receive()
+                    size += len(message.get("body", b""))
+                    if not message.get("more_body"):
+                        return
+        except TimeoutError:
+            is_fast = size >= LINGER_BYTES
+
+
+async def _respond(send: Send, answer: ProxyResponse) -> None:
+    headers = [(n.encode(), v.encode(errors="surrogateescape")) for n, v in answer.headers]
+    chunks = answer.chunks
+    if chunks is None:
+        headers.append((b"content-length", str(len(answer.body)).encode()))
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
+        return
+    try:
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        async for chunk in chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    finally:
+        # A generator that is left half way ends when it is collected; what it has to record cannot wait for that.
+        await chunks.aclose()  # type: ignore[attr-defined]

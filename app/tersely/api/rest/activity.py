@@ -1,0 +1,114 @@
+"""``/api/events`` and ``/api/search``: over all sessions of the tenant."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Header, Response
+from fastapi.responses import StreamingResponse
+from pydantic import ConfigDict, Field
+
+from tersely.api.rest import schemas
+from tersely.api.rest.calls import write_call
+from tersely.api.rest.guard import GuardedRoute, Tenant
+from tersely.api.rest.responses import json_response, page_response, printable, write_time
+from tersely.api.rest.schemas import Body, Limit, Since
+from tersely.api.rest.services import AppServices
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.history.turns import write_turn_id
+from tersely.service.sessions.activity import Happening
+from tersely.service.sessions.calls import info
+from tersely.store.ops.calls import CallRow
+
+EVENT_STREAM = "text/event-stream"
+QUIET_LOOKS = 15
+
+
+class SearchSessions(Body):
+    """What to look for in all sessions."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"query": "empty customer id", "mode": "relevant"}]})
+
+    query: str = Field(min_length=1, max_length=2000)
+    mode: Literal["search", "relevant"] = "search"
+    limit: int = Field(20, ge=1, le=200)
+
+
+router = APIRouter(route_class=GuardedRoute)
+
+
+@router.get(
+    "/events",
+    summary="Events of all sessions",
+    response_model=schemas.TenantEventPage,
+    responses={200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}}},
+)
+async def events(
+    services: AppServices,
+    tenant: Tenant,
+    since: Since = None,
+    limit: Limit = 100,
+    accept: Annotated[str, Header()] = "",
+) -> Response:
+    """Calls that ended, epochs that started, compactions, over all sessions, in order of time.
+
+    With `Accept: text/event-stream` as server-sent events, which go on as it happens.
+    """
+    if since is not None and since.tzinfo is None:
+        raise InvalidRequest("since must have a time zone, such as 2026-01-31T00:00:00Z", field="since")
+    if EVENT_STREAM in accept.lower():
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        return StreamingResponse(
+            _stream(services.activity.follow(tenant, since)), media_type=EVENT_STREAM, headers=headers
+        )
+    if since is None:
+        raise InvalidRequest("since is needed, unless the answer is a stream of events", field="since")
+    return page_response(
+        [write_happening(each) for each in await services.activity.since(tenant, since, limit=limit)], None
+    )
+
+
+@router.post("/search", summary="Search all sessions", response_model=schemas.HitsOut)
+async def found(services: AppServices, tenant: Tenant, body: SearchSessions) -> Response:
+    """Messages of any session, those of the session that was called last first. `searched` sessions were looked
+    into; `is_whole` says whether these are all.
+    """
+    hits = await services.search.search(tenant, body.query, mode=body.mode, limit=body.limit)
+    return json_response(
+        {
+            "hits": [
+                {
+                    "session": hit.session_id,
+                    "title": hit.title,
+                    "seq": hit.seq,
+                    "turn": write_turn_id(hit.turn) if hit.turn else None,
+                    "role": hit.role,
+                    "excerpt": printable(hit.excerpt),
+                }
+                for hit in hits.hits
+            ],
+            "searched": hits.searched,
+            "is_whole": hits.is_whole,
+        }
+    )
+
+
+def write_happening(happening: Happening) -> dict[str, Any]:
+    """What happened, as it is answered."""
+    told = happening.body
+    if isinstance(told, CallRow):
+        return {"type": "call", **write_call(info(told))}
+    return {**told, "session": happening.session_id, "created_at": write_time(happening.at)}
+
+
+async def _stream(news: AsyncIterator[list[Happening]]) -> AsyncIterator[bytes]:
+    quiet = 0
+    async for found in news:
+        for each in found:
+            told = write_happening(each)
+            yield b"event: %b\ndata: %b\n\n" % (str(told["type"]).encode(), msgspec.json.encode(told))
+        if not found and quiet % QUIET_LOOKS == 0:
+            yield b": quiet\n\n"
+        quiet = 0 if found else quiet + 1

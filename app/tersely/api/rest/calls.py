@@ -1,0 +1,171 @@
+"""``/api/sessions/{id}/calls``, ``epochs``, ``/api/calls`` and ``/api/savings``: what was sent and what it cost."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Response
+
+from tersely.api.rest import schemas
+from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
+from tersely.api.rest.responses import json_response, page_response, raw_value, write_time
+from tersely.api.rest.schemas import Limit, Since
+from tersely.api.rest.services import AppServices
+from tersely.api.rest.sessions import write_money
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.history.turns import write_turn_id
+from tersely.service.money.savings import SavingsRow
+from tersely.service.sessions.calls import CallContext, CallInfo
+from tersely.store.ops.calls import GroupBy
+from tersely.store.ops.stats import EpochRow
+
+After = Annotated[int, Query(ge=0, lt=2**31, description="The `next` of the page before.")]
+Cursor = Annotated[str | None, Query(max_length=2000, description="The `next` of the page before.")]
+Number = Annotated[int, Path(ge=1, lt=2**62)]
+
+
+router = APIRouter(route_class=GuardedRoute)
+
+
+@router.get("/sessions/{session_id}/calls", summary="Calls of a session", response_model=schemas.CallPage)
+async def listed(
+    services: AppServices, tenant: Tenant, session_id: SessionId, after: After = 0, limit: Limit = 100
+) -> Response:
+    """Each upstream call in order: what it sent, what the provider reported, what it cost."""
+    found, following = await services.calls.page(tenant, session_id, after=after, limit=limit)
+    return page_response([write_call(call) for call in found], following)
+
+
+@router.get("/sessions/{session_id}/calls/{number}", summary="A call", response_model=schemas.CallOut)
+async def get(services: AppServices, tenant: Tenant, session_id: SessionId, number: Number) -> Response:
+    return json_response(write_call(await services.calls.get(tenant, session_id, number)))
+
+
+@router.get(
+    "/sessions/{session_id}/calls/{number}/context",
+    summary="What a call sent",
+    response_model=schemas.CallContextOut,
+)
+async def context(services: AppServices, tenant: Tenant, session_id: SessionId, number: Number) -> Response:
+    """The messages that the model was sent, byte for byte, and what became of each stored message."""
+    return json_response(_write_context(await services.calls.context(tenant, session_id, number)))
+
+
+@router.get("/sessions/{session_id}/epochs", summary="Epochs of a session", response_model=schemas.EpochPage)
+async def epochs(
+    services: AppServices, tenant: Tenant, session_id: SessionId, after: After = 0, limit: Limit = 100
+) -> Response:
+    """Each new beginning of the context in order, with its reason."""
+    found, following = await services.calls.epochs(tenant, session_id, after=after, limit=limit)
+    return page_response([_write_epoch(row) for row in found], following)
+
+
+@router.get("/calls", summary="Latest calls", response_model=schemas.CallPage)
+async def latest(services: AppServices, tenant: Tenant, after: Cursor = None, limit: Limit = 100) -> Response:
+    """The latest calls over all sessions, the newest first."""
+    found, following = await services.calls.latest(tenant, after=after, limit=limit)
+    return page_response([write_call(call) for call in found], following)
+
+
+@router.get("/savings", summary="Savings", response_model=schemas.SavingsOut)
+async def saved(
+    services: AppServices, tenant: Tenant, since: Since = None, until: Since = None, by: GroupBy = "day"
+) -> Response:
+    """Tokens and money as sent, as the full history with a perfect cache would have cost, and the difference.
+
+    Without `since`, the last 30 days.
+    """
+    for name, at in (("since", since), ("until", until)):
+        if at is not None and at.tzinfo is None:
+            raise InvalidRequest(f"{name} must have a time zone, such as 2026-01-31T00:00:00Z", field=name)
+    report = await services.savings.report(tenant, since=since, until=until, by=by)
+    return json_response(
+        {
+            "since": write_time(report.since),
+            "until": write_time(report.until),
+            "by": report.by,
+            "items": [write_savings(row) for row in report.rows],
+            "total": write_savings(report.total),
+        }
+    )
+
+
+def write_call(call: CallInfo) -> dict[str, Any]:
+    """A call as it is answered."""
+    row = call.row
+    is_priced = row.cost_sent is not None and row.cost_full is not None
+    return {
+        "session": row.session_id,
+        "number": row.number,
+        "turn": write_turn_id(row.turn) if row.turn else None,
+        "model": row.model,
+        "client": row.client,
+        "strategy": row.strategy,
+        "epoch": row.epoch,
+        "cut": row.cut,
+        "tokens_before": row.tokens_before,
+        "tokens_after": row.tokens_after,
+        "input_tokens": row.input_tokens,
+        "cached_tokens": row.cached_tokens,
+        "output_tokens": row.output_tokens,
+        "money": write_money(row.cost_sent or 0.0, row.cost_full or 0.0) if is_priced else None,
+        "overhead_ms": None if row.overhead_ms is None else round(row.overhead_ms, 2),
+        "status": row.status,
+        "created_at": write_time(row.created_at),
+        "finished_at": None if row.finished_at is None else write_time(row.finished_at),
+        "request_id": row.request_id,
+        "layers": call.layers,
+    }
+
+
+def write_savings(row: SavingsRow) -> dict[str, Any]:
+    """Sums as they are answered."""
+    return {
+        "key": row.key,
+        "calls": row.calls,
+        "tokens_before": row.tokens_before,
+        "tokens_after": row.tokens_after,
+        "tokens_saved": max(0, row.tokens_before - row.tokens_after),
+        "reported": {"input": row.input_tokens, "cached": row.cached_tokens, "output": row.output_tokens},
+        "priced_calls": row.priced_calls,
+        "summary_calls": row.summary_calls,
+        "summary_tokens": row.summary_tokens,
+        "money": None if row.money is None else write_money(row.money.sent, row.money.full),
+    }
+
+
+def _write_context(context: CallContext) -> dict[str, Any]:
+    return {
+        "call": write_call(context.call),
+        "dialect": context.dialect,
+        "exact": context.messages is not None,
+        "reason": context.reason,
+        "messages": None if context.messages is None else [raw_value(raw) for raw in context.messages],
+        "instructions": raw_value(context.instructions),
+        "rounds": context.rounds,
+        "lines": [
+            {
+                "seq": line.seq,
+                "turn": write_turn_id(line.turn) if line.turn else None,
+                "role": line.role,
+                "kept": line.kept,
+                "reason": line.reason,
+                "tokens": line.tokens,
+                "index": line.index,
+                "layer": line.layer,
+            }
+            for line in context.lines
+        ],
+    }
+
+
+def _write_epoch(row: EpochRow) -> dict[str, Any]:
+    return {
+        "number": row.number,
+        "cut": row.cut,
+        "reason": row.reason,
+        "head_tokens": row.head_tokens,
+        "tokens_before": row.tokens_before,
+        "tokens_after": row.tokens_after,
+        "created_at": write_time(row.created_at),
+    }

@@ -1,0 +1,83 @@
+"""``/api/sessions/{id}/compact``, ``clear`` and ``state/rebuild``: hands on a session's context."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from tersely.api.rest import schemas
+from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
+from tersely.api.rest.notes import write_state
+from tersely.api.rest.responses import json_response
+from tersely.api.rest.schemas import ChosenSettings
+from tersely.api.rest.services import AppServices
+from tersely.domain.history.context import Report
+from tersely.service.sessions.compactions import CompactionOptions
+from tersely.service.sessions.sessions import as_setting
+from tersely.service.summaries.summarizer import Compaction
+
+router = APIRouter(route_class=GuardedRoute)
+
+
+@router.post("/sessions/{session_id}/compact", summary="Compact now", response_model=schemas.CompactedOut)
+async def compact(
+    services: AppServices, tenant: Tenant, session_id: SessionId, body: ChosenSettings | None = None
+) -> Response:
+    """Cut the context down to its low watermark, as at the end of an epoch, without waiting for one.
+
+    Under `compact` and `trim` everything before the last turn is summarised first, by the configured
+    model or, without one, from the text itself. History stays. 409 while the session is being summarised already.
+    """
+    done = await services.compactions.compact(tenant, session_id, _means(body))
+    return json_response({"summary": _write_summary(done.summary), "report": _write_report(done.report)})
+
+
+@router.post("/sessions/{session_id}/clear", summary="Start an empty context", response_model=schemas.ClearedOut)
+async def clear(
+    services: AppServices, tenant: Tenant, session_id: SessionId, body: ChosenSettings | None = None
+) -> Response:
+    """Nothing said so far is shown to the model or told of any more, but for pinned messages; search finds it."""
+    return json_response({"report": _write_report(await services.compactions.clear(tenant, session_id, _means(body)))})
+
+
+@router.post(
+    "/sessions/{session_id}/state/rebuild", summary="Make the state block anew", response_model=schemas.StateOut
+)
+async def rebuild(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
+    """From everything in the current window, by the configured model.
+
+    A block that is there is replaced by a model's alone: without one, or where the model fails, 409 says what to
+    do and the block stays. Where none was written yet, one is extracted from the text; 409 where that names no
+    goal.
+    """
+    return json_response(write_state(await services.compactions.rebuild_state(tenant, session_id, CompactionOptions())))
+
+
+def _means(body: ChosenSettings | None) -> CompactionOptions:
+    if body is None:
+        return CompactionOptions()
+    return CompactionOptions(strategy=as_setting(body.strategy), epoch=as_setting(body.epoch))
+
+
+def _write_summary(done: Compaction | None) -> dict[str, Any] | None:
+    if done is None:
+        return None
+    made = done.summary
+    return {
+        "result": done.result,
+        "first_seq": made.first_seq if made else None,
+        "last_seq": made.last_seq if made else None,
+        "tokens_before": done.tokens_before,
+        "tokens_after": done.tokens_after,
+        "error": done.error or None,
+    }
+
+
+def _write_report(report: Report) -> dict[str, Any]:
+    return {
+        "tokens_before": report.tokens_before,
+        "tokens_after": report.tokens_after,
+        "epoch": {"number": report.epoch, "reason": report.reason, "cut": report.cut},
+        "layers": [{"name": layer.name, "tokens": layer.tokens} for layer in report.layers],
+    }

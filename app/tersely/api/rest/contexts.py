@@ -1,0 +1,116 @@
+"""``/api/sessions/{id}/context`` and ``search``: looking at a session as a model would."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Header, Request, Response
+
+from tersely.api.rest import schemas
+from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant, verbatim_items
+from tersely.api.rest.responses import json_response, printable
+from tersely.api.rest.schemas import BuildContext, SearchRequest
+from tersely.api.rest.services import AppServices
+from tersely.domain.history.turns import write_turn_id
+from tersely.domain.search.excerpts import parse_lookup, render_row
+from tersely.service.search.session_search import Findings
+from tersely.service.sessions.previews import Preview, PreviewRequest, as_text
+
+router = APIRouter(route_class=GuardedRoute)
+
+
+@router.post(
+    "/sessions/{session_id}/context",
+    summary="Build a context",
+    response_model=schemas.ContextOut,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def context(
+    services: AppServices,
+    request: Request,
+    tenant: Tenant,
+    session_id: SessionId,
+    body: BuildContext,
+    accept: Annotated[str, Header(include_in_schema=False)] = "",
+) -> Response:
+    """The context of the session's next call, with its report. Nothing is stored or changed.
+
+    With `format: "text"`, or `Accept: text/plain`, as text for people.
+
+    422 with `needed` and `budget` when nothing valid fits `max_tokens`.
+    """
+    wish = PreviewRequest(
+        dialect=body.dialect,
+        strategy=body.strategy,
+        epoch=body.epoch,
+        model=body.model,
+        max_tokens=body.max_tokens,
+        messages=await verbatim_items(request, "messages"),
+        tools=body.tools,
+    )
+    preview = await services.previews.build(tenant, session_id, wish)
+    if body.format == "text" or accept.lower().startswith("text/plain"):
+        return Response(printable(as_text(preview, body.dialect)), media_type="text/plain; charset=utf-8")
+    return json_response(_write(preview))
+
+
+@router.post("/sessions/{session_id}/search", summary="Search a session", response_model=schemas.SearchOut)
+async def search(services: AppServices, tenant: Tenant, session_id: SessionId, body: SearchRequest) -> Response:
+    """`context_search`: the live history, superseded, dropped, undone and removed messages left out.
+
+    `search` finds what contains the query as it stands, `relevant` what is most about it: its words in any form,
+    the rare ones above all, and what stands near them.
+    Message numbers are positions in that history; instructions are no part of it. An answer holds at most 200
+    matches (the newest), 1,000 messages and 400,000 characters; when something is left out, the last line of
+    `text` says so.
+    """
+    lookup = parse_lookup(body.model_dump(exclude_none=True))
+    return json_response(_write_findings(await services.searcher.search(tenant, session_id, lookup)))
+
+
+def _write(preview: Preview) -> dict[str, Any]:
+    report = preview.report
+    return {
+        "instructions": None if preview.text is None else printable(preview.text),
+        "instruction_messages": [msgspec.Raw(raw) for raw in preview.instructions],
+        "messages": [msgspec.Raw(raw) for raw in preview.messages],
+        "strategy": preview.strategy,
+        "report": {
+            "tokens_before": report.tokens_before,
+            "tokens_after": report.tokens_after,
+            "epoch": {"number": report.epoch, "reason": report.reason, "cut": report.cut},
+            "layers": [{"name": layer.name, "tokens": layer.tokens} for layer in report.layers],
+            "turns": [
+                {"turn": write_turn_id(told.turn), "kept": told.kept, "tokens": told.tokens, "reason": told.reason}
+                for told in preview.turns
+            ],
+            "turns_omitted": preview.turns_omitted,
+        },
+    }
+
+
+def _write_findings(findings: Findings) -> dict[str, Any]:
+    return {
+        "text": printable(findings.text),
+        "excerpts": [
+            {
+                "first": excerpt.range.first,
+                "last": excerpt.range.last,
+                "messages": [
+                    {
+                        "number": row.number,
+                        "seq": seq,
+                        "turn": write_turn_id(row.turn),
+                        "role": row.message.role,
+                        "text": printable(render_row(row)),
+                        "rank": row.rank or None,
+                    }
+                    for row, seq in zip(excerpt.rows, excerpt.seqs, strict=True)
+                ],
+            }
+            for excerpt in findings.excerpts
+        ],
+        "total": findings.total,
+        "truncated": findings.is_truncated,
+    }

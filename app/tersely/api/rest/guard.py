@@ -1,0 +1,209 @@
+"""Guard every route under ``/api``: identify the caller, then read the bounded body once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import unquote_plus
+
+from fastapi import Depends, Request, Response
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+from typing_extensions import override
+
+from tersely.api.rest.problems import UnsupportedMedia, plain_problem
+from tersely.api.transport.body import Disconnected, read_body
+from tersely.dialects.clients.names import client_name
+from tersely.dialects.wire import raw_json
+from tersely.dialects.wire.lengths import check_lengths
+from tersely.domain.errors import InvalidRequest
+from tersely.service.common.auth import Auth
+from tersely.service.common.call_fields import add_fields
+from tersely.service.common.metrics import Metrics
+from tersely.service.common.offload import run_in_thread_if_large
+
+# Stands for an encoded slash inside a session id while a path is taken apart; no id can contain it.
+SLASH = "\x01"
+PREFIX = "/api/sessions/"
+IMPORT = "/api/sessions/import"
+# A session grows by many requests, but it comes in by one.
+IMPORT_FACTOR = 4
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """``max_body`` in bytes, ``max_messages`` in one list of a body, ``body_timeout`` in seconds."""
+
+    auth: Auth
+    max_body: int
+    body_timeout: float
+    max_messages: int = 20_000
+
+    async def admit(self, request: Request, *, has_body: bool) -> Request:
+        """Return the request with its tenant and its body.
+
+        Raises `TerselyError`, `UnsupportedMedia`, `Disconnected`.
+        """
+        caller = await self.auth.caller(dict(request.headers))
+        caller.check_rest(request.method, request.url.path)
+        request.state.tenant = caller.tenant
+        add_fields(tenant=caller.tenant, client=client_name(request.headers))
+        if not has_body or _is_empty(request):
+            return request
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+            raise UnsupportedMedia
+        body = await read_body(request.scope, request.receive, limit=self.max_body, deadline=self.body_timeout)
+        request.state.body = body
+        admitted = Request(request.scope, request.receive)
+        admitted._body = body  # noqa: SLF001 where Starlette keeps a body that was read
+        most = self.max_messages * (IMPORT_FACTOR if request.url.path == IMPORT else 1)
+        await run_in_thread_if_large(len(body), check_lengths, body, most)
+        admitted._json = await run_in_thread_if_large(len(body), parse, body)  # noqa: SLF001
+        return admitted
+
+
+def _is_empty(request: Request) -> bool:
+    """Return whether nothing was sent, not even the kind of it: for routes whose body says what may be left unsaid."""
+    headers = request.headers
+    is_unsaid = "transfer-encoding" not in headers and "content-type" not in headers
+    return is_unsaid and headers.get("content-length", "0") == "0"
+
+
+def parse(body: bytes) -> Any:
+    """Return a body as JSON. Raises `InvalidRequest` that says what is wrong."""
+    try:
+        return raw_json.load(body)
+    except raw_json.TooDeep as error:
+        raise InvalidRequest("the JSON of the body is nested too deep") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the body is not valid UTF-8 (byte {error.start})") from error
+    except ValueError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+
+
+class GuardedRoute(APIRoute):
+    """A route that admits its requests through the `Guard` of the application."""
+
+    @override
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        has_body = self.body_field is not None
+        known = frozenset(_query_names(self.dependant))
+
+        async def admit(request: Request) -> Response:
+            guard: Guard = request.app.state.guard
+            try:
+                admitted = await guard.admit(request, has_body=has_body)
+            except Disconnected:
+                return Response(status_code=499)
+            _refuse_unknown(request, known)
+            return await handle(admitted)
+
+        return admit
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    """Yield the query parameters that a route takes."""
+    for parameter in dependant.query_params:
+        yield parameter.alias
+    for each in dependant.dependencies:
+        yield from _query_names(each)
+
+
+def _refuse_unknown(request: Request, known: frozenset[str]) -> None:
+    """A parameter that would be ignored may be one that was meant to hold something back."""
+    for name in request.query_params:
+        if name not in known:
+            shown = name[:60]
+            rest = f"; there are {', '.join(sorted(known))}" if known else ""
+            raise InvalidRequest(f"there is no query parameter {shown!r} here{rest}", field=shown)
+
+
+async def _tenant(request: Request) -> str:
+    tenant: str = request.state.tenant
+    return tenant
+
+
+async def _session_id(request: Request) -> str:
+    session_id: str = request.path_params["session_id"]
+    return session_id.replace(SLASH, "/")
+
+
+async def verbatim_items(request: Request, name: str) -> list[bytes]:
+    """Return the elements of the array ``name`` of the body, byte for byte as they came."""
+    body: bytes = request.state.body
+    return await run_in_thread_if_large(len(body), _split_items, body, name)
+
+
+def _split_items(body: bytes, name: str) -> list[bytes]:
+    members = raw_json.split_object(body)
+    return raw_json.split_array(members[name]) if name in members else []
+
+
+Tenant = Annotated[str, Depends(_tenant)]
+SessionId = Annotated[str, Depends(_session_id)]
+
+
+class RestEdge:
+    """ASGI around the REST application: session ids may contain encoded slashes, and requests are counted."""
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http" or not scope["path"].startswith(("/api/", "/mcp")):
+            await self._app(scope, receive, send)
+            return
+        route = "api" if scope["path"].startswith("/api/") else "mcp"
+        status = 499
+        inner = _with_slashes(scope)
+
+        async def count(message: Any) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            if _has_controls(scope):
+                await _CONTROLS_REFUSED(scope, receive, count)
+            else:
+                await self._app(inner, receive, count)
+        finally:
+            template = getattr(inner.get("route"), "path", "")
+            # A route of an included router knows its path without the router's prefix.
+            prefix = "/api" if route == "api" and template and not template.startswith("/api/") else ""
+            add_fields(route=prefix + template or route)
+            self._metrics.requests.labels(route, "", "", str(status)).inc()
+
+
+def _has_controls(scope: Scope) -> bool:
+    """Return whether path or query hold control characters: no id, cursor or name does, and U+0000 cannot be stored."""
+    query: bytes = scope.get("query_string", b"")
+    return CONTROLS.search(scope["path"]) is not None or (
+        b"%" in query and CONTROLS.search(unquote_plus(query.decode("latin-1"))) is not None
+    )
+
+
+_CONTROLS_REFUSED = plain_problem(422, "path and query must not contain control characters")
+
+
+def _with_slashes(scope: Scope) -> Scope:
+    """Return the same request, with slashes that were encoded in the session id marked as such in the decoded path."""
+    raw: bytes = scope.get("raw_path") or b""
+    if b"%2f" not in raw.lower() or not raw.startswith(PREFIX.encode()):
+        return scope
+    path = str(scope["path"]).removeprefix(PREFIX)
+    encoded = raw.partition(b"?")[0].removeprefix(PREFIX.encode()).split(b"/", 1)[0]
+    slashes = encoded.lower().count(b"%2f")
+    pieces = path.split("/", slashes + 1)
+    session_id = SLASH.join(pieces[: slashes + 1])
+    rest = f"/{pieces[slashes + 1]}" if len(pieces) > slashes + 1 else ""
+    return {**scope, "path": PREFIX + session_id + rest}

@@ -1,0 +1,102 @@
+"""``/api/memory``: what was trimmed or cleared from the contexts of sessions, by day."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+
+from tersely.api.rest import schemas
+from tersely.api.rest.guard import GuardedRoute, Tenant
+from tersely.api.rest.responses import (
+    AS_JSON_LINES,
+    json_lines_response,
+    json_response,
+    page_response,
+    printable,
+    write_time,
+)
+from tersely.api.rest.schemas import Limit, SearchMemory
+from tersely.api.rest.services import AppServices
+from tersely.domain.errors import InvalidRequest
+from tersely.service.common.cursors import read_cursor, write_cursor
+from tersely.service.summaries.daily_memory import read_day
+from tersely.store.notes.daily_memory import MemoryCursor, MemoryEntry
+
+After = Annotated[str | None, Query(max_length=2000, description="The `next` of the page before.")]
+Day = Annotated[str | None, Query(max_length=10, description="YYYY-MM-DD, in UTC.", examples=["2026-01-31"])]
+OfSession = Annotated[str | None, Query(alias="session", max_length=256, description="What that session left behind.")]
+
+
+router = APIRouter(route_class=GuardedRoute)
+
+
+@router.get("/memory", summary="List the memory", response_model=schemas.MemoryPage)
+async def listed(
+    services: AppServices,
+    tenant: Tenant,
+    day: Day = None,
+    session: OfSession = None,
+    after: After = None,
+    limit: Limit = 100,
+) -> Response:
+    """The newest first: summaries of what left the contexts of sessions."""
+    place = None if after is None else _read_place(after)
+    found, following = await services.daily_memory.page(
+        tenant, day=_day(day), session_id=session, after=place, limit=limit
+    )
+    return page_response([_write(entry) for entry in found], None if following is None else _write_place(following))
+
+
+@router.post("/memory/search", summary="Search the memory", response_model=schemas.MemoryPage)
+async def search(services: AppServices, tenant: Tenant, body: SearchMemory) -> Response:
+    """The best first. Stop words find nothing."""
+    found = await services.daily_memory.search(
+        tenant, query=body.query, day=_day(body.day), session_id=body.session, limit=body.limit
+    )
+    return page_response([_write(entry) for entry in found], None)
+
+
+@router.get(
+    "/memory/export",
+    summary="Export the memory",
+    response_class=Response,
+    responses=AS_JSON_LINES,
+)
+async def export(services: AppServices, tenant: Tenant) -> Response:
+    """All of it, the newest first, streamed as JSON lines."""
+    return await json_lines_response(_write(entry) async for entry in services.daily_memory.export(tenant))
+
+
+@router.delete("/memory", summary="Delete memory", response_model=schemas.ForgottenOut)
+async def forget(services: AppServices, tenant: Tenant, day: Day = None, session: OfSession = None) -> Response:
+    """The entries of a day, of a session, or of a session's day; one of both must be given."""
+    return json_response({"deleted": await services.daily_memory.forget(tenant, day=_day(day), session_id=session)})
+
+
+def _write(entry: MemoryEntry) -> dict[str, Any]:
+    return {
+        "day": entry.created_at.date().isoformat(),
+        "session": entry.session_id,
+        "first_seq": entry.first_seq,
+        "last_seq": entry.last_seq,
+        "text": printable(entry.text),
+        "created_at": write_time(entry.created_at),
+    }
+
+
+def _day(text: str | None) -> Any:
+    return None if text is None else read_day(text)
+
+
+def _write_place(place: MemoryCursor) -> str:
+    at, session_id, first, last = place
+    return write_cursor(at, f"{first} {last} {session_id}")
+
+
+def _read_place(cursor: str) -> MemoryCursor:
+    at, item = read_cursor(cursor)
+    steps = item.split(" ", 2)
+    if len(steps) != 3 or not all(step.isascii() and step.isdigit() and len(step) < 19 for step in steps[:2]):
+        raise InvalidRequest("after must be the `next` of a page before", field="after")
+    return at, steps[2], int(steps[0]), int(steps[1])

@@ -1,0 +1,87 @@
+"""``/api/memos``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+
+from tersely.api.rest import schemas
+from tersely.api.rest.guard import GuardedRoute, Tenant
+from tersely.api.rest.responses import (
+    AS_JSON_LINES,
+    json_lines_response,
+    json_response,
+    page_response,
+    printable,
+    write_time,
+)
+from tersely.api.rest.schemas import Limit, NewMemo, SearchMemos
+from tersely.api.rest.services import AppServices
+from tersely.domain.memos import Memo
+from tersely.service.common.cursors import read_cursor, write_cursor
+
+After = Annotated[str | None, Query(max_length=2000, description="The `next` of the page before.")]
+Everything = Annotated[bool, Query(alias="all", description="All memos, whatever their tags.")]
+Tags = Annotated[list[str] | None, Query(alias="tag", description="Memos with any of these tags.")]
+
+
+router = APIRouter(route_class=GuardedRoute)
+
+
+@router.post("/memos", status_code=201, summary="Save a memo", response_model=schemas.MemoOut)
+async def save(services: AppServices, tenant: Tenant, body: NewMemo) -> Response:
+    memo = await services.memos.save(tenant, content=body.content, tags=body.tags, session_id=body.session)
+    return json_response(_write(memo), 201)
+
+
+@router.get("/memos", summary="List memos", response_model=schemas.MemoPage)
+async def listed(
+    services: AppServices, tenant: Tenant, after: After = None, limit: Limit = 100, tags: Tags = None
+) -> Response:
+    """The newest first."""
+    place = None if after is None else read_cursor(after)
+    found, following = await services.memos.page(tenant, after=place, tags=tags, limit=limit)
+    return page_response([_write(memo) for memo in found], None if following is None else write_cursor(*following))
+
+
+@router.post("/memos/search", summary="Search memos", response_model=schemas.MemoPage)
+async def search(services: AppServices, tenant: Tenant, body: SearchMemos) -> Response:
+    """By tags, the newest first; with a query, the best first. Stop words find nothing."""
+    found = await services.memos.search(tenant, tags=body.tags, query=body.query, limit=body.limit)
+    return page_response([_write(memo) for memo in found], None)
+
+
+@router.get("/memos/export", summary="Export memos", response_class=Response, responses=AS_JSON_LINES)
+async def export(services: AppServices, tenant: Tenant, tags: Tags = None) -> Response:
+    """All of them, or those with any of the tags, the newest first, streamed as JSON lines."""
+    return await json_lines_response(_write(memo) async for memo in services.memos.export(tenant, tags=tags))
+
+
+@router.delete("/memos", summary="Delete memos", response_model=schemas.ForgottenOut)
+async def forget(
+    services: AppServices, tenant: Tenant, *, tags: Tags = None, everything: Everything = False
+) -> Response:
+    """Those with any of the tags, or all of them; one of both must be said."""
+    return json_response({"deleted": await services.memos.forget(tenant, tags=tags, is_all=everything)})
+
+
+@router.get("/memos/{memo_id}", summary="A memo", response_model=schemas.MemoOut)
+async def get(services: AppServices, tenant: Tenant, memo_id: str) -> Response:
+    return json_response(_write(await services.memos.get(tenant, memo_id)))
+
+
+@router.delete("/memos/{memo_id}", status_code=204, summary="Delete a memo")
+async def delete(services: AppServices, tenant: Tenant, memo_id: str) -> Response:
+    await services.memos.delete(tenant, memo_id)
+    return Response(status_code=204)
+
+
+def _write(memo: Memo) -> dict[str, Any]:
+    return {
+        "id": memo.id,
+        "content": printable(memo.content),
+        "tags": list(memo.tags),
+        "session": memo.session_id,
+        "created_at": write_time(memo.created_at),
+    }

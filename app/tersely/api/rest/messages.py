@@ -1,0 +1,112 @@
+"""``/api/sessions/{id}/messages``, ``export``, ``import``, ``terse``: content, verbatim."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+
+from tersely.api.rest import schemas
+from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant, verbatim_items
+from tersely.api.rest.responses import json_response, page_response, raw_value, write_time
+from tersely.api.rest.schemas import MAX_SEQ, AppendMessages, Limit
+from tersely.api.rest.services import AppServices
+from tersely.domain.history.turns import write_turn_id
+from tersely.service.sessions.messages import View
+from tersely.store.history.messages import StoredMessage
+
+After = Annotated[int, Query(ge=0, le=MAX_SEQ, description="A sequence number; the page starts behind it.")]
+Seq = Annotated[int, Path(ge=1, le=MAX_SEQ, description="The message's sequence number.")]
+Key = Annotated[
+    str | None,
+    Header(description="A second request with the same key and messages stores nothing and answers the same."),
+]
+
+
+router = APIRouter(route_class=GuardedRoute)
+
+
+@router.post(
+    "/sessions/{session_id}/messages",
+    status_code=201,
+    summary="Append messages",
+    response_model=schemas.AppendedOut,
+)
+async def append(
+    services: AppServices,
+    request: Request,
+    tenant: Tenant,
+    session_id: SessionId,
+    body: AppendMessages,
+    idempotency_key: Key = None,
+) -> Response:
+    """Put messages at the end of a session, which is made if it is new.
+
+    They are stored byte for byte. Where the strategy asks models for terse summaries, tags in replies go to the
+    terse log, as in a proxied call. System and developer messages replace those that the session has.
+
+    With `created_at`, an old conversation keeps its ages: strategies that go by the clock, the exported `ts`, the
+    turns' times and the daily memory go by it. The order of the messages is the order of the history, also where
+    the times do not ascend. The session itself counts as used now.
+    """
+    raws = await verbatim_items(request, "messages")
+    done = await services.messages.append(
+        tenant,
+        session_id,
+        raws,
+        dialect=body.dialect,
+        key=idempotency_key,
+        times=body.created_at,
+        model=body.model or "",
+    )
+    where = {
+        "first_seq": done.first_seq,
+        "last_seq": done.last_seq,
+        "turn": None if done.turn is None else write_turn_id(done.turn),
+    }
+    return json_response(where, 201, {"Idempotent-Replayed": "true"} if done.was_stored_before else None)
+
+
+@router.get("/sessions/{session_id}/messages", summary="List messages", response_model=schemas.MessagePage)
+async def listed(
+    services: AppServices,
+    tenant: Tenant,
+    session_id: SessionId,
+    view: View = "client",
+    after: After = 0,
+    limit: Limit = 100,
+) -> Response:
+    """Messages as the client saw them, as the model sees them, or all that are stored.
+
+    `client` and `model` show what is live, in the order of the history, with `raw` in that view. `all` shows
+    every message in the order of arrival, with its status and both views. A page ends early when it is over
+    8 MiB.
+    """
+    found, following = await services.messages.page(tenant, session_id, view=view, after=after, limit=limit)
+    return page_response([write_message(message, view) for message in found], following)
+
+
+def write_message(message: StoredMessage, view: View) -> dict[str, Any]:
+    """Return a stored message as JSON members, in one view."""
+    written: dict[str, Any] = {
+        "seq": message.seq,
+        "turn": write_turn_id(message.turn) if message.turn else None,
+        "role": message.role,
+        # What is only hidden from the model is live for everybody else.
+        "status": "live" if message.status == "dropped" and not message.model_visible else message.status,
+        "dialect": message.dialect,
+        "tokens": message.tokens,
+        "pinned": message.pinned,
+        "priority": message.priority,
+        "finish": message.finish,
+        "created_at": write_time(message.created_at),
+    }
+    if view == "all":
+        return written | {
+            "client_visible": message.client_visible,
+            "model_visible": message.model_visible,
+            "raw": raw_value(message.raw),
+            "model_raw": raw_value(message.model_raw),
+        }
+    raw = message.model_raw if view == "model" and message.model_raw is not None else message.raw
+    return written | {"raw": raw_value(raw)}

@@ -1,0 +1,98 @@
+"""``/api/sessions/{id}/state`` and ``scratchpad``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+
+from tersely.api.rest import schemas
+from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
+from tersely.api.rest.responses import json_response, page_response, printable, write_time
+from tersely.api.rest.schemas import AppendText, Limit, PutText
+from tersely.api.rest.services import AppServices
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.text.state import StateBlock
+from tersely.store.notes.scratchpads import Scratchpad
+from tersely.store.notes.states import PastState, StateCursor
+
+After = Annotated[str | None, Query(max_length=40, description="The `next` of the page before.")]
+
+
+router = APIRouter(route_class=GuardedRoute)
+
+
+@router.get("/sessions/{session_id}/state", summary="The state block", response_model=schemas.StateOut)
+async def state(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
+    """The newest one whose message still counts."""
+    return json_response(write_state(await services.notes.state(tenant, session_id)))
+
+
+@router.put("/sessions/{session_id}/state", summary="Write the state block", response_model=schemas.StateOut)
+async def put_state(services: AppServices, tenant: Tenant, session_id: SessionId, body: PutText) -> Response:
+    """In the model's place; it counts from the session's last message on. An empty one takes the state away.
+
+    At most 16,000 characters.
+    """
+    return json_response(write_state(await services.notes.put_state(tenant, session_id, body.text)))
+
+
+@router.get("/sessions/{session_id}/state/history", summary="All states of a session", response_model=schemas.StatePage)
+async def history(
+    services: AppServices, tenant: Tenant, session_id: SessionId, after: After = None, limit: Limit = 100
+) -> Response:
+    """In order, those whose message counts no more too."""
+    place = None if after is None else _read_place(after)
+    found, following = await services.notes.state_history(tenant, session_id, after=place, limit=limit)
+    return page_response(
+        [_write_past(each) for each in found], None if following is None else "{}.{}".format(*following)
+    )
+
+
+@router.get("/sessions/{session_id}/scratchpad", summary="The scratchpad", response_model=schemas.ScratchpadOut)
+async def scratchpad(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
+    return json_response(_write_scratchpad(await services.notes.scratchpad(tenant, session_id)))
+
+
+@router.put("/sessions/{session_id}/scratchpad", summary="Write the scratchpad", response_model=schemas.ScratchpadOut)
+async def put_scratchpad(services: AppServices, tenant: Tenant, session_id: SessionId, body: PutText) -> Response:
+    """Replace all of it. At most 32,000 characters."""
+    return json_response(_write_scratchpad(await services.notes.put_scratchpad(tenant, session_id, body.text)))
+
+
+@router.post(
+    "/sessions/{session_id}/scratchpad/append",
+    summary="Add to the scratchpad",
+    response_model=schemas.ScratchpadOut,
+)
+async def append_scratchpad(services: AppServices, tenant: Tenant, session_id: SessionId, body: AppendText) -> Response:
+    """On a new line. The whole scratchpad is answered."""
+    return json_response(_write_scratchpad(await services.notes.append_scratchpad(tenant, session_id, body.text)))
+
+
+def write_state(state: StateBlock | None) -> dict[str, Any]:
+    """Return a state block as JSON members; empty if there is none."""
+    if state is None:
+        return {"text": "", "seq": 0, "source": None, "created_at": None}
+    return {
+        "text": printable(state.text),
+        "seq": state.seq,
+        "source": state.source,
+        "created_at": write_time(state.created_at),
+    }
+
+
+def _write_past(past: PastState) -> dict[str, Any]:
+    return {**write_state(past.state), "live": past.is_live}
+
+
+def _write_scratchpad(scratchpad: Scratchpad) -> dict[str, Any]:
+    at = scratchpad.updated_at
+    return {"text": printable(scratchpad.text), "updated_at": None if at is None else write_time(at)}
+
+
+def _read_place(cursor: str) -> StateCursor:
+    seq, _, number = cursor.partition(".")
+    if not (seq.isdecimal() and number.isdecimal() and int(seq) <= schemas.MAX_SEQ and int(number) <= schemas.MAX_TURN):
+        raise InvalidRequest("after must be the `next` of a page before", field="after")
+    return int(seq), int(number)

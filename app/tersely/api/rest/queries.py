@@ -1,0 +1,29 @@
+"""``/api/sessions/{id}/query``: the agent's own SQL."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from tersely.api.rest import schemas
+from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
+from tersely.api.rest.responses import json_response
+from tersely.api.rest.schemas import RunQuery
+from tersely.api.rest.services import AppServices
+
+router = APIRouter(route_class=GuardedRoute)
+
+
+@router.post("/sessions/{session_id}/query", summary="Query a session with SQL", response_model=schemas.QueryOut)
+async def query(services: AppServices, tenant: Tenant, session_id: SessionId, body: RunQuery) -> Response:
+    """`query_db`: one SELECT in SQLite's dialect over the session's own messages, read-only.
+
+    `messages(id, turn, role, kind, status, content, tool_name, created_at, tokens)`: `id` is the sequence number,
+    `turn` a number (0: the current instructions), `kind` one of `text`, `tool_call`, `tool_result`, `media`,
+    `reasoning`, `status` is `live`, or `dropped` for what was dropped, undone or superseded, `created_at` UTC. A
+    query may take 2 seconds; an answer holds at most 200 rows and 256 KiB, a value 64 KiB; `notes` say what was
+    left out. 422 says what is wrong with the SQL.
+    """
+    result = await services.queries.run(tenant, session_id, body.sql)
+    return json_response(
+        {"columns": result.columns, "rows": result.rows, "truncated": result.truncated, "notes": result.notes}
+    )

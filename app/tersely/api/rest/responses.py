@@ -1,0 +1,58 @@
+"""Answers as JSON, with stored JSON put in byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from fastapi import Response
+from fastapi.responses import StreamingResponse
+
+JSON_LINES = "application/x-ndjson"
+AS_JSON_LINES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "One item per line", "content": {JSON_LINES: {"schema": {"type": "string"}}}}
+}
+_encoder = msgspec.json.Encoder()
+
+
+def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return ``value`` as JSON."""
+    return Response(
+        _encoder.encode(value), status_code=status, media_type="application/json", headers=dict(headers or {})
+    )
+
+
+def page_response(items: Sequence[Any], following: object) -> Response:
+    """Return a page of a list, and the cursor of the next one."""
+    return json_response({"items": items, "next": following})
+
+
+async def json_lines_response(items: AsyncIterator[Any]) -> Response:
+    """Return all items, one per line, streamed."""
+    lines = (_encoder.encode(item) + b"\n" async for item in items)
+    # A database that is away is told by the status, which goes out before the first line.
+    first = await anext(lines, b"")
+    return StreamingResponse(_from_first(first, lines), media_type=JSON_LINES)
+
+
+async def _from_first(first: bytes, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for line in lines:
+        yield line
+
+
+def raw_value(raw: bytes | None) -> msgspec.Raw | None:
+    """Stored JSON for an answer; nothing where it was removed."""
+    return msgspec.Raw(raw) if raw else None
+
+
+def write_time(at: datetime) -> str:
+    """Return a time in ISO 8601, UTC."""
+    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def printable(text: str) -> str:
+    """Return text that UTF-8 can encode: lone surrogates are replaced."""
+    return text.encode("utf-8", "replace").decode()

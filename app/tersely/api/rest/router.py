@@ -1,0 +1,80 @@
+"""The REST API put together: guards, routes, problem documents."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from fastapi import FastAPI
+
+from tersely.api.openapi.document import install_openapi
+from tersely.api.rest import (
+    activity,
+    artifacts,
+    calls,
+    commands,
+    compactions,
+    contexts,
+    memory,
+    memos,
+    messages,
+    notes,
+    pins,
+    queries,
+    sessions,
+    stats,
+    tools,
+    transfer,
+    turns,
+    visibility,
+)
+from tersely.api.rest.guard import Guard, RestEdge
+from tersely.api.rest.problems import install_problems
+from tersely.api.rest.schemas import Problem
+from tersely.api.rest.services import Services
+from tersely.service.common.metrics import Metrics
+
+PROBLEMS: dict[int | str, dict[str, object]] = {
+    status: {"model": Problem, "description": text}
+    for status, text in {
+        401: "A Tersely key is needed",
+        404: "Not there, or not yours",
+        409: "A conflicting id or idempotency key",
+        413: "Over the size limit",
+        415: "The body is not JSON",
+        422: "A bad value",
+        503: "The database is away",
+    }.items()
+}
+
+
+# The modules with routes, by their tag in the OpenAPI document.
+ROUTES: dict[str, ModuleType] = {
+    "sessions": sessions,
+    "calls": calls,
+    "activity": activity,
+    "messages": messages,
+    "marks": pins,
+    "visibility": visibility,
+    "turns": turns,
+    "context": contexts,
+    "query": queries,
+    "transfer": transfer,
+    "compaction": compactions,
+    "notes": notes,
+    "memos": memos,
+    "memory": memory,
+    "tools": tools,
+    "commands": commands,
+    "artifacts": artifacts,
+    "figures": stats,
+}
+
+
+def install_rest(app: FastAPI, services: Services, *, guard: Guard, metrics: Metrics) -> None:
+    """Add everything under ``/api`` to ``app``."""
+    app.state.services, app.state.guard = services, guard
+    for tag, module in ROUTES.items():
+        app.include_router(module.router, prefix="/api", tags=[tag], responses=PROBLEMS)
+    install_problems(app)
+    install_openapi(app)
+    app.add_middleware(RestEdge, metrics=metrics)

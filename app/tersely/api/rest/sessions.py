@@ -1,0 +1,142 @@
+"""``/api/sessions``: sessions and their turns."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+
+from tersely.api.rest import schemas
+from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
+from tersely.api.rest.responses import json_response, page_response, raw_value, write_time
+from tersely.api.rest.schemas import CreateSession, Limit, PatchSession, Since
+from tersely.api.rest.services import AppServices, Services
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.history.sessions import Session
+from tersely.service.sessions.sessions import UNSET, Change
+from tersely.store.history.session_lists import ListedSession, Narrowing, Sort
+
+LIVE = timedelta(seconds=60)
+"""A session whose last call began less long ago is live."""
+Text = Annotated[str | None, Query(max_length=2000)]
+
+
+router = APIRouter(route_class=GuardedRoute)
+
+
+@router.post("/sessions", status_code=201, summary="Make a session", response_model=schemas.SessionOut)
+async def create(services: AppServices, tenant: Tenant, body: CreateSession) -> Response:
+    """Make an empty session. 409 when the id is taken."""
+    given = Change(strategy=body.strategy, epoch=body.epoch, metadata=body.metadata)
+    session = await services.sessions.create(tenant, session_id=body.id, parent=body.parent, given=given)
+    return json_response(await _write_whole(services, tenant, session.id), 201)
+
+
+@router.get("/sessions", summary="List sessions", response_model=schemas.SessionPage)
+async def listed(
+    services: AppServices,
+    tenant: Tenant,
+    after: Text = None,
+    limit: Limit = 100,
+    parent: Text = None,
+    client_id: Text = None,
+    query: Text = None,
+    client: Text = None,
+    model: Text = None,
+    strategy: Text = None,
+    since: Since = None,
+    sort: Sort = "created",
+) -> Response:
+    """Sessions with their figures, the newest first or in another order, narrowed down.
+
+    `query` is looked for in titles; `since` is the time of the last call at the earliest.
+    """
+    if since is not None and since.tzinfo is None:
+        raise InvalidRequest("since must have a time zone, such as 2026-01-31T00:00:00Z", field="since")
+    narrowing = Narrowing(
+        parent=_plain(parent), client_id=_plain(client_id), query=_plain(query), client=_plain(client),
+        model=_plain(model), strategy=_plain(strategy), since=since,
+    )  # fmt: skip
+    found, following = await services.sessions.page(tenant, narrowing, sort=sort, after=after, limit=limit)
+    return page_response([_write_listed(services, each) for each in found], following)
+
+
+@router.get("/sessions/{session_id}", summary="A session", response_model=schemas.SessionOut)
+async def get(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
+    return json_response(await _write_whole(services, tenant, session_id))
+
+
+@router.patch("/sessions/{session_id}", summary="Configure a session", response_model=schemas.SessionOut)
+async def patch(services: AppServices, tenant: Tenant, session_id: SessionId, body: PatchSession) -> Response:
+    """Change strategy, epoch policy or metadata; the next context follows."""
+    given = {name: getattr(body, name) if name in body.model_fields_set else UNSET for name in Change.__slots__}
+    await services.sessions.change(tenant, session_id, Change(**given))
+    return json_response(await _write_whole(services, tenant, session_id))
+
+
+@router.delete("/sessions/{session_id}", status_code=204, summary="Delete a session and all of it")
+async def delete(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
+    await services.sessions.delete(tenant, session_id)
+    return Response(status_code=204)
+
+
+async def _write_whole(services: Services, tenant: str, session_id: str) -> dict[str, Any]:
+    return _write_listed(services, await services.sessions.figures(tenant, session_id))
+
+
+def _write_listed(services: Services, listed: ListedSession) -> dict[str, Any]:
+    return {**write_session(services, listed.session), **write_figures(listed, services.clock())}
+
+
+def write_figures(listed: ListedSession, now: datetime) -> dict[str, Any]:
+    """Return what a session's calls came to as JSON members."""
+    session = listed.session
+    last = session.last_call_at
+    return {
+        "title": listed.title,
+        "client": listed.client,
+        "models": listed.models,
+        "calls": session.calls,
+        "tokens_saved": listed.tokens_saved,
+        "reported": {"input": listed.input_tokens, "cached": listed.cached_tokens, "output": listed.output_tokens},
+        "cache_hit_share": listed.cached_tokens / listed.input_tokens if listed.input_tokens else None,
+        "money": write_money(listed.cost_sent, listed.cost_full) if listed.priced_calls else None,
+        "last_call_at": None if last is None else write_time(last),
+        "live": last is not None and now - last < LIVE,
+    }
+
+
+def write_money(sent: float, full: float) -> dict[str, Any]:
+    """Return costs as JSON members."""
+    return {"currency": "USD", "sent": round(sent, 6), "full": round(full, 6), "saved": round(full - sent, 6)}
+
+
+def _plain(text: str | None) -> str | None:
+    """Return text that the database takes; None for an empty one."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode() if text else None
+
+
+def write_session(services: Services, session: Session) -> dict[str, Any]:
+    """Return a session as JSON members. Settings that it does not have are the configured defaults."""
+    return {
+        "id": session.id,
+        "parent": session.parent,
+        "client_id": session.client_id,
+        "strategy": _setting(session.strategy or session.last_strategy or services.strategy),
+        "epoch": _setting(session.epoch_policy or session.last_epoch_policy or services.epoch),
+        "last_call_strategy": session.last_strategy and _setting(session.last_strategy),
+        "last_call_epoch": session.last_epoch_policy and _setting(session.last_epoch_policy),
+        "metadata": raw_value(session.metadata),
+        "turns": session.turns,
+        "messages": session.last_seq,
+        "tokens": session.tokens,
+        "created_at": write_time(session.created_at),
+        "updated_at": write_time(session.updated_at),
+    }
+
+
+def _setting(text: str) -> Any:
+    """Return a setting as it was given: a name, or an object."""
+    return json.loads(text) if text.lstrip().startswith("{") else text

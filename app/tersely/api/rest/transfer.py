@@ -1,0 +1,75 @@
+"""``/api/sessions/{id}/export``, ``import`` and ``terse``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from tersely.api.rest import schemas
+from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant, verbatim_items
+from tersely.api.rest.responses import json_response, page_response, printable
+from tersely.api.rest.schemas import ImportSession, Limit
+from tersely.api.rest.services import AppServices
+from tersely.api.rest.sessions import write_session
+from tersely.domain.errors import InvalidRequest
+from tersely.service.sessions.exports import Import, write_entry
+from tersely.service.sessions.sessions import Change
+from tersely.store.history.terse import LogCursor
+
+router = APIRouter(route_class=GuardedRoute)
+
+
+@router.get("/sessions/{session_id}/terse", summary="The terse log", response_model=schemas.TersePage)
+async def terse(
+    services: AppServices,
+    tenant: Tenant,
+    session_id: SessionId,
+    after: Annotated[str | None, Query(max_length=60)] = None,
+    limit: Limit = 100,
+) -> Response:
+    """What the model said about each turn, and what was derived where it said nothing."""
+    found, following = await services.exports.log(tenant, session_id, after=_read_place(after), limit=limit)
+    items = [{name: printable(text) for name, text in write_entry(entry).items()} for entry in found]
+    return page_response(items, None if following is None else ".".join(map(str, following)))
+
+
+@router.get("/sessions/{session_id}/export", summary="Export a session", response_model=schemas.ExportOut)
+async def export(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
+    """The live history and its terse log as one document, streamed, and what makes an import the same session."""
+    pieces = services.exports.export(tenant, session_id)
+    first = await anext(pieces)
+    return StreamingResponse(_chain(first, pieces), media_type="application/json")
+
+
+@router.post("/sessions/import", status_code=201, summary="Import a session", response_model=schemas.ImportedSessionOut)
+async def take_in(services: AppServices, request: Request, tenant: Tenant, body: ImportSession) -> Response:
+    """A new session from an exported document; an export of it gives the same document again."""
+    given = Import(
+        id=body.id,
+        parent=body.parent,
+        dialect=body.dialect,
+        context=await verbatim_items(request, "context"),
+        terse=body.terse,
+        configuration=Change(strategy=body.strategy, epoch=body.epoch, metadata=body.metadata),
+        snapshot=body.tersely,
+    )
+    return json_response(write_session(services, await services.exports.import_session(tenant, given)), 201)
+
+
+async def _chain(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for piece in rest:
+        yield piece
+
+
+def _read_place(text: str | None) -> LogCursor:
+    if text is None:
+        return 0, 0, 0
+    steps = text.split(".")
+    if len(steps) != 3 or not all(step.isascii() and step.isdigit() and len(step) < 19 for step in steps):
+        raise InvalidRequest("after must be the `next` of a page before", field="after")
+    turn, seq, number = map(int, steps)
+    return min(turn, schemas.MAX_TURN), seq, min(number, schemas.MAX_TURN)

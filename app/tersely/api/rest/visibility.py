@@ -1,0 +1,32 @@
+"""``PATCH /api/sessions/{id}/messages/{seq}``: who sees a message."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from tersely.api.rest import schemas
+from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
+from tersely.api.rest.messages import Seq, write_message
+from tersely.api.rest.responses import json_response
+from tersely.api.rest.schemas import PatchMessage
+from tersely.api.rest.services import AppServices
+
+router = APIRouter(route_class=GuardedRoute)
+
+
+@router.patch(
+    "/sessions/{session_id}/messages/{seq}", summary="Say who sees a message", response_model=schemas.MessageOut
+)
+async def change(
+    services: AppServices, tenant: Tenant, session_id: SessionId, seq: Seq, body: PatchMessage
+) -> Response:
+    """Hide a message from the model or from the client's view, or show it again; what is left out stays.
+
+    What is hidden from the model is in no context, log, summary or search from the next call on. A call and its
+    results are hidden and shown together. What is hidden from the client is in no client's view, export or
+    search, while the model sees it. Nothing is deleted.
+    """
+    changed = await services.visibility.change(
+        tenant, session_id, seq, client_visible=body.client_visible, model_visible=body.model_visible
+    )
+    return json_response(write_message(changed, "all"))

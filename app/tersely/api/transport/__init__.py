@@ -1,0 +1,1 @@
+"""HTTP below the routes: limits, request ids, log lines, shutdown."""

@@ -1,0 +1,165 @@
+"""``tersely doctor``: looks at everything that a service needs, and says what to do about what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import ValidationError
+
+from tersely import __version__
+from tersely.embedded_postgres import default_data_dir
+from tersely.server.errors import CommandError
+from tersely.server.run import database_of, plainly
+from tersely.settings import Settings, explain, unknown_settings
+from tersely.store.db.connection import Database
+from tersely.store.db.migrations import current_revision, is_newer, is_outdated
+
+HOST_SECONDS = 5.0
+MOST_SKEW = 60.0
+LEAST_FREE = 2 * 1024**3
+KEYS = ("openai_api_key", "anthropic_api_key", "gemini_api_key")
+
+State = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one look gave. ``advice``: what to do; empty where all is well."""
+
+    state: State
+    subject: str
+    text: str
+    advice: str = ""
+
+
+def examine(port: int) -> Iterator[Finding]:
+    """Look at one thing after the other. ``port``: where the service is to listen."""
+    yield Finding(state="ok", subject="version", text=f"Tersely {__version__}, Python {platform.python_version()}")
+    try:
+        settings = Settings()
+    except ValidationError as error:
+        for line in explain(error).splitlines():
+            yield Finding(state="fail", subject="settings", text=line, advice="correct the setting (docs/settings.md)")
+        return
+    complaints = unknown_settings(os.environ)
+    for complaint in complaints:
+        yield Finding(state="warn", subject="settings", text=complaint, advice="correct its name or remove it")
+    if not complaints:
+        yield Finding(state="ok", subject="settings", text="all are known and in range")
+    yield _port(port)
+    yield _disk(settings.data_dir or default_data_dir())
+    yield _database(settings)
+    yield _keys(settings)
+    yield from _hosts(settings)
+
+
+def _port(port: int) -> Finding:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            pass
+        else:
+            return Finding(state="ok", subject="port", text=f"{port} is free: `tersely serve` can use it")
+    try:
+        ready = httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=HOST_SECONDS, trust_env=False)
+    except httpx.HTTPError:
+        ready = None
+    if ready is None or "x-tersely-request-id" not in ready.headers:
+        text = f"{port} is used by another program"
+        return Finding(state="fail", subject="port", text=text, advice="stop it, or `tersely serve --port N`")
+    told = ready.json()
+    if told == {"status": "ready", "database": "ready"}:
+        return Finding(state="ok", subject="port", text=f"Tersely serves on {port} and is ready")
+    text = f"Tersely serves on {port}: {', '.join(f'{name} {value}' for name, value in told.items())}"
+    return Finding(state="warn", subject="port", text=text, advice="see the line about the database")
+
+
+def _disk(directory: Path) -> Finding:
+    place = next(each for each in (directory, *directory.parents) if each.exists())
+    free = shutil.disk_usage(place).free
+    text = f"{free / 1024**3:,.1f} GiB free at {directory}"
+    if not os.access(place, os.W_OK):
+        advice = "change its owner, or set TERSELY_DATA_DIR"
+        return Finding(state="fail", subject="disk", text=f"{place} cannot be written to", advice=advice)
+    if free < LEAST_FREE:
+        return Finding(state="warn", subject="disk", text=text, advice="make room: the spool and the database need it")
+    return Finding(state="ok", subject="disk", text=text)
+
+
+def _database(settings: Settings) -> Finding:
+    kind = "the embedded Postgres" if settings.database_url is None else "DATABASE_URL"
+
+    async def read(url: str) -> str | None:
+        database = Database(dsn=url, size=1, timeout=HOST_SECONDS, pooler=settings.database_pooler == "on")
+        await database.open()
+        try:
+            return await database.read_revision()
+        finally:
+            await database.close()
+
+    try:
+        with plainly(), database_of(settings) as url:
+            revision = asyncio.run(read(url))
+    except CommandError as error:
+        return Finding(state="fail", subject="database", text=str(error), advice=f"check {kind}")
+    except Exception as error:  # noqa: BLE001 whatever it is, it is what is wrong with the database
+        text = f"{kind}: {getattr(error, 'detail', None) or type(error).__name__}"
+        advice = "start it and check its address; for a new database run `tersely migrate`"
+        return Finding(state="fail", subject="database", text=text, advice=advice)
+    if is_outdated(revision):
+        text = f"{kind} is at schema {revision or 'unknown'}, this version wants {current_revision()}"
+        return Finding(state="warn", subject="database", text=text, advice="run `tersely migrate`")
+    newer = f", newer than {current_revision()}" if is_newer(revision) else ""
+    return Finding(state="ok", subject="database", text=f"{kind} answers, schema {revision}{newer}")
+
+
+def _keys(settings: Settings) -> Finding:
+    own = [name.removesuffix("_api_key") for name in KEYS if getattr(settings, name) is not None]
+    named = [name for name, host in settings.upstreams.items() if host.api_key is not None]
+    if own or named:
+        return Finding(state="ok", subject="keys", text=f"the service has keys for {', '.join(own + named)}")
+    return Finding(state="ok", subject="keys", text="none of the service's own: callers send their provider's key")
+
+
+def _hosts(settings: Settings) -> Iterator[Finding]:
+    addresses = {
+        "openai": settings.openai_base_url,
+        "anthropic": settings.anthropic_base_url,
+        "gemini": settings.gemini_base_url,
+        **{name: host.base_url for name, host in settings.upstreams.items()},
+    }
+    skews: list[float] = []
+    for name, address in addresses.items():
+        host = urlsplit(address).hostname
+        try:
+            answer = httpx.get(address, timeout=HOST_SECONDS, trust_env=False)
+        except httpx.HTTPError as error:
+            text = f"{name}: {host} cannot be reached ({type(error).__name__})"
+            advice = "check network, DNS and the base URL; unused hosts do not matter"
+            yield Finding(state="warn", subject="host", text=text, advice=advice)
+            continue
+        yield Finding(state="ok", subject="host", text=f"{name}: {host} answers")
+        if date := answer.headers.get("date"):
+            skews.append(time.time() - parsedate_to_datetime(date).timestamp())
+    if not skews:
+        return
+    skew = sorted(skews)[len(skews) // 2]
+    if abs(skew) > MOST_SKEW:
+        text = f"this machine's clock is {skew:+.0f} s off"
+        yield Finding(state="warn", subject="clock", text=text, advice="set it (NTP): epochs and leases go by it")
+    else:
+        yield Finding(state="ok", subject="clock", text=f"within {max(1, abs(round(skew)))} s of the hosts'")

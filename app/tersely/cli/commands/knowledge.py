@@ -1,0 +1,128 @@
+"""``tersely memos`` and ``memory``: what a tenant knows beyond one session, through the REST API."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tersely.cli.connection import (
+    AsJson,
+    Key,
+    Local,
+    Service,
+    ServiceTarget,
+    Url,
+    path_of,
+    request,
+    target_of,
+    with_service,
+)
+from tersely.cli.files import STANDARD, read_text, write_bytes
+from tersely.cli.printing import print_json, print_table, print_text, show_progress
+
+Export = Annotated[
+    Path | None, typer.Option(help="Write all of it to this file as JSON lines; `-` is standard output.")
+]
+Limit = Annotated[int, typer.Option(help="At most so many.", min=1, max=100)]
+
+
+def memos(
+    query: Annotated[str | None, typer.Argument(help="What they should be about; the newest without it.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Memos with any of these tags; with --add: its tags.")] = None,
+    add: Annotated[str | None, typer.Option(help="Save this as a new memo; `-` reads it from standard input.")] = None,
+    delete: Annotated[str | None, typer.Option(help="Delete the memo with this id.")] = None,
+    forget: Annotated[bool, typer.Option("--forget", help="Delete those with the tags, or with --all all.")] = False,
+    whole: Annotated[bool, typer.Option("--all", help="With --forget: whatever their tags.")] = False,
+    export: Export = None,
+    limit: Limit = 20,
+    url: Url = None,
+    key: Key = None,
+    local: Local = False,
+    as_json: AsJson = False,
+) -> None:
+    """List, find, save, export or delete memos."""
+    place, tags = target_of(url, key, local), tag or []
+    if export is not None:
+        _export(place, "memos", export, {"tag": tags})
+        return
+    if forget:
+        wanted = {"tag": tags, **({"all": True} if whole else {})}
+        _tell_deleted(request(place, "DELETE", path_of("memos"), params=wanted), as_json)
+        return
+    if delete is not None:
+        done = request(place, "DELETE", path_of("memos", delete))
+        if as_json:
+            print_json(done)
+        else:
+            print_text(f"{delete} was deleted.")
+        return
+    if add is not None:
+        content = read_text(STANDARD) if add == STANDARD else add
+        found = [request(place, "POST", path_of("memos"), json={"content": content, "tags": tags})]
+    elif query is not None:
+        asked = {"query": query, "tags": tags, "limit": limit}
+        found = request(place, "POST", path_of("memos", "search"), json=asked)["items"]
+    else:
+        found = request(place, "GET", path_of("memos"), params={"limit": limit, "tag": tags})["items"]
+    if as_json:
+        print_json(found)
+    else:
+        print_table(("id", "tags", "memo"), [(each["id"], ", ".join(each["tags"]), each["content"]) for each in found])
+
+
+def memory(
+    query: Annotated[str | None, typer.Argument(help="What it should be about; the newest without it.")] = None,
+    day: Annotated[str | None, typer.Option(help="Only of this day: YYYY-MM-DD, in UTC.")] = None,
+    session: Annotated[str | None, typer.Option("--session", "-s", help="Only what this session left behind.")] = None,
+    forget: Annotated[bool, typer.Option("--forget", help="Delete what --day and --session name.")] = False,
+    export: Export = None,
+    limit: Limit = 20,
+    url: Url = None,
+    key: Key = None,
+    local: Local = False,
+    as_json: AsJson = False,
+) -> None:
+    """List, find, export or delete the memory: what left the contexts of sessions, by day."""
+    place = target_of(url, key, local)
+    narrowed = {name: text for name, text in (("day", day), ("session", session)) if text is not None}
+    if export is not None:
+        _export(place, "memory", export, {})
+        return
+    if forget:
+        _tell_deleted(request(place, "DELETE", path_of("memory"), params=narrowed), as_json)
+        return
+    if query is not None:
+        wanted = {**narrowed, "query": query, "limit": limit}
+        found = request(place, "POST", path_of("memory", "search"), json=wanted)["items"]
+    else:
+        found = request(place, "GET", path_of("memory"), params={**narrowed, "limit": limit})["items"]
+    if as_json:
+        print_json(found)
+    else:
+        rows = [
+            (each["day"], each["session"], f"{each['first_seq']}-{each['last_seq']}", each["text"]) for each in found
+        ]
+        print_table(("day", "session", "messages", "in short"), rows)
+
+
+def _export(place: ServiceTarget, what: str, file: Path, params: dict[str, Any]) -> None:
+    async def task(service: Service) -> bytes:
+        return (await service.call("GET", path_of(what, "export"), params=params)).content
+
+    with show_progress("exporting"):
+        write_bytes(file, with_service(place, task))
+
+
+def _tell_deleted(done: Any, as_json: bool) -> None:
+    if as_json:
+        print_json(done)
+    else:
+        print_text(f"{done['deleted']:,} deleted.")
+
+
+def install(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (memos, memory):
+        app.command()(command)

@@ -1,0 +1,208 @@
+"""The operator's commands, without the REST API: keys, cleanup, the schema, the OpenAPI document."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tersely import __version__
+from tersely.api.openapi.document import openapi_document
+from tersely.embedded_postgres import default_data_dir
+from tersely.main import build, clock, recipes_of
+from tersely.server.errors import CommandError
+from tersely.server.run import database_of, plainly, up_to_date
+from tersely.service.common.auth import new_key
+from tersely.service.sessions.cleanup import Cleanup
+from tersely.service.sessions.forgetting import Forgetting
+from tersely.settings import Settings
+from tersely.store.commit.spool import has_records, spool_directory
+from tersely.store.db.connection import TENANT, Database
+from tersely.store.db.migrations import is_newer
+from tersely.store.ops import keys, limits
+from tersely.store.ops.backup import DATABASE_ERRORS, BackupError, Manifest, load_backup, read_manifest, write_backup
+
+T = TypeVar("T")
+
+
+def migrate() -> None:
+    """Bring the database to the current schema. Raises `CommandError`."""
+    with plainly(), database_of(Settings()) as url:
+        asyncio.run(up_to_date(url))
+
+
+def cleanup(days: int | None, tenant: str | None) -> int:
+    """Delete idle sessions, as `Cleanup.run`; how many. Raises `CommandError`, `StoreUnavailable`."""
+    _check_tenant(tenant)
+
+    async def work(database: Database) -> int:
+        settings = Settings()
+        recipes = recipes_of(settings)
+        return await Cleanup(database, recipes, clock=clock, days=settings.cleanup_days).run(days, tenant=tenant)
+
+    return _with_database(work)
+
+
+def backup(path: Path, *, overwrite: bool) -> tuple[Manifest, bool]:
+    """Write a backup. Return its manifest, and whether calls wait in the spool. Raises `CommandError`."""
+    if path.exists() and not overwrite:
+        raise CommandError(f"{path} exists already (--force replaces it)")
+    settings = Settings()
+    with plainly(), database_of(settings) as url, _file_errors(path):
+
+        async def work() -> Manifest:
+            await up_to_date(url)
+            return await write_backup(url, path, version=__version__, now=clock())
+
+        spool = spool_directory(settings.data_dir or default_data_dir(), url)
+        return asyncio.run(work()), has_records(spool)
+
+
+def restore(path: Path) -> tuple[Manifest, tuple[str, ...]]:
+    """Write a backup into an empty database; what it held, and the tables left out. Raises `CommandError`."""
+    with plainly(), _file_errors(path):
+        manifest = read_manifest(path)
+        if is_newer(manifest.revision):
+            raise CommandError(f"{path} was made by a newer version ({manifest.version}): update Tersely first")
+        with database_of(Settings()) as url:
+
+            async def work() -> tuple[str, ...]:
+                await up_to_date(url, manifest.revision)
+                left_out = await load_backup(url, path, manifest)
+                await up_to_date(url)
+                return left_out
+
+            return manifest, asyncio.run(work())
+
+
+@contextmanager
+def _file_errors(path: Path) -> Iterator[None]:
+    """Raise `CommandError` for what goes wrong with a backup."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror or type(error).__name__}") from error
+    except BackupError as error:
+        raise CommandError(error.detail) from error
+    except DATABASE_ERRORS as error:
+        raise CommandError(f"the database refused: {type(error).__name__}: {str(error)[:200]}") from error
+
+
+def set_retention(tenant: str, days: int | None) -> None:
+    """Set after how many idle days a tenant's sessions go; None: as configured. Raises `CommandError`."""
+    _check_tenant(tenant)
+    _with_database(lambda database: limits.set_retention(database, tenant, days, clock()))
+
+
+def list_retentions() -> dict[str, int]:
+    """Return the tenants' own retentions in days. Raises `CommandError`."""
+    return _with_database(limits.retentions)
+
+
+def forget(tenant: str, session: str | None, user: str | None, *, is_dry: bool) -> dict[str, Any]:
+    """Remove everything of a tenant, of a session or of a user's sessions; the receipt. Raises `CommandError`."""
+    _check_tenant(tenant)
+    settings = Settings()
+    with plainly(), database_of(settings) as url:
+        directory = spool_directory(settings.data_dir or default_data_dir(), url)
+        if has_records(directory):
+            raise CommandError(
+                "calls wait in the spool for the database: start the service, which stores them, and forget afterwards"
+            )
+
+    async def work(database: Database) -> dict[str, Any]:
+        forgetting = Forgetting(database, clock=clock, directory=directory)
+        if session is None and user is None:
+            return await forgetting.forget_tenant(tenant, is_dry=is_dry)
+        return await forgetting.forget_sessions(tenant, session=session, user=user, is_dry=is_dry)
+
+    return _with_database(work)
+
+
+def create_key(tenant: str, label: str, *, scope: str | None = None, days: int | None = None) -> str:
+    """Create a key of a tenant, which comes into being with its first one.
+
+    ``scope`` narrows what it may do, ``days`` is how long it works. Raises `CommandError`, `InvalidRequest`.
+    """
+    text, stored = new_key(
+        tenant,
+        label,
+        now=clock(),
+        key_id=secrets.token_hex(8),
+        secret=secrets.token_urlsafe(32),
+        scope=scope,
+        days=days,
+    )
+
+    async def work(database: Database) -> None:
+        await keys.add(database, stored)
+
+    _with_database(work)
+    return text
+
+
+def list_keys(tenant: str | None) -> list[dict[str, Any]]:
+    """Return the keys of a tenant or of all, as JSON values, without their secrets. Raises `CommandError`."""
+    _check_tenant(tenant)
+
+    async def work(database: Database) -> list[keys.Key]:
+        if tenant is None:
+            return await keys.of_all_tenants(database)
+        return await keys.of_tenant(database, tenant)
+
+    return [
+        {
+            "id": key.id,
+            "tenant": key.tenant,
+            "name": key.label,
+            "created_at": key.created_at.isoformat(timespec="seconds"),
+            "revoked_at": key.revoked_at.isoformat(timespec="seconds") if key.revoked_at else None,
+            "scope": key.scope,
+            "expires_at": key.expires_at.isoformat(timespec="seconds") if key.expires_at else None,
+        }
+        for key in _with_database(work)
+    ]
+
+
+def revoke_key(key_id: str, tenant: str | None) -> None:
+    """Revoke a key, if it is that tenant's where one is given. Raises `CommandError`."""
+    _check_tenant(tenant)
+
+    async def work(database: Database) -> bool:
+        owner = await keys.tenant_of(database, key_id)
+        if owner is None or tenant not in (None, owner):
+            return False
+        return await keys.revoke(database, owner, key_id, clock())
+
+    if not _with_database(work):
+        raise CommandError(f"{f'{tenant} has' if tenant else 'there is'} no valid key {key_id}")
+
+
+def openapi() -> bytes:
+    """Return the OpenAPI document."""
+    with plainly():
+        return openapi_document(build(Settings(), database_url="postgresql://").rest)
+
+
+def _check_tenant(tenant: str | None) -> None:
+    if tenant is not None and not TENANT.fullmatch(tenant):
+        raise CommandError(f"{tenant!r} is no tenant's name")
+
+
+def _with_database(work: Callable[[Database], Awaitable[T]]) -> T:
+    """Return the result of ``work(database)`` on the configured database, migrated. Raises `CommandError`."""
+    with plainly(), database_of(Settings()) as url:
+
+        async def run() -> T:
+            await up_to_date(url)
+            database = Database(dsn=url, size=2, pooler=Settings().database_pooler == "on")
+            await database.open()
+            try:
+                return await work(database)
+            finally:
+                await database.close()
+
+        return asyncio.run(run())

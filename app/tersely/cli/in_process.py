@@ -1,0 +1,56 @@
+"""The application in this process, on the configured database, for commands that find no service running."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+
+from tersely.main import build
+from tersely.server.embedded_server import serving
+from tersely.server.run import database_of, log_as_json, plainly, up_to_date
+from tersely.settings import Settings
+
+T = TypeVar("T")
+
+
+def run_in_process(
+    run: Callable[[httpx.AsyncClient], Awaitable[T]],
+    *,
+    headers: Mapping[bytes, bytes],
+    url: str,
+    startup_seconds: float,
+    upstream: str | None,
+) -> T:
+    """Return the result of ``run`` with a client of the application, which calls itself ``url``. Raises `Refused`.
+
+    ``upstream`` is the model host in place of the configured one, ``startup_seconds`` in seconds.
+    """
+    with plainly():
+        settings = Settings()
+        # With a key it is its tenant's data; without, that of the one tenant there is without keys.
+        settings = settings.model_copy(update={"auth": "keys" if headers else "off"})
+        log_as_json("error")
+        with database_of(settings) as database_url, tempfile.TemporaryDirectory(prefix="tersely-") as directory:
+
+            async def here() -> T:
+                await up_to_date(database_url)
+                application = build(settings, database_url=database_url, openai_base_url=upstream)
+                # In a directory of this user's alone.
+                path = str(Path(directory) / "socket")
+                async with (
+                    serving(application, path=path),
+                    httpx.AsyncClient(
+                        transport=httpx.AsyncHTTPTransport(uds=path, verify=False),
+                        base_url=url,
+                        headers=headers,
+                        timeout=startup_seconds,
+                    ) as http,
+                ):
+                    return await run(http)
+
+            return asyncio.run(here())

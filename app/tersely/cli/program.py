@@ -1,0 +1,328 @@
+"""``tersely``: the commands, each a thin layer over what it starts or asks.
+
+All but those that talk to a running service need the service itself, whose parts take their time to load: they are
+imported by the command that needs them.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+
+import typer
+
+from tersely import __version__
+from tersely.cli.chat.command import chat
+from tersely.cli.commands import (
+    context as context_commands,
+)
+from tersely.cli.commands import (
+    knowledge as knowledge_commands,
+)
+from tersely.cli.commands import (
+    sessions as session_commands,
+)
+from tersely.cli.commands import (
+    transfer as transfer_commands,
+)
+from tersely.cli.connection import AsJson
+from tersely.cli.printing import is_plain, print_error, print_json, print_table, print_text, show_progress
+from tersely.domain.errors import TerselyError
+from tersely.server.errors import CommandError
+
+if TYPE_CHECKING:
+    from tersely.store.ops.backup import Manifest
+
+app = typer.Typer(
+    name="tersely",
+    help="A context proxy for LLM agents: stores the whole conversation, sends the model a short one.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None if is_plain() else "rich",
+)
+tenants_app = typer.Typer(help="Settings of tenants.", no_args_is_help=True)
+keys_app = typer.Typer(help="Create, list and revoke the keys of tenants.", no_args_is_help=True)
+
+
+def main() -> int:
+    """Run a command; the exit code is 0, 1 for what went wrong, 2 for wrong arguments."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what this terminal's encoding lacks is no reason to fail
+    try:
+        app(standalone_mode=True)
+    except (CommandError, TerselyError) as error:
+        _fail(str(error))
+    return 0
+
+
+def _fail(message: str) -> NoReturn:
+    print_error(message)
+    raise SystemExit(1)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print_text(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
+    """Options of all commands."""
+    del version
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8484,
+    workers: Annotated[int, typer.Option(help="Processes.", min=1, max=256)] = 1,
+    upstream: Annotated[
+        Literal["scripted"] | None,
+        typer.Option(help="`scripted`: a built-in model that needs no key, for trying things out."),
+    ] = None,
+) -> None:
+    """Serve the proxy and the REST API."""
+    from tersely.server.run import Serving, serve_forever
+
+    serve_forever(Serving(host=host, port=port, workers=workers, is_scripted=upstream == "scripted"))
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def wrap(
+    command: Annotated[
+        list[str], typer.Argument(help="claude, codex, gemini, opencode, aider, qwen, copilot, or any; its arguments.")
+    ],
+    url: Annotated[str | None, typer.Option(envvar="TERSELY_URL", help="A running service to use.")] = None,
+    key: Annotated[str | None, typer.Option(envvar="TERSELY_KEY", help="A Tersely key, where it wants one.")] = None,
+    upstream: Annotated[
+        Literal["scripted"] | None, typer.Option(help="`scripted`: a built-in model that needs no key.")
+    ] = None,
+) -> None:
+    """Start an agent that talks to Tersely; without a running service, one is started for it."""
+    from tersely.cli.commands import wrap as wrapping
+
+    raise typer.Exit(wrapping.wrap(command, url=url, key=key, upstream=upstream))
+
+
+@app.command()
+def doctor(
+    port: Annotated[int, typer.Option(help="Where the service listens or is to listen.", min=1, max=65535)] = 8484,
+    as_json: AsJson = False,
+) -> None:
+    """Check settings, port, disk, database, keys, model hosts and clock, and say what to do."""
+    from dataclasses import asdict
+
+    from tersely.cli.commands.doctor import examine
+
+    findings = []
+    for finding in examine(port):
+        findings.append(finding)
+        if not as_json:
+            print_text(f"{finding.state:<4}  {finding.subject:<8}  {finding.text}")
+            if finding.advice:
+                print_text(f"      {'':<8}  -> {finding.advice}")
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    if any(finding.state == "fail" for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def migrate() -> None:
+    """Bring the database to the current schema."""
+    from tersely.cli.commands import operator as operating
+
+    operating.migrate()
+    print_text("The database is at the current schema.")
+
+
+@app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(help="The file to write, for example tersely.tgz.")],
+    force: Annotated[bool, typer.Option(help="Replace the file if it exists.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write everything that is stored into one file, while the service runs or not."""
+    from tersely.cli.commands import operator as operating
+
+    with show_progress("writing the backup"):
+        manifest, waiting = operating.backup(file, overwrite=force)
+    _print_backup("Backed up", manifest, as_json=as_json)
+    if waiting:
+        print_error("calls wait in the spool of this machine for the database: they are not in the backup")
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(help="A file that `tersely backup` wrote.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a backup into an empty database, and compare every row with it."""
+    from tersely.cli.commands import operator as operating
+
+    with show_progress("restoring the backup"):
+        manifest, left_out = operating.restore(file)
+    _print_backup("Restored", manifest, as_json=as_json)
+    for table in left_out:
+        print_error(f"{table} were left out: this server cannot hold them, and they are made anew when needed")
+
+
+def _print_backup(done: str, manifest: Manifest, *, as_json: bool) -> None:
+    counts = {
+        "tenants": manifest.tenants,
+        "sessions": manifest.count("sessions"),
+        "messages": manifest.count("messages"),
+    }
+    if as_json:
+        print_json({**counts, "revision": manifest.revision, "created_at": manifest.created_at})
+    else:
+        print_text(f"{done} {', '.join(f'{count:,} {name}' for name, count in counts.items())}; digests agree.")
+
+
+@app.command()
+def cleanup(
+    days: Annotated[
+        int | None,
+        typer.Option(help="After how many idle days; without it, as configured.", min=0, max=36_500),
+    ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's sessions.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete idle sessions: those under `trim` after 30 days, or all after --days."""
+    from tersely.cli.commands import operator as operating
+
+    with show_progress("cleaning up"):
+        count = operating.cleanup(days, tenant)
+    if as_json:
+        print_json({"deleted": count})
+    else:
+        print_text(f"{count} session{'' if count == 1 else 's'} deleted.")
+
+
+@app.command()
+def forget(
+    tenant: Annotated[str | None, typer.Option(help="The tenant; everything of it, unless narrowed.")] = None,
+    session: Annotated[str | None, typer.Option(help="Only this session and its descendants.")] = None,
+    user: Annotated[str | None, typer.Option(help="Only sessions whose metadata name this `user`.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what there is.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Remove a tenant, a session or a user's sessions for good, and print a receipt."""
+    from tersely.cli.commands import operator as operating
+
+    if (session is not None and user is not None) or (tenant is None and session is None and user is None):
+        raise typer.BadParameter("give --tenant, --session or --user; the last two exclude each other")
+    whose = tenant or "default"
+    what = f"session {session} of {whose}" if session else f"the sessions of user {user} of {whose}" if user else whose
+    if not (yes or dry_run) and not typer.confirm(f"Remove everything of {what} for good?", err=True):
+        raise typer.Exit(1)
+    with show_progress("forgetting"):
+        receipt = operating.forget(whose, session, user, is_dry=dry_run)
+    print_json(receipt)
+    if receipt["left"] and not dry_run:
+        print_error("rows came about meanwhile: run it again")
+        raise typer.Exit(1)
+
+
+@tenants_app.command("retention")
+def retention(
+    tenant: Annotated[str | None, typer.Argument(help="The tenant; without it, list all.")] = None,
+    days: Annotated[int | None, typer.Option(help="Delete its sessions after so many idle days.", min=1)] = None,
+    default: Annotated[bool, typer.Option("--default", help="Go back to what the service is configured for.")] = False,
+) -> None:
+    """List or set after how many idle days a tenant's sessions are deleted."""
+    from tersely.cli.commands import operator as operating
+
+    if tenant is None:
+        print_table(("tenant", "days"), list(operating.list_retentions().items()))
+        return
+    if (days is None) == (not default):
+        raise typer.BadParameter("give --days or --default")
+    operating.set_retention(tenant, days)
+    print_text(f"{tenant}: {'as configured' if days is None else f'{days} days'}.")
+
+
+@app.command()
+def openapi() -> None:
+    """Print the OpenAPI document."""
+    from tersely.cli.commands import operator as operating
+
+    sys.stdout.buffer.write(operating.openapi())
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+    add_help_option=False,
+)
+def replay(context: typer.Context) -> None:
+    """Play recorded conversations through the proxy, both sides; check and measure what happens."""
+    from tersely.replay import replay as command
+    from tersely.server.run import plainly
+
+    # Its own options are read by an application of its own: even their names are behind the import.
+    alone = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None if is_plain() else "rich"
+    )
+    alone.command()(command)
+    with plainly():
+        alone(args=context.args, prog_name=context.command_path)
+
+
+@keys_app.command("create")
+def create_key(
+    tenant: Annotated[str, typer.Option(help="Whose key; comes into being with its first one.")],
+    name: Annotated[str, typer.Option(help="A label to know the key by.")] = "",
+    scope: Annotated[
+        Literal["read", "proxy"] | None,
+        typer.Option(help="`read`: only read over REST; `proxy`: only call models. Without it: everything."),
+    ] = None,
+    days: Annotated[int | None, typer.Option(help="The key expires after so many days.", min=1, max=36_500)] = None,
+) -> None:
+    """Print a new key. It is shown this once."""
+    from tersely.cli.commands import operator as operating
+
+    print_text(operating.create_key(tenant, name, scope=scope, days=days))
+
+
+@keys_app.command("list")
+def list_keys(
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the keys of all tenants, without their secrets."""
+    from tersely.cli.commands import operator as operating
+
+    rows = operating.list_keys(tenant)
+    if as_json:
+        print_json(rows)
+        return
+    names = ("id", "tenant", "name", "scope", "created_at", "expires_at", "revoked_at")
+    print_table(
+        ("id", "tenant", "name", "scope", "created", "expires", "revoked"),
+        [[row[name] for name in names] for row in rows],
+    )
+
+
+@keys_app.command("revoke")
+def revoke_key(
+    key_id: Annotated[str, typer.Argument(help="The key's id, the part between tsk_ and the next _.")],
+    tenant: Annotated[str | None, typer.Option(help="Only if it is this tenant's.")] = None,
+) -> None:
+    """Revoke a key. Workers that have just seen it may trust it for up to 30 seconds more."""
+    from tersely.cli.commands import operator as operating
+
+    operating.revoke_key(key_id, tenant)
+    print_text(f"Revoked {key_id}.")
+
+
+app.add_typer(keys_app, name="keys")
+app.add_typer(tenants_app, name="tenants")
+app.command()(chat)
+for commands in (session_commands, context_commands, knowledge_commands, transfer_commands):
+    commands.install(app)

@@ -1,0 +1,78 @@
+"""Why a prompt's cached beginning changed from one call to the next, and what that cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tersely.service.money.prices import ModelPrice
+from tersely.service.sessions.calls import CallInfo
+from tersely.store.ops.stats import EpochRow
+
+LOST = 0.5
+"""A call that reads less than this share of what the call before it sent lost the cache."""
+SMALLEST = 1024
+"""Tokens; providers cache no shorter prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheBreak:
+    """A call whose prompt did not begin as the one before it, or was not read from the cache.
+
+    ``again`` are the tokens that were read anew; ``cost`` what that cost more, None where the price is not known.
+    """
+
+    call: CallInfo
+    cause: str
+    detail: str
+    again: int | None
+    cost: float | None
+
+
+def find_breaks(
+    calls: Sequence[CallInfo], epochs: Sequence[EpochRow], *, lifetime: float, price: Callable[[str], ModelPrice | None]
+) -> list[CacheBreak]:
+    """The breaks among ``calls`` in order. ``lifetime``: seconds that a cache stays warm."""
+    reasons = {epoch.number: epoch.reason for epoch in epochs}
+    found = []
+    for before, call in pairwise(calls):
+        cause, detail = _cause(before, call, reasons, lifetime)
+        expected = before.row.input_tokens
+        cached = call.row.cached_tokens
+        is_lost = expected is not None and expected >= SMALLEST and cached is not None and cached < LOST * expected
+        if not cause and not is_lost:
+            continue
+        again = max(0, min(expected, call.row.input_tokens or 0) - (cached or 0)) if expected is not None else None
+        cost = None
+        if again is not None and cached is not None and (known := price(call.row.model)) is not None:
+            cost = again * (known.write - known.cached)
+        found.append(
+            CacheBreak(
+                call=call,
+                cause=cause or "not read from the cache",
+                detail=detail or "the beginning was the same: the provider did not keep or find it",
+                again=again if cached is not None else None,
+                cost=cost,
+            )
+        )
+    return found
+
+
+def _cause(before: CallInfo, call: CallInfo, reasons: dict[int, str], lifetime: float) -> tuple[str, str]:
+    row, earlier = call.row, before.row
+    if row.model != earlier.model:
+        return "another model", f"{earlier.model or 'unnamed'} → {row.model or 'unnamed'}"
+    if row.tools != earlier.tools:
+        return "changed tools", "the client's tool definitions differ from those of the call before"
+    if call.instructions != before.instructions:
+        return "changed instructions", "the instructions beside the messages differ from those of the call before"
+    if row.epoch != earlier.epoch:
+        return "new epoch", reasons.get(row.epoch, "") or "the head was written anew"
+    pause = (row.created_at - (earlier.finished_at or earlier.created_at)).total_seconds()
+    if pause > lifetime:
+        return (
+            "lifetime passed",
+            f"{pause / 60:.0f} min since the call before; caches stay warm {lifetime / 60:.0f} min",
+        )
+    return "", ""

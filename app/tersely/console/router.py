@@ -1,0 +1,208 @@
+"""The routes of the console: who may look, forms, errors; the views themselves are in `tersely.console.views`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from urllib.parse import parse_qs
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from tersely.console.assets import serve_asset
+from tersely.console.pages import HEADERS, Pages
+from tersely.domain.errors import (
+    Busy,
+    Conflict,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    StoreUnavailable,
+    TerselyError,
+    Unauthorized,
+)
+from tersely.service.common.console_access import LIFETIME, ConsoleAccess, Visit
+
+COOKIE = "tersely_console"
+MAX_FORM = 256 * 1024
+START = "/console/sessions"
+STATUS: dict[type[TerselyError], int] = {InvalidRequest: 422, Conflict: 409, Forbidden: 403, Busy: 503}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A request to a view: whose it is, its form (empty unless something is to be changed), and the time."""
+
+    request: Request
+    visit: Visit
+    form: dict[str, str]
+    now: datetime
+
+    @property
+    def tenant(self) -> str:
+        """The tenant that looks."""
+        return self.visit.tenant
+
+    def get(self, name: str) -> str:
+        """A parameter of the form or of the address; empty where there is none."""
+        value = self.form.get(name) or self.request.query_params.get(name, "")
+        return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+    def number(self, name: str, default: int | None = None, *, most: int = 2**40) -> int | None:
+        """A parameter that is a whole number from 0 on; ``default`` for anything else."""
+        text = self.get(name)
+        if not (text.isascii() and text.isdecimal() and len(text) < 14):
+            return default
+        return min(int(text), most)
+
+
+View = Callable[[Seen], Awaitable[Response]]
+
+
+class Console:
+    """Serves views to visitors, and pages that say what to do to everybody else."""
+
+    def __init__(self, pages: Pages, access: ConsoleAccess, *, clock: Callable[[], datetime]) -> None:
+        self._pages = pages
+        self._access = access
+        self._clock = clock
+
+    def routes(self, views: dict[str, View], changes: dict[str, View]) -> list[Route]:
+        """Routes under ``/console``. ``views`` are looked at (GET), ``changes`` change something (POST)."""
+        found = [
+            Route("/console", self._start, methods=["GET"]),
+            Route("/console/login", self._show_login, methods=["GET"]),
+            Route("/console/login", self._log_in, methods=["POST"]),
+            Route("/console/logout", self._guarded(self._log_out, changes=True), methods=["POST"]),
+            Route("/console/static/{name:path}", serve_asset, methods=["GET"]),
+        ]
+        found += [Route(f"/console/{path}", self._guarded(view), methods=["GET"]) for path, view in views.items()]
+        found += [
+            Route(f"/console/{path}", self._guarded(view, changes=True), methods=["POST"])
+            for path, view in changes.items()
+        ]
+        return [*found, Route("/console/{rest:path}", self._missing)]
+
+    async def _start(self, request: Request) -> Response:
+        del request
+        return _redirect(START)
+
+    async def _missing(self, request: Request) -> Response:
+        del request
+        return self._error(404, "There is no such page", "Check the address, or start from the list of sessions.")
+
+    async def _show_login(self, request: Request) -> Response:
+        del request
+        return _redirect(START) if not self._access.required else self._login()
+
+    def _login(self, trouble: str = "", following: str = "", status: int = 200) -> Response:
+        return self._pages.render("login.html", status=status, trouble=trouble, following=following)
+
+    async def _log_in(self, request: Request) -> Response:
+        form = await _form(request)
+        if form is None or not _is_own(request):
+            return self._error(403, "That was not sent from the console", "Open the log-in page and try again.")
+        following = form.get("following", "")
+        if not following.startswith("/console/") or "\\" in following:
+            following = START
+        try:
+            visit = await self._access.log_in(form.get("key", ""), now=self._clock(), nonce=secrets.token_hex(8))
+        except Unauthorized as error:
+            return self._login(error.detail, following, 401)
+        except TerselyError as error:
+            return self._failed(error)
+        return _with_cookie(_redirect(following), visit, request)
+
+    async def _log_out(self, seen: Seen) -> Response:
+        del seen
+        response = _redirect("/console/login")
+        response.delete_cookie(COOKIE, path="/console")
+        return response
+
+    def _guarded(self, view: View, *, changes: bool = False) -> Callable[[Request], Awaitable[Response]]:
+        async def serve(request: Request) -> Response:
+            try:
+                self._access.check_address(request.headers.items())
+                visit, is_new = await self._visit(request)
+                visit.check_scope(changes=changes and view != self._log_out)
+                form: dict[str, str] = {}
+                if changes:
+                    given = await _form(request)
+                    if given is None or not _is_own(request):
+                        return self._error(403, "That was not sent from the console", "Reload the page and try again.")
+                    self._access.check_token(visit, given.get("token", ""))
+                    form = given
+                response = await view(Seen(request=request, visit=visit, form=form, now=self._clock()))
+            except Unauthorized as error:
+                following = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+                return self._login(error.detail, "" if changes else following, 401)
+            except TerselyError as error:
+                return self._failed(error)
+            return _with_cookie(response, visit, request) if is_new else response
+
+        return serve
+
+    async def _visit(self, request: Request) -> tuple[Visit, bool]:
+        now = self._clock()
+        cookie = request.cookies.get(COOKIE, "")
+        try:
+            return await self._access.visit(cookie, now=now), False
+        except Unauthorized:
+            if self._access.required:
+                raise
+            return await self._access.log_in("", now=now, nonce=secrets.token_hex(8)), True
+
+    def _failed(self, error: TerselyError) -> Response:
+        if isinstance(error, StoreUnavailable):
+            return self._error(503, "The database is away", "Nothing is lost. Try again in a few seconds.")
+        if isinstance(error, NotFound):
+            return self._error(404, "Not found", f"{error.detail[:1].upper()}{error.detail[1:]}, or it is not yours.")
+        status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 400)
+        return self._error(status, "That did not work", f"{error.detail[:1].upper()}{error.detail[1:]}.")
+
+    def _error(self, status: int, title: str, text: str) -> Response:
+        return self._pages.render("error.html", status=status, title=title, text=text, code=status)
+
+
+def _redirect(path: str) -> RedirectResponse:
+    return RedirectResponse(path, status_code=303, headers={**HEADERS, "cache-control": "no-store"})
+
+
+def _with_cookie(response: Response, visit: Visit, request: Request) -> Response:
+    response.set_cookie(
+        COOKIE,
+        visit.cookie,
+        max_age=int(LIFETIME.total_seconds()),
+        path="/console",
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+    return response
+
+
+def _is_own(request: Request) -> bool:
+    """Whether a form was sent by a page of this host, as far as the browser says."""
+    origin = request.headers.get("origin")
+    fetched = request.headers.get("sec-fetch-site", "same-origin")
+    host = request.headers.get("host", "")
+    return fetched in {"same-origin", "none"} and (origin is None or origin.partition("://")[2] == host)
+
+
+async def _form(request: Request) -> dict[str, str] | None:
+    """The fields of a form; None for what is none, or is too large."""
+    if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+        return None
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_FORM:
+            return None
+    try:
+        given = parse_qs(body.decode("ascii"), keep_blank_values=True, max_num_fields=50)
+    except ValueError:
+        return None
+    return {name: values[-1] for name, values in given.items()}

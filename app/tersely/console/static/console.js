@@ -1,0 +1,169 @@
+// Keyboard, the slider over calls, the context strip, the live view and the chart. Text from messages is only ever text.
+"use strict";
+
+function go(link, call) {
+  const target = new URL(link, location.origin);
+  target.searchParams.set("call", call);
+  location.assign(target);
+}
+
+// Choose a call: the page follows when the slider is let go.
+class CallSlider extends HTMLElement {
+  connectedCallback() {
+    const input = this.querySelector("input[type=range]");
+    const output = this.querySelector("output");
+    input.addEventListener("input", () => {
+      const text = `call ${input.value} of ${input.max}`;
+      output.textContent = text;
+      input.setAttribute("aria-valuetext", text);
+    });
+    input.addEventListener("change", () => go(this.dataset.link, input.value));
+  }
+}
+
+// A click on a bar chooses its call. The slider does the same for the keyboard.
+class ContextStrip extends HTMLElement {
+  connectedCallback() {
+    this.addEventListener("click", (event) => {
+      const bar = event.target.closest("[data-call]");
+      if (bar) go(this.dataset.link, bar.dataset.call);
+    });
+  }
+}
+
+function short(value) {
+  if (value === null || value === undefined) return "–";
+  if (value >= 1e6) return `${(value / 1e6).toFixed(1)}M`;
+  if (value >= 1e3) return `${(value / 1e3).toFixed(1)}k`;
+  return String(Math.round(value));
+}
+
+function element(name, text, className) {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+function anchor(link, text) {
+  const made = element("a", text);
+  if (link.startsWith("/console/")) made.setAttribute("href", link);
+  return made;
+}
+
+// Calls as they run. The browser connects again by itself; the page says so meanwhile.
+class LiveView extends HTMLElement {
+  connectedCallback() {
+    const status = this.querySelector("[data-status]");
+    this.source = new EventSource(this.dataset.source);
+    this.source.onopen = () => { status.textContent = "connected"; };
+    this.source.onerror = () => { status.textContent = "connecting again…"; };
+    this.source.addEventListener("happening", (event) => this.add(JSON.parse(event.data)));
+    this.source.addEventListener("running", (event) => this.show(JSON.parse(event.data)));
+  }
+
+  disconnectedCallback() { this.source.close(); }
+
+  show(calls) {
+    const list = this.querySelector("[data-running]");
+    list.replaceChildren(...calls.map((call) => {
+      const item = element("li");
+      item.append(anchor(call.link, call.title), " ", element("span", `call ${call.number}${call.client ? `, ${call.client}` : ""}`, "note"));
+      return item;
+    }));
+    this.querySelector("[data-none]").hidden = calls.length > 0;
+  }
+
+  add(told) {
+    const row = element("tr", undefined, "fresh");
+    row.dataset.row = "";
+    const head = element("th");
+    head.scope = "row";
+    head.append(anchor(told.link, told.session.slice(0, 18)));
+    const isCall = told.kind === "call";
+    const failed = isCall && (told.status === null || told.status >= 400);
+    const what = isCall ? `call ${told.number}${failed ? `: ${told.status ?? "no answer"}` : ""}` : `${told.kind.replaceAll("_", " ")}${told.reason ? `: ${told.reason}` : ""}`;
+    const cells = [
+      element("td", told.at.slice(0, 19).replace("T", " ")), head, element("td", told.client || "–"),
+      element("td", told.model || "–"), element("td", what, failed ? "loss" : ""),
+      element("td", isCall ? `${short(told.after)} of ${short(told.before)}` : "–", "n"),
+      element("td", told.hit === null || told.hit === undefined ? "–" : `${Math.round(100 * told.hit)} %`, "n"),
+      element("td", told.seconds === null || told.seconds === undefined ? "–" : `${told.seconds.toFixed(1)} s`, "n"),
+      element("td", told.overhead === null || told.overhead === undefined ? "–" : `${told.overhead.toFixed(1)} ms`, "n"),
+    ];
+    row.append(...cells);
+    const body = this.querySelector("[data-latest]");
+    body.prepend(row);
+    while (body.children.length > 100) body.lastElementChild.remove();
+  }
+}
+
+// Cost by day as lines; where no model has a price, tokens.
+class SavingsChart extends HTMLElement {
+  connectedCallback() {
+    const days = JSON.parse(this.dataset.days);
+    const box = this.querySelector(".chart");
+    if (days.length < 2 || !window.uPlot) { box.hidden = true; return; }
+    const priced = days.some((day) => day[1] !== null);
+    const style = getComputedStyle(document.documentElement);
+    const color = (name) => style.getPropertyValue(name).trim();
+    const write = (value) => (value === null || value === undefined ? "–" : priced ? `$${value.toFixed(value < 1 ? 4 : 2)}` : short(value));
+    const data = [
+      days.map((day) => Date.parse(`${day[0]}T00:00:00Z`) / 1000),
+      days.map((day) => (priced ? day[1] : day[4])),
+      days.map((day) => (priced ? day[2] : day[3])),
+    ];
+    const axis = { stroke: color("--soft"), grid: { stroke: color("--line") }, ticks: { stroke: color("--line") } };
+    const options = {
+      width: box.clientWidth, height: 220, tzDate: (ts) => uPlot.tzDate(new Date(ts * 1e3), "UTC"),
+      series: [
+        { label: "Day" },
+        { label: "as sent", stroke: color("--tail"), width: 2, value: (_, value) => write(value) },
+        { label: "full history", stroke: color("--soft"), width: 1.5, dash: [4, 4], value: (_, value) => write(value) },
+      ],
+      axes: [axis, { ...axis, size: 70, values: (_, values) => values.map(write) }],
+    };
+    const plot = new uPlot(options, data, box);
+    addEventListener("resize", () => plot.setSize({ width: box.clientWidth, height: 220 }));
+  }
+}
+
+customElements.define("call-slider", CallSlider);
+customElements.define("context-strip", ContextStrip);
+customElements.define("live-view", LiveView);
+customElements.define("savings-chart", SavingsChart);
+
+document.addEventListener("click", (event) => {
+  const opener = event.target.closest("[data-open]");
+  if (opener) document.getElementById(opener.dataset.open).showModal();
+});
+
+let current = -1;
+function move(step) {
+  const rows = [...document.querySelectorAll("[data-row]")];
+  if (!rows.length) return;
+  const focused = rows.indexOf(document.activeElement.closest("[data-row]"));
+  current = Math.min(rows.length - 1, Math.max(0, (focused >= 0 ? focused : current) + step));
+  const row = rows[current];
+  const target = row.matches("[tabindex]") ? row : row.querySelector("a") || row;
+  target.focus({ preventScroll: true });
+  row.scrollIntoView({ block: "nearest" });
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea, select")) return;
+  if (event.key === "j") move(1);
+  else if (event.key === "k") move(-1);
+  else if (event.key === "/") {
+    const field = document.querySelector("[data-slash]");
+    if (field) field.focus();
+    else location.assign("/console/search");
+    event.preventDefault();
+  } else if (event.key === "?") document.getElementById("keys").showModal();
+  else if (event.key === "[" || event.key === "]") document.querySelector(`[data-key="${event.key}"]`)?.click();
+});
+
+addEventListener("DOMContentLoaded", () => {
+  const target = document.querySelector(".row.target");
+  if (target) { target.scrollIntoView({ block: "center" }); target.focus({ preventScroll: true }); }
+});

@@ -1,0 +1,112 @@
+"""The context strip: one bar per call, divided into layers. Geometry for an SVG; nothing is drawn here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tersely.service.sessions.calls import CallInfo
+from tersely.store.ops.stats import EpochRow
+
+HEIGHT = 120.0
+WIDTH = 1000.0
+MOST = 200
+"""Bars; of more calls the last are shown."""
+GROUPS = ("instructions", "head", "tail")
+_GROUP_OF = {"instructions": "instructions", "injected": "instructions", "tail": "tail", "kept": "tail"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a bar: its group, and where it stands."""
+
+    group: str
+    y: float
+    height: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A call. ``outline`` is the height of everything, ``cached`` that of what came from the provider's cache."""
+
+    number: int
+    x: float
+    width: float
+    parts: tuple[Part, ...]
+    outline: float
+    cached: float
+    title: str
+    is_current: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """An epoch that started, as a line in front of its first call."""
+
+    x: float
+    reason: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strip:
+    """All bars and cuts; ``top`` tokens are as high as the strip."""
+
+    bars: tuple[Bar, ...]
+    cuts: tuple[Cut, ...]
+    top: int
+    width: float = WIDTH
+    height: float = HEIGHT
+
+
+def draw(calls: Sequence[CallInfo], epochs: Sequence[EpochRow], current: int) -> Strip:
+    """Lay out the strip of these calls."""
+    top = max((max(call.row.tokens_before, call.row.tokens_after) for call in calls), default=0) or 1
+    step = WIDTH / max(12, len(calls))
+    bars: list[Bar] = []
+    cuts: list[Cut] = []
+    reasons = {epoch.number: epoch.reason for epoch in epochs}
+    known: int | None = None
+    for place, call in enumerate(calls):
+        row = call.row
+        x = place * step
+        bars.append(_bar(call, x, step, top, is_current=row.number == current))
+        if row.epoch and row.epoch != known and (known is not None or row.epoch > 1):
+            cuts.append(Cut(x=x, reason=reasons.get(row.epoch, ""), number=row.epoch))
+        known = row.epoch or known
+    return Strip(bars=tuple(bars), cuts=tuple(cuts), top=top)
+
+
+def group_tokens(call: CallInfo) -> Mapping[str, int]:
+    """Group -> tokens of a call."""
+    found = dict.fromkeys(GROUPS, 0)
+    for layer in call.layers:
+        found[_GROUP_OF.get(layer.name, "head")] += layer.tokens
+    if not call.layers:
+        found["tail"] = call.row.tokens_after
+    return found
+
+
+def _bar(call: CallInfo, x: float, step: float, top: int, *, is_current: bool) -> Bar:
+    row = call.row
+    scale = HEIGHT / top
+    y = HEIGHT
+    parts = []
+    groups = group_tokens(call)
+    for group in GROUPS:
+        height = groups[group] * scale
+        y -= height
+        parts.append(Part(group=group, y=round(y, 2), height=round(height, 2), tokens=groups[group]))
+    hit = row.cached_tokens / row.input_tokens if row.cached_tokens and row.input_tokens else 0.0
+    title = f"Call {row.number}: {row.tokens_after:,} of {row.tokens_before:,} tokens sent, {100 * hit:.0f} % cached"
+    return Bar(
+        number=row.number,
+        x=round(x, 2),
+        width=round(max(step * 0.82, 0.8), 2),
+        parts=tuple(parts),
+        outline=round(HEIGHT - row.tokens_before * scale, 2),
+        cached=round(row.tokens_after * scale * hit, 2),
+        title=title,
+        is_current=is_current,
+    )

@@ -1,0 +1,466 @@
+"""The views of the console. Each reads through the service and renders one template."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from typing import Any, Literal, cast, get_args
+
+import msgspec
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+
+from tersely.console.cache_causes import find_breaks
+from tersely.console.pages import HEADERS, Pages, link
+from tersely.console.router import Seen, View
+from tersely.console.strip import MOST, draw
+from tersely.domain.errors import InvalidRequest, NotFound, TerselyError
+from tersely.domain.history.turns import write_turn_id
+from tersely.service.memos.memos import Memos
+from tersely.service.money.prices import Prices
+from tersely.service.money.savings import Savings
+from tersely.service.search.tenant_search import Mode, TenantSearch
+from tersely.service.sessions.activity import Activity, Happening
+from tersely.service.sessions.calls import Calls
+from tersely.service.sessions.compactions import CompactionOptions, Compactions
+from tersely.service.sessions.comparisons import Comparisons
+from tersely.service.sessions.notes import Notes
+from tersely.service.sessions.pins import Pins
+from tersely.service.sessions.previews import Preview, PreviewRequest, Previews
+from tersely.service.sessions.sessions import Change, Sessions
+from tersely.service.summaries.daily_memory import DailyMemory
+from tersely.store.history.session_lists import Narrowing, Sort
+from tersely.store.ops.calls import CallRow, GroupBy
+from tersely.strategies.presets import STRATEGIES
+
+ROWS = 60
+"""Rows of a session that a page holds; others come when they are scrolled to."""
+PAGE = 50
+LIVE = timedelta(seconds=60)
+PERIODS = {"1": "Today", "7": "7 days", "30": "30 days", "365": "A year"}
+SORTS = {"last_call": "Last call", "saved": "Tokens saved", "tokens": "Tokens stored", "created": "Newest"}
+ACTIONS = {
+    "undo": ("Take back the last turn", "The last turn is hidden from every context. It stays stored."),
+    "drop": ("Drop a turn", "The turn is hidden from every context. It stays stored."),
+    "compact": ("Compact now", "Everything before the last turn is summarised, and a new epoch starts."),
+    "clear": ("Clear the context", "The next call starts with an empty context. History and memory stay."),
+    "delete": ("Delete the session", "The session and all that belongs to it is deleted for good."),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """The use cases that the views read and change. ``lifetime``: seconds that a provider's cache stays warm."""
+
+    sessions: Sessions
+    calls: Calls
+    comparisons: Comparisons
+    activity: Activity
+    search: TenantSearch
+    savings: Savings
+    prices: Prices
+    previews: Previews
+    compactions: Compactions
+    pins: Pins
+    notes: Notes
+    memos: Memos
+    memories: DailyMemory
+    lifetime: float
+    is_guarded: bool
+
+
+class Views:
+    """All views."""
+
+    def __init__(self, pages: Pages, sources: Sources) -> None:
+        self._pages = pages
+        self._of = sources
+
+    def views(self) -> dict[str, View]:
+        """Path under ``/console`` -> view."""
+        return {
+            "sessions": self.list_sessions,
+            "session": self.show_session,
+            "session/rows": self.show_rows,
+            "session/cache": self.show_cache,
+            "session/try": self.show_try,
+            "session/memory": self.show_session_memory,
+            "session/hands": self.show_hands,
+            "savings": self.show_savings,
+            "live": self.show_live,
+            "live/events": self.stream_live,
+            "search": self.show_search,
+            "memory": self.show_memory,
+        }
+
+    def changes(self) -> dict[str, View]:
+        """Path under ``/console`` -> what changes something."""
+        return {
+            "session/strategy": self.set_strategy,
+            "session/act": self.act,
+            "session/pin": self.pin,
+            "session/state": self.put_state,
+            "session/scratchpad": self.put_scratchpad,
+            "memory/memo": self.delete_memo,
+            "memory/day": self.delete_day,
+        }
+
+    def _render(self, seen: Seen, template: str, view: str, **values: Any) -> Response:
+        return self._pages.render(
+            template, view=view, token=seen.visit.token, now=seen.now, is_guarded=self._of.is_guarded,
+            tenant=seen.tenant, **values,
+        )  # fmt: skip
+
+    # Sessions
+
+    async def list_sessions(self, seen: Seen) -> Response:
+        """Sessions with their figures; filters, order and place are in the address."""
+        sort = cast("Sort", seen.get("sort") if seen.get("sort") in SORTS else "last_call")
+        parent = seen.get("parent") or None
+        narrowing = Narrowing(
+            query=seen.get("query") or None,
+            client=seen.get("client") or None,
+            model=seen.get("model") or None,
+            strategy=seen.get("strategy") or None,
+            since=_since(seen.get("days"), seen.now),
+            parent=parent,
+            tops=parent is None and not seen.get("query"),
+        )
+        found, following = await self._of.sessions.page(
+            seen.tenant, narrowing, sort=sort, after=seen.get("after") or None, limit=PAGE
+        )
+        children = await self._of.sessions.children(seen.tenant, [each.session.id for each in found])
+        given = {name: seen.get(name) for name in ("query", "client", "model", "strategy", "days", "parent")}
+        return self._render(
+            seen, "sessions.html", "sessions", listed=found, following=following, sort=sort, sorts=SORTS, given=given,
+            children=children, strategies=STRATEGIES, periods=PERIODS, live=LIVE,
+            is_narrowed=any(given.values()),
+        )  # fmt: skip
+
+    # A session
+
+    async def show_session(self, seen: Seen) -> Response:
+        """What the client said beside what the model was sent at one call."""
+        session_id = seen.get("id")
+        listed = await self._of.sessions.figures(seen.tenant, session_id)
+        last = await self._of.calls.last(seen.tenant, session_id, limit=1)
+        if not last:
+            return self._render(seen, "session.html", "sessions", tab="context", listed=listed, calls=[], current=None)
+        newest = last[-1].row.number
+        number = min(max(1, seen.number("call", newest) or newest), newest)
+        around = min(newest, max(number + MOST // 2, MOST))
+        calls = await self._of.calls.last(seen.tenant, session_id, limit=MOST, before=around + 1)
+        epochs, _ = await self._of.calls.epochs(seen.tenant, session_id, after=0, limit=1000)
+        compared = await self._of.comparisons.rows(
+            seen.tenant, session_id, number, start=0, limit=ROWS, seq=seen.number("seq")
+        )
+        return self._render(
+            seen, "session.html", "sessions", tab="context", listed=listed, calls=calls, newest=newest,
+            strip=draw(calls, epochs, number), current=compared.context.call, compared=compared, number=number,
+            gaps_before=_gaps(0, compared.start), seq=seen.number("seq"),
+            gaps_after=_gaps(compared.start + len(compared.rows), compared.total),
+            link_rows=self._link_rows(seen, number), reason=compared.context.reason,
+        )  # fmt: skip
+
+    def _link_rows(self, seen: Seen, number: int) -> Callable[[int, int], str]:
+        def write(start: int, count: int) -> str:
+            return link("session/rows", id=seen.get("id"), call=number, start=start, count=count)
+
+        return write
+
+    async def show_rows(self, seen: Seen) -> Response:
+        """Further rows, as they are scrolled to."""
+        number, start = seen.number("call", 1) or 1, seen.number("start", 0) or 0
+        count = min(seen.number("count", ROWS) or ROWS, ROWS)
+        compared = await self._of.comparisons.rows(seen.tenant, seen.get("id"), number, start=start, limit=count)
+        listed = await self._of.sessions.figures(seen.tenant, seen.get("id"))
+        return self._render(seen, "rows.html", "sessions", compared=compared, listed=listed, number=number, seq=None)
+
+    async def show_cache(self, seen: Seen) -> Response:
+        """Each change of the cached beginning, with its cause and its cost."""
+        session_id = seen.get("id")
+        listed = await self._of.sessions.figures(seen.tenant, session_id)
+        calls = await self._of.calls.last(seen.tenant, session_id, limit=1000)
+        epochs, _ = await self._of.calls.epochs(seen.tenant, session_id, after=0, limit=1000)
+        breaks = find_breaks(calls, epochs, lifetime=self._of.lifetime, price=self._of.prices.of)
+        known = [each.cost for each in breaks if each.cost is not None]
+        return self._render(
+            seen, "cache.html", "sessions", tab="cache", listed=listed, calls=calls, breaks=list(reversed(breaks)),
+            cost=sum(known) if known else None, again=sum(each.again or 0 for each in breaks),
+        )  # fmt: skip
+
+    # Trying another strategy
+
+    async def show_try(self, seen: Seen) -> Response:
+        """The next context under other settings beside the present one."""
+        session_id = seen.get("id")
+        listed = await self._of.sessions.figures(seen.tenant, session_id)
+        strategy, epoch = seen.get("strategy").strip(), seen.get("epoch").strip()
+        present, trouble = await self._preview(seen.tenant, session_id, PreviewRequest())
+        other, other_trouble = None, ""
+        if strategy or epoch:
+            wish = PreviewRequest(strategy=strategy or None, epoch=epoch or None)
+            other, other_trouble = await self._preview(seen.tenant, session_id, wish)
+        model = listed.models[-1] if listed.models else ""
+        return self._render(
+            seen, "try.html", "sessions", tab="try", listed=listed, present=present, trouble=trouble, other=other,
+            other_trouble=other_trouble, strategy=strategy, epoch=epoch, strategies=STRATEGIES,
+            price=self._of.prices.of(model), model=model,
+        )  # fmt: skip
+
+    async def _preview(self, tenant: str, session_id: str, wish: PreviewRequest) -> tuple[Preview | None, str]:
+        try:
+            return await self._of.previews.build(tenant, session_id, wish), ""
+        except NotFound:
+            raise
+        except TerselyError as error:
+            return None, error.detail
+
+    async def set_strategy(self, seen: Seen) -> Response:
+        """Make settings the session's own."""
+        session_id = seen.get("id")
+        given: dict[str, Any] = {
+            name: _setting(seen.get(name)) for name in ("strategy", "epoch") if seen.get(name).strip()
+        }
+        await self._of.sessions.change(seen.tenant, session_id, Change(**given))
+        return _go(link("session/try", id=session_id))
+
+    # Hands
+
+    async def show_hands(self, seen: Seen) -> Response:
+        """What can be done to a session; with ``act``, what it will change."""
+        session_id, act = seen.get("id"), seen.get("act")
+        listed = await self._of.sessions.figures(seen.tenant, session_id)
+        turns, _ = await self._of.sessions.turns(
+            seen.tenant, session_id, after=max(0, listed.session.turns - 50), limit=50
+        )
+        live = [turn for turn in turns if turn.status == "live"]
+        turn = None
+        if act == "undo":
+            turn = live[-1] if live else None
+        elif act == "drop":
+            turn = next((each for each in live if each.turn == seen.number("turn")), None)
+        before = after = None
+        if act == "compact":
+            before, _ = await self._preview(seen.tenant, session_id, PreviewRequest())
+        return self._render(
+            seen, "hands.html", "sessions", tab="hands", listed=listed, turns=list(reversed(turns)), act=act,
+            actions=ACTIONS, turn=turn, before=before, after=after, turn_id=write_turn_id,
+        )  # fmt: skip
+
+    async def act(self, seen: Seen) -> Response:
+        """Do what was confirmed."""
+        session_id, act = seen.get("id"), seen.get("act")
+        of, tenant = self._of, seen.tenant
+        match act:
+            case "undo":
+                await of.sessions.undo(tenant, session_id)
+            case "drop":
+                await of.sessions.drop(tenant, session_id, seen.number("turn", 0, most=2**31 - 1) or 0)
+            case "compact":
+                await of.compactions.compact(tenant, session_id, CompactionOptions())
+            case "clear":
+                await of.compactions.clear(tenant, session_id, CompactionOptions())
+            case "delete":
+                await of.sessions.delete(tenant, session_id)
+                return _go(link("sessions"))
+            case _:
+                raise InvalidRequest("there is no such action", field="act")
+        return _go(link("session/hands", id=session_id, done=act))
+
+    async def pin(self, seen: Seen) -> Response:
+        """Pin a message or let it go, or set its priority."""
+        session_id, seq = seen.get("id"), seen.number("seq", 0) or 0
+        if seen.get("priority"):
+            await self._of.pins.set_priority(seen.tenant, session_id, seq, seen.number("priority", 50, most=100) or 0)
+        else:
+            await self._of.pins.pin(seen.tenant, session_id, seq, pinned=seen.get("pinned") == "1")
+        return _go(link("session", id=session_id, call=seen.get("call"), seq=seq))
+
+    # Memory
+
+    async def show_session_memory(self, seen: Seen) -> Response:
+        """The state block with its history, and the scratchpad."""
+        session_id = seen.get("id")
+        listed = await self._of.sessions.figures(seen.tenant, session_id)
+        state = await self._of.notes.state(seen.tenant, session_id)
+        history, _ = await self._of.notes.state_history(seen.tenant, session_id, after=None, limit=200)
+        scratchpad = await self._of.notes.scratchpad(seen.tenant, session_id)
+        texts = ["", *(past.state.text for past in history)]
+        changes = [(past, _difference(before, past.state.text)) for before, past in zip(texts, history, strict=False)]
+        return self._render(
+            seen, "session_memory.html", "sessions", tab="memory", listed=listed, state=state,
+            changes=list(reversed(changes)), scratchpad=scratchpad,
+        )  # fmt: skip
+
+    async def put_state(self, seen: Seen) -> Response:
+        """Write the state block."""
+        await self._of.notes.put_state(seen.tenant, seen.get("id"), seen.get("text").replace("\r\n", "\n"))
+        return _go(link("session/memory", id=seen.get("id")))
+
+    async def put_scratchpad(self, seen: Seen) -> Response:
+        """Write the scratchpad."""
+        await self._of.notes.put_scratchpad(seen.tenant, seen.get("id"), seen.get("text").replace("\r\n", "\n"))
+        return _go(link("session/memory", id=seen.get("id")))
+
+    async def show_memory(self, seen: Seen) -> Response:
+        """Memos and the daily memory of the tenant."""
+        memos, _ = await self._of.memos.page(seen.tenant, after=None, tags=None, limit=100)
+        entries, _ = await self._of.memories.page(seen.tenant, day=None, session_id=None, after=None, limit=50)
+        return self._render(seen, "memory.html", "memory", memos=memos, entries=entries)
+
+    async def delete_memo(self, seen: Seen) -> Response:
+        """Delete a memo."""
+        await self._of.memos.delete(seen.tenant, seen.get("memo"))
+        return _go(link("memory"))
+
+    async def delete_day(self, seen: Seen) -> Response:
+        """Delete what the memory says of a session's day."""
+        try:
+            day = date.fromisoformat(seen.get("day"))
+        except ValueError:
+            raise InvalidRequest("day must be a date", field="day") from None
+        await self._of.memories.forget(seen.tenant, day=day, session_id=seen.get("session") or None)
+        return _go(link("memory"))
+
+    # Over all sessions
+
+    async def show_savings(self, seen: Seen) -> Response:
+        """Money and tokens by day, model, strategy or client."""
+        by = cast("GroupBy", seen.get("by") if seen.get("by") in get_args(GroupBy) else "day")
+        days = seen.get("days") if seen.get("days") in PERIODS else "30"
+        since = _since(days, seen.now)
+        report = await self._of.savings.report(seen.tenant, since=since, by=by)
+        daily = report if by == "day" else await self._of.savings.report(seen.tenant, since=since, by="day")
+        chart = [
+            [row.key, row.money.sent if row.money else None, row.money.full if row.money else None, row.tokens_before,
+             row.tokens_after]
+            for row in daily.rows
+        ]  # fmt: skip
+        return self._render(
+            seen, "savings.html", "savings", report=report, by=by, days=days, periods=PERIODS,
+            groups=get_args(GroupBy), chart=msgspec.json.encode(chart).decode(),
+        )  # fmt: skip
+
+    async def show_search(self, seen: Seen) -> Response:
+        """Messages of all sessions."""
+        query = seen.get("query").strip()
+        mode = cast("Mode", seen.get("mode") if seen.get("mode") in get_args(Mode) else "search")
+        found = await self._of.search.search(seen.tenant, query, mode=mode, limit=50) if query else None
+        return self._render(seen, "search.html", "search", query=query, mode=mode, found=found, mark=_marked)
+
+    async def show_live(self, seen: Seen) -> Response:
+        """Calls as they run."""
+        latest, _ = await self._of.calls.latest(seen.tenant, after=None, limit=30)
+        running = await self._of.activity.running(seen.tenant)
+        return self._render(seen, "live.html", "live", latest=latest, running=running)
+
+    async def stream_live(self, seen: Seen) -> Response:
+        """The events of the live view."""
+        headers = {**HEADERS, "cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(self._events(seen.tenant), media_type="text/event-stream", headers=headers)
+
+    async def _events(self, tenant: str) -> AsyncIterator[bytes]:
+        yield b"retry: 2000\n\n"
+        shown: object = None
+        async for found in self._of.activity.follow(tenant):
+            for each in found:
+                yield b"event: happening\ndata: %b\n\n" % msgspec.json.encode(_told(each))
+            running = [
+                {
+                    "session": call.session_id,
+                    "number": call.number,
+                    "title": call.title or call.session_id,
+                    "client": call.client or "",
+                    "since": call.created_at,
+                    "link": link("session", id=call.session_id),
+                }
+                for call in await self._of.activity.running(tenant)
+            ]
+            if running != shown:
+                shown = running
+                yield b"event: running\ndata: %b\n\n" % msgspec.json.encode(running)
+            else:
+                yield b": quiet\n\n"
+            await asyncio.sleep(0)
+
+
+def _told(happening: Happening) -> dict[str, Any]:
+    row = happening.body
+    told: dict[str, Any] = {
+        "kind": happening.kind,
+        "session": happening.session_id,
+        "at": happening.at,
+        "link": link("session", id=happening.session_id),
+    }
+    if isinstance(row, CallRow):
+        seconds = (row.finished_at - row.created_at).total_seconds() if row.finished_at else None
+        hit = row.cached_tokens / row.input_tokens if row.cached_tokens is not None and row.input_tokens else None
+        return told | {
+            "link": link("session", id=row.session_id, call=row.number),
+            "number": row.number,
+            "model": row.model,
+            "client": row.client,
+            "strategy": row.strategy,
+            "before": row.tokens_before,
+            "after": row.tokens_after,
+            "hit": hit,
+            "status": row.status,
+            "seconds": seconds,
+            "overhead": row.overhead_ms,
+        }
+    return told | {"reason": row.get("reason") or row.get("result") or "", "number": row.get("number")}
+
+
+def _since(days: str, now: datetime) -> datetime | None:
+    if days not in PERIODS:
+        return None
+    start = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    return start - timedelta(days=int(days) - 1)
+
+
+def _gaps(start: int, end: int) -> list[tuple[int, int]]:
+    """Portions of rows that are not on the page: (first, how many)."""
+    return [(first, min(ROWS, end - first)) for first in range(start, end, ROWS)]
+
+
+def _setting(text: str) -> Any:
+    """A setting as it was typed: a name, or JSON. Raises `InvalidRequest`."""
+    text = text.strip()
+    if not text.startswith("{"):
+        return text
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"that is not JSON: {error}", field="strategy") from None
+
+
+def _difference(before: str, after: str) -> list[tuple[Literal["same", "out", "in"], str]]:
+    kinds: dict[str, Literal["same", "out", "in"]] = {"  ": "same", "- ": "out", "+ ": "in"}
+    return [
+        (kinds[line[:2]], line[2:])
+        for line in difflib.ndiff(before.splitlines(), after.splitlines())
+        if line[:2] in kinds
+    ]
+
+
+def _marked(text: str, query: str) -> list[tuple[bool, str]]:
+    """Text in pieces, those that the query matches marked."""
+    words = sorted({query, *query.split()}, key=len, reverse=True)
+    folded = text.lower()
+    found: list[tuple[bool, str]] = []
+    place = plain = 0
+    while place < len(text):
+        hit = next((word for word in words if word and folded.startswith(word.lower(), place)), None)
+        if hit is None or len(folded) != len(text):
+            place += 1
+            continue
+        found += [(False, text[plain:place]), (True, text[place : place + len(hit)])]
+        place = plain = place + len(hit)
+    return [*found, (False, text[plain:])]
+
+
+def _go(path: str) -> RedirectResponse:
+    return RedirectResponse(path, status_code=303, headers={**HEADERS, "cache-control": "no-store"})

@@ -1,0 +1,188 @@
+"""Cache breakpoints: the client's own are respected, Tersely's fill the places that are left.
+
+Tools and instructions keep theirs from epoch to epoch, so that a new one reads them from the cache; the others are
+at the ends of head and tail. A mark moves from call to call, and what it leaves must stay as it was: a string cannot
+carry one, so all strings are written as lists.
+
+The rules of the API: at most four in tools, system and messages together, of which the automatic one (``cache_control``
+as a member of the request) is one; a longer-lived one never stands behind a shorter-lived one; thinking and empty text
+cannot carry one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tersely.dialects.anthropic.content import block_type, is_blank, split_content, string_member
+from tersely.dialects.wire import raw_json
+
+MAX_BREAKPOINTS = 4
+
+# The places of what stands in front of the messages, which are at 0 and on.
+_SYSTEM = -1
+_TOOLS = -2
+_MARK = b'"cache_control"'
+_BLANK = re.compile(rb'"(?:\s|\\[nrt])*"')
+_CACHEABLE = frozenset({"text", "image", "document", "search_result", "tool_use", "tool_result"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Breakpoint:
+    place: int
+    ttl: str
+
+
+def limit_breakpoints(members: dict[str, bytes], messages: list[bytes]) -> list[bytes]:
+    """Return ``messages`` with no more breakpoints than may be: the earliest go.
+
+    Messages that were stored at different times carry one each, although their client never sent them together.
+    """
+    fixed = len(_fixed_breakpoints(members)) + _is_set(members.get("cache_control"))
+    counts = [len(_lifetimes(raw)) for raw in messages]
+    excess = fixed + sum(counts) - MAX_BREAKPOINTS
+    kept = list(messages)
+    for place, count in enumerate(counts):
+        if excess <= 0:
+            break
+        if count:
+            kept[place] = _without_breakpoints(messages[place])
+            excess -= count
+    return kept
+
+
+def add_breakpoints(members: dict[str, bytes], messages: Sequence[bytes], places: Sequence[int]) -> list[bytes]:
+    """Return ``messages`` with a breakpoint at the end of each of ``places`` (indices), of the instructions and of the
+    tools, as far as there is room.
+
+    ``members`` are the request's others; ``system`` and ``tools`` in it are patched. The later places come first,
+    because what ends there is longer. A place has one already where anything in it carries one.
+    """
+    marked = [_with_list(raw) for raw in messages]
+    if members.get("system", b"").startswith(b'"'):
+        members["system"] = raw_json.join_array(split_content(members["system"]))
+    taken = _fixed_breakpoints(members)
+    taken += [_Breakpoint(place=place, ttl=ttl) for place, raw in enumerate(messages) for ttl in _lifetimes(raw)]
+    if _is_set(members.get("cache_control")):
+        taken.append(_Breakpoint(place=len(messages) - 1, ttl=_lifetime(members["cache_control"])))
+    for place in sorted({_carrier(messages, place) for place in places} | {_SYSTEM, _TOOLS}, reverse=True):
+        if len(taken) >= MAX_BREAKPOINTS:
+            break
+        if any(each.place == place for each in taken):
+            continue
+        following = min((each for each in taken if each.place >= place), key=lambda each: each.place, default=None)
+        ttl = following.ttl if following else ""
+        holder = members if place < 0 else raw_json.split_object(marked[place])
+        name = {_TOOLS: "tools", _SYSTEM: "system"}.get(place, "content")
+        blocks = _with_breakpoint(holder.get(name, b""), ttl, _carries_as_tool if place == _TOOLS else _carries)
+        if blocks is None:
+            continue
+        holder[name] = blocks
+        if place >= 0:
+            marked[place] = raw_json.join_object(holder)
+        taken.append(_Breakpoint(place=place, ttl=ttl))
+    return marked
+
+
+def _with_list(raw: bytes) -> bytes:
+    """Return a message with its words, where they are a string, as a list of one block: the same, and able to carry a
+    mark.
+
+    Blank words are refused as a block and stay; so do instructions between the messages, which never carry one.
+    """
+    members = raw_json.split_object(raw)
+    content = members.get("content", b"")
+    if not content.startswith(b'"') or _BLANK.fullmatch(content) or members.get("role") == b'"system"':
+        return raw
+    members["content"] = b'[{"type":"text","text":' + content + b"}]"
+    return raw_json.join_object(members)
+
+
+def _carrier(messages: Sequence[bytes], place: int) -> int:
+    """Instructions between the messages are left alone: the message in front of them carries the breakpoint."""
+    while place > 0 and string_member(raw_json.split_object(messages[place]), "role") == "system":
+        place -= 1
+    return place
+
+
+def _fixed_breakpoints(members: dict[str, bytes]) -> list[_Breakpoint]:
+    """Return the breakpoints of tools and instructions."""
+    found: list[_Breakpoint] = []
+    for name, place in (("tools", _TOOLS), ("system", _SYSTEM)):
+        value = members.get(name, b"null")
+        if _MARK in value and value.startswith(b"["):
+            found += [_Breakpoint(place=place, ttl=ttl) for ttl in _block_lifetimes(value)]
+    return found
+
+
+def _lifetimes(raw: bytes) -> list[str]:
+    """Return how long the breakpoints of a message live, each; nothing: as long as the provider likes."""
+    if _MARK not in raw:
+        return []
+    content = raw_json.split_object(raw).get("content", b"null")
+    return _block_lifetimes(content) if content.startswith(b"[") else []
+
+
+def _block_lifetimes(blocks: bytes) -> list[str]:
+    found: list[str] = []
+    for block in raw_json.split_array(blocks):
+        if _MARK not in block:
+            continue
+        members = raw_json.split_object(block)
+        inner = members.get("content", b"")
+        if inner.startswith(b"["):
+            found += _block_lifetimes(inner)
+        if _is_set(members.get("cache_control")):
+            found.append(_lifetime(members["cache_control"]))
+    return found
+
+
+def _is_set(value: bytes | None) -> bool:
+    return value is not None and value != b"null"
+
+
+def _lifetime(control: bytes) -> str:
+    value = raw_json.load(control)
+    ttl = value.get("ttl") if isinstance(value, dict) else None
+    return ttl if isinstance(ttl, str) else ""
+
+
+def _without_breakpoints(raw: bytes) -> bytes:
+    members = raw_json.split_object(raw)
+    return raw_json.join_object({**members, "content": _without(members["content"])})
+
+
+def _without(blocks: bytes) -> bytes:
+    kept: list[bytes] = []
+    for block in raw_json.split_array(blocks):
+        if _MARK not in block:
+            kept.append(block)
+            continue
+        members = raw_json.split_object(block)
+        members.pop("cache_control", None)
+        if members.get("content", b"").startswith(b"["):
+            members["content"] = _without(members["content"])
+        kept.append(raw_json.join_object(members))
+    return raw_json.join_array(kept)
+
+
+def _with_breakpoint(items: bytes, ttl: str, carries: Callable[[bytes], bool]) -> bytes | None:
+    """Return the list ``items`` with a breakpoint on the last one that can carry one; None where none can."""
+    split = raw_json.split_array(items) if items.startswith(b"[") else []
+    control = raw_json.dump({"type": "ephemeral", "ttl": ttl} if ttl else {"type": "ephemeral"})
+    for place in reversed(range(len(split))):
+        if carries(split[place]):
+            members = raw_json.split_object(split[place])
+            split[place] = raw_json.join_object({**members, "cache_control": control})
+            return raw_json.join_array(split)
+    return None
+
+
+def _carries(block: bytes) -> bool:
+    return block_type(block) in _CACHEABLE and not is_blank(block)
+
+
+def _carries_as_tool(tool: bytes) -> bool:
+    """Tools that are only loaded when searched for are no part of the prompt's beginning."""
+    return raw_json.split_object(tool).get("defer_loading", b"false") in {b"false", b"null"}

@@ -1,0 +1,78 @@
+"""The blocks of a message's content, each kept as the bytes it came in."""
+
+from __future__ import annotations
+
+from tersely.dialects.wire import raw_json
+
+THINKING = frozenset({"thinking", "redacted_thinking"})
+"""Signed by the provider: sent back to the bit, or left out."""
+
+
+def split_content(content: bytes) -> list[bytes]:
+    """Return the blocks of a ``content`` or ``system`` member; a string is one block of text, nothing is none."""
+    if content.startswith(b"["):
+        return raw_json.split_array(content)
+    text = raw_json.load(content)
+    return [text_block(text)] if isinstance(text, str) and text else []
+
+
+def content_of(raw: bytes) -> list[bytes]:
+    """Return the blocks of a message."""
+    return split_content(raw_json.split_object(raw).get("content", b"null"))
+
+
+def text_block(text: str) -> bytes:
+    """Return a block of words."""
+    return raw_json.dump({"type": "text", "text": text})
+
+
+def block_type(block: bytes) -> str:
+    """Return the type of a block, or nothing."""
+    return string_member(raw_json.split_object(block), "type")
+
+
+def string_member(members: dict[str, bytes], name: str) -> str:
+    """Return a member that is a string; nothing for everything else."""
+    return raw_json.string(members.get(name))
+
+
+def is_blank(block: bytes) -> bool:
+    """Return whether it is a text block without a word in it, which the provider refuses."""
+    members = raw_json.split_object(block)
+    return string_member(members, "type") == "text" and not string_member(members, "text").strip()
+
+
+def with_block_text(block: bytes, text: str) -> bytes:
+    """Return a text block with other words."""
+    return raw_json.join_object({**raw_json.split_object(block), "text": raw_json.dump(text)})
+
+
+def replace_text(blocks: list[bytes], text: str) -> list[bytes]:
+    """Return ``text`` in the first of the text blocks, without the other ones; all else stays.
+
+    Where there was none, it comes behind the results of tools and in front of calls: where the provider wants it.
+    """
+    types = [block_type(block) for block in blocks]
+    texts = [place for place, kind in enumerate(types) if kind == "text"]
+    words = [] if not text.strip() else [with_block_text(blocks[texts[0]], text) if texts else text_block(text)]
+    place = texts[0] if texts else _place_of_words(types)
+    before = [block for block, kind in zip(blocks[:place], types[:place], strict=True) if kind != "text"]
+    after = [block for block, kind in zip(blocks[place:], types[place:], strict=True) if kind != "text"]
+    return [*before, *words, *after]
+
+
+def insert_text(blocks: list[bytes], text: str) -> list[bytes]:
+    """Return ``text`` in front of the words of a user's message, behind the results of tools."""
+    place = after_results(blocks)
+    return [*blocks[:place], text_block(text), *blocks[place:]]
+
+
+def after_results(blocks: list[bytes]) -> int:
+    """Behind the last result of a tool."""
+    return max((place + 1 for place, block in enumerate(blocks) if block_type(block) == "tool_result"), default=0)
+
+
+def _place_of_words(types: list[str]) -> int:
+    if "tool_use" in types:
+        return types.index("tool_use")
+    return len(types)

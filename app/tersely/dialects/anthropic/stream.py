@@ -1,0 +1,304 @@
+"""Replies on their way to the client: what may go out now, and what was said in all. No I/O.
+
+Events go out in order, each as soon as it is certain what of its text is shown: as it came where that is all of it,
+with other text where that is a part, not at all where that is nothing. A block of text waits for its first word,
+because one that turns out to have none is left out, and the blocks behind it move up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import msgspec
+from typing_extensions import override
+
+from tersely.dialects.anthropic.accumulator import GrowingBlock, StringDelta
+from tersely.dialects.anthropic.content import string_member
+from tersely.dialects.dialect import Reply, ReplyChoice
+from tersely.dialects.event_filter import EventFilter
+from tersely.dialects.undescribed import UNDESCRIBED, unread_body
+from tersely.dialects.wire import raw_json
+from tersely.dialects.wire.bodies import try_decode
+from tersely.dialects.wire.pieces import Piece
+from tersely.dialects.wire.sse import MAX_EVENT, SseEvent, with_data
+from tersely.domain.text.tags import TagKinds
+
+_ASSISTANT = b'"assistant"'
+_ENDS = frozenset({"message_delta", "message_stop", "error"})
+"""Before these, everything that was held back goes out, also where a block was not ended."""
+
+
+class _DeltaEvent(msgspec.Struct, forbid_unknown_fields=True):
+    index: int
+    delta: StringDelta
+    type: str = ""
+
+
+_delta_decoder = msgspec.json.Decoder(_DeltaEvent)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Item:
+    """An event that may have to wait for its ``piece`` of a text."""
+
+    event: SseEvent
+    kind: str
+    piece: Piece
+    block: GrowingBlock | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.piece.waiting and (self.block is None or self.block.is_visible)
+
+
+class ReplyStream(EventFilter):
+    """One streamed reply. With nothing to take out, ``feed`` returns what it is given.
+
+    ``strip_usage`` changes nothing: usage is always part of the stream.
+    """
+
+    def __init__(
+        self, *, tags: TagKinds, strip_usage: bool = False, sent: bytes = b"", max_event: int = MAX_EVENT
+    ) -> None:
+        del strip_usage, sent
+        super().__init__(is_changing=bool(tags), max_event=max_event)
+        self._said = _Said(tags)
+        self._queue: deque[_Item] = deque()
+        self._dropped = 0
+
+    @override
+    def _reply(self) -> Reply:
+        return self._said.reply
+
+    @override
+    def _forward(self, event: SseEvent) -> bytes:
+        kind, block, text = self._said.add(event.data)
+        if not self._is_changing:
+            return b""
+        released = self._release() if kind in _ENDS or (not kind and event.data and not event.is_whole) else b""
+        piece = Piece(text)
+        self._queue.append(_Item(event=event, kind=kind, block=block, piece=piece))
+        if block is not None and text:
+            self._feed_text(block, piece)
+        if block is not None and not block.is_open:
+            self._settle(block)
+        return released + self._drain()
+
+    def _feed_text(self, block: GrowingBlock, piece: Piece) -> None:
+        if block.sieve is None or block.is_settled:
+            piece.shown = piece.text
+            block.show(piece.text)
+        else:
+            block.show(block.sieve.feed(piece))
+
+    def _settle(self, block: GrowingBlock) -> None:
+        """The block's text is over: nothing of it waits any more, and it is known whether it is shown at all."""
+        if block.sieve is not None and not block.is_settled:
+            block.show(block.sieve.close())
+            block.settle()
+
+    @override
+    def _release(self) -> bytes:
+        for item in self._queue:
+            if item.block is not None:
+                self._settle(item.block)
+        return self._drain()
+
+    def _drain(self) -> bytes:
+        out: list[bytes] = []
+        while self._queue and self._queue[0].is_ready:
+            item = self._queue.popleft()
+            try:
+                out.append(self._write(item))
+            except UNDESCRIBED:
+                out.append(item.event.raw)
+        return b"".join(out)
+
+    def _write(self, item: _Item) -> bytes:
+        """Return the event as the client gets it."""
+        if item.block is not None and item.block.is_left_out:
+            self._dropped += item.kind == "content_block_start"
+            return b""
+        shown = item.piece.shown
+        if shown == item.piece.text and not self._dropped:
+            return item.event.raw
+        members = _object(item.event.data)
+        if shown != item.piece.text:
+            name = "content_block" if item.kind == "content_block_start" else "delta"
+            holder = raw_json.split_object(members[name])
+            if not shown and holder.keys() == {"type", "text"} and name == "delta":
+                return b""
+            members[name] = raw_json.join_object({**holder, "text": raw_json.dump(shown)})
+        elif item.block is None:
+            return item.event.raw
+        members["index"] = raw_json.dump(raw_json.load(members["index"]) - self._dropped)
+        return with_data(item.event, raw_json.join_object(members))
+
+
+class _Said:
+    """The reply that a stream has carried so far."""
+
+    def __init__(self, tags: TagKinds) -> None:
+        self._extract = tags
+        self.blocks: dict[int, GrowingBlock] = {}
+        self._message: dict[str, bytes] = {}
+        self._usage: dict[str, bytes] = {}
+        self._finish = ""
+        self._container = ""
+        self._error = b""
+        self._is_done = False
+
+    def add(self, data: bytes | None) -> tuple[str, GrowingBlock | None, str]:
+        """Add an event: its type, the block that it belongs to, and the words that it adds to that."""
+        quick = _read_delta(data)
+        if quick is not None and (block := self.blocks.get(quick.index)) is not None:
+            return quick.type, block, block.grow_by(quick.delta)
+        members = raw_json.split_object(data) if data else {}
+        kind = string_member(members, "type")
+        if members.get("error", b"null") != b"null":
+            self._error = members["error"]
+            return "error", None, ""
+        match kind:
+            case "message_start":
+                self._message = raw_json.split_object(members["message"])
+                self._add_usage(self._message.get("usage"))
+                self._container = _container(self._message)
+            case "message_delta":
+                delta = _object(members.get("delta"))
+                self._finish = string_member(delta, "stop_reason") or self._finish
+                self._container = _container(delta) or self._container
+                self._add_usage(members.get("usage"))
+            case "message_stop":
+                self._is_done = True
+            case "content_block_start" | "content_block_delta" | "content_block_stop":
+                return kind, *self._add_to_block(kind, members)
+            case "":
+                if data:
+                    raise ValueError("an event without a type")
+            case _:
+                pass
+        return kind, None, ""
+
+    def _add_to_block(self, kind: str, members: dict[str, bytes]) -> tuple[GrowingBlock | None, str]:
+        index = raw_json.load(members.get("index", b"null"))
+        if not isinstance(index, int):
+            raise ValueError("a block without a number")  # noqa: TRY004 - it is the input that is bad
+        if kind == "content_block_start":
+            start = raw_json.split_object(members["content_block"])
+            block = self.blocks[index] = GrowingBlock(start, self._extract)
+            return block, string_member(start, "text")
+        found = self.blocks.get(index)
+        if found is None:
+            raise ValueError("a block that has not begun")
+        if kind == "content_block_stop":
+            found.is_open = False
+            return found, ""
+        delta = raw_json.split_object(members["delta"])
+        found.grow(delta)
+        return found, string_member(delta, "text")
+
+    def _add_usage(self, raw: bytes | None) -> None:
+        self._usage |= {key: value for key, value in _object(raw).items() if value != b"null"}
+
+    @property
+    def reply(self) -> Reply:
+        return Reply(
+            id=string_member(self._message, "id"),
+            model=string_member(self._message, "model"),
+            choices=(self._choice(),) if self._message or self.blocks else (),
+            usage=raw_json.join_object(self._usage) if self._usage else b"",
+            error=self._error,
+            is_done=self._is_done,
+            container=self._container,
+        )
+
+    def _choice(self) -> ReplyChoice:
+        blocks = [self.blocks[index] for index in sorted(self.blocks)]
+        return _choice(blocks, [block.write() for block in blocks], self._finish)
+
+
+def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"") -> tuple[bytes, Reply]:
+    """Return the body for the client of a reply that is not streamed, and the reply.
+
+    The very same bytes when nothing is taken out; else only the texts concerned are replaced. What is no message (an
+    error under status 200, no JSON at all) goes through, and its reply has no choices.
+    """
+    try:
+        members = raw_json.split_object(body)
+    except ValueError:
+        return body, Reply(unread=unread_body(body))
+    try:
+        raws = raw_json.split_array(members["content"])
+        blocks = [_whole_block(raw, tags) for raw in raws]
+        choice = _choice(blocks, raws, string_member(members, "stop_reason"))
+    except UNDESCRIBED:
+        error = members.get("error", b"null")
+        if error != b"null":
+            return body, Reply(error=error)
+        return body, Reply(unread=unread_body(body))
+    usage = members.get("usage", b"null")
+    reply = Reply(
+        id=string_member(members, "id"),
+        model=string_member(members, "model"),
+        choices=(choice,),
+        usage=b"" if usage == b"null" else usage,
+        is_done=True,
+        unread=() if members.get("role", _ASSISTANT) == _ASSISTANT else unread_body(body),
+        container=_container(members),
+    )
+    if choice.client_message is choice.model_message:
+        return body, reply
+    shown = raw_json.split_object(choice.client_message)["content"]
+    return raw_json.like_original(body, raw_json.join_object({**members, "content": shown})), reply
+
+
+def _container(members: dict[str, bytes]) -> str:
+    return string_member(_object(members.get("container")), "id")
+
+
+def _choice(blocks: list[GrowingBlock], raws: list[bytes], finish: str) -> ReplyChoice:
+    """Return the choice of ``blocks``; ``raws`` is the model's view of them."""
+    said = raw_json.join_object({"role": _ASSISTANT, "content": raw_json.join_array(raws)})
+    shown = said
+    if any(block.is_cut for block in blocks):
+        left = [
+            block.write(block.shown) if block.is_cut else raw
+            for block, raw in zip(blocks, raws, strict=True)
+            if not block.is_gone
+        ]
+        shown = raw_json.join_object({"role": _ASSISTANT, "content": raw_json.join_array(left)})
+    extractions = [block.extraction for block in blocks if block.extraction is not None]
+    states = [extraction.state for extraction in extractions if extraction.state is not None]
+    return ReplyChoice(
+        index=0,
+        model_message=said,
+        client_message=shown,
+        terse=tuple(entry for extraction in extractions for entry in extraction.terse),
+        state=states[-1] if states else None,
+        finish_reason=finish,
+    )
+
+
+def _whole_block(raw: bytes, tags: TagKinds) -> GrowingBlock:
+    block = GrowingBlock(raw_json.split_object(raw), tags)
+    block.is_open = False
+    if block.extraction is not None:
+        block.show(block.extraction.feed(block.said) + block.extraction.close())
+    return block
+
+
+def _object(raw: bytes | None) -> dict[str, bytes]:
+    """Return the members of a JSON object; nothing where it is none."""
+    try:
+        return raw_json.split_object(raw or b"{}")
+    except ValueError:
+        return {}
+
+
+def _read_delta(data: bytes | None) -> _DeltaEvent | None:
+    """Return an event of the kind that most are; None for every other."""
+    if not data or b'"content_block_delta"' not in data:
+        return None
+    event = try_decode(_delta_decoder, data)
+    return event if event and event.type == "content_block_delta" else None

@@ -1,0 +1,25 @@
+"""Tools in Anthropic's format: offering more than the client does, and asking for an answer without any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tersely.dialects.dialect import ToolOffer
+from tersely.dialects.wire import raw_json
+from tersely.dialects.wire.members import append_items, split_body
+
+
+def add_tools(body: bytes, offers: Sequence[ToolOffer]) -> bytes:
+    """Return the request with ``offers`` behind the client's own tools; all else keeps its bytes."""
+    members = split_body(body)
+    definitions = [{"name": o.name, "description": o.description, "input_schema": o.parameters} for o in offers]
+    members["tools"] = append_items(members.get("tools"), definitions)
+    return raw_json.join_object(members)
+
+
+def forbid_tools(body: bytes) -> bytes:
+    """Return the request with its tools, none of which the model may call. A cached prefix stays valid."""
+    members = split_body(body)
+    if "tools" in members:
+        members["tool_choice"] = b'{"type":"none"}'
+    return raw_json.join_object(members)

@@ -1,0 +1,354 @@
+"""From the domain to Anthropic's Messages format: requests are patched, not rebuilt; what was not changed keeps its
+bytes.
+
+Everything here is deterministic: the same input gives the same bytes, so that prompt prefixes stay stable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import assert_never
+
+from tersely.dialects.anthropic.caching import add_breakpoints, limit_breakpoints
+from tersely.dialects.anthropic.content import (
+    THINKING,
+    block_type,
+    content_of,
+    insert_text,
+    is_blank,
+    replace_text,
+    split_content,
+    string_member,
+    text_block,
+    with_block_text,
+)
+from tersely.dialects.wire import raw_json
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.messages import INSTRUCTION_ROLES, Media, Message, Reasoning, Role, Text, ToolCall, ToolResult
+
+OPENING = "[Earlier messages were left out.]"
+"""Said by the user where a context would begin with the model's words, which the provider refuses."""
+
+PARTIAL = "partial_json"
+"""A member of ours: what was said of a call's input before the reply broke off."""
+
+_CALL_TYPES = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
+
+_ERROR_TYPES = {
+    "invalid_api_key": "authentication_error",
+    "forbidden": "permission_error",
+    "not_found": "not_found_error",
+    "request_too_large": "request_too_large",
+    "upstream_error": "api_error",
+    "server_error": "api_error",
+}
+
+
+def write_request(
+    body: bytes,
+    *,
+    messages: Sequence[bytes],
+    instructions: str | None = None,
+    include_usage: bool = False,
+    breakpoints: Sequence[int] = (),
+) -> bytes:
+    """Return the request ``body`` with other ``messages`` (wire form, instruction messages first).
+
+    The leading instruction messages, and behind them ``instructions`` (Tersely's own text for the model), become
+    ``system``. Those that set more than words (``output_config``) stay messages, behind the first of the others.
+    Results that several messages carry come together in one. ``breakpoints`` are indices of ``messages`` behind which
+    the prompt is worth caching (none: no mark of ours), see `caching`. ``include_usage`` changes nothing: usage is
+    always reported. Every other member of the request keeps its bytes and its place, except that ``tools`` may
+    get a mark. Raises ``InvalidRequest`` for a body that ``read_request`` refuses.
+    """
+    del include_usage
+    try:
+        members = raw_json.split_object(body)
+        leading = _count_leading(messages)
+        settings = [raw for raw in messages[:leading] if _sets_more(raw)]
+        words = [raw for raw in messages[:leading] if not _sets_more(raw)]
+        _put_system(members, write_system(words, instructions))
+        written, places = _join_results(messages[leading:])
+        if written and _role(written[0]) == "assistant":
+            written = [write_text("user", OPENING), *written]
+            places = [place + 1 for place in places]
+        if written and settings:
+            written = [written[0], *settings, *written[1:]]
+            places = [place + len(settings) if place else place for place in places]
+        written = limit_breakpoints(members, written)
+        if breakpoints:
+            marks = [places[index - leading] for index in breakpoints if index >= leading]
+            written = add_breakpoints(members, written, marks)
+        members["messages"] = raw_json.join_array(written)
+    except ValueError as error:
+        raise InvalidRequest(f"The request body is not valid JSON: {error}.") from error
+    return raw_json.join_object(members)
+
+
+def write_system(messages: Sequence[bytes], instructions: str | None = None) -> bytes:
+    """Return the member ``system`` for instruction messages and a text behind them; nothing where both are nothing.
+
+    The provider caches by prefix: the client's own words stay in front of ours.
+    """
+    contents = [_system_content(raw) for raw in messages]
+    if len(contents) == 1 and not instructions:
+        return contents[0]
+    if len(contents) < 2 and instructions:
+        said = raw_json.load(contents[0]) if contents else None
+        if not isinstance(said, list):
+            return raw_json.dump(f"{said}\n\n{instructions}" if said else instructions)
+    blocks = [block for content in contents for block in split_content(content)]
+    if instructions:
+        blocks.append(text_block(instructions))
+    return raw_json.join_array(blocks) if blocks else b""
+
+
+def write_text(role: Role, text: str) -> bytes:
+    """Return a message of plain text."""
+    return raw_json.dump({"role": "system" if role in INSTRUCTION_ROLES else role, "content": text})
+
+
+def write_message(message: Message) -> bytes:
+    """Return a message from its parts, for messages that Tersely makes itself; ``raw`` is not looked at.
+
+    Reasoning is left out (its signature is not in the domain), media become a note. Results come first, as the
+    provider wants them.
+    """
+    if message.is_instruction:
+        return write_text(message.role, message.text)
+    words: list[bytes] = []
+    results: list[bytes] = []
+    calls: list[bytes] = []
+    for part in message.parts:
+        match part:
+            case Text(text=text):
+                words += [text_block(text)] if text.strip() else []
+            case Media(kind=kind):
+                words.append(text_block(f"[{kind}]"))
+            case ToolCall():
+                calls.append(_write_call(part))
+            case ToolResult(call_id=call_id, text=text):
+                results.append(raw_json.dump({"type": "tool_result", "tool_use_id": call_id, "content": text}))
+            case Reasoning():
+                pass
+            case _:
+                assert_never(part)
+    role = "assistant" if message.role == "assistant" else "user"
+    return _write_blocks(role, [*results, *words, *calls])
+
+
+def as_input(reply: bytes) -> bytes:
+    """Return a reply's message as the provider takes it in a request.
+
+    Left out are empty texts, thoughts whose signature is missing and calls whose input is not whole: what a stream
+    that broke off leaves behind.
+    """
+    members = raw_json.split_object(reply)
+    content = members.get("content", b"null")
+    blocks = split_content(content)
+    kept = [block for block in blocks if _is_fit(block)]
+    if len(kept) == len(blocks) and members.keys() == {"role", "content"}:
+        return reply
+    return raw_json.join_object({"role": members.get("role", b'"assistant"'), "content": raw_json.join_array(kept)})
+
+
+def with_text(raw: bytes, text: str | None) -> bytes:
+    """Return a message with ``text`` as its words, everything else verbatim; blocks of text become one."""
+    members = raw_json.split_object(raw)
+    content = members.get("content", b"null")
+    if content.startswith(b"["):
+        members["content"] = raw_json.join_array(replace_text(raw_json.split_array(content), text or ""))
+    else:
+        members["content"] = raw_json.dump(text or "")
+    return raw_json.join_object(members)
+
+
+def as_reply(message: bytes) -> bytes:
+    """Return the body of a reply that says ``message`` and nothing else: a reply is a message."""
+    return message
+
+
+def restore_reply(client_raw: bytes, model_raw: bytes) -> bytes:
+    """Return the client's ``client_raw`` of a reply with the model's own words, those of ``model_raw``, put back.
+
+    The echo decides about everything else: what it left out (thoughts) stays out, what it added
+    (``cache_control``) stays in. Words are put back between the blocks between which the model said them.
+    """
+    members = raw_json.split_object(client_raw)
+    content = members.get("content", b"null")
+    ours = [block for block in content_of(model_raw) if _is_fit(block)]
+    if not content.startswith(b"["):
+        words = [string_member(raw_json.split_object(block), "text") for block in ours if block_type(block) == "text"]
+        return raw_json.join_object({**members, "content": raw_json.dump("".join(words))})
+    theirs = raw_json.split_array(content)
+    restored: list[bytes] = []
+    words_said: list[bytes] = []
+    for block in ours:
+        kind = block_type(block)
+        if kind == "text":
+            words_said.append(block)
+            continue
+        shown = next((place for place, other in enumerate(theirs) if block_type(other) != "text"), len(theirs))
+        if shown < len(theirs) and block_type(theirs[shown]) == kind:
+            restored += [*_restore_words(theirs[:shown], words_said), theirs[shown]]
+            theirs, words_said = theirs[shown + 1 :], []
+    echoed = [block for block in theirs if block_type(block) == "text"]
+    others = [block for block in theirs if block_type(block) != "text"]
+    content = raw_json.join_array([*restored, *_restore_words(echoed, words_said), *others])
+    return raw_json.join_object({**members, "content": content})
+
+
+def with_results(raw: bytes, texts: Mapping[str, str]) -> bytes:
+    """Return a message with other texts of its tool results, given by call id; everything else verbatim, media too."""
+    members = raw_json.split_object(raw)
+    content = members.get("content", b"null")
+    if not content.startswith(b"["):
+        return raw
+    members["content"] = raw_json.join_array([_with_result(each, texts) for each in raw_json.split_array(content)])
+    return raw_json.join_object(members)
+
+
+def with_prefix(raw: bytes, text: str) -> bytes:
+    """Return a message with ``text`` in front of its words: a string grows by it and a blank line, a list by a text
+    block.
+    """
+    members = raw_json.split_object(raw)
+    content = members.get("content", b"null")
+    if content.startswith(b"["):
+        members["content"] = raw_json.join_array(insert_text(raw_json.split_array(content), text))
+    else:
+        said = raw_json.load(content)
+        members["content"] = raw_json.dump(f"{text}\n\n{said}" if said else text)
+    return raw_json.join_object(members)
+
+
+def error_body(
+    message: str,
+    *,
+    type: str = "invalid_request_error",  # noqa: A002 - the name on the wire
+    code: str | None = None,
+    param: str | None = None,
+) -> bytes:
+    """Return an error in Anthropic's shape, which knows no ``code`` and no ``param``: a known code becomes the type."""
+    del param
+    kind = _ERROR_TYPES.get(code or "") or _ERROR_TYPES.get(type, type)
+    return raw_json.dump({"type": "error", "error": {"type": kind, "message": message}})
+
+
+def error_event(body: bytes) -> bytes:
+    """Return an error in the middle of a stream."""
+    return b"event: error\ndata: " + body + b"\n\n"
+
+
+def _role(raw: bytes) -> str:
+    return string_member(raw_json.split_object(raw), "role")
+
+
+def _count_leading(messages: Sequence[bytes]) -> int:
+    """Return how many instruction messages lead: `read_request` makes one of the member ``system``."""
+    return next((place for place, raw in enumerate(messages) if _role(raw) not in {"", "system"}), len(messages))
+
+
+def _sets_more(raw: bytes) -> bool:
+    """Return whether an instruction message between the others has members that ``system`` cannot hold."""
+    members = raw_json.split_object(raw)
+    return "role" in members and bool(members.keys() - {"role", "content"})
+
+
+def _system_content(raw: bytes) -> bytes:
+    members = raw_json.split_object(raw)
+    return members.get("system") or members.get("content", b"null")
+
+
+def _put_system(members: dict[str, bytes], system: bytes) -> None:
+    if system:
+        members["system"] = system
+    else:
+        members.pop("system", None)
+
+
+def _join_results(messages: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
+    """Return ``messages`` with all the results of one reply in one message, and where each of them came to be.
+
+    The provider looks for the results of a reply's calls in the one message behind it.
+    """
+    joined: list[bytes] = []
+    places: list[int] = []
+    was_user = False
+    for raw in messages:
+        is_user = _role(raw) == "user"
+        if is_user and was_user and _has_results(joined[-1]) and _has_results(raw):
+            content = raw_json.join_array([*content_of(joined[-1]), *content_of(raw)])
+            joined[-1] = raw_json.join_object({**raw_json.split_object(joined[-1]), "content": content})
+        else:
+            joined.append(raw)
+        places.append(len(joined) - 1)
+        was_user = is_user
+    return joined, places
+
+
+def _has_results(raw: bytes) -> bool:
+    return b'"tool_result"' in raw and any(block_type(block) == "tool_result" for block in content_of(raw))
+
+
+def _write_blocks(role: str, blocks: list[bytes]) -> bytes:
+    if len(blocks) == 1 and block_type(blocks[0]) == "text":
+        content = raw_json.split_object(blocks[0])["text"]
+    else:
+        content = raw_json.join_array(blocks)
+    return raw_json.join_object({"role": raw_json.dump(role), "content": content})
+
+
+def _write_call(call: ToolCall) -> bytes:
+    """The input has to be an object: what was said is kept in one where it is none."""
+    arguments = call.arguments.encode("utf-8", "surrogatepass") or b"{}"
+    try:
+        raw_json.split_object(arguments)
+    except ValueError:
+        arguments = raw_json.dump({"arguments": call.arguments})
+    head = {"type": b'"tool_use"', "id": raw_json.dump(call.id), "name": raw_json.dump(call.name)}
+    return raw_json.join_object({**head, "input": arguments})
+
+
+def _is_fit(block: bytes) -> bool:
+    members = raw_json.split_object(block)
+    kind = string_member(members, "type")
+    if kind == "text":
+        return not is_blank(block)
+    if kind in THINKING:
+        return bool(string_member(members, "signature") or string_member(members, "data"))
+    return not (kind in _CALL_TYPES and PARTIAL in members)
+
+
+def _restore_words(echoed: list[bytes], said: list[bytes]) -> list[bytes]:
+    """Return the model's blocks of text for those that the client was shown in their place."""
+    if len(echoed) != len(said):
+        return said
+    return [
+        with_block_text(theirs, string_member(raw_json.split_object(ours), "text"))
+        for theirs, ours in zip(echoed, said, strict=True)
+    ]
+
+
+def _with_result(block: bytes, texts: Mapping[str, str]) -> bytes:
+    members = raw_json.split_object(block)
+    text = texts.get(string_member(members, "tool_use_id"))
+    if text is None or string_member(members, "type") != "tool_result":
+        return block
+    content = members.get("content", b"null")
+    if content.startswith(b"["):
+        blocks = raw_json.split_array(content)
+        members["content"] = raw_json.join_array(replace_text(blocks, _without_placeholders(text, blocks)))
+    else:
+        members["content"] = raw_json.dump(text)
+    return raw_json.join_object(members)
+
+
+def _without_placeholders(text: str, blocks: list[bytes]) -> str:
+    """Return ``text`` without the placeholder lines of other blocks, which stay in the message themselves."""
+    lines = text.split("\n")
+    for block in blocks:
+        line = f"[{block_type(block)}]"
+        if line in lines and line != "[text]":
+            lines.remove(line)
+    return "\n".join(lines)

@@ -1,0 +1,294 @@
+"""The interface of a dialect, and the values that it exchanges with its users. No wire format is known here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tersely.dialects.tool_rounds import Rounds
+from tersely.domain.messages import Dialect as DialectName
+from tersely.domain.messages import Message, Role
+from tersely.domain.models import takes_instructions
+from tersely.domain.text.tags import TagKinds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A parsed request. ``tools``, ``tool_choice`` and ``response_format`` are verbatim JSON, empty when absent.
+
+    ``response_format`` is one that constrains the reply's text. ``is_text``: the reply is text, not sound or an image.
+    ``unreadable`` says why the messages could not be parsed; then ``messages`` is empty and the request can only be
+    forwarded. ``include_usage``: the client asked for the usage of a stream. ``max_tokens`` limits the reply.
+
+    ``ids`` are members by which a client names its own sessions, by name. ``reply_id`` and ``conversation`` reference a
+    history that the request does not contain and that the provider may have stored. ``is_stored``: the provider is to
+    store the reply. ``takes_tools``: Tersely may add tools, and make the reply in rounds.
+    """
+
+    model: str
+    messages: tuple[Message, ...]
+    stream: bool = False
+    include_usage: bool = False
+    n: int = 1
+    tools: bytes = b""
+    tool_choice: bytes = b""
+    response_format: bytes = b""
+    is_text: bool = True
+    takes_tools: bool = True
+    stop: bytes = b""
+    max_tokens: int | None = None
+    ids: Mapping[str, str] = field(default_factory=dict)
+    reply_id: str = ""
+    conversation: str = ""
+    is_stored: bool = True
+    unreadable: str | None = None
+
+    @property
+    def references_history(self) -> bool:
+        """Return whether the request references its history instead of sending it."""
+        return bool(self.reply_id or self.conversation)
+
+    @property
+    def takes_additions(self) -> bool:
+        """Return whether Tersely may add instructions and tools to the request.
+
+        A tag would break a structured reply, and so would the text of two rounds.
+        """
+        return self.is_text and not self.response_format and takes_instructions(self.model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens as the provider reports them; None where it does not say. ``cached`` is part of ``input``."""
+
+    input: int | None = None
+    cached: int | None = None
+    output: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyChoice:
+    """One choice of a reply, in wire form: the model's view and the client's view of the message.
+
+    ``terse`` are the contents of the stripped tags, ``state`` the last stripped state block. ``finish_reason`` is empty
+    when the reply broke off.
+    """
+
+    index: int
+    model_message: bytes
+    client_message: bytes
+    terse: tuple[str, ...] = ()
+    state: str | None = None
+    finish_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """A whole reply. ``usage`` and ``error`` are verbatim JSON, empty if absent.
+
+    In a reply of several rounds ``usage`` is the sum, ``last_usage`` the last round's. ``unread``: the body or event
+    data that could not be parsed (`tersely.dialects.undescribed`). ``is_done``: the provider ended the reply by its
+    protocol (a stream: the end mark was seen). ``container``: the id of the container in which the provider ran code,
+    unless a choice names it.
+    """
+
+    id: str = ""
+    model: str = ""
+    choices: tuple[ReplyChoice, ...] = ()
+    usage: bytes = b""
+    last_usage: bytes = b""
+    error: bytes = b""
+    is_done: bool = False
+    unread: tuple[bytes, ...] = ()
+    container: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overflow:
+    """The provider's report that the input is too large for the model.
+
+    ``limit`` and ``needed`` are tokens, where the text has them; ``needed`` is the whole request.
+    """
+
+    limit: int | None = None
+    needed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolOffer:
+    """A tool of Tersely's own as it is offered to a model. ``parameters`` is a JSON schema of an object."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, object]
+
+
+class ResponseRestorer(Protocol):
+    """A reply's body as its client was given it, the ``message`` of it (None: as it is), with the ``usage`` of all its
+    rounds (empty: as it is), without the ``instructions`` and the ``tools`` (name -> description) that were added to
+    its request. Raises `ValueError` for what is no reply.
+    """
+
+    def __call__(
+        self,
+        body: bytes,
+        message: bytes | None,
+        *,
+        instructions: Sequence[str],
+        tools: Mapping[str, str],
+        usage: bytes = b"",
+    ) -> bytes: ...
+
+
+class ReplyReader(Protocol):
+    """A reply's stream on its way to the client."""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What goes to the client now."""
+
+    def close(self) -> bytes:
+        """The stream is over: what still has to go to the client."""
+
+    @property
+    def reply(self) -> Reply:
+        """What was said so far; whole after ``close``."""
+
+
+class RequestReader(Protocol):
+    """Reads a request body; see the dialect's ``read_request``."""
+
+    def __call__(self, body: bytes, read: Callable[[bytes], Message] | None = None) -> Request:
+        """``read`` stands in for the dialect's ``read_message``, where the caller remembers what it has read."""
+
+
+class RequestWriter(Protocol):
+    """Patches a request body; see the dialect's ``write_request``."""
+
+    def __call__(
+        self,
+        body: bytes,
+        *,
+        messages: Sequence[bytes],
+        instructions: str | None = None,
+        include_usage: bool = False,
+        breakpoints: Sequence[int] = (),
+    ) -> bytes:
+        """Return the body with other messages, everything else verbatim.
+
+        ``breakpoints`` are indices of ``messages`` behind which the prompt is worth caching (ends of head and tail),
+        for providers that want to be told.
+        """
+
+
+class StreamOpener(Protocol):
+    """Makes a ``ReplyReader``."""
+
+    def __call__(self, *, tags: TagKinds, strip_usage: bool, sent: bytes = b"") -> ReplyReader:
+        """``tags`` says what is taken out of the text; ``strip_usage``: the usage that only we asked for, too.
+
+        ``sent``: the client's own request, where another one went upstream, for replies that repeat their request.
+        """
+
+
+class ReplySplitter(Protocol):
+    """Reads a reply that is not streamed; see the dialect's ``split_reply``."""
+
+    def __call__(self, body: bytes, tags: TagKinds, *, sent: bytes = b"") -> tuple[bytes, Reply]:
+        """Return the body for the client, and the reply. ``sent`` as in `StreamOpener`."""
+
+
+class ErrorWriter(Protocol):
+    """Writes an error in the dialect's own shape."""
+
+    def __call__(
+        self,
+        message: str,
+        *,
+        type: str = ...,  # noqa: A002 - the name on the wire
+        code: str | None = ...,
+        param: str | None = ...,
+    ) -> bytes:
+        """Return the body of an error response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streaming:
+    """How the streams of a dialect begin and end, and what may be put into them.
+
+    ``heartbeat`` is an event that means nothing; empty: the clients bear none. The last event of a stream begins with a
+    line that begins with one of ``end_marks``; ``end_texts``, one of which is in each of these, are what is looked for
+    first. ``is_mark_whole``: that line is the whole event. Where no event is known for the last one by its first line,
+    it has ``finish_key`` in it, or one before it had. ``preamble`` begins events that come before anything is said.
+    ``reply_key`` is in every reply that is not streamed. ``has_arrays``: a stream may come as a JSON array.
+    ``is_data_only``: clients fail at comments and at fields other than ``data``, so that none is forwarded.
+    """
+
+    heartbeat: bytes = b""
+    end_marks: tuple[bytes, ...] = ()
+    end_texts: tuple[bytes, ...] = ()
+    is_mark_whole: bool = False
+    finish_key: bytes = b""
+    preamble: tuple[bytes, ...] = ()
+    reply_key: bytes = b""
+    has_arrays: bool = False
+    is_data_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemReferences:
+    """How a request refers to items of replies, where a provider keeps them: see the dialect's ``references`` module.
+    Where ``mark`` is not in a body, nothing in it does.
+    """
+
+    mark: bytes
+    referenced_ids: Callable[[bytes], list[str]]
+    with_items: Callable[[bytes, Mapping[str, bytes]], bytes]
+    items_by_id: Callable[[bytes], dict[str, bytes]]
+
+
+def _is_never(_: bytes) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """A wire format: the functions of its modules ``read``, ``write`` and ``stream`` under one name."""
+
+    name: DialectName
+    read_request: RequestReader
+    read_message: Callable[[bytes], Message]
+    read_reply: Callable[[bytes], Message]
+    """Never fails: see `tersely.dialects.undescribed`."""
+    read_usage: Callable[[bytes], Usage]
+    write_request: RequestWriter
+    write_text: Callable[[Role, str], bytes]
+    write_message: Callable[[Message], bytes]
+    as_input: Callable[[bytes], bytes]
+    as_reply: Callable[[bytes], bytes]
+    restore_reply: Callable[[bytes, bytes], bytes]
+    with_text: Callable[[bytes, str | None], bytes]
+    with_results: Callable[[bytes, Mapping[str, str]], bytes]
+    with_prefix: Callable[[bytes, str], bytes]
+    add_tools: Callable[[bytes, Sequence[ToolOffer]], bytes]
+    forbid_tools: Callable[[bytes], bytes]
+    error_body: ErrorWriter
+    error_event: Callable[[bytes], bytes]
+    open_stream: StreamOpener
+    split_reply: ReplySplitter
+    rounds: Rounds | None = None
+    """None: models of this dialect are offered no tools of ours."""
+    without_history: Callable[[bytes], bytes] = bytes
+    """A request without the history of the provider's own that it refers to, for a context that brings the whole."""
+    lacks_history: Callable[[int, bytes], bool] | None = None
+    """Whether a refusal (status, body) says that the provider has no such history as the request named; None: clients
+    send theirs."""
+    is_per_request: Callable[[bytes], bool] = _is_never
+    """Whether a message holds for its request alone, so that no history carries it."""
+    references: ItemReferences | None = None
+    """None: clients send what they have, and refer to nothing."""
+    continues_prefill: bool = True
+    """Whether a model may continue the assistant message that a request ends with: clients then send both as one."""
+    restore_response: ResponseRestorer | None = None
+    """A reply that the provider is asked for again, as its client was given it; None: it is asked for none."""
+    streaming: Streaming

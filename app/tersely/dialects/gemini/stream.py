@@ -1,0 +1,392 @@
+"""Replies on their way to the client: what may go out now, and what was said in all. No I/O.
+
+One reader for all framings: server-sent events, a JSON array, and the one object of a reply that is not streamed. With
+nothing to take out, bytes go through untouched. Otherwise whole events wait while text in them may be the beginning of
+what is taken out; then they go out as they came, or with other words in the parts concerned and every other member's
+bytes as they were. An event is never made up: Gemini's clients bear no comment, no ``event:`` line and no blank reply.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tersely.dialects.dialect import Reply, ReplyChoice
+from tersely.dialects.gemini.read import items, visible_text
+from tersely.dialects.gemini.write import patch_texts
+from tersely.dialects.undescribed import UNDESCRIBED, UnreadPayloads, unread_body
+from tersely.dialects.wire import raw_json
+from tersely.dialects.wire.json_array import ArrayDecoder, Element
+from tersely.dialects.wire.sse import MAX_EVENT, EventTooLarge, SseDecoder, SseEvent, with_data
+from tersely.domain.text.tags import TagKinds, TagStripper
+
+_ENVELOPE = frozenset({"candidates", "usageMetadata", "modelVersion", "responseId", "createTime", "traceId"})
+_CANDIDATE_ENVELOPE = frozenset({"content", "index", "safetyRatings"})
+"""Members that say nothing by themselves: an event with only these and no words left in it is dropped. Usage is told
+again by the next event.
+"""
+_KNOWN = frozenset({"candidates", "promptFeedback", "usageMetadata", "error", "modelVersion", "responseId"})
+"""What an event has one of."""
+_KNOWN_OF_CANDIDATE = frozenset({"content", "finishReason", "index", "safetyRatings", "groundingMetadata"})
+"""What a candidate has one of."""
+_PLAIN = frozenset({"text", "thought"})
+_EMPTY_TEXT = b'{"text":""}'
+_SILENT = frozenset({b"null", b"{}", b"[]", b'""'})
+
+_Frame = SseEvent | Element
+
+
+@dataclass(slots=True, kw_only=True)
+class _Piece:
+    """A part that is text. ``shown`` is what the client sees of it, None as long as that cannot be told."""
+
+    text: str
+    shown: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Content:
+    """One event's content of one candidate: members, parts, and texts by index."""
+
+    members: Mapping[str, bytes]
+    raw: bytes
+    parts: Sequence[bytes]
+    pieces: Mapping[int, _Piece]
+
+    @property
+    def edits(self) -> dict[int, str]:
+        """Return the replacement texts by index."""
+        return {place: piece.shown or "" for place, piece in self.pieces.items() if piece.shown != piece.text}
+
+    @property
+    def client_parts(self) -> list[bytes]:
+        """Return the parts as the client sees them."""
+        edits = self.edits
+        return patch_texts(self.parts, edits) or [_EMPTY_TEXT] if edits else list(self.parts)
+
+    @property
+    def client_raw(self) -> bytes:
+        """Return the content as the client sees it; the very same bytes when nothing is taken out."""
+        if not self.edits:
+            return self.raw
+        return raw_json.join_object({**self.members, "parts": raw_json.join_array(self.client_parts)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Event:
+    """A frame that waits to go out, with its contents by the candidate's place."""
+
+    frame: _Frame
+    contents: Mapping[int, _Content]
+
+    @property
+    def is_told(self) -> bool:
+        """Return whether everything in it may go out."""
+        pieces = (piece for content in self.contents.values() for piece in content.pieces.values())
+        return all(piece.shown is not None for piece in pieces)
+
+
+class ReplyStream:
+    """One reply. ``wrapper`` names the member of each event that holds what is Gemini's, where there is one.
+
+    ``tags`` says what is taken out of the text of every candidate (`tersely.domain.text.tags`); nothing is held back
+    beyond the candidate's end, an error or the end of the stream. Usage always comes, so there is none to strip.
+    """
+
+    def __init__(
+        self,
+        *,
+        tags: TagKinds,
+        strip_usage: bool = False,
+        sent: bytes = b"",
+        wrapper: str = "",
+        max_event: int = MAX_EVENT,
+    ) -> None:
+        del strip_usage, sent
+        self._extract = tags
+        self._wrapper = wrapper
+        self._max_event = max_event
+        self._start = b""
+        self._decoder: SseDecoder | ArrayDecoder | None = None
+        self._is_blind = False
+        self._waiting: deque[_Event] = deque()
+        self._candidates: dict[int, _Candidate] = {}
+        self._id = ""
+        self._model = ""
+        self._usage = b""
+        self._error = b""
+        self._is_blocked = False
+        self._unread = UnreadPayloads()
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Return the bytes that go to the client now. After an event over ``max_event`` bytes nothing is stripped."""
+        if self._is_blind:
+            return chunk
+        try:
+            sent = b"".join([self._forward(frame) for frame in self._frames(chunk)])
+        except EventTooLarge:
+            sent = self._release_all() + self._rest()
+            self._is_blind = True
+        return sent if self._extract else chunk
+
+    def close(self) -> bytes:
+        """The stream is over: held text and an unfinished last event."""
+        frames = self._decoder.close() if self._decoder else []
+        sent = b"".join([self._forward(frame) for frame in frames if frame.data])
+        for frame in frames:
+            if not frame.data and isinstance(frame, SseEvent):
+                self._unread.add_if_no_event(frame.raw)
+        sent += self._release_all() + b"".join(frame.raw for frame in frames if not frame.data)
+        if self._decoder is None:
+            sent, self._start = sent + self._start, b""
+        return sent if self._extract else b""
+
+    @property
+    def reply(self) -> Reply:
+        """Return the reply so far; it is complete after ``close``."""
+        candidates = self._candidates
+        has_ended = bool(candidates) and all(candidate.finish for candidate in candidates.values())
+        return Reply(
+            id=self._id,
+            model=self._model,
+            choices=tuple(candidates[index].to_choice(index) for index in sorted(candidates)),
+            usage=self._usage,
+            error=self._error,
+            is_done=(has_ended or self._is_blocked) and not self._error,
+            unread=tuple(self._unread.payloads),
+        )
+
+    # Which bytes go out
+
+    def _frames(self, chunk: bytes) -> Iterable[_Frame]:
+        if self._decoder is None:
+            chunk, self._start = self._start + chunk, b""
+            beginning = chunk.lstrip()[:1]
+            if not beginning:
+                self._start = chunk
+                return ()
+            self._decoder = (ArrayDecoder if beginning in b"[{" else SseDecoder)(self._max_event)
+        return self._decoder.feed(chunk)
+
+    def _rest(self) -> bytes:
+        return b"".join(frame.raw for frame in self._decoder.close()) if self._decoder else b""
+
+    def _forward(self, frame: _Frame) -> bytes:
+        contents: Mapping[int, _Content] = {}
+        if frame.data:
+            try:
+                contents = self._read(frame.data)
+            except UNDESCRIBED:
+                if isinstance(frame, Element) or frame.is_whole:
+                    self._unread.add(frame.data)
+        elif isinstance(frame, SseEvent):
+            self._unread.add_if_no_event(frame.raw)
+        if not self._extract:
+            return b""
+        before = self._release_all() if self._error else b""
+        self._waiting.append(_Event(frame=frame, contents=contents))
+        return before + self._release()
+
+    def _release(self) -> bytes:
+        sent: list[bytes] = []
+        while self._waiting and self._waiting[0].is_told:
+            event = self._waiting.popleft()
+            try:
+                sent.append(self._write(event))
+            except UNDESCRIBED:
+                sent.append(event.frame.raw)
+        return b"".join(sent)
+
+    def _release_all(self) -> bytes:
+        for candidate in self._candidates.values():
+            candidate.close()
+        return self._release()
+
+    def _write(self, event: _Event) -> bytes:
+        frame = event.frame
+        if frame.data is None or not any(content.edits for content in event.contents.values()):
+            return frame.raw
+        members = raw_json.split_object(frame.data)
+        if isinstance(frame, Element):
+            return frame.with_data(raw_json.join_object(self._patch(members, event.contents)))
+        is_empty = self._is_empty(members, event.contents)
+        return b"" if is_empty else with_data(frame, raw_json.join_object(self._patch(members, event.contents)))
+
+    def _patch(self, members: dict[str, bytes], contents: Mapping[int, _Content]) -> dict[str, bytes]:
+        payload = self._unwrap(members)
+        candidates = items(payload["candidates"])
+        for place, content in contents.items():
+            if content.edits:
+                candidate = raw_json.split_object(candidates[place])
+                candidates[place] = raw_json.join_object({**candidate, "content": content.client_raw})
+        payload = {**payload, "candidates": raw_json.join_array(candidates)}
+        return {**members, self._wrapper: raw_json.join_object(payload)} if self._is_wrapped(members) else payload
+
+    def _is_empty(self, members: dict[str, bytes], contents: Mapping[int, _Content]) -> bool:
+        """Return whether an event says nothing, now that its words are gone."""
+        payload = self._unwrap(members)
+        candidates = items(payload["candidates"])
+        others = [value for key, value in payload.items() if key not in _ENVELOPE]
+        others += [
+            value
+            for key, value in members.items()
+            if self._is_wrapped(members) and key not in {self._wrapper, *_ENVELOPE}
+        ]
+        for place, raw in enumerate(candidates):
+            content = contents.get(place)
+            if content is None or content.client_parts != [_EMPTY_TEXT]:
+                return False
+            others += [value for key, value in raw_json.split_object(raw).items() if key not in _CANDIDATE_ENVELOPE]
+        return all(value in _SILENT for value in others)
+
+    # What was said
+
+    def _is_wrapped(self, members: Mapping[str, bytes]) -> bool:
+        return bool(self._wrapper) and self._wrapper in members
+
+    def _unwrap(self, members: dict[str, bytes]) -> dict[str, bytes]:
+        return raw_json.split_object(members[self._wrapper]) if self._is_wrapped(members) else members
+
+    def _read(self, data: bytes) -> dict[int, _Content]:
+        members = raw_json.split_object(data)
+        payload = self._unwrap(members)
+        if not payload.keys() & _KNOWN and "error" not in members:
+            raise ValueError("an event of a shape nobody has described")
+        self._id = self._id or _string(payload.get("responseId"))
+        self._model = self._model or _string(payload.get("modelVersion"))
+        self._usage = _given(payload, "usageMetadata") or self._usage
+        self._error = _given(payload, "error") or _given(members, "error") or self._error
+        if feedback := _given(payload, "promptFeedback"):
+            self._is_blocked = "blockReason" in raw_json.split_object(feedback)
+        contents: dict[int, _Content] = {}
+        for place, raw in enumerate(items(payload.get("candidates", b"null"))):
+            candidate = raw_json.split_object(raw)
+            index = raw_json.load(candidate.get("index", b"null"))
+            state = self._candidates.setdefault(index if isinstance(index, int) else place, _Candidate(self._extract))
+            if candidate and not candidate.keys() & _KNOWN_OF_CANDIDATE:
+                raise ValueError("a candidate of a shape nobody has described")
+            if content := _given(candidate, "content"):
+                contents[place] = _read_content(content)
+                state.add(contents[place])
+            if finish := _string(candidate.get("finishReason")):
+                state.finish = finish
+                state.close()
+        return contents
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """The state of one candidate."""
+
+    extract: TagKinds
+    finish: str = ""
+    _contents: list[_Content] = field(default_factory=list)
+    _untold: list[_Piece] = field(default_factory=list)
+    _shown: str = ""
+    _extraction: TagStripper = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._extraction = TagStripper(self.extract)
+
+    def add(self, content: _Content) -> None:
+        self._contents.append(content)
+        for piece in content.pieces.values():
+            self._untold.append(piece)
+            self._shown += self._extraction.feed(piece.text)
+            if not self._extraction.held:
+                self._tell()
+
+    def close(self) -> None:
+        """Nothing more is held back."""
+        self._shown += self._extraction.close()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Share what is shown among the pieces that it came in: each has its own beginning, the last one the rest."""
+        for piece in self._untold[:-1]:
+            piece.shown = _common_beginning(piece.text, self._shown)
+            self._shown = self._shown[len(piece.shown) :]
+        if self._untold:
+            self._untold[-1].shown, self._shown = self._shown, ""
+            self._untold.clear()
+
+    def to_choice(self, index: int) -> ReplyChoice:
+        model = client = self._message([(content.raw, content.parts) for content in self._contents])
+        if any(content.edits for content in self._contents):
+            client = self._message([(content.client_raw, content.client_parts) for content in self._contents])
+        return ReplyChoice(
+            index=index,
+            model_message=model,
+            client_message=client,
+            terse=self._extraction.terse,
+            state=self._extraction.state,
+            finish_reason=self.finish,
+        )
+
+    def _message(self, contents: Sequence[tuple[bytes, Sequence[bytes]]]) -> bytes:
+        if len(contents) == 1:
+            return contents[0][0]
+        parts = _merge_texts([part for _, parts in contents for part in parts])
+        return raw_json.join_object({"parts": raw_json.join_array(parts), "role": b'"model"'})
+
+
+def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"", wrapper: str = "") -> tuple[bytes, Reply]:
+    """Return the body for the client of a reply that was read whole, array or object, and the reply.
+
+    The very same bytes when nothing is taken out. What is no reply (an error under status 200, no JSON at all) goes
+    through, and its reply has no choices.
+    """
+    stream = ReplyStream(tags=tags, wrapper=wrapper)
+    sent = stream.feed(body) + stream.close()
+    if not tags:
+        sent = body
+    reply = stream.reply
+    is_understood = not reply.unread and (reply.choices or reply.error or reply.is_done)
+    return sent, reply if is_understood else replace(reply, unread=unread_body(body))
+
+
+def _read_content(raw: bytes) -> _Content:
+    members = raw_json.split_object(raw)
+    parts = items(members.get("parts", b"null"))
+    pieces: dict[int, _Piece] = {}
+    for place, part in enumerate(parts):
+        value = raw_json.load(part)
+        text = visible_text(value) if isinstance(value, dict) else None
+        if text is not None:
+            pieces[place] = _Piece(text=text)
+    return _Content(members=members, raw=raw, parts=parts, pieces=pieces)
+
+
+def _common_beginning(one: str, other: str) -> str:
+    length = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    return one[: len(other)] if length is None else one[:length]
+
+
+def _merge_texts(parts: Iterable[bytes]) -> list[bytes]:
+    """Merge neighbouring texts of a kind. A part with other members, such as a signature, stays unchanged."""
+    merged: list[bytes | tuple[bool, list[str]]] = []
+    for part in parts:
+        value = raw_json.load(part)
+        text = value.get("text") if isinstance(value, dict) and value.keys() <= _PLAIN else None
+        last = merged[-1] if merged else None
+        if not isinstance(text, str):
+            merged.append(part)
+        elif isinstance(last, tuple) and last[0] == bool(value.get("thought")):
+            last[1].append(text)
+        elif text:
+            merged.append((bool(value.get("thought")), [text]))
+    return [part if isinstance(part, bytes) else _write_texts(*part) for part in merged]
+
+
+def _write_texts(is_thought: bool, texts: Sequence[str]) -> bytes:  # noqa: FBT001 - a pair, unpacked
+    return raw_json.dump({"text": "".join(texts), **({"thought": True} if is_thought else {})})
+
+
+def _given(members: Mapping[str, bytes], key: str) -> bytes:
+    value = members.get(key, b"null")
+    return b"" if value == b"null" else value
+
+
+def _string(raw: bytes | None) -> str:
+    return raw_json.string(raw)

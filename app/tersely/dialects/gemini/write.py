@@ -1,0 +1,368 @@
+"""From the domain to Gemini's format: requests are patched, not rebuilt; what was not changed keeps its bytes.
+
+Everything here is deterministic: the same input gives the same bytes, so that prompt prefixes stay stable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, assert_never
+
+from tersely.dialects.gemini.read import (
+    CALL_PREFIX,
+    INSTRUCTION_KEYS,
+    Numbering,
+    function_call,
+    function_response,
+    is_instruction,
+    items,
+    join_runs,
+    name_of_own_id,
+    parts_of,
+    read_message,
+    string,
+    text_member,
+    visible_text,
+)
+from tersely.dialects.wire import raw_json
+from tersely.dialects.wire.members import split_body
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.messages import INSTRUCTION_ROLES, Media, Message, Part, Reasoning, Role, Text, ToolCall, ToolResult
+
+NO_SIGNATURE = "skip_thought_signature_validator"
+"""Google's own word for a call that was not made by the model in this form: its newer models refuse one without a
+signature.
+"""
+
+_STATUSES = {
+    "invalid_api_key": (401, "UNAUTHENTICATED"),
+    "forbidden": (403, "PERMISSION_DENIED"),
+    "not_found": (404, "NOT_FOUND"),
+    "conflict": (409, "ABORTED"),
+    "request_too_large": (413, "INVALID_ARGUMENT"),
+    "upstream_unavailable": (502, "UNAVAILABLE"),
+    "database_unavailable": (503, "UNAVAILABLE"),
+    "shutting_down": (503, "UNAVAILABLE"),
+}
+
+
+def write_request(
+    body: bytes,
+    *,
+    messages: Sequence[bytes],
+    instructions: str | None = None,
+    include_usage: bool = False,
+    breakpoints: Sequence[int] = (),
+) -> bytes:
+    """Return the request ``body`` with other ``messages`` (wire form, see `tersely.dialects.gemini.read`).
+
+    Instruction messages become the system instruction, in front of ``instructions``, Tersely's own text. Cached content
+    brings a system instruction of its own and forbids another: beside it, such texts are said by the user. Usage always
+    comes, and this provider caches by itself: ``include_usage`` and ``breakpoints`` change nothing. Every other member
+    of the request keeps its bytes and its place. Raises ``InvalidRequest`` for a body that ``read_request`` refuses.
+    """
+    del include_usage, breakpoints
+    members = split_body(body)
+    try:
+        own = dict(join_runs(items(members.get("contents", b"null"))))
+        system = [raw for raw in messages if is_instruction(raw)]
+        contents = [raw for raw in messages if not is_instruction(raw)]
+        if instructions:
+            system.append(write_text("system", instructions))
+        if system and (members.keys() & {"cachedContent", "cached_content"}):
+            texts = [read_message(raw).text for raw in system]
+            contents.insert(0, write_text("user", "\n\n".join(filter(None, texts))))
+            system = []
+        for key in INSTRUCTION_KEYS:
+            members.pop(key, None)
+        if system:
+            members |= _join_instructions(system)
+        members["contents"] = raw_json.join_array(_arrange(contents, own))
+    except ValueError as error:
+        raise InvalidRequest(f"The request body is not valid JSON: {error}.") from error
+    return raw_json.join_object(members)
+
+
+def write_text(role: Role, text: str) -> bytes:
+    """Return a message of plain text."""
+    if role in INSTRUCTION_ROLES:
+        return raw_json.dump({"systemInstruction": {"parts": [{"text": text}]}})
+    return raw_json.dump({"role": "model" if role == "assistant" else "user", "parts": [{"text": text}]})
+
+
+def write_message(message: Message) -> bytes:
+    """Return a message from its parts, for messages that Tersely makes itself; ``raw`` is not looked at.
+
+    Reasoning is left out, media cannot be written (their bytes are not in the domain) and become a note. A result knows
+    its function's name only by an id of ours: ``write_request`` adds it from the call.
+    """
+    if message.is_instruction:
+        return write_text(message.role, message.text)
+    parts = [written for part in message.parts if (written := _write_part(part)) is not None]
+    call = next((part for part in parts if "functionCall" in part), None)
+    if call is not None:
+        call["thoughtSignature"] = NO_SIGNATURE
+    return raw_json.dump({"role": "model" if message.role == "assistant" else "user", "parts": parts or [{"text": ""}]})
+
+
+def as_input(reply: bytes) -> bytes:
+    """Return a reply's content as a provider takes it in a request: as it is, but with a role and at least one part."""
+    members = raw_json.split_object(reply)
+    if members.get("role", b"null") != b"null" and items(members.get("parts", b"null")):
+        return reply
+    if not items(members.get("parts", b"null")):
+        members["parts"] = b'[{"text":""}]'
+    if members.get("role", b"null") == b"null":
+        members["role"] = b'"model"'
+    return raw_json.join_object(members)
+
+
+def as_reply(content: bytes) -> bytes:
+    """Return the body of a reply that says ``content`` and nothing else."""
+    return b'{"candidates":[{"content":' + content + b"}]}"
+
+
+def restore_reply(client_raw: bytes, model_raw: bytes) -> bytes:
+    """Return the client's ``client_raw`` of a reply with the model's own words, those of ``model_raw``, put back.
+
+    The echo decides about everything else. Words are put back between the parts between which the model said them.
+    """
+    members = raw_json.split_object(client_raw)
+    theirs = items(members.get("parts", b"null"))
+    ours = list(map(raw_json.load, items(raw_json.split_object(model_raw).get("parts", b"null"))))
+    runs = _text_runs(ours)
+    if len(runs) != len(_text_runs(map(raw_json.load, theirs))):
+        runs = ["".join(runs)]
+    members["parts"] = raw_json.join_array(_with_runs(theirs, runs))
+    return raw_json.join_object(members)
+
+
+def with_text(raw: bytes, text: str | None) -> bytes:
+    """Return a content with ``text`` as its words, everything else verbatim: the first text takes it, others go.
+
+    A text that carries a signature stays, empty.
+    """
+    members = raw_json.split_object(raw)
+    members["parts"] = raw_json.join_array(_with_runs(items(members.get("parts", b"null")), [text or ""]))
+    return raw_json.join_object(members)
+
+
+def patch_texts(parts: Sequence[bytes], texts: Mapping[int, str]) -> list[bytes]:
+    """Return ``parts`` with other texts, given by place. One that becomes empty and is nothing but text goes."""
+    patched: list[bytes] = []
+    for place, part in enumerate(parts):
+        text = texts.get(place)
+        if text is None:
+            patched.append(part)
+            continue
+        members = raw_json.split_object(part)
+        if text or members.keys() - {"text"}:
+            patched.append(raw_json.join_object({**members, "text": raw_json.dump(text)}))
+    return patched
+
+
+def with_results(raw: bytes, texts: Mapping[str, str]) -> bytes:
+    """Return a content with other texts in its function responses, given by call id; everything else verbatim.
+
+    A result is also known by our own id for it, whether it came with one or not. A content that answers none of the
+    calls is returned as it is.
+    """
+    members = raw_json.split_object(raw)
+    parts = items(members.get("parts", b"null"))
+    patched = list(parts)
+    numbering = Numbering()
+    for place, part in enumerate(parts):
+        response = function_response(raw_json.load(part))
+        if response is not None:
+            own = numbering.next(string(response.get("name")))
+            text = texts.get(string(response.get("id")) or own, texts.get(own))
+            patched[place] = part if text is None else _with_response(part, text)
+    return raw if patched == parts else raw_json.join_object({**members, "parts": raw_json.join_array(patched)})
+
+
+def with_prefix(raw: bytes, text: str) -> bytes:
+    """Return a content with ``text`` in front, as a part of its own."""
+    members = raw_json.split_object(raw)
+    parts = items(members.get("parts", b"null"))
+    members["parts"] = raw_json.join_array([raw_json.dump({"text": text}), *parts])
+    return raw_json.join_object(members)
+
+
+def error_body(
+    message: str,
+    *,
+    type: str = "invalid_request_error",  # noqa: A002 - the name on the wire
+    code: str | None = None,
+    param: str | None = None,
+) -> bytes:
+    """Return an error in Google's shape."""
+    default = (500, "INTERNAL") if type in {"server_error", "upstream_error"} else (400, "INVALID_ARGUMENT")
+    number, status = _STATUSES.get(code or "", default)
+    error: dict[str, Any] = {"code": number, "message": message, "status": status}
+    if param is not None:
+        violation = {"field": param, "description": message}
+        error["details"] = [{"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": [violation]}]
+    return raw_json.dump({"error": error})
+
+
+def error_event(body: bytes) -> bytes:
+    """Return an error in the middle of a stream."""
+    return b"data: " + body + b"\r\n\r\n"
+
+
+def _text_runs(parts: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the texts between the parts that are neither text nor thought; one more than there are such parts."""
+    runs = [""]
+    for part in parts:
+        if (text := visible_text(part)) is not None:
+            runs[-1] += text
+        elif not part.get("thought"):
+            runs.append("")
+    return runs
+
+
+def _with_runs(parts: Sequence[bytes], runs: Sequence[str]) -> list[bytes]:
+    """Return ``parts`` with other runs of text. The first text of a run takes it; one with a signature stays, empty."""
+    written: list[bytes] = []
+    waiting = list(runs)
+    place = 0
+    for part in parts:
+        value = raw_json.load(part)
+        if visible_text(value) is not None:
+            written += patch_texts([part], {0: waiting[place]})
+            waiting[place] = ""
+        else:
+            if not value.get("thought") and place + 1 < len(waiting):
+                written += _text_part(waiting[place])
+                place += 1
+            written.append(part)
+    return [*written, *_text_part(waiting[place])] or [raw_json.dump({"text": ""})]
+
+
+def _text_part(text: str) -> list[bytes]:
+    return [raw_json.dump({"text": text})] if text else []
+
+
+def _join_instructions(system: Sequence[bytes]) -> dict[str, bytes]:
+    """Several instruction messages as one, under the key of the first; a single one keeps its bytes."""
+    ((key, first),) = raw_json.split_object(system[0]).items()
+    if len(system) == 1:
+        return {key: first}
+    is_text = first.lstrip()[:1] == b'"'
+    members = {"parts": raw_json.dump({"text": raw_json.load(first)})} if is_text else raw_json.split_object(first)
+    parts = items(members.get("parts", b"null"))
+    for raw in system[1:]:
+        ((_, value),) = raw_json.split_object(raw).items()
+        parts += items(raw_json.split_object(value).get("parts", b"null"))
+    return {key: raw_json.join_object({**members, "parts": raw_json.join_array(parts)})}
+
+
+def _arrange(messages: Sequence[bytes], own: Mapping[bytes, Sequence[bytes]]) -> list[bytes]:
+    """Return the client's ``own`` messages in the contents that they came in, others made fit to stand beside them.
+
+    The provider wants the results of one content's calls in one content, each with the name of its function, and no
+    call behind another content of the model.
+    """
+    arranged: list[bytes] = []
+    was_own = True
+    for raw in messages:
+        is_own = raw in own
+        first, *more = own.get(raw) or [_with_names(raw, arranged)]
+        is_joined = bool(arranged) and not (is_own and was_own) and _is_one_turn(arranged[-1], first)
+        if is_joined:
+            first = _join_parts(arranged.pop(), first)
+        arranged += [first, *more]
+        was_own = is_own and not is_joined
+    return arranged
+
+
+def _is_one_turn(before: bytes, raw: bytes) -> bool:
+    return (_is_model(before) and _is_model(raw)) or (_is_results(before) and _is_results(raw))
+
+
+def _is_model(raw: bytes) -> bool:
+    return b'"model"' in raw and raw_json.split_object(raw).get("role") == b'"model"'
+
+
+def _join_parts(first: bytes, second: bytes) -> bytes:
+    members = raw_json.split_object(first)
+    parts = items(members["parts"]) + items(raw_json.split_object(second)["parts"])
+    return raw_json.join_object({**members, "parts": raw_json.join_array(parts)})
+
+
+def _is_results(raw: bytes) -> bool:
+    if b"unctionResponse" not in raw and b"unction_response" not in raw:
+        return False
+    parts = parts_of(raw_json.load(raw))
+    return bool(parts) and all(function_response(part) is not None for part in parts)
+
+
+def _with_names(raw: bytes, before: Sequence[bytes]) -> bytes:
+    """Return ``raw`` with the functions' names in results that were written without."""
+    if b'"functionResponse"' not in raw:
+        return raw
+    members = raw_json.split_object(raw)
+    parts = items(members["parts"])
+    for place, part in enumerate(parts):
+        response = function_response(raw_json.load(part))
+        if response is not None and not response.get("name"):
+            name = _name_of_call(response.get("id", ""), before)
+            parts[place] = raw_json.dump({"functionResponse": {**response, "name": name}})
+    return raw_json.join_object({**members, "parts": raw_json.join_array(parts)})
+
+
+def _name_of_call(call_id: str, before: Sequence[bytes]) -> str:
+    for raw in reversed(before):
+        if b"unctionCall" in raw or b"unction_call" in raw:
+            for part in parts_of(raw_json.load(raw)):
+                call = function_call(part)
+                if call is not None and call.get("id") == call_id:
+                    return str(call.get("name"))
+    return "unknown"
+
+
+def _write_part(part: Part) -> dict[str, Any] | None:
+    match part:
+        case Text(text=text):
+            return {"text": text}
+        case Media(kind=kind):
+            return {"text": f"[{kind}]"}
+        case ToolCall():
+            return {"functionCall": {**_own_or_id(part.id), "name": part.name, "args": _arguments(part.arguments)}}
+        case ToolResult():
+            name = name_of_own_id(part.call_id)
+            named = {"name": name} if name else {}
+            return {"functionResponse": {**_own_or_id(part.call_id), **named, "response": {"output": part.text}}}
+        case Reasoning():
+            return None
+        case _:
+            assert_never(part)
+
+
+def _own_or_id(call_id: str) -> dict[str, str]:
+    """Return the provider's own call id, or none for an id of Tersely's: the provider then pairs by name and order."""
+    return {} if call_id.startswith(CALL_PREFIX) or not call_id else {"id": call_id}
+
+
+def _arguments(text: str) -> object:
+    try:
+        arguments = raw_json.load(text.encode("utf-8", "surrogatepass")) if text.strip() else {}
+    except ValueError:
+        arguments = text
+    return arguments if isinstance(arguments, dict) else {"arguments": arguments}
+
+
+def _with_response(part: bytes, text: str) -> bytes:
+    members = raw_json.split_object(part)
+    (key,) = [key for key in members if key in {"functionResponse", "function_response"}]
+    response = raw_json.split_object(members[key])
+    said = raw_json.load(response.get("response", b"null"))
+    media = [
+        f"[{each.kind}]"
+        for each in read_message(b'{"parts":%b}' % response.get("parts", b"[]")).parts
+        if isinstance(each, Media)
+    ]
+    for line in reversed(media):
+        text = text.removesuffix(line).removesuffix("\n")
+    response["response"] = raw_json.dump({text_member(said) or "output": text})
+    return raw_json.join_object({**members, key: raw_json.join_object(response)})

@@ -1,0 +1,12 @@
+"""Code Assist's replies: Gemini's, each event inside of ``response``."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tersely.dialects.gemini import stream as gemini
+
+WRAPPER = "response"
+
+open_stream = partial(gemini.ReplyStream, wrapper=WRAPPER)
+split_reply = partial(gemini.split_reply, wrapper=WRAPPER)

@@ -1,0 +1,50 @@
+"""Write a reply of Tersely's own in a dialect, whole or as a stream, as the provider would."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tersely.dialects.dialect import Request
+from tersely.dialects.wire import raw_json
+
+JSON = "application/json"
+EVENT_STREAM = "text/event-stream"
+
+ID_PREFIX = "tersely_"
+"""Stands in the ids of replies of ours, which no provider knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenReply:
+    """The body of a response, and what it is."""
+
+    body: bytes
+    content_type: str = JSON
+
+
+class ReplyWriter(Protocol):
+    """Writes a reply that says a text, ends well and cost nothing."""
+
+    def __call__(self, text: str, *, request: Request, name: str, created: int, as_array: bool = False) -> WrittenReply:
+        """Return the reply to ``request``, whole or streamed as it asks.
+
+        The reply's ids are made of ``name``, which begins with `ID_PREFIX`; ``created`` is its time in seconds.
+        ``as_array``: a stream is sent as a JSON array, in dialects that have such streams.
+        """
+
+
+def whole_reply(reply: object) -> WrittenReply:
+    """Return a reply at once."""
+    return WrittenReply(body=raw_json.dump(reply))
+
+
+def stream_reply(*events: bytes) -> WrittenReply:
+    """Return the events of a stream."""
+    return WrittenReply(body=b"".join(events), content_type=EVENT_STREAM)
+
+
+def stream_event(data: object, name: str = "", newline: bytes = b"\n") -> bytes:
+    """Return one event of a stream."""
+    head = b"event: " + name.encode() + newline if name else b""
+    return head + b"data: " + raw_json.dump(data) + newline * 2

@@ -1,0 +1,114 @@
+"""The chunks of a streamed reply, as they are read. Members that say nothing to us are not looked at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tersely.dialects.undescribed import UNDESCRIBED, UnreadPayloads
+from tersely.dialects.wire import raw_json
+from tersely.dialects.wire.bodies import try_decode
+
+ABSENT = msgspec.Raw()
+"""What a member is that is not there."""
+
+
+class FunctionDelta(msgspec.Struct):
+    name: str | None = None
+    arguments: Any = None
+
+
+class CustomDelta(msgspec.Struct):
+    name: str | None = None
+    input: str | None = None
+
+
+class CallDelta(msgspec.Struct):
+    index: int | None = None
+    id: str | int | None = None
+    type: str | None = None
+    function: FunctionDelta | None = None
+    custom: CustomDelta | None = None
+    extra_content: Any = None
+
+
+class ChoiceDelta(msgspec.Struct):
+    role: str | None = None
+    content: str | list[Any] | None = None
+    refusal: Any = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    reasoning_details: Any = None
+    tool_calls: list[CallDelta] | None = None
+    function_call: FunctionDelta | None = None
+    audio: Any = None
+    annotations: Any = None
+
+
+class Choice(msgspec.Struct):
+    position: int | None = msgspec.field(name="index", default=None)
+    delta: ChoiceDelta | None = None
+    finish_reason: str | None = None
+
+    @property
+    def index(self) -> int:
+        return self.position or 0
+
+
+class Chunk(msgspec.Struct):
+    choices: list[Choice] | None = None
+    id: str | None = None
+    model: str | None = None
+    usage: msgspec.Raw = ABSENT
+    error: msgspec.Raw = ABSENT
+
+    @property
+    def has_outcome(self) -> bool:
+        return self.usage is not ABSENT or self.error is not ABSENT
+
+
+_chunk_decoder = msgspec.json.Decoder(Chunk)
+_chunks_decoder = msgspec.json.Decoder(list[Chunk])
+
+
+def read_chunks(payloads: list[bytes], unread: UnreadPayloads) -> list[Chunk]:
+    """Return the chunks in the data of events, all at once where that can be. What cannot be understood goes to
+    ``unread``.
+    """
+    try:
+        chunks = _chunks_decoder.decode(b"[" + b",".join(payloads) + b"]")
+        if len(chunks) == len(payloads):
+            for each, payload in zip(chunks, payloads, strict=True):
+                if each.choices is None and not each.has_outcome:
+                    unread.add(payload)
+            return chunks
+    except (ValueError, RecursionError):
+        pass
+    return [chunk for payload in payloads if (chunk := read_chunk(payload, unread)) is not None]
+
+
+def read_chunk(data: bytes, unread: UnreadPayloads) -> Chunk | None:
+    if (described := try_decode(_chunk_decoder, data)) is not None:
+        if described.choices is None and not described.has_outcome:
+            unread.add(data)
+        return described
+    try:
+        members = raw_json.split_object(data)
+    except ValueError:
+        unread.add(data)
+        return None
+    chunk = Chunk(id=string_of(members.get("id")), model=string_of(members.get("model")))
+    if "usage" in members:
+        chunk.usage = msgspec.Raw(members["usage"])
+    if "error" in members:
+        chunk.error = msgspec.Raw(members["error"])
+    try:
+        chunk.choices = msgspec.convert(raw_json.load(members.get("choices", b"null")), list[Choice] | None)
+    except UNDESCRIBED:
+        unread.add(data)
+    return chunk
+
+
+def string_of(raw: bytes | None) -> str:
+    return raw_json.string(raw)

@@ -1,0 +1,334 @@
+"""Replies in rounds in OpenAI's chat format: see `tersely.dialects.tool_rounds`.
+
+The first delta of a call nearly always carries its name. A call is held back until it is clear whose it is; words go
+out at once. Of several rounds the client sees the ids of the first, the words of all, calls and end of the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tersely.dialects.openai_chat.read import read_reply
+from tersely.dialects.tool_rounds import Rounds, add_usage
+from tersely.dialects.undescribed import UNDESCRIBED
+from tersely.dialects.wire import raw_json
+from tersely.dialects.wire.sse import SseDecoder, SseEvent, with_data
+
+_DONE = b"[DONE]"
+_NULL = b"null"
+_ONCE = ("id", "created", "model", "system_fingerprint")
+"""What all events of a stream have in common."""
+_BETWEEN = "\n\n"
+"""Stands between the words of two rounds."""
+
+
+def without_calls(message: bytes, names: frozenset[str]) -> bytes:
+    """Return a reply's message without its calls to tools of these names."""
+    members = raw_json.split_object(message)
+    calls = _calls(members)
+    left = [raw for raw, call in calls if _name(call) not in names]
+    if len(left) == len(calls):
+        return message
+    if left:
+        members["tool_calls"] = raw_json.join_array(left)
+    else:
+        del members["tool_calls"]
+        if members.get("content", _NULL) == _NULL:
+            members["content"] = b'""'
+    return raw_json.join_object(members)
+
+
+def merge_messages(messages: Sequence[bytes]) -> bytes:
+    """Return the last message, with the words of all."""
+    said = [read_reply(message).text_without_refusal for message in messages]
+    if not any(said[:-1]):
+        return messages[-1]
+    members = raw_json.split_object(messages[-1])
+    members["content"] = raw_json.dump(_BETWEEN.join(filter(None, said)))
+    return raw_json.join_object(members)
+
+
+def write_body(first: bytes, last: bytes, message: bytes, usage: bytes) -> bytes:
+    """Return the ``last`` body with the ids of the ``first``, and with that message and usage."""
+    begun, members = raw_json.split_object(first), raw_json.split_object(last)
+    members |= {key: begun[key] for key in _ONCE if key in begun}
+    choice = raw_json.split_object(raw_json.split_array(members["choices"])[0])
+    choice["message"] = message
+    if _said(choice.get("finish_reason")) == "tool_calls" and not _calls(raw_json.split_object(message)):
+        choice["finish_reason"] = b'"stop"'
+    members["choices"] = raw_json.join_array([raw_json.join_object(choice)])
+    if usage:
+        members["usage"] = usage
+    return raw_json.join_object(members)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Call:
+    """A call on its way. ``is_ours`` None: not known yet, its deltas are held. ``number``: its index for the client."""
+
+    id: str = ""
+    name: str = ""
+    is_ours: bool | None = None
+    held: list[bytes] = field(default_factory=list)
+    number: int = -1
+
+
+class ChatRounds:
+    """The streams of several rounds as one."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self._decoder = SseDecoder()
+        self._round = 1
+        self._sample = b""
+        self._once: dict[str, bytes] = {}
+        self._usage = b""
+        self._waits_with_space = False
+        self._has_role = False
+        self._shown = 0
+        self._calls: list[_Call] = []
+        self._by_index: dict[int, _Call] = {}
+        self._end: list[SseEvent] = []
+
+    def feed(self, block: bytes) -> bytes:
+        """Return the part of a round's stream that goes to the client now."""
+        return b"".join(map(self._pass, self._decoder.feed(block)))
+
+    def next_round(self, *, usage: bytes, has_text: bool) -> bytes:
+        """Forget the round's end."""
+        rest = self._release()
+        if self._round == 1 and self._sample:
+            members = _members(self._sample)
+            self._once = {key: members[key] for key in _ONCE if key in members}
+        self._round += 1
+        self._usage = usage
+        self._waits_with_space = has_text
+        self._decoder = SseDecoder()
+        self._calls, self._by_index, self._end = [], {}, []
+        return rest
+
+    def close(self) -> bytes:
+        """Return what was held back, and the end of the stream."""
+        rest = b"".join(map(self._pass, self._decoder.close()))
+        return rest + self._release() + b"".join(map(self._write_end, self._end))
+
+    def _pass(self, event: SseEvent) -> bytes:
+        data = (event.data or b"").strip()
+        if data == _DONE or (data and self._end):
+            self._end.append(event)
+            return b""
+        if not data or (self._round == 1 and self._is_plain(data)):
+            return event.raw
+        try:
+            return self._pass_chunk(event, data)
+        except UNDESCRIBED:
+            return event.raw
+
+    def _is_plain(self, data: bytes) -> bool:
+        """Return whether the event has neither calls nor the end in it."""
+        self._sample = data
+        if b'"role"' in data:
+            self._has_role = True
+        if b"tool_calls" in data:
+            return False
+        count = data.count(b"finish_reason")
+        return count == data.count(b'"finish_reason":null') + data.count(b'"finish_reason": null')
+
+    def _pass_chunk(self, event: SseEvent, data: bytes) -> bytes:
+        members = raw_json.split_object(data)
+        if _says(members.get("error")):
+            return event.raw
+        choices = raw_json.split_array(members["choices"]) if _says(members.get("choices")) else []
+        if not choices:
+            self._end.append(event)
+            return b""
+        choice = raw_json.split_object(choices[0])
+        delta = raw_json.split_object(choice["delta"]) if _says(choice.get("delta")) else {}
+        changed = self._change_delta(delta)
+        finish = choice.get("finish_reason", _NULL)
+        if finish == _NULL and not changed and self._round == 1:
+            return event.raw
+        if finish != _NULL and not changed and self._round == 1 and all(call.is_ours is False for call in self._calls):
+            self._end.append(event)  # no call of ours can come any more: this is the last round's end, as it came
+            return b""
+        out = b""
+        if any(_says(value) for value in delta.values()):
+            shown = {**choice, "delta": raw_json.join_object(delta)}
+            if finish != _NULL:
+                shown["finish_reason"] = _NULL
+            out = self._write(event, members, shown)
+        if finish != _NULL:
+            if out:
+                event = _with_event_data(event, members | {"choices": _one({**choice, "delta": b"{}"})})
+            self._end.append(event)
+        return out
+
+    def _change_delta(self, delta: dict[str, bytes]) -> bool:
+        """Take out of ``delta`` what the client must not see; whether anything has changed."""
+        changed = False
+        if _says(delta.get("tool_calls")):
+            deltas = raw_json.split_array(delta["tool_calls"])
+            shown = self._sort(deltas)
+            if shown != deltas:
+                changed = True
+                delta["tool_calls"] = raw_json.join_array(shown)
+            if not shown:
+                del delta["tool_calls"]
+        if self._round > 1 and "role" in delta and self._has_role:
+            del delta["role"]
+            changed = True
+        self._has_role = self._has_role or "role" in delta
+        text = raw_json.load(delta.get("content", _NULL))
+        if self._waits_with_space and isinstance(text, str) and text:
+            delta["content"] = raw_json.dump(_BETWEEN + text)
+            self._waits_with_space = False
+            changed = True
+        return changed
+
+    def _sort(self, deltas: Sequence[bytes]) -> list[bytes]:
+        """Return the deltas of the client's calls among these, and those that had to wait."""
+        shown: list[bytes] = []
+        for raw in deltas:
+            delta = raw_json.load(raw)
+            call, is_new = self._find(delta)
+            if is_new:
+                shown += self._settle(but=call)
+            function = delta.get("function") or {}
+            call.name += function.get("name") or ""
+            call.held.append(raw)
+            if call.is_ours is None:
+                is_custom = delta.get("custom") is not None
+                call.is_ours = False if is_custom else self._judge(call.name, begun=bool(function.get("arguments")))
+            shown += self._take(call)
+        return shown
+
+    def _find(self, delta: dict[str, Any]) -> tuple[_Call, bool]:
+        """By index, as `tersely.dialects.openai_chat.stream` does; and whether it begins here."""
+        index, call_id = delta.get("index"), delta.get("id") or ""
+        call = (self._calls[-1] if self._calls else None) if index is None else self._by_index.get(index)
+        is_new = call is None or bool(call_id and call.id and call_id != call.id)
+        if call is None or is_new:
+            call = _Call()
+            self._calls.append(call)
+        call.id = call_id or call.id
+        if index is not None:
+            self._by_index[index] = call
+        return call, is_new
+
+    def _judge(self, name: str, *, begun: bool) -> bool | None:
+        """Return whether a call is ours whose name so far is that.
+
+        None while the name may go on and decide otherwise.
+        """
+        if begun:
+            return name in self._names
+        return None if any(own.startswith(name) for own in self._names) else False
+
+    def _take(self, call: _Call) -> list[bytes]:
+        """Return the held parts of a call once its owner is known; nothing for a call to Tersely's tools."""
+        if call.is_ours is None:
+            return []
+        held, call.held = call.held, []
+        if call.is_ours:
+            return []
+        if call.number < 0:
+            call.number = self._shown
+            self._shown += 1
+        return [_numbered(raw, call.number) for raw in held]
+
+    def _settle(self, *, but: _Call | None = None) -> list[bytes]:
+        """No more is said of the calls but that one: what was held of the client's."""
+        shown: list[bytes] = []
+        for call in self._calls:
+            if call.is_ours is None and call is not but:
+                call.is_ours = call.name in self._names
+                shown += self._take(call)
+        return shown
+
+    def _release(self) -> bytes:
+        """Return the held parts of the client's calls as an event, when the round ends."""
+        shown = self._settle()
+        if not shown:
+            return b""
+        members = _members(self._sample)
+        choice = {"index": b"0", "delta": b'{"tool_calls":' + raw_json.join_array(shown) + b"}", "finish_reason": _NULL}
+        members.pop("usage", None)
+        return b"data: " + raw_json.join_object({**members, **self._once, "choices": _one(choice)}) + b"\n\n"
+
+    def _write(self, event: SseEvent, members: dict[str, bytes], choice: dict[str, bytes]) -> bytes:
+        return with_data(event, raw_json.join_object(self._summed({**members, **self._once, "choices": _one(choice)})))
+
+    def _write_end(self, event: SseEvent) -> bytes:
+        """Return an event of the last round's end. Where all calls were ours, the client is told of none."""
+        data = (event.data or b"").strip()
+        if not data or data == _DONE:
+            return event.raw
+        try:
+            return self._changed_end(event, data)
+        except UNDESCRIBED:
+            return event.raw
+
+    def _changed_end(self, event: SseEvent, data: bytes) -> bytes:
+        members = raw_json.split_object(data)
+        choices = raw_json.split_array(members["choices"]) if _says(members.get("choices")) else []
+        changed = {**members, **{key: value for key, value in self._once.items() if key in members}}
+        if choices and not self._shown and any(call.is_ours for call in self._calls):
+            choice = raw_json.split_object(choices[0])
+            if _said(choice.get("finish_reason")) == "tool_calls":
+                changed["choices"] = _one({**choice, "finish_reason": b'"stop"'})
+        changed = self._summed(changed)
+        return event.raw if changed == members else with_data(event, raw_json.join_object(changed))
+
+    def _summed(self, members: dict[str, bytes]) -> dict[str, bytes]:
+        """Return the members with the usage of all rounds so far."""
+        if self._usage and _says(members.get("usage")):
+            return {**members, "usage": add_usage(self._usage, members["usage"])}
+        return members
+
+
+def _members(data: bytes) -> dict[str, bytes]:
+    """Return the members of a chunk; none where it is no object."""
+    try:
+        return raw_json.split_object(data)
+    except ValueError:
+        return {}
+
+
+def _with_event_data(event: SseEvent, members: dict[str, bytes]) -> SseEvent:
+    data = raw_json.join_object(members)
+    return SseEvent(raw=with_data(event, data), data=data, event=event.event)
+
+
+def _one(choice: dict[str, bytes]) -> bytes:
+    return raw_json.join_array([raw_json.join_object(choice)])
+
+
+def _numbered(delta: bytes, number: int) -> bytes:
+    members = raw_json.split_object(delta)
+    if members.get("index") == b"%d" % number:
+        return delta
+    return raw_json.join_object({**members, "index": b"%d" % number})
+
+
+def _calls(members: dict[str, bytes]) -> list[tuple[bytes, Any]]:
+    raws = raw_json.split_array(members["tool_calls"]) if _says(members.get("tool_calls")) else []
+    return [(raw, raw_json.load(raw)) for raw in raws]
+
+
+def _name(call: object) -> str:
+    function = call.get("function") if isinstance(call, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def _says(value: bytes | None) -> bool:
+    return value is not None and value not in {_NULL, b"[]", b"{}"}
+
+
+def _said(value: bytes | None) -> object:
+    return raw_json.load(value) if value else None
+
+
+ROUNDS = Rounds(without_calls=without_calls, merge_messages=merge_messages, write_body=write_body, open=ChatRounds)

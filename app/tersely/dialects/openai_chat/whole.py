@@ -1,0 +1,93 @@
+"""Replies that are not streamed: what of them the client is shown, and what was said."""
+
+from __future__ import annotations
+
+from tersely.dialects.dialect import Reply, ReplyChoice
+from tersely.dialects.openai_chat.accumulator import text_of
+from tersely.dialects.openai_chat.chunks import string_of
+from tersely.dialects.openai_content import replace_text
+from tersely.dialects.undescribed import unread_body
+from tersely.dialects.wire import raw_json
+from tersely.domain.text.tags import TagKinds, TagStripper
+
+
+def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"") -> tuple[bytes, Reply]:
+    """Return the body for the client of a reply that is not streamed, and the reply.
+
+    The very same bytes when nothing is taken out; else only the content of the messages concerned is
+    replaced. What is no reply (an error under status 200, no JSON at all) goes through, and its reply has
+    no choices.
+    """
+    try:
+        members = raw_json.split_object(body)
+        raw_choices = raw_json.split_array(members["choices"])
+    except (ValueError, KeyError):
+        error = _error_of(body)
+        return body, Reply(error=error, unread=() if error else unread_body(body))
+    choices: list[ReplyChoice] = []
+    is_understood = True
+    for place, raw in enumerate(raw_choices):
+        try:
+            raw_choices[place], choice = _split_choice(raw, place, tags)
+        except (ValueError, KeyError):
+            is_understood = False
+            continue
+        choices.append(choice)
+    usage, error = members.get("usage", b"null"), members.get("error", b"null")
+    reply = Reply(
+        id=string_of(members.get("id")),
+        model=string_of(members.get("model")),
+        choices=tuple(choices),
+        usage=b"" if usage == b"null" else usage,
+        error=b"" if error == b"null" else error,
+        is_done=True,
+        unread=() if is_understood else unread_body(body),
+    )
+    if not any(choice.client_message is not choice.model_message for choice in choices):
+        return body, reply
+    shown = raw_json.join_object({**members, "choices": raw_json.join_array(raw_choices)})
+    return raw_json.like_original(body, shown), reply
+
+
+def _split_choice(raw: bytes, place: int, tags: TagKinds) -> tuple[bytes, ReplyChoice]:
+    members = raw_json.split_object(raw)
+    said = members["message"]
+    if not said.startswith(b"{"):
+        raise ValueError("a message that is no object")
+    extraction = TagStripper(tags)
+    shown = _take_out(said, extraction) if tags else said
+    index = raw_json.load(members.get("index", b"null"))
+    choice = ReplyChoice(
+        index=index if isinstance(index, int) else place,
+        model_message=said,
+        client_message=shown,
+        terse=extraction.terse,
+        state=extraction.state,
+        finish_reason=string_of(members.get("finish_reason")),
+    )
+    return (raw if shown is said else raw_json.join_object({**members, "message": shown})), choice
+
+
+def _take_out(message: bytes, extraction: TagStripper) -> bytes:
+    """Return the message for the client; the very same bytes when nothing is taken out."""
+    members = raw_json.split_object(message)
+    content = raw_json.load(members.get("content", b"null"))
+    parts = content if isinstance(content, list) else [content]
+    texts = [text_of(part) for part in parts]
+    said = "".join(texts)
+    shown = extraction.feed(said) + extraction.close()
+    if shown == said:
+        return message
+    if isinstance(content, list):
+        members["content"] = raw_json.join_array(replace_text(raw_json.split_array(members["content"]), shown))
+    else:
+        members["content"] = raw_json.dump(shown)
+    return raw_json.join_object(members)
+
+
+def _error_of(body: bytes) -> bytes:
+    try:
+        error = raw_json.split_object(body).get("error", b"null")
+    except ValueError:
+        return b""
+    return b"" if error == b"null" else error

@@ -1,0 +1,73 @@
+"""Replies of our own in OpenAI's responses format.
+
+A client may go on from a reply by its id alone. The provider knows nothing of ours: so it bears the id of the response
+before it, where there is one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tersely.dialects.dialect import Request
+from tersely.dialects.local_reply import WrittenReply, stream_event, stream_reply, whole_reply
+
+PREVIOUS = "previous_response_id"
+
+_USAGE = {
+    "input_tokens": 0,
+    "input_tokens_details": {"cached_tokens": 0},
+    "output_tokens": 0,
+    "output_tokens_details": {"reasoning_tokens": 0},
+    "total_tokens": 0,
+}
+
+
+def write_reply(text: str, *, request: Request, name: str, created: int, as_array: bool = False) -> WrittenReply:
+    """Return a response of one message, or the events in which it comes."""
+    del as_array
+    part = {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
+    item = {"id": f"msg_{name}", "type": "message", "role": "assistant", "status": "completed"}
+    started = _response(request, name, created)
+    completed = {**started, "status": "completed", "output": [{**item, "content": [part]}], "usage": _USAGE}
+    if not request.stream:
+        return whole_reply(completed)
+    place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
+    new_item = {**item, "status": "in_progress", "content": []}
+    events: list[dict[str, Any]] = [
+        {"type": "response.created", "response": started},
+        {"type": "response.in_progress", "response": started},
+        {"type": "response.output_item.added", "output_index": 0, "item": new_item},
+        {"type": "response.content_part.added", **place, "part": {**part, "text": ""}},
+        {"type": "response.output_text.delta", **place, "delta": text, "logprobs": []},
+        {"type": "response.output_text.done", **place, "text": text, "logprobs": []},
+        {"type": "response.content_part.done", **place, "part": part},
+        {"type": "response.output_item.done", "output_index": 0, "item": {**item, "content": [part]}},
+        {"type": "response.completed", "response": completed},
+    ]
+    return stream_reply(
+        *(stream_event({**each, "sequence_number": number}, each["type"]) for number, each in enumerate(events))
+    )
+
+
+def _response(request: Request, name: str, created: int) -> dict[str, Any]:
+    previous = request.ids.get(PREVIOUS)
+    return {
+        "id": previous or f"resp_{name}",
+        "object": "response",
+        "created_at": created,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "metadata": {},
+        "model": request.model,
+        "output": [],
+        "parallel_tool_calls": True,
+        "previous_response_id": previous,
+        "temperature": 1.0,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": 1.0,
+        "usage": None,
+    }

@@ -1,0 +1,233 @@
+"""Replies on their way to the client: what may go out now. No I/O.
+
+Events go out in order, each as soon as it is certain what of its text is shown: as it came where that is all of it,
+with other text where that is a part, not at all where that is nothing; then the numbers of the events behind it move
+up. A text is repeated whole where it ends, and its part, its item and the response: the same is taken out there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from tersely.dialects.dialect import Reply
+from tersely.dialects.event_filter import EventFilter
+from tersely.dialects.openai_responses.accumulator import (
+    ENDS,
+    TEXT_DELTA,
+    ItemAccumulator,
+    incomplete_reason,
+    index,
+    output_items,
+    read_delta,
+    string,
+)
+from tersely.dialects.openai_responses.strip_tags import ResponseTagStripper, keep_tokens, shift_annotation
+from tersely.dialects.undescribed import UNDESCRIBED, unread_body
+from tersely.dialects.wire import raw_json
+from tersely.dialects.wire.pieces import Piece, PieceFilter
+from tersely.dialects.wire.sse import MAX_EVENT, SseEvent, with_data
+from tersely.domain.text.tags import TagKinds
+
+_Place = tuple[int, int]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Waiting:
+    """An event that may have to wait for its ``piece`` of a text; ``members``: what it says instead."""
+
+    event: SseEvent
+    piece: Piece | None = None
+    members: dict[str, bytes] | None = None
+
+
+class ReplyStream(EventFilter):
+    """One streamed reply. With nothing to take out, ``feed`` returns what it is given.
+
+    A response repeats its request: where something was added to the one that the client ``sent``, it is told what
+    it asked. ``strip_usage`` changes nothing: usage is always part of the stream.
+    """
+
+    def __init__(
+        self, *, tags: TagKinds, strip_usage: bool = False, sent: bytes = b"", max_event: int = MAX_EVENT
+    ) -> None:
+        del strip_usage
+        self._extract = tags
+        self._said = ItemAccumulator()
+        self._taking_out = ResponseTagStripper(tags, sent)
+        super().__init__(is_changing=bool(self._taking_out), max_event=max_event)
+        self._filters: dict[_Place, PieceFilter] = {}
+        self._queue: deque[_Waiting] = deque()
+        self._dropped = 0
+
+    @override
+    def _reply(self) -> Reply:
+        said = self._said
+        items = said.items
+        return Reply(
+            id=said.id,
+            model=said.model,
+            choices=(self._taking_out.choice(items, said.finish),) if items or said.is_done else (),
+            usage=said.usage,
+            error=said.error,
+            is_done=said.is_done,
+        )
+
+    @override
+    def _forward(self, event: SseEvent) -> bytes:
+        delta = read_delta(event.data)
+        waiting = _Waiting(event=event)
+        released = b""
+        if delta is not None:
+            self._said.add_delta(delta)
+            if self._extract and delta.type == TEXT_DELTA:
+                waiting.piece = Piece(delta.delta)
+                self._filter(delta.place).feed(waiting.piece)
+        elif event.data:
+            try:
+                waiting.members = self._read(raw_json.split_object(event.data))
+            except UNDESCRIBED:
+                self._note_unread(event)
+                # A shape nobody has described goes through, and is not understood. So does half an event at the end.
+                released = b"" if event.is_whole else self._release()
+        if not self._is_changing:
+            return b""
+        self._queue.append(waiting)
+        return released + self._drain()
+
+    def _read(self, members: dict[str, bytes]) -> dict[str, bytes] | None:
+        """Note an event that is no delta. What it says instead, if something else."""
+        kind = string(members.get("type"))
+        self._said.add(kind, members)
+        if not self._is_changing:
+            return None
+        self._settle_at(kind, members)
+        changed = self._without(kind, members)
+        return None if changed == members else changed
+
+    def _without(self, kind: str, members: dict[str, bytes]) -> dict[str, bytes]:
+        """Return the members of an event with what is taken out of the texts that it repeats."""
+        match kind:
+            case "response.output_text.done":
+                return self._taking_out.words(members)
+            case "response.output_text.annotation.added":
+                places = self._taking_out.places(self._said.text(_place(members)))
+                return {**members, "annotation": shift_annotation(members["annotation"], places)}
+            case _:
+                for name, take_out in (
+                    ("part", self._taking_out.part),
+                    ("item", self._taking_out.item),
+                    ("response", self._taking_out.response),
+                ):
+                    if members.get(name, b"").startswith(b"{"):
+                        members = {**members, name: take_out(members[name])}
+                return members
+
+    # What waits
+
+    def _filter(self, place: _Place) -> PieceFilter:
+        found = self._filters.get(place)
+        if found is None:
+            found = self._filters[place] = PieceFilter(self._extract)
+        return found
+
+    def _settle_at(self, kind: str, members: dict[str, bytes]) -> None:
+        """Release everything that waits in a text that has ended."""
+        if kind in ENDS or not kind or kind == "error":
+            ended = list(self._filters)
+        elif kind == "response.output_item.done":
+            ended = [place for place in self._filters if place[0] == _place(members)[0]]
+        elif kind in {"response.output_text.done", "response.content_part.done"}:
+            ended = [place for place in self._filters if place == _place(members)]
+        else:
+            return
+        for place in ended:
+            self._filters.pop(place).close()
+
+    @override
+    def _release(self) -> bytes:
+        for each in self._filters.values():
+            each.close()
+        self._filters.clear()
+        return self._drain()
+
+    def _drain(self) -> bytes:
+        out: list[bytes] = []
+        while self._queue and not ((piece := self._queue[0].piece) and piece.waiting):
+            waiting = self._queue.popleft()
+            try:
+                out.append(self._write(waiting))
+            except UNDESCRIBED:
+                out.append(waiting.event.raw)
+        return b"".join(out)
+
+    def _write(self, waiting: _Waiting) -> bytes:
+        """Return the event as the client gets it."""
+        event, piece, members = waiting.event, waiting.piece, waiting.members
+        if piece is not None and piece.shown != piece.text:
+            if not piece.shown:
+                self._dropped += 1
+                return b""
+            members = _with_delta(raw_json.split_object(event.data or b"{}"), piece.shown)
+        if self._dropped:
+            members = self._renumber(event, members)
+        return event.raw if members is None else with_data(event, raw_json.join_object(members))
+
+    def _renumber(self, event: SseEvent, members: dict[str, bytes] | None) -> dict[str, bytes] | None:
+        if b'"sequence_number"' not in (event.data or b""):
+            return members
+        try:
+            members = members or raw_json.split_object(event.data or b"{}")
+            number = raw_json.load(members["sequence_number"])
+        except (ValueError, KeyError):
+            return members
+        if type(number) is not int:
+            return members
+        return {**members, "sequence_number": raw_json.dump(number - self._dropped)}
+
+
+def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"") -> tuple[bytes, Reply]:
+    """Return the body for the client of a reply that is not streamed, and the reply.
+
+    The very same bytes when nothing is taken out; else only the texts concerned are replaced. What is no response (an
+    error under status 200, no JSON at all) goes through, and its reply has no choices.
+    """
+    taking_out = ResponseTagStripper(tags, sent)
+    try:
+        members = raw_json.split_object(body)
+        error = members.get("error", b"null")
+        error = b"" if error == b"null" else error
+    except ValueError:
+        return body, Reply(unread=unread_body(body))
+    try:
+        listed = raw_json.split_array(members.get("output", b""))
+        items = output_items({"output": members["output"]})
+        status = string(members.get("status"))
+        choice = taking_out.choice(items, incomplete_reason(members) or status)
+        shown = taking_out.response(body) if taking_out else body
+    except UNDESCRIBED:
+        return body, Reply(error=error, unread=() if error else unread_body(body))
+    usage = members.get("usage", b"null")
+    reply = Reply(
+        id=string(members.get("id")),
+        model=string(members.get("model")),
+        choices=(choice,) if items or not error else (),
+        usage=b"" if usage == b"null" else usage,
+        error=error,
+        is_done=status in {"completed", "incomplete", ""} and not error,
+        unread=() if len(items) == len(listed) else unread_body(body),
+    )
+    return body if shown is body else raw_json.like_original(body, shown), reply
+
+
+def _with_delta(members: dict[str, bytes], shown: str) -> dict[str, bytes]:
+    changed = {**members, "delta": raw_json.dump(shown)}
+    if members.get("logprobs", b"null").startswith(b"[{"):
+        changed["logprobs"] = keep_tokens(members["logprobs"], shown)
+    return changed
+
+
+def _place(members: dict[str, bytes]) -> _Place:
+    return index(members, "output_index"), index(members, "content_index")

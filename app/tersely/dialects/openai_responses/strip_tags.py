@@ -1,0 +1,196 @@
+"""Strip tags from whole texts: a reply that is not streamed, and the repetitions at a stream's end.
+
+Only the affected texts are replaced, and the data that points into them: annotation positions and ``logprobs`` tokens.
+Everything else keeps its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from tersely.dialects.dialect import ReplyChoice
+from tersely.dialects.openai_responses.items import as_run
+from tersely.dialects.openai_responses.request_fields import RequestFields
+from tersely.dialects.wire import raw_json
+from tersely.dialects.wire.pieces import Piece, PieceFilter
+from tersely.domain.text.tags import TagKinds, TagStripper
+
+_PLACES = ("start_index", "end_index", "index")
+_REMEMBERED = 8
+"""A stream repeats each text three times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrippedText:
+    """A text as the client sees it, and what was taken out."""
+
+    shown: str
+    terse: tuple[str, ...]
+    state: str | None
+
+
+class ResponseTagStripper:
+    """Takes out what ``tags`` names, and what was added to the request that the client ``sent``."""
+
+    def __init__(self, tags: TagKinds, sent: bytes = b"") -> None:
+        self._extract = tags
+        self._echo = RequestFields(sent)
+        self._known: dict[str, StrippedText] = {}
+
+    def choice(self, items: list[bytes], finish: str) -> ReplyChoice:
+        """Return the choice of ``items``, which are in the model's view."""
+        said = as_run(items)
+        shown = [self.item(raw) for raw in items] if self._extract else items
+        taken = [self.text(text) for raw in items for text in _texts(raw)] if self._extract else []
+        states = [each.state for each in taken if each.state is not None]
+        return ReplyChoice(
+            index=0,
+            model_message=said,
+            client_message=said if shown == items else as_run(shown),
+            terse=tuple(entry for each in taken for entry in each.terse),
+            state=states[-1] if states else None,
+            finish_reason=finish,
+        )
+
+    def __bool__(self) -> bool:
+        """Return whether anything may have to be taken out."""
+        return bool(self._extract or self._echo)
+
+    def response(self, raw: bytes) -> bytes:
+        """Return a whole response; the very same bytes when nothing is taken out."""
+        members = raw_json.split_object(raw)
+        changed = self._echo.restore(members)
+        output = members.get("output", b"")
+        if self._extract and output.startswith(b"["):
+            changed = self._with_output(changed, raw_json.split_array(output))
+        return raw if changed == members else raw_json.join_object(changed)
+
+    def _with_output(self, members: dict[str, bytes], items: list[bytes]) -> dict[str, bytes]:
+        shown = [self.item(item) for item in items]
+        return members if shown == items else replace_output(members, shown)
+
+    def item(self, raw: bytes) -> bytes:
+        """Return an item of the output."""
+        if b'"output_text"' not in raw:
+            return raw
+        members = raw_json.split_object(raw)
+        content = members.get("content", b"")
+        if not content.startswith(b"["):
+            return raw
+        parts = raw_json.split_array(content)
+        shown = [self.part(part) for part in parts]
+        return raw if shown == parts else raw_json.join_object({**members, "content": raw_json.join_array(shown)})
+
+    def part(self, raw: bytes) -> bytes:
+        """Return a part of a message's content."""
+        if not raw.startswith(b"{"):
+            return raw
+        members = raw_json.split_object(raw)
+        if members.get("type") != b'"output_text"':
+            return raw
+        shown = self.words(members)
+        return raw if shown is members else raw_json.join_object(shown)
+
+    def words(self, members: dict[str, bytes]) -> dict[str, bytes]:
+        """The members of whatever holds a whole ``text``; the very same when nothing is taken out."""
+        said = _string(members.get("text"))
+        shown = self.text(said).shown
+        if shown == said:
+            return members
+        changed = {**members, "text": raw_json.dump(shown)}
+        places: list[int] | None = None
+        for name, adapt in (("annotations", _move_all), ("logprobs", _keep_shown)):
+            if members.get(name, b"[]") != b"[]" and members[name].startswith(b"["):
+                places = places or self.places(said)
+                changed[name] = adapt(members[name], places)
+        return changed
+
+    def text(self, said: str) -> StrippedText:
+        """Return a whole text."""
+        known = self._known.get(said)
+        if known is None:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            extraction = TagStripper(self._extract)
+            shown = extraction.feed(said) + extraction.close()
+            known = self._known[said] = StrippedText(shown=shown, terse=extraction.terse, state=extraction.state)
+        return known
+
+    def places(self, said: str) -> list[int]:
+        """Return where each character of ``said``, and its end, is in the shown text."""
+        pieces = [Piece(character) for character in said]
+        sieve = PieceFilter(self._extract)
+        for piece in pieces:
+            sieve.feed(piece)
+        sieve.close()
+        return list(accumulate((len(piece.shown) for piece in pieces), initial=0))
+
+
+def replace_output(members: dict[str, bytes], items: list[bytes]) -> dict[str, bytes]:
+    """Return the members of a response with other items, and with their words where it has them in one piece too."""
+    changed = {**members, "output": raw_json.join_array(items)}
+    if members.get("output_text", b"").startswith(b'"'):
+        changed["output_text"] = raw_json.dump("".join(text for item in items for text in _texts(item)))
+    return changed
+
+
+def shift_annotation(annotation: bytes, places: list[int]) -> bytes:
+    """Return an annotation whose places are those in the shown text."""
+    if not annotation.startswith(b"{"):
+        return annotation
+    members = raw_json.split_object(annotation)
+    for name in _PLACES:
+        value = raw_json.load(members.get(name, b"null"))
+        if type(value) is int and 0 <= value < len(places):
+            members[name] = raw_json.dump(places[value])
+    return raw_json.join_object(members)
+
+
+def keep_tokens(logprobs: bytes, shown: str) -> bytes:
+    """Of the tokens of one delta those that its ``shown`` part consists of."""
+    kept: list[bytes] = []
+    place = 0
+    for raw in raw_json.split_array(logprobs):
+        token = _token(raw)
+        if token and shown.startswith(token, place):
+            kept.append(raw)
+            place += len(token)
+    return raw_json.join_array(kept)
+
+
+def _move_all(annotations: bytes, places: list[int]) -> bytes:
+    return raw_json.join_array([shift_annotation(raw, places) for raw in raw_json.split_array(annotations)])
+
+
+def _keep_shown(logprobs: bytes, places: list[int]) -> bytes:
+    kept: list[bytes] = []
+    start = 0
+    last = len(places) - 1
+    for raw in raw_json.split_array(logprobs):
+        end = start + len(_token(raw))
+        if places[min(end, last)] > places[min(start, last)]:
+            kept.append(raw)
+        start = end
+    return raw_json.join_array(kept)
+
+
+def _token(raw: bytes) -> str:
+    value: Any = raw_json.load(raw)
+    token = value.get("token") if isinstance(value, dict) else None
+    return token if isinstance(token, str) else ""
+
+
+def _texts(item: bytes) -> Iterable[str]:
+    if b'"output_text"' not in item:
+        return
+    content = raw_json.load(item).get("content")
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, dict) and part.get("type") == "output_text" and isinstance(part.get("text"), str):
+            yield part["text"]
+
+
+def _string(raw: bytes | None) -> str:
+    return raw_json.string(raw)

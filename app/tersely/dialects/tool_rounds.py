@@ -1,0 +1,92 @@
+"""Replies in rounds: a model that calls tools of ours is asked again, and its client sees one reply.
+
+What a dialect has to give for that, and what is the same in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tersely.dialects.wire import raw_json
+
+
+class RoundsStream(Protocol):
+    """The streams of several rounds as the one that a client sees. Whole events go out."""
+
+    def feed(self, block: bytes) -> bytes:
+        """Return the part of a round's block that goes to the client now. The end of the round is held back."""
+
+    def next_round(self, *, usage: bytes, has_text: bool) -> bytes:
+        """The round was not the last one: its end is forgotten. What had been held back until now and is the client's.
+
+        ``usage`` is that of all rounds so far; ``has_text``: the client was shown words.
+        """
+
+    def close(self) -> bytes:
+        """The last round is over: what was held back, and its end."""
+
+
+def _nothing(_: bytes) -> frozenset[str]:
+    return frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """The functions of a dialect for replies in rounds. Messages and bodies are in wire form."""
+
+    without_calls: Callable[[bytes, frozenset[str]], bytes]
+    """A reply's message without its calls to tools of these names; the very same bytes when there are none."""
+    merge_messages: Callable[[Sequence[bytes]], bytes]
+    """The messages of all rounds, as the client was shown them, as one: the words of all, all else the last one's."""
+    write_body: Callable[[bytes, bytes, bytes, bytes], bytes]
+    """(body of the first round, body of the last one, message, usage) -> the body for the client."""
+    open: Callable[[frozenset[str]], RoundsStream]
+    """The stream for a client, without the calls to tools of these names."""
+    tools_outside_list: Callable[[bytes], frozenset[str]] = _nothing
+    """The names of tools that a request's body has elsewhere than in its list of tools."""
+
+
+def tool_names(tools: bytes) -> frozenset[str]:
+    """Return the names of the tools in a request's list, in any dialect. Nothing for what is no such list."""
+    try:
+        return frozenset(_names(raw_json.load(tools))) if tools else frozenset()
+    except ValueError:
+        return frozenset()
+
+
+def _names(tools: Any) -> list[str]:
+    found: list[str] = []
+    for tool in tools if isinstance(tools, list) else ():
+        if not isinstance(tool, dict):
+            continue
+        found += [name] if isinstance(name := tool.get("name"), str) else []
+        for key in ("function", "custom"):
+            inner = tool.get(key)
+            found += [name] if isinstance(inner, dict) and isinstance(name := inner.get("name"), str) else []
+        for key in ("functionDeclarations", "function_declarations", "tools"):
+            found += _names(tool.get(key))
+    return found
+
+
+def add_usage(one: bytes, other: bytes) -> bytes:
+    """Return the sum of two usages: numbers are added up wherever they stand; of all else the latter's."""
+    if not one or not other:
+        return other or one
+    try:
+        return raw_json.dump(_sum(raw_json.load(one), raw_json.load(other)))
+    except ValueError:
+        return other
+
+
+def _sum(one: Any, other: Any) -> Any:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return {**one, **{key: _sum(one[key], value) if key in one else value for key, value in other.items()}}
+    if _is_number(one) and _is_number(other):
+        return one + other
+    return one if other is None else other
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,59 @@
+"""Where an array member of a JSON object ends, so that a body can grow without being taken apart."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from tersely.dialects.wire import raw_json
+
+_BLANKS = b" \t\r\n"
+_KEY = re.compile(rb'[ \t\r\n]*"[^"\\]*(?:\\.[^"\\]*)*"[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
+_SEPARATOR = re.compile(rb"[ \t\r\n]*[{,]")
+_BLANK = re.compile(rb"[ \t\r\n]*")
+_array_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+# Elements that are nested deeper are left to the reader of whole bodies, which says how deep is too deep.
+_MAX_OPEN = 400
+
+
+def find_array_end(body: bytes, name: str) -> int | None:
+    """Return the offset behind the last element of the array ``name`` in the object ``body``.
+
+    None where ``body`` has no such array with an element, or names a member twice. O(length).
+    """
+    try:
+        members = raw_json.split_object(body)
+    except ValueError:
+        return None
+    found = None
+    at = 0
+    for key, value in members.items():
+        separator = _SEPARATOR.match(body, at)
+        start = _KEY.match(body, separator.end()) if separator else None
+        if start is None or not body.startswith(value, start.end()):
+            return None
+        at = start.end() + len(value)
+        if key == name:
+            if not value.startswith(b"[") or not value[1:-1].strip(_BLANKS):
+                return None
+            found = start.end() + 1 + len(value[1:-1].rstrip(_BLANKS))
+    end = _BLANK.match(body, at)
+    if end is None or body[end.end() : end.end() + 1] != b"}" or body[end.end() + 1 :].strip(_BLANKS):
+        return None  # a member is named twice
+    return found
+
+
+def read_more(more: bytes) -> list[bytes] | None:
+    """Return the elements that ``more`` adds behind those of an array: each follows a comma.
+
+    None where ``more`` is no such text, or where the reader of whole bodies has to judge it.
+    """
+    more = more.lstrip(_BLANKS)
+    if not more.startswith(b",") or more.count(b"{") + more.count(b"[") > _MAX_OPEN:
+        return None
+    try:
+        more.decode()
+        return [bytes(item) for item in _array_decoder.decode(b"[" + more[1:] + b"]")] or None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

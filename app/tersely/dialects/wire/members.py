@@ -1,0 +1,41 @@
+"""A request body taken apart into its members, or refused in words that a caller understands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tersely.dialects.wire import raw_json
+from tersely.domain.errors import InvalidRequest
+
+
+def split_body(body: bytes) -> dict[str, bytes]:
+    """Return the members of a body, values verbatim. Raises ``InvalidRequest`` for what is no object in UTF-8 JSON."""
+    check_utf8(body)
+    try:
+        return raw_json.split_object(body)
+    except raw_json.TooDeep as error:
+        raise InvalidRequest("The JSON of the request body is nested too deep.") from error
+    except ValueError as error:
+        raise InvalidRequest(f"The request body is not valid JSON: {error}.") from error
+
+
+def append_items(array: bytes | None, items: Sequence[object]) -> bytes:
+    """Return the JSON array with ``items`` at its end; its own members keep their bytes. None stands for an empty one.
+
+    Raises ``InvalidRequest`` where it is no array.
+    """
+    try:
+        own = [] if array in (None, b"null") else raw_json.split_array(array or b"[]")
+    except ValueError as error:
+        raise InvalidRequest("The request's tools are not a list.") from error
+    return raw_json.join_array([*own, *map(raw_json.dump, items)])
+
+
+def check_utf8(body: bytes) -> None:
+    """Raises ``InvalidRequest`` naming the first bad byte."""
+    if body.isascii():
+        return
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"The request body is not valid UTF-8 (byte {error.start}).") from error

@@ -1,0 +1,68 @@
+"""Filter a text that arrives in pieces: a piece waits while it may be part of a tag."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tersely.domain.text.tags import TagKinds, TagStripper
+
+
+@dataclass(slots=True)
+class Piece:
+    """``shown`` is what the client sees of ``text``; ``waiting`` characters may yet prove to be no text."""
+
+    text: str
+    shown: str = ""
+    waiting: int = 0
+
+
+class PieceFilter:
+    """Takes out what ``tags`` names of one text."""
+
+    __slots__ = ("_waiting", "extraction")
+
+    def __init__(self, tags: TagKinds) -> None:
+        self.extraction = TagStripper(tags)
+        self._waiting: list[Piece] = []
+
+    def feed(self, piece: Piece) -> str:
+        """Add a ``piece``. What may be shown now, which is also noted at the pieces that it belongs to."""
+        before = self.extraction.held
+        shown = self.extraction.feed(piece.text)
+        held = self.extraction.held
+        if shown + held == before + piece.text:
+            rest = self._show(shown)
+            piece.shown, piece.waiting = rest, len(piece.text) - len(rest)
+        else:
+            self._hide()
+            piece.shown, piece.waiting = shown, len(held)
+        if piece.waiting:
+            self._waiting.append(piece)
+        return shown
+
+    def close(self) -> str:
+        """The text is over: nothing waits any more."""
+        held = self.extraction.held
+        shown = self.extraction.close()
+        if shown == held:
+            self._show(shown)
+        elif self._waiting:
+            last = self._waiting[-1]
+            self._hide()
+            last.shown += shown
+        return shown
+
+    def _show(self, shown: str) -> str:
+        """Give ``shown`` to the pieces that wait for it, in order; what is left of it."""
+        for piece in self._waiting:
+            given = shown[: piece.waiting]
+            piece.shown += given
+            piece.waiting -= len(given)
+            shown = shown[len(given) :]
+        self._waiting = [piece for piece in self._waiting if piece.waiting]
+        return shown
+
+    def _hide(self) -> None:
+        for piece in self._waiting:
+            piece.waiting = 0
+        self._waiting.clear()

@@ -1,0 +1,1 @@
+"""Search without a database: terms, ranking, excerpts."""

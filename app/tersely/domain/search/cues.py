@@ -1,0 +1,77 @@
+"""Cues: words by which people say what a message or a question is for, beside what it is about.
+
+One file for each language in ``data/cues``, so that a language is added without code:
+
+- ``standing``: patterns of standing instructions and preferences ("always ... when I ask", "I prefer ...").
+- ``looking_back``: patterns of questions about what was said or done, as opposed to requests for something new.
+- ``talk``: words about the conversation itself ("order", "throughout", "summary").
+
+The patterns of all languages hold together. They are matched without regard to case.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+import msgspec
+
+from tersely.domain.search.terms import tokenize
+
+SHORT_QUESTION = 30
+"""Terms that a question may have and still pass a share of its score to the message after it."""
+STANDING_LENGTH = 400
+"""Terms that a message may have and still be a standing instruction: what is longer is a text of its own."""
+
+# Marks stand among the terms of a message. No text has them as terms: a term begins with a letter or a digit.
+STANDING = "\x01standing"
+QUESTION = "\x01question"
+_SPEAKER = "\x01by "
+
+
+class _Cues(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    standing: tuple[str, ...] = ()
+    looking_back: tuple[str, ...] = ()
+    talk: tuple[str, ...] = ()
+
+
+def _read_cues() -> list[_Cues]:
+    decode = msgspec.json.Decoder(_Cues).decode
+    found = sorted(files("tersely.data").joinpath("cues").iterdir(), key=lambda each: each.name)
+    return [decode(each.read_bytes()) for each in found if each.name.endswith(".json")]
+
+
+def _any_of(patterns: list[str]) -> re.Pattern[str]:
+    return re.compile("|".join(patterns), re.IGNORECASE | re.DOTALL)
+
+
+_CUES = _read_cues()
+_STANDING = _any_of([pattern for cues in _CUES for pattern in cues.standing])
+_LOOKING_BACK = _any_of([pattern for cues in _CUES for pattern in cues.looking_back])
+TALK = frozenset(term for cues in _CUES for word in cues.talk for term in tokenize(word))
+"""Terms about the conversation itself."""
+
+
+def looks_back(question: str) -> bool:
+    """Return whether a question is about what was said or done."""
+    return _LOOKING_BACK.search(question) is not None
+
+
+def marks_of(text: str, length: int, *, is_users: bool, speaker: str) -> list[str]:
+    """Return the marks of a message of ``length`` terms. ``speaker`` is the name of its author, or empty."""
+    marks = [f"{_SPEAKER}{term}" for term in tokenize(speaker)]
+    if is_users and length < STANDING_LENGTH and _STANDING.search(text):
+        marks.append(STANDING)
+    if length <= SHORT_QUESTION and text.rstrip().endswith(("?", "\uff1f", "\u061f")):
+        marks.append(QUESTION)
+    return marks
+
+
+def speaker_mark(term: str) -> str:
+    """Return the mark of the messages of a speaker in whose name ``term`` stands."""
+    return f"{_SPEAKER}{term}"
+
+
+def is_mark(term: str) -> bool:
+    """Return whether ``term`` is a mark."""
+    return term.startswith("\x01")

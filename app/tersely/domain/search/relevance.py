@@ -1,0 +1,386 @@
+"""Relevance: which documents a text is about. One ranking for search, memos and retrieval; no model, no chance.
+
+BM25 with exact document frequencies over the collection, and three corrections that conversations need, measured on
+annotated ones (`bench/recall.md`): beyond some length a message is less likely to be what was asked for, however often
+it says the words; what stands beside a message says what it is about, as an answer rarely repeats the words of its
+question; and the words of the best documents find others that put the same thing differently. Marks among the terms of
+a message (`tersely.domain.search.cues`) weigh too: standing instructions, short questions, the speaker.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nlargest, nsmallest
+from itertools import chain
+from math import log
+
+import msgspec
+
+from tersely.domain.history.turns import Turn
+from tersely.domain.messages import Message, searchable_text
+from tersely.domain.search.cues import QUESTION, STANDING, TALK, is_mark, looks_back, marks_of, speaker_mark
+from tersely.domain.search.term_index import MAX_TIMES, SHIFT, TermIndex, make_page
+from tersely.domain.search.terms import is_content_word, tokenize
+
+__all__ = [
+    "Corpus",
+    "Ranked",
+    "RankedTurn",
+    "SearchQuery",
+    "build_corpus",
+    "build_query",
+    "document_terms",
+    "document_text",
+    "expand",
+    "fuse",
+    "idf_weights",
+    "query_terms",
+    "rank_by_terms",
+    "rank_documents",
+    "rank_turns",
+    "search_corpus",
+    "tokenize",
+]
+
+K1 = 1.2
+B = 0.4
+# Terms of a message up to which its length counts for nothing but in BM25, and how fast longer ones fall behind.
+SHORT = 60
+FALL = 0.5
+LONGEST = 4096
+# What the documents one and two places away add of their own scores.
+NEAR = (0.3, 0.15)
+# Of the best documents so many terms are added to a query, the strongest with this share of a term's weight.
+FEEDBACK_DOCUMENTS = 5
+FEEDBACK_TERMS = 10
+FEEDBACK_WEIGHT = 0.4
+FEEDBACK_TIMES = 3
+FEEDBACK_LENGTH = 10
+
+# A standing instruction or preference of the user counts so much more, unless the question looks back.
+STANDING_WEIGHT = 2.5
+# What the message after a short question gets of the question's score.
+ANSWER_SHARE = 0.3
+# What a word about the conversation itself counts for in a question.
+TALK_WEIGHT = 0.4
+# How much more the messages of a speaker count whom the question names.
+SPEAKER_WEIGHT = 1.3
+
+# What the nearness in meaning counts for beside the words, when both rankings are fused.
+MEANING_WEIGHT = 0.2
+
+MEMOS = 5
+FLOOR = 0.25
+
+# Of length 0 is what is no part of the collection.
+_DAMPING = (0.0, *(1 / max(1.0, length / SHORT) ** FALL for length in range(1, LONGEST + 1)))
+
+
+class _NamedArguments(msgspec.Struct):
+    name: str | None = None
+
+
+_named_decoder = msgspec.json.Decoder(_NamedArguments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """The statistics that a ranking needs. Documents are numbered from 0.
+
+    ``lengths`` are the documents' term counts, 0 for a document outside the collection. ``postings`` map a term to its
+    documents and counts (`tersely.domain.search.term_index`). Only the query's terms are needed.
+    """
+
+    lengths: Sequence[int]
+    postings: Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """A document by its number, with a score: greater is better, comparable within one ranking only."""
+
+    number: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchQuery:
+    """A first ranking for a text: its term weights, every document's own score, and the few ``best`` documents."""
+
+    weights: Mapping[str, float]
+    hidden: frozenset[int]
+    looks_back: bool
+    scores: Sequence[float]
+    best: tuple[Ranked, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedTurn:
+    """A turn, with how much of the text it is about: 0 to 1."""
+
+    turn: Turn
+    relevance: float
+
+
+def document_text(message: Message) -> str:
+    """What a message is found by: its speaker's name, where it has one, and its text."""
+    text, name = searchable_text(message), _speaker(message)
+    return f"{name}: {text}" if name else text
+
+
+def document_terms(message: Message, *, limit: int | None = None) -> list[str]:
+    """Return the terms and marks of the first ``limit`` characters of a message."""
+    text = document_text(message)[:limit]
+    terms = tokenize(text)
+    return terms + marks_of(text, len(terms), is_users=message.role == "user", speaker=_speaker(message))
+
+
+def query_terms(text: str) -> list[str]:
+    """Return the terms and marks that a ranking for ``text`` looks at."""
+    terms = tokenize(text)
+    return [*terms, STANDING, QUESTION, *map(speaker_mark, terms)]
+
+
+def _speaker(message: Message) -> str:
+    """Return the name that a message gives its author; empty: none."""
+    if b'"name"' not in message.raw or message.role not in {"user", "assistant"}:
+        return ""
+    try:
+        return _named_decoder.decode(message.raw).name or ""
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+
+
+def build_corpus(documents: Iterable[Sequence[str]]) -> Corpus:
+    """Return the corpus of documents given as terms."""
+    index = TermIndex()
+    index.add(make_page(0, documents))
+    return Corpus(lengths=index.lengths, postings=index.postings)
+
+
+def idf_weights(terms: Iterable[str], corpus: Corpus) -> dict[str, float]:
+    """Return the weight of each distinct term: high if few documents have it. Never negative."""
+    total = len(corpus.lengths) - corpus.lengths.count(0)
+    weights: dict[str, float] = {}
+    for term in terms:
+        weights[term] = _weight(len(corpus.postings.get(term, ())), total)
+    return weights
+
+
+def _weight(having: int, total: int) -> float:
+    return log(1 + (total - having + 0.5) / (having + 0.5))
+
+
+def expand(query: Mapping[str, float], best: Iterable[tuple[float, Sequence[str]]], corpus: Corpus) -> dict[str, float]:
+    """Return ``weights`` with the terms that mark the ``best`` documents, given as (score, terms)."""
+    shares: Counter[str] = Counter()
+    for score, document in best:
+        for term, times in Counter(document).items():
+            if is_mark(term):
+                continue
+            shares[term] += score * min(times, FEEDBACK_TIMES) / max(FEEDBACK_LENGTH, len(document))  # type: ignore[assignment]
+    weights = idf_weights(shares, corpus)
+    marks = sorted((-share * weights[term], term) for term, share in shares.items() if term not in query)
+    marks = marks[:FEEDBACK_TERMS]
+    return dict(query) | {term: FEEDBACK_WEIGHT * mark / marks[0][0] for mark, term in marks if mark < 0}
+
+
+def build_query(text: str, corpus: Corpus, *, hidden: frozenset[int] = frozenset()) -> SearchQuery:
+    """Return a first look at what ``text`` is about. The ``hidden`` documents are neither found nor counted."""
+    query = {term: TALK_WEIGHT if term in TALK else 1.0 for term in tokenize(text)}
+    seen = _without(corpus, hidden, query_terms(text))
+    is_back = looks_back(text)
+    scores = _with_marks(_bm25(query, seen), query, seen, looks_back=is_back)
+    best = _order(scores, seen.lengths, FEEDBACK_DOCUMENTS)
+    return SearchQuery(weights=query, hidden=hidden, looks_back=is_back, scores=scores, best=tuple(best))
+
+
+def search_corpus(
+    first: SearchQuery, corpus: Corpus, documents: Iterable[Sequence[str]] = (), *, limit: int | None = None
+) -> list[Ranked]:
+    """Return the documents that a text is about or that stand near such, the best first; ties: the later first.
+
+    ``documents`` are the terms of the best ones of a first look, in that order; none: theirs are not looked at. Empty
+    for a text of stop words.
+    """
+    best = [(each.score, document) for each, document in zip(first.best, documents, strict=False)]
+    marks = {STANDING, QUESTION, *map(speaker_mark, first.weights)}
+    seen = _without(corpus, first.hidden, {term for _, document in best for term in document} | marks)
+    scores = first.scores
+    if best:
+        added = {
+            term: weight for term, weight in expand(first.weights, best, seen).items() if term not in first.weights
+        }
+        others = _with_marks(_bm25(added, seen), first.weights, seen, looks_back=first.looks_back)
+        scores = [one + other for one, other in zip(scores, others, strict=True)]
+    return _order(scores, seen.lengths, limit)
+
+
+def _with_marks(scores: Sequence[float], query: Iterable[str], corpus: Corpus, *, looks_back: bool) -> list[float]:
+    """Weigh scores by the marks of the documents, and pass a share of each short question's on to its answer."""
+    weighed = [*scores]
+    if not looks_back:
+        _multiply(weighed, corpus.postings.get(STANDING, ()), STANDING_WEIGHT)
+    for term in query:
+        _multiply(weighed, corpus.postings.get(speaker_mark(term), ()), SPEAKER_WEIGHT)
+    passed = [
+        (number + 1, ANSWER_SHARE * weighed[number])
+        for posting in corpus.postings.get(QUESTION, ())
+        if (number := posting >> SHIFT) + 1 < len(weighed) and weighed[number]
+    ]
+    for number, share in passed:
+        weighed[number] += share
+    return weighed
+
+
+def _multiply(scores: list[float], postings: Iterable[int], factor: float) -> None:
+    for posting in postings:
+        scores[posting >> SHIFT] *= factor
+
+
+def fuse(by_words: Sequence[Ranked], by_meaning: Sequence[Ranked]) -> list[int]:
+    """One ranking by words and by meaning (cosines), the best first; ties: the greater number first.
+
+    Scores are fused, not places: those by words as shares of the best one, cosines spread over their own range. A
+    document that only one ranking knows has 0 in the other.
+    """
+    best = max((each.score for each in by_words), default=0.0) or 1.0
+    scores = {each.number: each.score / best for each in by_words}
+    low = min((each.score for each in by_meaning), default=0.0)
+    spread = max((each.score for each in by_meaning), default=0.0) - low
+    for each in by_meaning:
+        nearness = (each.score - low) / spread if spread else 1.0
+        scores[each.number] = scores.get(each.number, 0.0) + MEANING_WEIGHT * nearness
+    return sorted(scores, key=lambda number: (-scores[number], -number))
+
+
+def rank_turns(turns: Sequence[Turn], text: str, *, budget: int | None = None) -> tuple[RankedTurn, ...]:
+    """Rank whole turns by their relevance to ``text`` (the current task), best first; ties: the later first.
+
+    A turn that exceeds the rest of ``budget`` (tokens) is skipped, and a smaller one may follow. Turns that share no
+    term with ``text`` are left out, so a text of stop words ("continue", "go on") finds none. A turn's relevance is the
+    greater of its best message's and of the share of the task's terms that all its messages cover.
+    """
+    entries = [entry for turn in turns for entry in turn.entries]
+    documents = [document_terms(entry.message) for entry in entries]
+    corpus = build_corpus(documents)
+    first = build_query(text, corpus)
+    found = search_corpus(first, corpus, [documents[each.number] for each in first.best])
+    scores = {entries[each.number].seq: each.score for each in found}
+    sharing = {entry.seq for entry, score in zip(entries, first.scores, strict=True) if score}
+    weights = idf_weights(first.weights, corpus)
+    best = sum(weights.values()) * (K1 + 1)
+    said = dict(zip((entry.seq for entry in entries), documents, strict=True))
+    order = sorted(
+        (-max(scores.get(entry.seq, 0.0) for entry in turn.entries), -number)
+        for number, turn in enumerate(turns)
+        if not sharing.isdisjoint(entry.seq for entry in turn.entries)
+    )
+    chosen: list[RankedTurn] = []
+    room = budget
+    for score, number in order:
+        turn = turns[-number]
+        if room is not None:
+            if turn.tokens > room:
+                continue
+            room -= turn.tokens
+        covered = _coverage(weights, corpus, {term for entry in turn.entries for term in said[entry.seq]})
+        chosen.append(RankedTurn(turn=turn, relevance=min(1.0, max(-score / best, covered))))
+    return tuple(chosen)
+
+
+def _coverage(weights: Mapping[str, float], corpus: Corpus, terms: Collection[str]) -> float:
+    """Return the share, 0 to 1, that ``terms`` have in the weight of a query's terms, as far as the corpus has these at
+    all.
+
+    0 where the common terms are everyday words that stand for no topic.
+    """
+    known = {term: weight for term, weight in weights.items() if corpus.postings.get(term)}
+    common = [term for term in known if term in terms]
+    return sum(known[term] for term in common) / sum(known.values()) if is_content_word(common) else 0.0
+
+
+def rank_documents(
+    documents: Sequence[Sequence[str]], terms: Collection[str], *, limit: int = MEMOS, is_asked: bool = False
+) -> tuple[Ranked, ...]:
+    """Of short documents (memos with their tags, as different terms, sorted), at most ``limit`` that a text of these
+    ``terms`` is about, the best first.
+
+    A document's score is the share, 0 to 1, that the terms common to both have in the weight of the one that says less;
+    what no document says weighs nothing. Unless it ``is_asked`` for, a document must share a keyword or two everyday
+    words with the text, and have a score of at least `FLOOR`. Ties: the later first. Stop words bring none.
+    """
+    having = Counter(chain.from_iterable(documents))
+    weight = {count: _weight(count, len(documents)) for count in set(having.values())}
+    wanted = having.keys() & set(terms)
+    asked = sum(weight[having[term]] for term in sorted(wanted))
+    found: list[Ranked] = []
+    for number, document in enumerate(documents):
+        common = [term for term in document if term in wanted]
+        if common and (is_asked or is_content_word(common)):
+            said = sum([weight[having[term]] for term in document])
+            share = sum([weight[having[term]] for term in common]) / min(asked, said)
+            if is_asked or share >= FLOOR:
+                found.append(Ranked(number=number, score=share))
+    found.sort(key=lambda each: (-each.score, -each.number))
+    return tuple(found[:limit])
+
+
+def rank_by_terms(lengths: Sequence[int], term_counts: Mapping[str, Sequence[int]], *, limit: int) -> list[int]:
+    """Return the numbers of the ``limit`` documents that match a text's terms best; ties: the first.
+
+    ``lengths`` are the documents' lengths in any unit; ``term_counts`` has, for each term of the text, the documents
+    that contain it. Neighbouring documents do not count.
+    """
+    postings = {term: [number << SHIFT | 1 for number in numbers] for term, numbers in term_counts.items()}
+    scores = _bm25(dict.fromkeys(term_counts, 1.0), Corpus(lengths=lengths, postings=postings))
+    return nsmallest(
+        limit, (n for n, score in enumerate(scores) if score), key=lambda number: (-scores[number], number)
+    )
+
+
+def _bm25(query: Mapping[str, float], corpus: Corpus) -> list[float]:
+    """Return the score of every document."""
+    lengths = corpus.lengths
+    if not query:
+        return [0.0] * len(lengths)
+    mean = sum(lengths) / max(1, len(lengths) - lengths.count(0)) or 1.0
+    scores = [0.0] * len(lengths)
+    fixed, slope = K1 * (1 - B), K1 * B / mean
+    # In a long session this loop is what a search takes: everything in it is a local name.
+    norms = [fixed + slope * length for length in lengths]
+    shift, mask = SHIFT, MAX_TIMES
+    for term, weight in idf_weights(query, corpus).items():
+        full = weight * query[term] * (K1 + 1)
+        for posting in corpus.postings.get(term, ()):
+            number, times = posting >> shift, posting & mask
+            scores[number] += full * times / (times + norms[number])
+    return scores
+
+
+def _order(scores: Sequence[float], lengths: Sequence[int], limit: int | None) -> list[Ranked]:
+    """Documents by their own scores, what stands near them, and their lengths."""
+    near, far = NEAR
+    own = [0.0, 0.0, *scores, 0.0, 0.0]
+    damping = [_DAMPING[length] if length < LONGEST else _DAMPING[LONGEST] for length in lengths]
+    places = zip(own, own[1:], scores, own[3:], own[4:], damping, strict=False)
+    values = [(score + near * (b + c) + far * (a + d)) * damp for a, b, score, c, d, damp in places]
+    least = min(nlargest(limit, values), default=0.0) if limit is not None else 0.0
+    found = sorted((-value, -number) for number, value in enumerate(values) if value and value >= least)
+    return [Ranked(number=-number, score=-value) for value, number in found[:limit]]
+
+
+def _without(corpus: Corpus, hidden: frozenset[int], terms: Iterable[str]) -> Corpus:
+    """Return the corpus of ``terms`` as if the ``hidden`` documents were not there."""
+    if not hidden:
+        return corpus
+    lengths = array("I", corpus.lengths)
+    for number in hidden:
+        lengths[number] = 0
+    postings = {
+        term: [posting for posting in corpus.postings.get(term, ()) if posting >> SHIFT not in hidden] for term in terms
+    }
+    return Corpus(lengths=lengths, postings=postings)

@@ -1,0 +1,1 @@
+"""Text: clipping, code fences, tags and state blocks, tool output."""

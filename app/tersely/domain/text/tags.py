@@ -1,0 +1,72 @@
+"""Strip Tersely's markup from a model's text before the client sees it: terse tags, state blocks, or both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tersely.domain.text.state import HEADING, StateStream
+from tersely.domain.text.terse import OPEN, TerseStream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagKinds:
+    """The kinds of tags to strip. False if there are none."""
+
+    terse: bool = False
+    state: bool = False
+
+    def __bool__(self) -> bool:
+        """Return whether anything is to be taken out."""
+        return self.terse or self.state
+
+    def __or__(self, other: TagKinds) -> TagKinds:
+        """Return the kinds that either of both strips."""
+        return TagKinds(terse=self.terse or other.terse, state=self.state or other.state)
+
+
+NOTHING = TagKinds()
+
+# The kinds, each with the text that begins every tag or block of it.
+MARKERS = ((OPEN, TagKinds(terse=True)), (HEADING, TagKinds(state=True)))
+
+
+class TagStripper:
+    """Takes out what ``tags`` names of one text that arrives in pieces.
+
+    Tags go first: a state block is looked for in what they leave.
+    """
+
+    __slots__ = ("_state", "_terse")
+
+    def __init__(self, tags: TagKinds) -> None:
+        self._terse = TerseStream() if tags.terse else None
+        self._state = StateStream() if tags.state else None
+
+    @property
+    def terse(self) -> tuple[str, ...]:
+        """Return the contents of the tags found so far."""
+        return self._terse.entries if self._terse else ()
+
+    @property
+    def state(self) -> str | None:
+        """Return the last state found so far that says something."""
+        entries = self._state.entries if self._state else ()
+        return entries[-1] if entries else None
+
+    @property
+    def held(self) -> str:
+        """Return the text that is being held back, in its order."""
+        return (self._state.held if self._state else "") + (self._terse.held if self._terse else "")
+
+    def feed(self, piece: str) -> str:
+        """Return the text that may be shown now."""
+        if self._terse:
+            piece = self._terse.feed(piece)
+        return self._state.feed(piece) if self._state else piece
+
+    def close(self) -> str:
+        """The text is over: what was held back and is text after all."""
+        rest = self._terse.close() if self._terse else ""
+        if self._state:
+            rest = self._state.feed(rest) + self._state.close()
+        return rest

@@ -1,0 +1,124 @@
+"""``<terse>`` summaries in a model's text: finding them and taking them out.
+
+The rule (reference 000, "How It Works", made exact):
+
+- A tag is ``<terse>`` up to the first ``</terse>`` that follows, at most ``MAX_TAG`` characters in all.
+  Exactly the tag is removed and nothing else, no blank and no line end: a text with a tag planted in it comes
+  out as if the tag had never been there.
+- What has no end, or is longer, is text.
+- A tag inside a Markdown code fence (CommonMark: three or more backticks or tildes after at most three
+  blanks, closed by a line of at least as many of the same and nothing else) is text, and so is one on the line that
+  opens a fence. The fences are those of the model's *full* text, tags included: a fence mark inside a removed
+  tag counts, and a mark with a tag in front of it on its line is no mark.
+- A tag directly behind the mark that closes a fence (blanks aside) is a tag, and the fence ends at that mark.
+- A ``<terse>`` inside a code span is text. A span is code where it begins and ends on the line of the ``<terse>``,
+  and ends within ``MAX_TAG`` characters.
+
+Whether a ``<terse>`` is a tag depends only on what stands before it and on the ``MAX_TAG`` characters from
+it on, so a stream never holds back more than these.
+"""
+
+from __future__ import annotations
+
+from tersely.domain.text.code_fences import CodeSpans, Fences
+
+OPEN = "<terse>"
+CLOSE = "</terse>"
+MAX_TAG = 4000
+"""Characters of the longest tag, its two marks included."""
+
+
+def strip_terse(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return ``text`` without its tags, and their contents: one line each, blanks collapsed, empty ones left out."""
+    if OPEN not in text:
+        return text, ()
+    stream = TerseStream()
+    shown = stream.feed(text) + stream.close()
+    return shown, stream.entries
+
+
+class TerseStream:
+    """``strip_terse`` for a text that arrives in pieces; the result does not depend on where they were cut."""
+
+    __slots__ = ("_entries", "_fences", "_held", "_spans")
+
+    def __init__(self) -> None:
+        self._entries: list[str] = []
+        self._fences = Fences()
+        self._spans = CodeSpans()
+        self._held = ""
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """Return the contents of the tags found so far."""
+        return tuple(self._entries)
+
+    @property
+    def held(self) -> str:
+        """Return the text that is being held back because it may be the beginning of a tag."""
+        return self._held
+
+    def feed(self, piece: str) -> str:
+        """Return the text that may be shown now: everything but tags and a possible tag's beginning at the end."""
+        if not self._held and "<" not in piece:
+            self._advance(piece)
+            return piece
+        text = self._held + piece
+        return self._read(text, is_end=False)
+
+    def close(self) -> str:
+        """The text is over: what was held back is a tag, or text after all."""
+        return self._read(self._held, is_end=True)
+
+    def _read(self, text: str, *, is_end: bool) -> str:
+        self._held = ""
+        shown: list[str] = []
+        position = 0
+        while (start := text.find("<", position)) >= 0:
+            self._show(text[position:start], shown)
+            position = self._read_bracket(text, start, shown, is_end=is_end)
+            if position < 0:
+                self._held = text[start:]
+                return "".join(shown)
+        self._show(text[position:], shown)
+        return "".join(shown)
+
+    def _show(self, text: str, shown: list[str]) -> None:
+        if text:
+            self._advance(text)
+            shown.append(text)
+
+    def _advance(self, text: str) -> None:
+        self._fences.advance(text)
+        self._spans.advance(text)
+
+    def _read_bracket(self, text: str, start: int, shown: list[str], *, is_end: bool) -> int:
+        """Deal with the ``<`` at ``start``; where to go on, or -1 when more text is needed to tell."""
+        is_behind_fence = self._fences.is_at_closing_mark
+        if self._fences.is_inside and not is_behind_fence:
+            self._show("<", shown)
+            return start + 1
+        if not text.startswith(OPEN, start):
+            if not is_end and len(text) - start < len(OPEN) and OPEN.startswith(text[start:]):
+                return -1
+            self._show("<", shown)
+            return start + 1
+        body, limit = start + len(OPEN), start + MAX_TAG
+        is_all = is_end or len(text) >= limit
+        is_code = False if is_behind_fence else self._spans.is_code(text, body, limit, is_end=is_all)
+        end = text.find(CLOSE, body, limit)
+        if is_code is None or (not is_code and end < 0 and not is_all):
+            return -1
+        if is_code or end < 0:
+            self._show(OPEN, shown)
+            return body
+        if is_behind_fence:
+            self._fences.close_fence()
+        self._take(text[start : end + len(CLOSE)])
+        return end + len(CLOSE)
+
+    def _take(self, tag: str) -> None:
+        self._advance(tag)
+        entry = " ".join(tag[len(OPEN) : -len(CLOSE)].split())
+        if entry:
+            self._entries.append(entry)

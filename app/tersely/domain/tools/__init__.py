@@ -1,0 +1,1 @@
+"""Tersely's tools: their catalog and arguments."""

@@ -1,0 +1,68 @@
+"""File locks that the kernel lets go of when their last holder dies, however it dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tersely.embedded_postgres.errors import EmbeddedPostgresError
+
+
+class FileLock:
+    """One open lock file. The lock goes with the open file: with every process that inherited its descriptor."""
+
+    def __init__(self, path: Path) -> None:
+        """Open (or create) the file at ``path``, without locking it. Raises EmbeddedPostgresError if not allowed."""
+        self.path = path
+        try:
+            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise EmbeddedPostgresError(f"cannot open {path}: {error.strerror}") from error
+
+    def try_exclusive(self) -> bool:
+        """Take it for ourselves alone, if nobody else holds it; if it fails, a lock that was held is lost."""
+        return self._try(fcntl.LOCK_EX)
+
+    def try_shared(self) -> bool:
+        """Take it together with others, unless somebody holds it alone."""
+        return self._try(fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        """Let go of it (a process that inherited the descriptor keeps it)."""
+        os.close(self.fd)
+
+    def _try(self, kind: int) -> bool:
+        try:
+            fcntl.flock(self.fd, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+@contextmanager
+def exclusive(path: Path, *, deadline: float, abandoned: Callable[[], bool]) -> Iterator[None]:
+    """Hold the lock at ``path`` alone; wait for it until ``deadline`` (``time.monotonic()``) or until abandoned."""
+    lock = FileLock(path)
+    try:
+        while not lock.try_exclusive():
+            if abandoned():
+                raise EmbeddedPostgresError("starting Postgres was called off")
+            if time.monotonic() > deadline:
+                raise EmbeddedPostgresError(f"another process has held {path} for too long while starting or stopping")
+            time.sleep(0.02)
+        yield
+    finally:
+        lock.close()
+
+
+def is_held(path: Path) -> bool:
+    """Return whether any process holds the lock at ``path``."""
+    lock = FileLock(path)
+    try:
+        return not lock.try_exclusive()
+    finally:
+        lock.close()

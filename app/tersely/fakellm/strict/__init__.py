@@ -1,0 +1,1 @@
+"""The refusals of strict providers, in the providers' own words. Pure."""

@@ -1,0 +1,117 @@
+"""The service's lifespan: open its parts in order, keep them running, close them in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, NamedTuple
+
+from asyncpg import PostgresError
+from fastapi import FastAPI
+from sqlalchemy.exc import DBAPIError
+
+from tersely.domain.errors import StoreUnavailable
+from tersely.service.common import tokens
+from tersely.service.common.metrics import Metrics
+from tersely.store.db.connection import Database
+from tersely.store.db.migrations import is_outdated, migrate
+
+_log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 2.0
+POOL_SECONDS = 5.0
+REFUSAL_SECONDS = 60.0
+REFUSALS = frozenset({"InvalidAuthorizationSpecificationError", "InvalidPasswordError", "InsufficientPrivilegeError"})
+
+
+class Part(NamedTuple):
+    """How a part of the service is opened (None: it opens itself when it is needed), and how it is closed."""
+
+    open: Callable[[], Awaitable[None]] | None
+    close: Callable[[], Awaitable[None]]
+
+
+def lifespan(
+    parts: Sequence[Part], keeping: Sequence[Callable[[], Coroutine[Any, Any, None]]]
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Return a lifespan: ``parts`` in their order, then the endless tasks of ``keeping``."""
+
+    @asynccontextmanager
+    async def living(_: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for part in parts:
+                if part.open is not None:
+                    await part.open()
+                stack.push_async_callback(part.close)
+            # Reading a vocabulary takes some tenths of a second, which no request should wait for.
+            await asyncio.to_thread(tokens.count_text, "warm", "o200k_base")
+            for keep in keeping:
+                stack.callback(asyncio.get_running_loop().create_task(keep()).cancel)
+            _tune_gc()
+            yield
+
+    return living
+
+
+async def migrate_when_there(database: Database, url: str) -> None:
+    """The service starts without its database; when that comes, it may be one that has to be migrated first."""
+    told = -REFUSAL_SECONDS
+    while True:
+        try:
+            if not is_outdated(await database.read_revision()):
+                return
+        except StoreUnavailable:
+            pass
+        try:
+            await migrate(url)
+        except (OSError, DBAPIError, PostgresError, TimeoutError) as error:
+            cause = getattr(error, "orig", error)
+            refused = next((name for name in _names(cause) if name in REFUSALS), None)
+            if refused is None:
+                _log.info("the database is still away: %s", type(error).__name__)
+            elif time.monotonic() - told >= REFUSAL_SECONDS:
+                told = time.monotonic()
+                _log.warning("the database refuses us (%s): check the authorization in DATABASE_URL", refused)
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+async def report_pool(sizes: Callable[[], tuple[int, int]], metrics: Metrics) -> None:
+    """Keep the gauges of this worker's pool current: another worker may be asked for the metrics of all."""
+    while True:
+        metrics.set_pool(*sizes())
+        await asyncio.sleep(POOL_SECONDS)
+
+
+def _names(error: BaseException | None) -> list[str]:
+    """Return the classes of an error, and of what it wraps."""
+    names: list[str] = []
+    while error is not None:
+        names += [kind.__name__ for kind in type(error).__mro__]
+        error = error.__cause__
+    return names
+
+
+def _tune_gc() -> None:
+    """Take what lives as long as the process out of the garbage collector's rounds, and make these rarer.
+
+    Nearly everything that a request makes is freed by reference counts; scanning the rest costs a tenth of the CPU.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
+def return_freed_memory() -> None:
+    """Have the C library's allocator return freed memory to the system; takes some milliseconds, without the GIL.
+
+    By default glibc keeps most of the memory of large bodies after they are freed. Other C libraries lack the call.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)

@@ -1,0 +1,511 @@
+"""The composition root: builds everything from the settings; the only place that reads the clock."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+
+from fastapi import FastAPI
+from starlette.routing import Route
+
+from tersely import __version__
+from tersely.api.health import health_router
+from tersely.api.host_table import Destination, HostTable, NamedHost
+from tersely.api.mcp import McpEndpoint
+from tersely.api.proxy import ProxyRoutes
+from tersely.api.rest.guard import Guard
+from tersely.api.rest.router import install_rest
+from tersely.api.rest.services import Services
+from tersely.api.transport.body import BodyBudget
+from tersely.api.transport.shutdown import Shutdown
+from tersely.console.docs_page import docs_route
+from tersely.console.pages import Pages
+from tersely.console.router import Console
+from tersely.console.views import Sources, Views
+from tersely.dialects.account_routes import parse_passthrough
+from tersely.dialects.headers import key_header
+from tersely.dialects.registry import DIALECTS
+from tersely.domain.messages import Dialect as DialectName
+from tersely.embedded_postgres import default_data_dir
+from tersely.hosts import SPOKEN, embeddings_host, model_hosts, named_hosts, summarizer_host
+from tersely.lifespan import Part, lifespan, migrate_when_there, report_pool, return_freed_memory
+from tersely.sandbox.child import Limits
+from tersely.service.common.auth import Auth
+from tersely.service.common.calibrations import Calibrations
+from tersely.service.common.console_access import ConsoleAccess
+from tersely.service.common.metrics import Metrics
+from tersely.service.context.context_configs import ContextConfigs
+from tersely.service.context.retrieval import Retriever
+from tersely.service.memos.memos import Memos
+from tersely.service.money.prices import Prices, read_prices
+from tersely.service.money.savings import Savings
+from tersely.service.proxy.account_access import AccountAccess
+from tersely.service.proxy.chat_commands import ChatCommands
+from tersely.service.proxy.exchange_keeping import ExchangeKeeper
+from tersely.service.proxy.live_sessions import LiveSessions
+from tersely.service.proxy.proxy import Proxy, ProxyConfig, Shared
+from tersely.service.search.embedder import Embedder
+from tersely.service.search.queries import Queries
+from tersely.service.search.session_search import Searcher
+from tersely.service.search.tenant_search import TenantSearch
+from tersely.service.sessions.activity import Activity
+from tersely.service.sessions.artifacts import Artifacts
+from tersely.service.sessions.calls import Calls
+from tersely.service.sessions.cleanup import Cleanup
+from tersely.service.sessions.commands import Commands
+from tersely.service.sessions.compactions import Compactions
+from tersely.service.sessions.comparisons import Comparisons
+from tersely.service.sessions.epochs import EpochKeeper
+from tersely.service.sessions.event_stream import EventStream
+from tersely.service.sessions.exports import Exports
+from tersely.service.sessions.messages import Messages
+from tersely.service.sessions.notes import Notes
+from tersely.service.sessions.pins import Pins
+from tersely.service.sessions.previews import Previews
+from tersely.service.sessions.sessions import Sessions
+from tersely.service.sessions.stats import StatsReader
+from tersely.service.sessions.visibility import Visibility
+from tersely.service.summaries.daily_memory import DailyMemory
+from tersely.service.summaries.memory_updates import MemoryUpdates
+from tersely.service.summaries.models import Host, Models, SummarizerConfig
+from tersely.service.summaries.prefetcher import SummaryPrefetcher
+from tersely.service.summaries.summarizer import Summarizer
+from tersely.service.tools.tools import Tools
+from tersely.settings import Settings
+from tersely.store.commit.spool import spool_directory
+from tersely.store.commit.writer import Writer
+from tersely.store.db.connection import Database
+from tersely.upstream.client import Upstream
+
+MEBIBYTE = 1024 * 1024
+
+
+def clock() -> datetime:
+    """Return the time."""
+    return datetime.now(UTC)
+
+
+def new_id(kind: str = "s") -> str:
+    """Return a new id: sortable by time, unguessable. Those of sessions begin with an ``s``."""
+    return f"{kind}{int(time.time() * 1000):011x}{secrets.token_hex(8)}"
+
+
+def build(
+    settings: Settings, *, database_url: str, openai_base_url: str | None = None, is_local: bool = False
+) -> ProxyRoutes:
+    """Return the whole service as one ASGI application.
+
+    ``database_url`` is that of the running database, whoever runs it; ``openai_base_url`` replaces the configured
+    upstream; ``is_local``: without keys, refuse what comes from web pages of other hosts.
+    """
+    base = _base(settings, database_url, openai_base_url or settings.openai_base_url)
+    abilities = _abilities(settings, base)
+    recipes = recipes_of(settings, abilities.tools)
+    auth = Auth(
+        base.database, required=settings.auth == "keys", monotonic=time.monotonic, clock=clock, is_local=is_local
+    )
+    guard = Guard(
+        auth=auth,
+        max_body=settings.max_body,
+        body_timeout=settings.body_timeout,
+        max_messages=settings.max_messages,
+    )
+    mcp = McpEndpoint(abilities.tools, guard)
+    remembering = MemoryUpdates(base.database, base.summarizer, clock=clock)
+    services = _services(settings, base, abilities, recipes, remembering)
+    cleanup = Cleanup(base.database, recipes, clock=clock, days=settings.cleanup_days, name=new_id())
+    rest = FastAPI(
+        title="Tersely",
+        docs_url=None,
+        redoc_url=None,
+        version=__version__,
+        lifespan=lifespan(
+            [*base.parts(), Part(None, abilities.queries.close), Part(mcp.open, mcp.close), base.summarizing()],
+            keeping=[
+                partial(migrate_when_there, base.database, database_url),
+                cleanup.keep_clean,
+                partial(report_pool, base.database.sizes, base.metrics),
+                remembering.keep_resuming,
+            ],
+        ),
+    )
+    shutdown = Shutdown([upstream.interrupt for upstream in base.upstreams()], grace=settings.shutdown_grace)
+    health = health_router(
+        read_revision=base.database.read_revision,
+        pool=base.database.sizes,
+        metrics=base.metrics,
+        # With keys nobody is let in whose key cannot be looked up.
+        serves_without_database=settings.fail_open == "on" and settings.auth == "off",
+        is_ending=lambda: shutdown.is_draining,
+    )
+    rest.include_router(health)
+    install_rest(rest, services, guard=guard, metrics=base.metrics)
+    rest.router.routes += _console_routes(settings, base, services, auth)
+    rest.router.routes.append(mcp.route())
+    return ProxyRoutes(
+        rest,
+        hosts=_host_table(settings, base, _shared(settings, base, abilities, recipes, services.commands)),
+        auth=auth,
+        metrics=base.metrics,
+        max_body=settings.max_body,
+        max_messages=settings.max_messages,
+        body_timeout=settings.body_timeout,
+        body_budget=_body_budget(settings, base.metrics),
+        monotonic=time.perf_counter,
+        shutdown=shutdown,
+    )
+
+
+def _body_budget(settings: Settings, metrics: Metrics) -> BodyBudget:
+    """Return the memory for request bodies in flight."""
+    limit = settings.body_memory * MEBIBYTE
+    return BodyBudget(limit, level=metrics.body_bytes, return_freed_memory=return_freed_memory)
+
+
+# What everything stands on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Base:
+    """The database and the model hosts, and what is one in a process."""
+
+    database: Database
+    writer: Writer
+    exchanges: ExchangeKeeper
+    hosts: Mapping[DialectName, Host]
+    named_hosts: Mapping[str, Host]
+    own_host: Host | None
+    summarizer: Summarizer
+    embedder: Embedder | None
+    live: LiveSessions
+    metrics: Metrics
+    prices: Prices
+    calibrations: Calibrations
+
+    def upstreams(self) -> list[Upstream]:
+        """Return the model hosts, each once."""
+        hosts = [
+            *self.hosts.values(),
+            *self.named_hosts.values(),
+            *([self.own_host] if self.own_host is not None else []),
+        ]
+        return list(dict.fromkeys(host.upstream for host in hosts))
+
+    def parts(self) -> list[Part]:
+        """Return the parts to open before the first request, in order."""
+        return [
+            Part(self.database.open, self.database.close),
+            *(Part(upstream.open, upstream.close) for upstream in self.upstreams()),
+            Part(None, self.writer.close),
+            Part(self.exchanges.open, self.exchanges.close),
+            *([Part(self.embedder.open, self.embedder.close)] if self.embedder else []),
+        ]
+
+    def summarizing(self) -> Part:
+        """Return the summarizer, opened last: it begins to work at once."""
+        return Part(self.summarizer.open, self.summarizer.close)
+
+
+def _base(settings: Settings, database_url: str, openai_base_url: str) -> _Base:
+    database = Database(
+        dsn=database_url,
+        size=settings.database_pool,
+        timeout=settings.database_timeout,
+        pooler=settings.database_pooler == "on",
+    )
+    metrics = Metrics(version=__version__, data_dir=settings.data_dir or default_data_dir())
+    hosts = model_hosts(settings, openai_base_url)
+    own_host = summarizer_host(settings, openai_base_url)
+    config = SummarizerConfig(
+        model=settings.summarizer_model,
+        timeout=settings.summarizer_timeout,
+        output=settings.summarizer_output,
+        window=settings.summarizer_window,
+        daily_calls=settings.summarizer_daily_calls,
+        daily_tokens=settings.summarizer_daily_tokens,
+        input_price=settings.summarizer_input_price,
+        output_price=settings.summarizer_output_price,
+    )
+    models = Models(config, own=own_host, hosts=hosts, metrics=metrics)
+    embeddings = embeddings_host(settings)
+    writer = Writer(database)
+    return _Base(
+        database=database,
+        writer=writer,
+        exchanges=ExchangeKeeper(
+            database,
+            writer,
+            metrics,
+            directory=spool_directory(settings.data_dir or default_data_dir(), database_url),
+            limit=settings.spool_size,
+            name=new_id(),
+            clock=clock,
+        ),
+        hosts=hosts,
+        named_hosts=named_hosts(settings),
+        own_host=own_host,
+        summarizer=Summarizer(database, models, metrics, clock=clock, monotonic=time.monotonic, name=new_id()),
+        embedder=Embedder(database, embeddings, monotonic=time.monotonic) if embeddings else None,
+        live=LiveSessions(settings.live_sessions_budget),
+        metrics=metrics,
+        prices=Prices(read_prices(settings.prices) if settings.prices else None),
+        calibrations=Calibrations(),
+    )
+
+
+# What agents and their users can do
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Abilities:
+    """The tools, and the use cases that they share with REST."""
+
+    searcher: Searcher
+    retriever: Retriever
+    queries: Queries
+    notes: Notes
+    memos: Memos
+    memories: DailyMemory
+    artifacts: Artifacts
+    tools: Tools
+
+
+def _abilities(settings: Settings, base: _Base) -> _Abilities:
+    database = base.database
+    searcher = Searcher(database, base.metrics, base.embedder)
+    queries = Queries(
+        database,
+        base.metrics,
+        children=settings.query_children,
+        limits=Limits(seconds=settings.query_seconds, memory=settings.query_memory),
+    )
+    notes = Notes(database, clock=clock)
+    memos = Memos(database, clock=clock, new_id=partial(new_id, "m"))
+    memories = DailyMemory(database)
+    artifacts = Artifacts(database)
+    tools = Tools(
+        database,
+        searcher=searcher,
+        queries=queries,
+        notes=notes,
+        memos=memos,
+        memories=memories,
+        artifacts=artifacts,
+        offered=settings.offered_tools,
+    )
+    return _Abilities(
+        searcher=searcher,
+        retriever=Retriever(database, searcher),
+        queries=queries,
+        notes=notes,
+        memos=memos,
+        memories=memories,
+        artifacts=artifacts,
+        tools=tools,
+    )
+
+
+def recipes_of(settings: Settings, tools: Tools | None = None) -> ContextConfigs:
+    """Strategies and policies as configured; ``tools`` are offered to models."""
+    return ContextConfigs(
+        offers=None if tools is None else tools.offers,
+        strategy=settings.strategy,
+        epoch=settings.epoch,
+        references=settings.references,
+        instructions=settings.instructions == "on",
+        derive_terse=settings.derive_terse == "on",
+        cache_ttl=settings.cache_ttl,
+    )
+
+
+def _services(
+    settings: Settings, base: _Base, abilities: _Abilities, recipes: ContextConfigs, remembering: MemoryUpdates
+) -> Services:
+    """Return the use cases behind REST."""
+    database = base.database
+    sessions = Sessions(database, recipes, remembering, clock=clock, new_id=new_id)
+    keeper = EpochKeeper(
+        database,
+        recipes,
+        base.calibrations,
+        abilities.retriever,
+        SummaryPrefetcher(base.summarizer),
+        base.metrics,
+        clock=clock,
+    )
+    messages = Messages(database, base.writer, recipes, advance_epoch=keeper.advance_if_due, clock=clock)
+    previews = Previews(database, recipes, base.calibrations, abilities.retriever, clock=clock)
+    compactions = Compactions(database, recipes, base.summarizer, keeper, remembering, clock=clock)
+    marks = Pins(database, clock=clock)
+    commands = Commands(
+        database,
+        sessions=sessions,
+        previews=previews,
+        compactions=compactions,
+        notes=abilities.notes,
+        pins=marks,
+        strategy=settings.strategy,
+        epoch=settings.epoch,
+    )
+    return Services(
+        sessions=sessions,
+        messages=messages,
+        pins=marks,
+        visibility=Visibility(database, memory=sessions, clock=clock),
+        exports=Exports(database, messages, sessions, clock=clock, new_id=new_id),
+        previews=previews,
+        searcher=abilities.searcher,
+        queries=abilities.queries,
+        stats=StatsReader(database, recipes, previews, base.summarizer.config, clock=clock),
+        event_stream=EventStream(database),
+        artifacts=abilities.artifacts,
+        compactions=compactions,
+        notes=abilities.notes,
+        memos=abilities.memos,
+        daily_memory=abilities.memories,
+        tools=abilities.tools,
+        commands=commands,
+        calls=(calls := Calls(database)),
+        activity=Activity(database, clock=clock),
+        search=TenantSearch(database, abilities.searcher, monotonic=time.monotonic),
+        comparisons=Comparisons(database, calls),
+        savings=Savings(database, base.prices, clock=clock, summary_price=base.summarizer.config.price_of),
+        clock=clock,
+        strategy=settings.strategy,
+        epoch=settings.epoch,
+    )
+
+
+# The console
+
+
+def _console_routes(settings: Settings, base: _Base, services: Services, auth: Auth) -> list[Route]:
+    """The pages of the console, and ``/docs``."""
+    pages = Pages(version=__version__)
+    access = ConsoleAccess(
+        base.database,
+        auth,
+        required=settings.auth == "keys",
+        directory=settings.data_dir or default_data_dir(),
+    )
+    views = Views(
+        pages,
+        Sources(
+            sessions=services.sessions,
+            calls=services.calls,
+            comparisons=services.comparisons,
+            activity=services.activity,
+            search=services.search,
+            savings=services.savings,
+            prices=base.prices,
+            previews=services.previews,
+            compactions=services.compactions,
+            pins=services.pins,
+            notes=services.notes,
+            memos=services.memos,
+            memories=services.daily_memory,
+            lifetime=settings.cache_ttl,
+            is_guarded=settings.auth == "keys",
+        ),
+    )
+    console = Console(pages, access, clock=clock)
+    return [docs_route(pages), *console.routes(views.views(), views.changes())]
+
+
+# The proxies
+
+
+def _shared(
+    settings: Settings, base: _Base, abilities: _Abilities, recipes: ContextConfigs, commands: Commands
+) -> Shared:
+    chat = None
+    if settings.chat_commands == "on":
+        chat = ChatCommands(
+            commands, base.database, base.metrics, clock=clock, monotonic=time.perf_counter, new_id=new_id
+        )
+    return Shared(
+        database=base.database,
+        writer=base.writer,
+        recipes=recipes,
+        calibrations=base.calibrations,
+        metrics=base.metrics,
+        summarizer=base.summarizer,
+        retriever=abilities.retriever,
+        tools=abilities.tools,
+        exchanges=base.exchanges,
+        live=base.live,
+        prices=base.prices,
+        clock=clock,
+        monotonic=time.perf_counter,
+        new_id=new_id,
+        chat=chat,
+    )
+
+
+def _host_table(settings: Settings, base: _Base, shared: Shared) -> HostTable:
+    """The default hosts and the named ones, each with what guards the operator's account there."""
+    access = _account_access(settings, base, base.hosts)
+    proxies = _proxies(settings, base.hosts, shared, access, ProxyConfig())
+    named = []
+    for name, host in base.named_hosts.items():
+        given = settings.upstreams[name]
+        hosts = dict.fromkeys(SPOKEN[given.dialect], host)
+        guard = _account_access(settings, base, hosts) if host.api_key else None
+        config = ProxyConfig(is_default=False, has_summarizer=base.own_host is not None)
+        named.append(
+            NamedHost(
+                name=name,
+                proxies=_proxies(settings, hosts, shared, guard, config, is_azure=given.dialect == "azure"),
+                models=given.models,
+                access=guard,
+                is_azure=given.dialect == "azure",
+            )
+        )
+    defaults = {name: Destination(proxy=proxy, access=access) for name, proxy in proxies.items()}
+    return HostTable(defaults=defaults, named=named)
+
+
+def _account_access(settings: Settings, base: _Base, hosts: Mapping[DialectName, Host]) -> AccountAccess | None:
+    """What tenants may reach of the operator's accounts: of those dialects that have a key of the operator's."""
+    if settings.auth != "keys":
+        return None
+    shared = {name: DIALECTS[name] for name, host in hosts.items() if host.api_key}
+    return AccountAccess(base.database, shared, parse_passthrough(settings.passthrough or ""), clock=clock)
+
+
+def _proxies(
+    settings: Settings,
+    hosts: Mapping[DialectName, Host],
+    shared: Shared,
+    access: AccountAccess | None,
+    config: ProxyConfig,
+    *,
+    is_azure: bool = False,
+) -> dict[DialectName, Proxy]:
+    """Return the proxy of each dialect in front of its host."""
+
+    def key_of(name: DialectName, key: str | None) -> tuple[str, str] | None:
+        if not key:
+            return None
+        return ("api-key", key) if is_azure else key_header(name, key)
+
+    return {
+        name: Proxy(
+            DIALECTS[name],
+            host.upstream,
+            shared,
+            replace(
+                config,
+                key=key_of(name, host.api_key),
+                on_ids=access.trust if access is not None and host.api_key else None,
+                fail_open=settings.fail_open == "on",
+                heartbeat=settings.heartbeat,
+                max_reply=settings.max_reply,
+            ),
+        )
+        for name, host in hosts.items()
+    }

@@ -1,0 +1,214 @@
+"""The checks of a replay: the client got the recorded replies, nothing was refused, and the store holds all of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from typing_extensions import override
+
+from tersely.dialects.errors import classify_error
+from tersely.dialects.registry import DIALECTS
+from tersely.domain.history.chain import canonical
+from tersely.domain.messages import Dialect as DialectName
+from tersely.fakellm.scripted import CHAT, Wire
+from tersely.fakellm.scripted.anthropic import ANTHROPIC
+from tersely.fakellm.scripted.gemini import GCA, GEMINI
+from tersely.fakellm.scripted.openai_responses import RESPONSES
+from tersely.fakellm.strict.openai_chat import parse_body
+from tersely.replay.client import ClientReply
+from tersely.replay.conversations import RecordedCall, ReplayRequest
+from tersely.replay.measure import Shown, common
+from tersely.replay.model import TurnedAway
+from tersely.replay.replies import TEXT, bits
+from tersely.replay.wire_forms import FORMS
+from tersely.strategies.prompts import ANSWER_NOW
+
+EXCERPT = 60
+CONTEXTS = frozenset({"built", "passthrough"})
+# The end of what `trim` says when a turn has used up its steps.
+CLOSING = ANSWER_NOW.rpartition("}")[2].encode()
+
+_WIRES: Mapping[DialectName, Wire] = {
+    "openai_chat": CHAT,
+    "openai_responses": RESPONSES,
+    "anthropic": ANTHROPIC,
+    "gemini": GEMINI,
+    "gemini_gca": GCA,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Something that was not as it should be.
+
+    ``call`` counts messages of the conversation from 0, or is a recorded request's number; -1: all of it.
+    """
+
+    strategy: str
+    conversation: str
+    call: int
+    what: str
+    unit: str = "message"
+
+    @override
+    def __str__(self) -> str:
+        place = f", {self.unit} {self.call}" if self.call >= 0 else ""
+        return f"{self.strategy}: {self.conversation}{place}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A message as the store holds it for the client; ``is_reply``: it came from the model, through the proxy."""
+
+    raw: bytes
+    is_reply: bool
+
+
+def check_reply(
+    request: ReplayRequest, answer: ClientReply, turned: Sequence[TurnedAway], step: RecordedCall
+) -> Iterator[str]:
+    """Return what is wrong with one call's reply, in words."""
+    refused = [each for each in turned if each.status >= 400]
+    if not is_mended(turned):
+        for each in refused:
+            yield f"the upstream refused it: {_error_message(each.refusal)}"
+    if answer.message is None:
+        yield f"status {answer.status}: {_error_message(answer.body)}"
+        return
+    if len(turned) - len(refused) != 1:
+        yield f"{len(turned) - len(refused)} requests were answered by the upstream instead of one"
+    context = answer.headers.get("x-tersely-context", "")
+    if context not in CONTEXTS:
+        yield f"the context was {context or 'missing'!r}"
+    if request.is_streamed and request.asks_usage is not None and answer.has_usage != request.asks_usage:
+        yield "a usage chunk that was not asked for" if answer.has_usage else "no usage chunk"
+    if step.reply is not None:
+        yield from compare_reply(answer.message, step.reply, step.dialect)
+
+
+def check_side_call(request: ReplayRequest, turned: Sequence[TurnedAway]) -> Iterator[str]:
+    """Yield a call that belongs to no session is passed on as it is."""
+    if any(each.body != request.body for each in turned):
+        yield "a call beside the conversation was changed on its way"
+
+
+def is_mended(turned: Sequence[TurnedAway]) -> bool:
+    """Return whether a request was refused as too long, and a reduced one taken: what is meant to happen then."""
+    if [each.status for each in turned] != [400, 200]:
+        return False
+    return classify_error(400, turned[0].refusal or b"") is not None
+
+
+def compare_reply(
+    got: Mapping[str, Any], recorded: Mapping[str, Any], dialect: DialectName = "openai_chat"
+) -> Iterator[str]:
+    """Return where a reply differs from the recorded one. A stream cannot distinguish null from empty content."""
+    ours, theirs = bits(got, dialect), bits(recorded, dialect)
+    if ours == theirs:
+        return
+    for kind in dict.fromkeys(kind for kind, _ in (*ours, *theirs)):
+        got_words, wanted = ([words for each, words in side if each == kind] for side in (ours, theirs))
+        if len(got_words) != len(wanted) and kind != TEXT:
+            yield f"{len(got_words)} {kind}s instead of {len(wanted)}"
+            continue
+        for number, (our, their) in enumerate(zip_longest(got_words, wanted, fillvalue="")):
+            yield from _compare_text(kind if kind == TEXT else f"{kind} {number}", our, their)
+    if sorted(ours) == sorted(theirs):
+        yield "said in another order"
+
+
+def _compare_text(name: str, got: object, wanted: object) -> Iterator[str]:
+    ours, theirs = str(got), str(wanted)
+    if ours == theirs:
+        return
+    at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    start = max(0, at - 10)
+    yield (
+        f"{name} differs at character {at}: {_excerpt(ours[start:])} instead of {_excerpt(theirs[start:])} "
+        f"({len(ours)} and {len(theirs)} characters)"
+    )
+
+
+def check_prefix(sent: Shown, before: Shown | None, *, same_epoch: bool) -> Iterator[str]:
+    """Within an epoch each request begins with the whole request before, unless that had to be mended.
+
+    A closing request for an answer is said anew at the end of each call that needs it.
+    """
+    if before is None or not same_epoch:
+        return
+    earlier = before.blocks
+    if earlier and CLOSING in earlier[-1]:
+        earlier = earlier[:-1]
+    same = common(sent.blocks, earlier)
+    if same < len(earlier):
+        yield (
+            f"the same epoch, but message {same} of the {len(earlier)} of the request before is not the same: "
+            f"{_shown(earlier[same])} became " + (_shown(sent.blocks[same]) if same < len(sent.blocks) else "nothing")
+        )
+
+
+def is_orderly(request: ReplayRequest) -> bool:
+    """Return whether a provider would have taken the client's own request."""
+    parsed = parse_body(request.body)
+    return isinstance(parsed, dict) and _WIRES[request.dialect].check(parsed) is None
+
+
+def check_stored(
+    expected: Sequence[bytes], stored: Sequence[Stored], dialect: DialectName = "openai_chat"
+) -> Iterator[tuple[int, str]]:
+    """Return where the store lacks messages of a conversation, verbatim and in order.
+
+    The client's messages must be stored byte for byte. A reply is stored in the host's form and must have the recorded
+    content.
+    """
+    if len(stored) != len(expected):
+        yield -1, f"{len(stored)} messages are stored instead of {len(expected)}"
+    for index, (wanted, held) in enumerate(zip(expected, stored, strict=False)):
+        if held.is_reply:
+            for difference in compare_reply(as_reply(held.raw, dialect), as_reply(wanted, dialect), dialect):
+                yield index, f"stored: {difference}"
+        elif held.raw != wanted:
+            yield index, f"stored as {_shown(held.raw)} instead of {_shown(wanted)}"
+
+
+def check_links(
+    expected: Sequence[bytes], said: Container[bytes], stored: Sequence[Stored], dialect: DialectName
+) -> Iterator[tuple[int, str]]:
+    """Yield the same for a client that says things anew in other words: what is held is what it once said, byte for
+    byte.
+
+    ``said`` is everything that it ever sent. Instructions and what clients put between are no part of a history.
+    """
+    read = DIALECTS[dialect].read_message
+    wanted = [(identity, raw) for raw in expected if (identity := canonical(read(raw)))]
+    held = [(identity, each) for each in stored if (identity := canonical(read(each.raw)))]
+    if [identity for identity, _ in wanted] != [identity for identity, _ in held]:
+        yield -1, f"{len(held)} messages are stored, which are not the {len(wanted)} of the client's last request"
+    for index, (_, each) in enumerate(held):
+        if not each.is_reply and each.raw not in said:
+            yield index, f"stored as {_shown(each.raw)}, which the client never sent"
+
+
+def as_reply(raw: bytes, dialect: DialectName) -> Mapping[str, Any]:
+    """Return a message of a history as a reply is written in its dialect."""
+    message: Mapping[str, Any] = FORMS[dialect].reply(raw)
+    return message
+
+
+def _shown(raw: bytes) -> str:
+    return _excerpt(raw.decode("utf-8", "replace"))
+
+
+def _error_message(body: bytes | None) -> str:
+    try:
+        return _excerpt(str(json.loads(body or b"")["error"]["message"]), 200)
+    except (ValueError, KeyError, TypeError):
+        return _excerpt((body or b"").decode("utf-8", "replace"), 200)
+
+
+def _excerpt(text: str, limit: int = EXCERPT) -> str:
+    return repr(text if len(text) <= limit else text[:limit] + "...")

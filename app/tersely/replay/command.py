@@ -1,0 +1,155 @@
+"""``tersely replay``: its arguments, and what it prints."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tersely.dialects.registry import DIALECTS
+from tersely.replay.checks import Failure
+from tersely.replay.conversations import BadTranscript, Transcript
+from tersely.replay.play import Variant
+from tersely.replay.run import Plan, run_here, run_there
+from tersely.replay.table import COLUMNS, Result, as_json, as_markdown, cells
+from tersely.replay.transcripts import load_transcript
+from tersely.server.run import log_as_json
+from tersely.settings import Settings
+from tersely.strategies.epochs.policies import parse_policy
+from tersely.strategies.presets import parse_strategy
+
+MODEL = "gpt-4.1"
+WINDOW = 1_047_576
+MAX_SHOWN = 50
+
+
+def replay(  # noqa: PLR0913 one argument for each option
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Transcripts (a conversation on each line), recorded requests, or agents' session files."),
+    ],
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(help="A strategy's name or JSON; may be repeated.", show_default="full and slim"),
+    ] = None,
+    epoch: Annotated[
+        list[str] | None,
+        typer.Option(help="auto, every_request or JSON; may be repeated.", show_default="auto"),
+    ] = None,
+    share: Annotated[
+        float, typer.Option(help="Share of the final replies that get a terse tag or a state block.", min=0, max=1)
+    ] = 0.7,
+    limit: Annotated[int | None, typer.Option(help="Only the first conversations of each file.", min=1)] = None,
+    dialect: Annotated[
+        str | None,
+        typer.Option(help="The wire format of lines that do not name one.", show_default="by their shape"),
+    ] = None,
+    skip: Annotated[bool, typer.Option("--skip", help="Leave out lines that are no conversation, and say so.")] = False,
+    model: Annotated[str, typer.Option(help="The model that is asked for; it decides how tokens are counted.")] = MODEL,
+    window: Annotated[
+        int, typer.Option(help="The upstream refuses requests that are longer (tokens as bytes / 4).", min=1)
+    ] = WINDOW,
+    parallel: Annotated[int, typer.Option(help="Conversations played at a time.", min=1, max=64)] = 4,
+    proxy: Annotated[
+        str | None,
+        typer.Option(help="A running Tersely whose upstream is the one served here.", show_default="start one"),
+    ] = None,
+    upstream_port: Annotated[
+        int, typer.Option(help="With --proxy: the port on which the upstream is served.", min=0, max=65535)
+    ] = 0,
+    key: Annotated[str | None, typer.Option(help="With --proxy: a Tersely key.")] = None,
+    as_json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Write the table to this file, as Markdown.")] = None,
+) -> None:
+    """Play recorded conversations through the proxy, both sides; check and measure what happens.
+
+    A client that resends its whole history, and a strict upstream that answers with what was recorded. The exit code
+    is 1 when the client did not get the recorded conversation, the upstream refused a request, or the store does not
+    hold it all verbatim.
+    """
+    variants = _variants(strategy or ["full", "slim"], epoch or ["auto"])
+    transcripts = _load(files, limit, dialect, skips=skip)
+    plan = Plan(transcripts=transcripts, variants=variants, share=share, model=model, window=window, parallel=parallel)
+    settings = Settings()
+    log_as_json("warning")
+    with _progress(transcripts, variants) as progress, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if proxy is None:
+            results = run_here(runner, settings, plan, progress)
+        else:
+            results = runner.run(
+                run_there(plan, progress, address=proxy.rstrip("/"), port=upstream_port, headers=_key_header(key))
+            )
+    _show(results, wants_json=as_json_, output=output)
+    failures = [failure for result in results for failure in result.failures]
+    _tell(failures)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _load(files: Sequence[Path], limit: int | None, dialect: str | None, *, skips: bool) -> list[Transcript]:
+    """Return all files. Raises `BadTranscript` for the first line that is none, or tells of it and goes on."""
+    known = next((name for name in DIALECTS if name == dialect), None)
+    if dialect is not None and known is None:
+        raise BadTranscript(f"no such dialect: {dialect!r}; there are {', '.join(DIALECTS)}")
+
+    def tell(what: str) -> None:
+        print(f"left out: {what}", file=sys.stderr)
+
+    on_bad_line = tell if skips else None
+    return [load_transcript(path, limit=limit, dialect=known, on_bad_line=on_bad_line) for path in files]
+
+
+def _variants(strategies: Sequence[str], epochs: Sequence[str]) -> list[Variant]:
+    """Return each strategy under each policy; ``full`` once. Raises `InvalidRequest` for unknown ones."""
+    for strategy in strategies:
+        parse_strategy(strategy)
+    for epoch in epochs:
+        parse_policy(epoch)
+    all_of_them = [Variant(strategy=s, epoch=e) for s in strategies for e in epochs]
+    return list({variant.name: variant for variant in reversed(all_of_them)}.values())[::-1]
+
+
+def _key_header(key: str | None) -> Mapping[str, str]:
+    return {"x-tersely-key": key} if key else {}
+
+
+@contextmanager
+def _progress(transcripts: Sequence[Transcript], variants: Sequence[Variant]) -> Iterator[Callable[[str], None]]:
+    """A function to be called after each call, with what is being played; shown on a terminal only."""
+    console = Console(stderr=True)
+    calls = len(variants) * sum(len(each.steps) for transcript in transcripts for each in transcript.conversations)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=calls)
+        yield lambda what: bar.update(task, advance=1, description=what)
+
+
+def _show(results: Sequence[Result], *, wants_json: bool, output: Path | None) -> None:
+    if output is not None:
+        output.write_text(as_markdown(results), encoding="utf-8")
+    if wants_json:
+        print(json.dumps(as_json(results), indent=2))
+    elif sys.stdout.isatty():
+        table = Table(*COLUMNS)
+        for result in results:
+            table.add_row(*cells(result))
+        Console().print(table)
+    else:
+        print(as_markdown(results), end="")
+
+
+def _tell(failures: Sequence[Failure]) -> None:
+    for failure in failures[:MAX_SHOWN]:
+        print(f"failed: {failure}", file=sys.stderr)
+    if len(failures) > MAX_SHOWN:
+        print(f"failed: and {len(failures) - MAX_SHOWN} more", file=sys.stderr)

@@ -1,0 +1,72 @@
+"""The conversations of a replay: series of calls, each with its request and recorded reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tersely.domain.errors import TerselyError
+from tersely.domain.messages import Dialect as DialectName
+
+
+class BadTranscript(TerselyError):
+    """A file that is no transcript."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyForm:
+    """How a client asks. ``has_option``: of a stream, the usage (chat completions) or a JSON array (Gemini)."""
+
+    model: str
+    is_streamed: bool = False
+    has_option: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayRequest:
+    """A call to be made: ``target`` is path and query. ``asks_usage``: None where the format leaves no choice."""
+
+    dialect: DialectName
+    target: str
+    body: bytes
+    headers: Mapping[str, str]
+    is_streamed: bool = False
+    asks_usage: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCall:
+    """One recorded call.
+
+    ``place`` is the number of the reply among a transcript's messages, or of the recorded request. ``reply`` is the
+    model's reply in the wire form of ``dialect``; None: unknown. ``follows`` is the place of the step whose reply the
+    request references.
+    """
+
+    place: int
+    dialect: DialectName
+    reply: Mapping[str, Any] | None
+    request: Callable[[ReplyForm], ReplayRequest]
+    follows: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A series of calls; ``number`` is its line in the file, from 1.
+
+    ``is_recording``: the requests are a client's own, so that they may belong to several sessions, or to none.
+    """
+
+    id: str
+    number: int
+    steps: Sequence[RecordedCall]
+    is_recording: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """The conversations of one file."""
+
+    name: str
+    conversations: Sequence[Conversation]

@@ -1,0 +1,117 @@
+"""Lost references: what the model went on to name although the request no longer showed it.
+
+Of the tool calls whose arguments repeat an identifier (a path, an id, a dotted or underscored name, a code) that was
+seen earlier in the conversation, the share where at least one such identifier was nowhere in the request: neither in
+its instructions, nor in the head, nor in the tail. An upper bound on the harm of a cut, for the model may not have
+needed to see it, or might have searched. What an identifier is, is decided here, apart from the index under test.
+
+Beside it stands the same share for the names that were **pointed at**: those in short argument values (a path to open,
+an id to look up), without the members and methods that occur in the source code of a file that is written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tersely.dialects.registry import DIALECTS
+from tersely.dialects.wire import raw_json
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.messages import ToolCall
+from tersely.replay.conversations import RecordedCall
+
+MIN_LENGTH = 4
+MIN_CODE = 5
+POINTED_LENGTH = 200
+
+_RUN = re.compile(r"[A-Za-z0-9_./:@~-]{4,}")
+_ESCAPE = re.compile(r'\\[nrt"]')
+_JOINED = re.compile(r"\w[_/]\w|[A-Za-z]\w*\.\w+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """Tool calls that refer back, and those of them that lost a name; of all names, and of those pointed at."""
+
+    referring: int = 0
+    lost: int = 0
+    pointing: int = 0
+    lost_pointing: int = 0
+
+    def __add__(self, other: Losses) -> Losses:
+        return Losses(
+            referring=self.referring + other.referring,
+            lost=self.lost + other.lost,
+            pointing=self.pointing + other.pointing,
+            lost_pointing=self.lost_pointing + other.lost_pointing,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Names:
+    """The names in one call's arguments that had been seen before, and those of them that are pointed at."""
+
+    known: tuple[bytes, ...]
+    pointed: tuple[bytes, ...]
+
+
+class PastIdentifiers:
+    """Which identifiers each call of a conversation repeats. Looked up once, whatever the number of replays."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, tuple[_Names, ...]] = {}
+
+    def losses(self, step: RecordedCall, given: bytes, shown: bytes) -> Losses:
+        """Of the calls that ``step`` makes, after the client had sent ``given`` and the model was shown ``shown``."""
+        names = self._names.get(step.place)
+        if names is None:
+            names = self._names[step.place] = tuple(_names(each, given) for each in _arguments(step))
+        total = Losses()
+        for each in names:
+            total += Losses(
+                referring=bool(each.known),
+                lost=any(name not in shown for name in each.known),
+                pointing=bool(each.pointed),
+                lost_pointing=any(name not in shown for name in each.pointed),
+            )
+        return total
+
+
+def _names(arguments: str, given: bytes) -> _Names:
+    found = ((name, name.encode()) for name in identifiers(arguments))
+    known = [(name, raw) for name, raw in found if raw in given]
+    short = _short_values(arguments)
+    return _Names(known=tuple(raw for _, raw in known), pointed=tuple(raw for name, raw in known if name in short))
+
+
+def _arguments(step: RecordedCall) -> Iterable[str]:
+    if step.reply is None:
+        return []
+    try:
+        message = DIALECTS[step.dialect].read_reply(raw_json.dump(step.reply))
+    except InvalidRequest:
+        return []
+    return [part.arguments for part in message.parts if isinstance(part, ToolCall)]
+
+
+def _short_values(arguments: str) -> str:
+    try:
+        values = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return ""
+    texts = map(str, values.values()) if isinstance(values, dict) else ()
+    return "\n".join(text for text in texts if len(text) <= POINTED_LENGTH)
+
+
+def identifiers(arguments: str) -> list[str]:
+    """Return the identifiers in a call's arguments, each once."""
+    runs = (run.strip("./:-~@") for run in _RUN.findall(_ESCAPE.sub(" ", arguments)))
+    return [name for name in dict.fromkeys(runs) if len(name) >= MIN_LENGTH and _is_identifier(name)]
+
+
+def _is_identifier(name: str) -> bool:
+    if not any(map(str.isalpha, name)):
+        return False
+    return _JOINED.search(name) is not None or (any(map(str.isdigit, name)) and len(name) >= MIN_CODE)

@@ -1,0 +1,165 @@
+"""A whole replay: every file under every strategy, against a service started here or one that runs already."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import aiohttp
+
+from tersely.fakellm.scripted import run_scripted
+from tersely.replay.checks import Failure, Stored
+from tersely.replay.conversations import BadTranscript, Conversation, Transcript
+from tersely.replay.lost_references import PastIdentifiers
+from tersely.replay.measure import Counter, Tally
+from tersely.replay.model import RecordedModel
+from tersely.replay.play import Played, Stage, Variant, play
+from tersely.replay.service import database_for_replay, open_tenants, run_service
+from tersely.replay.stored_sessions import read_session
+from tersely.replay.table import Result
+from tersely.settings import Settings
+from tersely.store.db.migrations import migrate
+
+OnCall = Callable[[str], None]
+TIMEOUT_SECONDS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The transcripts and variants to play."""
+
+    transcripts: Sequence[Transcript]
+    variants: Sequence[Variant]
+    share: float
+    model: str
+    window: int
+    parallel: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How the conversations of a file reach the service under one strategy."""
+
+    headers_for: Callable[[Conversation], Mapping[str, str]]
+    read: Callable[[str], Awaitable[Sequence[Stored]]]
+
+
+Open = Callable[[Stage, Variant, Transcript], Awaitable[Access]]
+
+
+def run_here(runner: asyncio.Runner, settings: Settings, plan: Plan, on_call: OnCall) -> list[Result]:
+    """Against a service of its own, whose tenants are gone afterwards."""
+    with database_for_replay(settings) as url:
+        runner.run(migrate(url))
+        return runner.run(_run_here(settings, url, plan, on_call))
+
+
+async def _run_here(settings: Settings, url: str, plan: Plan, on_call: OnCall) -> list[Result]:
+    model = RecordedModel(window=plan.window)
+    async with (
+        run_scripted(model=model) as upstream,
+        open_tenants(url) as tenants,
+        run_service(settings, url, upstream.base_url) as address,
+    ):
+
+        async def open_access(stage: Stage, variant: Variant, transcript: Transcript) -> Access:
+            del stage, variant, transcript
+            tenant, key = await tenants.make()
+            return Access(
+                headers_for=lambda _: {"x-tersely-key": key},
+                read=lambda session_id: tenants.read(tenant, session_id),
+            )
+
+        return await _run(plan, on_call, address, model, open_access)
+
+
+async def run_there(
+    plan: Plan, on_call: OnCall, *, address: str, port: int, headers: Mapping[str, str]
+) -> list[Result]:
+    """Against a running service, whose upstream has to be the one on ``port``.
+
+    What earlier replays left there would be recognised, so sessions are named here. Those of a client's own requests
+    cannot be: raises `BadTranscript` for recordings.
+    """
+    for transcript in plan.transcripts:
+        if any(conversation.is_recording for conversation in transcript.conversations):
+            raise BadTranscript(f"{transcript.name}: a recording is played through a Tersely of its own, not --proxy")
+    model = RecordedModel(window=plan.window)
+    token = secrets.token_hex(4)
+
+    async def open_access(stage: Stage, variant: Variant, transcript: Transcript) -> Access:
+        place = plan.variants.index(variant)
+        name = f"replay-{token}-{place}-{transcript.name}"
+        return Access(
+            headers_for=lambda conversation: {**headers, "x-tersely-session": f"{name}-{conversation.number}"},
+            read=lambda session_id: read_session(stage.http, address, session_id, headers),
+        )
+
+    async with run_scripted(port=port, model=model):
+        return await _run(plan, on_call, address, model, open_access)
+
+
+async def _run(plan: Plan, on_call: OnCall, address: str, model: RecordedModel, open_access: Open) -> list[Result]:
+    results: list[Result] = []
+    counter = Counter(plan.model)
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
+    async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as http:
+        stage = Stage(http=http, address=address, model=model, model_name=plan.model, share=plan.share, counter=counter)
+        for transcript in plan.transcripts:
+            pasts = {each.number: PastIdentifiers() for each in transcript.conversations}
+            for variant in plan.variants:
+                access = await open_access(stage, variant, transcript)
+                played = await _play_all(plan, stage, variant, transcript, pasts, access, on_call)
+                results.append(_result(transcript, variant, played))
+    return results
+
+
+async def _play_all(
+    plan: Plan,
+    stage: Stage,
+    variant: Variant,
+    transcript: Transcript,
+    pasts: Mapping[int, PastIdentifiers],
+    access: Access,
+    on_call: OnCall,
+) -> list[Played]:
+    free = asyncio.Semaphore(plan.parallel)
+
+    async def one(conversation: Conversation) -> Played:
+        async with free:
+            return await play(
+                stage,
+                variant,
+                conversation,
+                pasts[conversation.number],
+                headers=access.headers_for(conversation),
+                read_store=access.read,
+                progress=lambda: on_call(f"{transcript.name} {variant.name}"),
+            )
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(conversation)) for conversation in transcript.conversations]
+    return [task.result() for task in tasks]
+
+
+def _result(transcript: Transcript, variant: Variant, played: Sequence[Played]) -> Result:
+    failures = [failure for each in played for failure in each.failures]
+    sessions = [session for each in played for session in each.sessions]
+    if len(set(sessions)) < len(sessions):
+        failures.append(
+            Failure(
+                strategy=variant.name,
+                conversation=transcript.name,
+                call=-1,
+                what=f"{len(sessions)} conversations share {len(set(sessions))} sessions",
+            )
+        )
+    return Result(
+        file=transcript.name,
+        strategy=variant.name,
+        tally=sum((each.tally for each in played), Tally()),
+        failures=tuple(failures),
+        worst=max((each.tally.price(0) for each in played if each.tally.calls), default=0.0),
+    )

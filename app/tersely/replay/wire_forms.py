@@ -1,0 +1,249 @@
+"""The wire form of a whole conversation in each dialect: recognised, taken apart, made into requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tersely.dialects.openai_responses.items import as_run, group, items_of
+from tersely.dialects.registry import DIALECTS
+from tersely.dialects.wire import raw_json
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.messages import Dialect as DialectName
+from tersely.replay.conversations import BadTranscript, RecordedCall, ReplayRequest, ReplyForm
+
+ANNOTATION = "x_"
+ANNOTATIONS = frozenset({"id", "meta", "dialect"})
+MAX_TOKENS = 4096
+LOOKED_FOR = (
+    "looked for messages (openai_chat; with system, or blocks of tools and thoughts: anthropic), contents (gemini), "
+    "request.contents (gemini_gca) and input (openai_responses)"
+)
+
+_BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "document", "image"})
+_SAID_HOW = frozenset({"model", "stream", "stream_options"})
+
+
+def recognise(line: Mapping[str, Any], dialect: DialectName | None = None) -> DialectName:
+    """Return the dialect of a conversation: the one that it names, or else ``dialect``, or else what it looks like.
+
+    Raises `BadTranscript` for what is in none.
+    """
+    named = line.get("dialect", dialect)
+    if named is not None and named not in DIALECTS:
+        raise BadTranscript(f"no such dialect: {named!r}; there are {', '.join(DIALECTS)}")
+    found = named or _by_shape(line)
+    if found is None or not isinstance(_envelope(line, found).get(FORMS[found].key), list | str):
+        has = ", ".join(list(line)[:12]) or "nothing"
+        looked = f"{found} has {FORMS[found].key}" if found else LOOKED_FOR
+        raise BadTranscript(f"in no dialect: {looked}; the line has {has}")
+    return found
+
+
+def _by_shape(line: Mapping[str, Any]) -> DialectName | None:
+    inner = line.get("request")
+    if isinstance(inner, Mapping) and "contents" in inner:
+        return "gemini_gca"
+    if "contents" in line:
+        return "gemini"
+    if "input" in line:
+        return "openai_responses"
+    messages = line.get("messages")
+    if not isinstance(messages, list):
+        return None
+    if "system" in line or "anthropic_version" in line or any(map(_is_anthropic, messages)):
+        return "anthropic"
+    return "openai_chat"
+
+
+def _is_anthropic(message: object) -> bool:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    blocks = content if isinstance(content, list) else ()
+    return any(isinstance(block, Mapping) and block.get("type") in _BLOCKS for block in blocks)
+
+
+def _envelope(line: Mapping[str, Any], dialect: DialectName) -> Mapping[str, Any]:
+    inner = line.get("request") if dialect == "gemini_gca" else line
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def steps_of(line: Mapping[str, Any], dialect: DialectName) -> list[RecordedCall]:
+    """Yield a call for each reply of the model, after everything before it."""
+    form = FORMS[dialect]
+    rest = {key: value for key, value in line.items() if key not in ANNOTATIONS | _SAID_HOW and not _is_note(key)}
+    said = form.items(_said(_envelope(line, dialect)[form.key]))
+    return [
+        RecordedCall(place=place, dialect=dialect, reply=form.reply(raw), request=_Making(form, rest, said[:place]))
+        for place, raw in enumerate(said)
+        if place > 0 and is_reply(raw, dialect)
+    ]
+
+
+def is_reply(raw: bytes, dialect: DialectName) -> bool:
+    """Return whether the model says this message."""
+    try:
+        return DIALECTS[dialect].read_message(raw).role == "assistant"
+    except InvalidRequest:
+        return False
+
+
+def _said(value: object) -> list[Any]:
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    said = value if isinstance(value, list) else []
+    if not all(isinstance(each, Mapping) for each in said):
+        raise BadTranscript("a message that is no object")
+    return [_bare(each) for each in said]
+
+
+def _bare(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without annotations, its own and those of its blocks."""
+    bare = {key: value for key, value in message.items() if not _is_note(key)}
+    for key in ("content", "parts"):
+        if isinstance(blocks := bare.get(key), list):
+            bare[key] = [_bare_block(block) for block in blocks]
+    return bare
+
+
+def _bare_block(block: object) -> object:
+    return {k: v for k, v in block.items() if not _is_note(k)} if isinstance(block, Mapping) else block
+
+
+def _is_note(key: str) -> bool:
+    return key.startswith(ANNOTATION)
+
+
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """A function that makes the request for the reply after ``said``."""
+
+    form: Form
+    rest: Mapping[str, Any]
+    said: Sequence[bytes]
+
+    def __call__(self, asking: ReplyForm) -> ReplayRequest:
+        return self.form.request(self.rest, self.said, asking)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A dialect's form. ``key`` holds what was said; ``items`` makes raw messages of it, ``reply`` one of them into
+    what a reply is in that dialect; ``request`` takes the other members, the messages, and how to ask.
+    """
+
+    key: str
+    items: Callable[[list[Any]], list[bytes]]
+    reply: Callable[[bytes], Mapping[str, Any]]
+    request: Callable[[Mapping[str, Any], Sequence[bytes], ReplyForm], ReplayRequest]
+
+
+def _each(said: Iterable[Any]) -> list[bytes]:
+    return [raw_json.dump(each) for each in said]
+
+
+def _contents(said: list[Any]) -> list[bytes]:
+    """Neighbouring contents of the model are one reply, which came in several chunks."""
+    joined: list[dict[str, Any]] = []
+    for content in said:
+        is_more = joined and content.get("role") == joined[-1].get("role") == "model"
+        if is_more and isinstance(content.get("parts"), list) and isinstance(joined[-1].get("parts"), list):
+            joined[-1] = {**joined[-1], "parts": [*joined[-1]["parts"], *content["parts"]]}
+        else:
+            joined.append(content)
+    return _each(joined)
+
+
+def _loaded(raw: bytes) -> Mapping[str, Any]:
+    message: Mapping[str, Any] = raw_json.load(raw)
+    return message
+
+
+def _output(raw: bytes) -> Mapping[str, Any]:
+    return _loaded(as_run(items_of(raw)))
+
+
+def _array(raws: Iterable[bytes]) -> bytes:
+    return raw_json.join_array(list(raws))
+
+
+def _members(rest: Mapping[str, Any]) -> dict[str, bytes]:
+    return {key: raw_json.dump(value) for key, value in rest.items()}
+
+
+def _streamed(asking: ReplyForm, **more: bytes) -> dict[str, bytes]:
+    return {"stream": b"true", **more} if asking.is_streamed else {}
+
+
+def _ask_chat(rest: Mapping[str, Any], said: Sequence[bytes], asking: ReplyForm) -> ReplayRequest:
+    asks_usage = asking.is_streamed and asking.has_option
+    options = {"stream_options": b'{"include_usage":true}'} if asks_usage else {}
+    body = {"model": raw_json.dump(asking.model), **_members(rest), "messages": _array(said)}
+    return ReplayRequest(
+        dialect="openai_chat",
+        target="/v1/chat/completions",
+        body=raw_json.join_object({**body, **_streamed(asking, **options)}),
+        headers={},
+        is_streamed=asking.is_streamed,
+        asks_usage=asks_usage,
+    )
+
+
+def _ask_anthropic(rest: Mapping[str, Any], said: Sequence[bytes], asking: ReplyForm) -> ReplayRequest:
+    body = {"model": raw_json.dump(asking.model), **_members({"max_tokens": MAX_TOKENS, **rest})}
+    return ReplayRequest(
+        dialect="anthropic",
+        target="/v1/messages",
+        body=raw_json.join_object({**body, "messages": _array(said), **_streamed(asking)}),
+        headers={"anthropic-version": "2023-06-01"},
+        is_streamed=asking.is_streamed,
+    )
+
+
+def _ask_responses(rest: Mapping[str, Any], said: Sequence[bytes], asking: ReplyForm) -> ReplayRequest:
+    items = _array(item for raw in said for item in items_of(raw))
+    body = {"model": raw_json.dump(asking.model), **_members(rest), "input": items}
+    return ReplayRequest(
+        dialect="openai_responses",
+        target="/v1/responses",
+        body=raw_json.join_object({**body, **_streamed(asking)}),
+        headers={},
+        is_streamed=asking.is_streamed,
+    )
+
+
+def _method(asking: ReplyForm) -> str:
+    if not asking.is_streamed:
+        return "generateContent"
+    return "streamGenerateContent" + ("" if asking.has_option else "?alt=sse")
+
+
+def _ask_gemini(rest: Mapping[str, Any], said: Sequence[bytes], asking: ReplyForm) -> ReplayRequest:
+    return ReplayRequest(
+        dialect="gemini",
+        target=f"/v1beta/models/{asking.model}:{_method(asking)}",
+        body=raw_json.join_object({**_members(rest), "contents": _array(said)}),
+        headers={},
+        is_streamed=asking.is_streamed,
+    )
+
+
+def _ask_gca(rest: Mapping[str, Any], said: Sequence[bytes], asking: ReplyForm) -> ReplayRequest:
+    inner = {**_members(_envelope(rest, "gemini_gca")), "contents": _array(said)}
+    body = {"model": raw_json.dump(asking.model), **_members(rest), "request": raw_json.join_object(inner)}
+    return ReplayRequest(
+        dialect="gemini_gca",
+        target=f"/v1internal:{_method(asking)}",
+        body=raw_json.join_object(body),
+        headers={},
+        is_streamed=asking.is_streamed,
+    )
+
+
+FORMS: Mapping[DialectName, Form] = {
+    "openai_chat": Form(key="messages", items=_each, reply=_loaded, request=_ask_chat),
+    "anthropic": Form(key="messages", items=_each, reply=_loaded, request=_ask_anthropic),
+    "gemini": Form(key="contents", items=_contents, reply=_loaded, request=_ask_gemini),
+    "gemini_gca": Form(key="contents", items=_contents, reply=_loaded, request=_ask_gca),
+    "openai_responses": Form(key="input", items=lambda said: group(_each(said)), reply=_output, request=_ask_responses),
+}

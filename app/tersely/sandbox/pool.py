@@ -1,0 +1,127 @@
+"""The child processes there are: one for each query that runs, and a few that keep a session for its next query."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from tersely.domain.errors import Busy
+from tersely.sandbox.child import Limits
+from tersely.sandbox.gate import Gate
+from tersely.sandbox.process import Child
+
+K = TypeVar("K")
+
+
+@dataclass(slots=True, eq=False)
+class Desk(Generic[K]):
+    """A child with what its user knows about the rows in it. ``key`` names the only session it will ever hold."""
+
+    key: Hashable
+    child: Child
+    known: K
+    expiry: asyncio.TimerHandle | None = field(default=None)
+
+
+class ChildPool(Generic[K]):
+    """At most ``width`` processes. One that has nothing to do goes after ``idle`` seconds, or when another needs room.
+
+    A query of a tenant waits at most ``patience`` seconds for its turn.
+    """
+
+    def __init__(
+        self,
+        new: Callable[[], K],
+        *,
+        limits: Limits = Limits(),  # noqa: B008 a value, and frozen
+        width: int = 4,
+        idle: float = 30.0,
+        waiting: int = 64,
+        patience: float = 30.0,
+    ) -> None:
+        """``new`` makes what is known of an empty child; ``limits`` are those of each query."""
+        self._new = new
+        self.limits = limits
+        self._width = width
+        self._idle = idle
+        self._gate = Gate(width=width, waiting=waiting, patience=patience)
+        self._resting: list[Desk[K]] = []  # the one that rests longest first
+        self._children: set[Child] = set()
+        self._busy = 0
+        self._is_closed = False
+
+    @asynccontextmanager
+    async def desk(self, tenant: str, key: Hashable) -> AsyncIterator[Desk[K]]:
+        """A child that holds rows of ``key`` already, or an empty one; nobody else uses it. Raises `Busy`.
+
+        A failure inside ends it, for nobody knows what state it is in.
+        """
+        async with self._gate.enter(tenant):
+            self._busy += 1
+            try:
+                desk = self._resume(key) or await self._open(key)
+                try:
+                    yield desk
+                except BaseException:
+                    desk.child.kill()
+                    raise
+                self._rest(desk)
+            finally:
+                self._busy -= 1
+
+    async def close(self) -> None:
+        """End all processes."""
+        self._is_closed = True
+        for desk in self._resting:
+            assert desk.expiry is not None
+            desk.expiry.cancel()
+        self._resting.clear()
+        for child in self._children:
+            child.kill()
+        await asyncio.gather(*(child.ended() for child in self._children))
+
+    def _resume(self, key: Hashable) -> Desk[K] | None:
+        for desk in reversed(self._resting):
+            if desk.key == key:
+                self._wake(desk)
+                if desk.child.is_alive:
+                    return desk
+                break
+        return None
+
+    async def _open(self, key: Hashable) -> Desk[K]:
+        self._children = {child for child in self._children if not child.has_ended}
+        while self._resting and self._busy + len(self._resting) > self._width:
+            self._dismiss(self._resting[0])
+        self._check_open()
+        child = await Child.start(self.limits)
+        self._children.add(child)
+        try:
+            self._check_open()
+        except Busy:
+            child.kill()
+            raise
+        return Desk(key=key, child=child, known=self._new())
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Busy("the service is going down")
+
+    def _rest(self, desk: Desk[K]) -> None:
+        if self._is_closed or not desk.child.is_alive:
+            desk.child.kill()
+            return
+        desk.expiry = asyncio.get_running_loop().call_later(self._idle, self._dismiss, desk)
+        self._resting.append(desk)
+
+    def _wake(self, desk: Desk[K]) -> None:
+        self._resting.remove(desk)
+        if desk.expiry is not None:
+            desk.expiry.cancel()
+
+    def _dismiss(self, desk: Desk[K]) -> None:
+        self._wake(desk)
+        desk.child.kill()

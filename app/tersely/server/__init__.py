@@ -1,0 +1,1 @@
+"""Running the service: workers, the embedded database, the scripted model, and a server inside a command."""

@@ -1,0 +1,502 @@
+"""Running the service: the database, the scripted model, the workers."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import FrameType
+from urllib.parse import urlsplit
+
+import asyncpg
+import uvicorn
+from pydantic import ValidationError
+from sqlalchemy.exc import DBAPIError
+from typing_extensions import override
+from uvicorn.supervisors import Multiprocess, multiprocess
+from uvicorn.supervisors.multiprocess import Process
+
+from tersely.api.proxy import ProxyRoutes
+from tersely.api.transport.protocol import DeadlineProtocol
+from tersely.api.transport.request_ids import current as current_request_id
+from tersely.embedded_postgres import EmbeddedPostgresError, default_data_dir, open_embedded_postgres
+from tersely.fakellm.scripted import ScriptedModel, run_scripted
+from tersely.main import build
+from tersely.server.errors import CommandError
+from tersely.settings import LOOPBACK, Settings, explain, unknown_settings
+from tersely.store.db.migrations import migrate
+
+_log = logging.getLogger("tersely")
+
+DATABASE_VARIABLE = "TERSELY_RUNNING_DATABASE_URL"
+UPSTREAM_VARIABLE = "TERSELY_RUNNING_UPSTREAM"
+LOCAL_VARIABLE = "TERSELY_RUNNING_LOCAL"
+# What is left to do after the calls have ended, in seconds.
+LAST_SECONDS = 5
+BACKLOG = 2048
+# A worker that does not answer its parent for so long is replaced. On a busy machine its imports alone may take 5 s.
+HEALTH_SECONDS = 60
+# While the database is prepared, a line says so this often.
+TELL_SECONDS = 3.0
+# How it shows that there is no database to talk to.
+AWAY = (OSError, DBAPIError, asyncpg.PostgresError, TimeoutError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """How to serve."""
+
+    host: str
+    port: int
+    workers: int
+    is_scripted: bool
+
+
+def serve_forever(serving: Serving) -> None:
+    """Serve as configured until a signal ends the service. Raises `CommandError` for an insecure configuration."""
+    with plainly():
+        _serve(Settings(), serving)
+
+
+def _serve(settings: Settings, serving: Serving) -> None:
+    if serving.host not in LOOPBACK and settings.auth != "keys" and not settings.insecure:
+        raise CommandError(
+            f"{serving.host} is not loopback: set TERSELY_AUTH=keys (and create a key), "
+            "or TERSELY_INSECURE=1 to let everybody in"
+        )
+    log_as_json(settings.log_level)
+    for complaint in unknown_settings(os.environ):
+        _log.warning("%s", complaint)
+    _limit_headers(settings)
+    # The server hands a signal on once it is done; by default that would be the end, with the database left running.
+    signal.signal(signal.SIGTERM, _leave)
+    _on_hangup(_leave)
+    sockets = bind(serving.host, serving.port)
+    with ExitStack() as stack, suppress(KeyboardInterrupt):
+        with _progress("preparing the database"):
+            url = stack.enter_context(database_of(settings))
+            _migrate_if_there(url)
+        upstream = stack.enter_context(_scripted()) if serving.is_scripted else None
+        if serving.workers == 1:
+            _serve_here(settings, serving, url, upstream, sockets)
+        else:
+            _serve_in_workers(settings, serving, url, upstream, sockets, stack)
+
+
+@contextmanager
+def _progress(work: str) -> Iterator[None]:
+    """Say every few seconds that ``work`` goes on: to people at a terminal as text, else as a log line."""
+    is_done = threading.Event()
+    began = time.monotonic()
+
+    def tell() -> None:
+        while not is_done.wait(TELL_SECONDS):
+            text = f"{work}: {time.monotonic() - began:.0f} s so far; a first start takes longest"
+            if sys.stderr.isatty():
+                print(text, file=sys.stderr, flush=True)
+            else:
+                _log.info("%s", text)
+
+    thread = threading.Thread(target=tell, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_done.set()
+        thread.join()
+
+
+def _limit_headers(settings: Settings) -> None:
+    for name in ("header_timeout", "header_bytes", "header_count", "header_connections"):
+        setattr(DeadlineProtocol, name, getattr(settings, name))
+
+
+def _leave(number: int, _frame: object) -> None:
+    """End in order; a second signal does not disturb that."""
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(0)
+
+
+def _on_hangup(handler: Callable[[int, FrameType | None], object]) -> None:
+    """A terminal that is closed ends the service, unless it was started to survive that (``nohup``)."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, handler)
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Sockets for all addresses of ``host``, on one port. Raises `CommandError`."""
+    sockets: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(found):
+            taken = sockets[0].getsockname()[1] if sockets else port
+            one = socket.socket(family, socket.SOCK_STREAM)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                one.bind((address[0], taken, *address[2:]))
+            except OSError as error:
+                one.close()
+                if error.errno != errno.EADDRNOTAVAIL or len(found) == 1:
+                    raise
+                continue  # a name may stand for an address that this machine does not have
+            one.set_inheritable(True)
+            sockets.append(one)
+    except OSError as error:
+        raise _unusable(host, port, error) from error
+    if not sockets:
+        raise CommandError(f"cannot listen on {host}:{port}: no such address here")
+    return sockets
+
+
+def _listen(serving: Serving, sockets: list[socket.socket]) -> int:
+    """Take connections from now on; the port. Raises `CommandError`."""
+    try:
+        for one in sockets:
+            one.listen(BACKLOG)
+    except OSError as error:
+        raise _unusable(serving.host, serving.port, error) from error
+    port: int = sockets[0].getsockname()[1]
+    return port
+
+
+def _unusable(host: str, port: int, error: OSError) -> CommandError:
+    if error.errno == errno.EADDRINUSE:
+        return CommandError(f"port {port} of {host} is in use: choose another one with --port")
+    return CommandError(f"cannot listen on {host}:{port}: {error.strerror or type(error).__name__}")
+
+
+def _serve_here(
+    settings: Settings, serving: Serving, url: str, upstream: str | None, sockets: list[socket.socket]
+) -> None:
+    application = build(_behind(settings, upstream), database_url=url, is_local=serving.host in LOOPBACK)
+    config = _config(application, serving)
+    server = _Server(config, settings, is_scripted=serving.is_scripted)
+    _on_hangup(lambda _, frame: server.handle_exit(signal.SIGTERM, frame))
+    _listen(serving, sockets)
+    server.run(sockets)
+
+
+class GracefulServer(uvicorn.Server):
+    """Listens on while open calls end, and refuses new ones meanwhile; a second signal ends them at once."""
+
+    is_hurried = False
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        application = self.config.loaded_app
+        if isinstance(application, ProxyRoutes):
+            await application.shutdown.drain(lambda: self.is_hurried)
+        await super().shutdown(sockets)
+
+    @override
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.is_hurried = self.should_exit
+        super().handle_exit(sig, frame)
+        self.force_exit = False  # what was stored until now is still to be written
+
+
+class _WorkerServer(GracefulServer):
+    """Of one worker: its parent says when to hurry, since a signal may come to the whole group and from the parent."""
+
+    @override
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            super().handle_exit(sig, frame)
+
+    def hurry(self, number: int, frame: object) -> None:
+        """Signal handler."""
+        del number, frame
+        self.is_hurried = True
+
+
+class _Worker(Process):
+    """A worker process, with a server that ends in order."""
+
+    @property
+    @override
+    def server(self) -> uvicorn.Server:
+        if self._server is None:
+            self._server = _WorkerServer(config=self.config)
+        return self._server
+
+    @override
+    def target(self, sockets: list[socket.socket] | None = None) -> None:
+        server = self.server
+        assert isinstance(server, _WorkerServer)
+        signal.signal(signal.SIGUSR1, server.hurry)
+        super().target(sockets)
+
+
+class _Workers(Multiprocess):
+    """Ends when the terminal is closed, where uvicorn would start its workers anew. A second signal hurries them."""
+
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
+        hangup = signal.getsignal(signal.SIGHUP)
+        super().__init__(config, sockets)
+        self._ends = 0
+        if hangup is signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    @override
+    def handle_int(self) -> None:
+        self._ends += 1
+        super().handle_int()
+
+    @override
+    def handle_term(self) -> None:
+        self._ends += 1
+        super().handle_term()
+
+    @override
+    def handle_hup(self) -> None:
+        self.handle_term()
+
+    @override
+    def join_all(self) -> None:
+        while running := [each for each in self.processes if each.exitcode is None]:
+            # A worker that was still starting may have kept the parent from hearing the first signal in time.
+            self._ends += sum(sig in (signal.SIGTERM, signal.SIGINT) for sig in self.signal_queue)
+            self.signal_queue.clear()
+            if self._ends > 1:
+                self._ends = 1
+                for each in running:
+                    if each.pid is not None:
+                        os.kill(each.pid, signal.SIGUSR1)
+            running[0].process.join(0.2)
+
+
+def _serve_in_workers(
+    settings: Settings,
+    serving: Serving,
+    url: str,
+    upstream: str | None,
+    sockets: list[socket.socket],
+    stack: ExitStack,
+) -> None:
+    """Workers are processes of their own: what they need comes through their environment."""
+    directory = tempfile.mkdtemp(prefix="tersely-metrics-")
+    stack.callback(shutil.rmtree, directory, ignore_errors=True)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = directory
+    os.environ[DATABASE_VARIABLE] = url
+    if serving.host in LOOPBACK:
+        os.environ[LOCAL_VARIABLE] = "1"
+    if upstream is not None:
+        os.environ[UPSTREAM_VARIABLE] = upstream
+    config = _config("tersely.server.run:worker", serving)
+    multiprocess.Process = _Worker  # type: ignore[misc]
+    workers = _Workers(config, sockets)
+    _greet(settings, serving.host, _listen(serving, sockets), is_scripted=serving.is_scripted)
+    workers.run()
+
+
+def worker() -> object:
+    """Return the application of one worker."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent is told too, and ends its workers in order
+    settings = Settings()
+    log_as_json(settings.log_level)
+    _limit_headers(settings)
+    threading.Thread(target=_follow_parent, name="parent", daemon=True).start()
+    return build(
+        _behind(settings, os.environ.get(UPSTREAM_VARIABLE)),
+        database_url=os.environ[DATABASE_VARIABLE],
+        is_local=LOCAL_VARIABLE in os.environ,
+    )
+
+
+def _behind(settings: Settings, upstream: str | None) -> Settings:
+    """Return the settings with one host for all providers, if there is one."""
+    if upstream is None:
+        return settings
+    others = dict.fromkeys(("anthropic_base_url", "gemini_base_url", "gemini_gca_base_url"), upstream)
+    return settings.model_copy(update={**others, "openai_base_url": f"{upstream}/v1"})
+
+
+def _follow_parent() -> None:
+    """A worker whose parent was killed ends too: it would hold the port, and the database that was started for it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _config(application: object, serving: Serving) -> uvicorn.Config:
+    return uvicorn.Config(
+        application,  # type: ignore[arg-type]
+        factory=isinstance(application, str),
+        host=serving.host,
+        port=serving.port,
+        workers=serving.workers,
+        loop="uvloop",
+        http=DeadlineProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        log_level=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=65,
+        timeout_graceful_shutdown=LAST_SECONDS,
+        timeout_worker_healthcheck=HEALTH_SECONDS,
+        backlog=BACKLOG,
+    )
+
+
+class _Server(GracefulServer):
+    """Says what to do next once it listens."""
+
+    def __init__(self, config: uvicorn.Config, settings: Settings, *, is_scripted: bool) -> None:
+        super().__init__(config)
+        self._settings = settings
+        self._is_scripted = is_scripted
+
+    @override
+    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        await super().startup(sockets)  # type: ignore[arg-type]
+        if self.started and self.servers:
+            port = self.servers[0].sockets[0].getsockname()[1]
+            _greet(self._settings, self.config.host, port, is_scripted=self._is_scripted)
+
+
+def _greet(settings: Settings, host: str, port: int, *, is_scripted: bool) -> None:
+    base = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    if is_scripted:
+        upstream = "the built-in scripted model: no key needed"
+    else:
+        parts = urlsplit(settings.openai_base_url)
+        upstream = f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
+    print(
+        f"Tersely serves on {base}\n"
+        f"  look:     {base}/console\n"
+        f"  models:   {upstream}\n"
+        f"  use it:   export OPENAI_BASE_URL={base}/v1   ANTHROPIC_BASE_URL={base}\n"
+        f"  more:     {base}/docs   {base}/metrics\n"
+        f"  stop:     Ctrl-C",
+        flush=True,
+    )
+
+
+@contextmanager
+def database_of(settings: Settings) -> Iterator[str]:
+    """The URL of the configured database, or of an embedded one that runs as long as the block."""
+    if settings.database_url is not None:
+        yield _for_asyncpg(settings.database_url.get_secret_value())
+        return
+    with open_embedded_postgres(settings.data_dir or default_data_dir()) as server:
+        yield server.admin_dsn
+
+
+def _for_asyncpg(url: str) -> str:
+    """Return the URL without another tool's driver in its scheme (``postgresql+asyncpg://``)."""
+    scheme, separator, rest = url.partition("://")
+    if scheme.partition("+")[0] not in ("postgresql", "postgres"):
+        raise CommandError("DATABASE_URL must begin with postgresql://")
+    return f"postgresql{separator}{rest}"
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Turn errors of the settings and of the database's start into `CommandError`."""
+    try:
+        yield
+    except ValidationError as error:
+        raise CommandError(explain(error)) from error
+    except EmbeddedPostgresError as error:
+        raise CommandError(str(error)) from error
+
+
+async def up_to_date(url: str, revision: str = "head") -> None:
+    """Bring the database to the current schema, or up to ``revision``. Raises `CommandError` without an answer."""
+    try:
+        await migrate(url, revision)
+    except AWAY as error:
+        raise CommandError(f"the database does not answer: {type(error.__cause__ or error).__name__}") from error
+
+
+def _migrate_if_there(url: str) -> None:
+    """Bring the database up to date; without it, start all the same: calls go through, and the rest heals."""
+    try:
+        asyncio.run(migrate(url))
+    except AWAY as error:
+        _log.warning("the database is away, starting without it: %s", type(error).__name__)
+
+
+@contextmanager
+def _scripted() -> Iterator[str]:
+    """The scripted model on a loopback port, in a thread of its own."""
+    ready: threading.Event = threading.Event()
+    stop: asyncio.Event | None = None
+    loop = asyncio.new_event_loop()
+    address = ""
+
+    async def run() -> None:
+        nonlocal stop, address
+        stop = asyncio.Event()
+        async with run_scripted("127.0.0.1", 0, ScriptedModel(takes_unknown=True)) as server:
+            address = server.root
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(run(),), name="scripted-model", daemon=True)
+    thread.start()
+    if not ready.wait(10):
+        raise CommandError("the scripted model did not start")
+    try:
+        yield address
+    finally:
+        assert stop is not None
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(5)
+
+
+class _JsonLines(logging.Formatter):
+    """Format one JSON object per line.
+
+    Of exceptions only type and location are logged, since texts may hold content.
+    """
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if request_id := current_request_id.get():
+            line["request_id"] = request_id
+        if isinstance(call := getattr(record, "call", None), dict):
+            line |= call
+        if record.exc_info and record.exc_info[0] is not None:
+            frames = traceback.extract_tb(record.exc_info[2])[-12:]
+            line["error"] = record.exc_info[0].__name__
+            line["where"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+        return json.dumps(line, ensure_ascii=True)
+
+
+def log_as_json(level: str) -> None:
+    """Log to stderr, one JSON object per line."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for noisy in ("alembic", "asyncio", "aiohttp.access", "uvicorn.access", "uvicorn.error", "httpx", "mcp"):
+        quiet = max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()])
+        logging.getLogger(noisy).setLevel(quiet if level != "debug" else logging.INFO)

@@ -1,0 +1,204 @@
+"""Authenticate callers. Keys are ``tsk_<id>_<secret>``: looked up by id, compared in constant time, never logged."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
+from hashlib import sha256
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from tersely.dialects.headers import Headers
+from tersely.domain.errors import Forbidden, InvalidRequest, Unauthorized
+from tersely.store.db.connection import TENANT, Database
+from tersely.store.ops import keys
+from tersely.store.ops.keys import Key
+
+DEFAULT_TENANT = "default"
+# What a POST does that changes nothing: by the last step of its path.
+READING_POSTS = frozenset({"search", "context", "query"})
+# A key that was verified is trusted for so many seconds; so long may a revoked one go on working.
+TRUST = 30.0
+MAX_TRUSTED = 4096
+_KEY = re.compile(r"tsk_([0-9a-z]{8,32})_([0-9A-Za-z_-]{32,128})")
+
+# In this order; the last two carry the upstream's own key when Tersely's is in the first.
+KEY_HEADERS = ("x-tersely-key", "authorization", "x-api-key", "x-goog-api-key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """A tenant, and the headers that carried its key: they go no further. ``scope``: what the key may do."""
+
+    tenant: str
+    key_headers: frozenset[str]
+    scope: str | None = None
+
+    def check_proxy(self) -> None:
+        """Raise `Forbidden` unless the key may call models."""
+        if self.scope not in (None, "proxy"):
+            raise Forbidden("this key may not call models: it was made to read only")
+
+    def check_rest(self, method: str, path: str) -> None:
+        """Raise `Forbidden` unless the key may use that route of the REST API."""
+        if self.scope is None:
+            return
+        if self.scope != "read":
+            raise Forbidden("this key may call models only")
+        if method not in ("GET", "HEAD") and path.rpartition("/")[2] not in READING_POSTS:
+            raise Forbidden("this key may only read")
+
+
+@dataclass(frozen=True, slots=True)
+class _Trusted:
+    """A key that was verified at ``since``, a monotonic time in seconds."""
+
+    since: float
+    tenant: str
+    scope: str | None
+    expires_at: datetime | None
+
+
+class Auth:
+    """Finds the caller's tenant. With keys off everybody is the one tenant ``default``."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        required: bool,
+        monotonic: Callable[[], float],
+        clock: Callable[[], datetime],
+        is_local: bool = False,
+    ) -> None:
+        """``required``: every request needs a key; else ``is_local``: none comes from a web page of elsewhere."""
+        self._is_local = is_local
+        self._database = database
+        self._required = required
+        self._monotonic = monotonic
+        self._clock = clock
+        self._trusted: OrderedDict[bytes, _Trusted] = OrderedDict()
+
+    async def caller(self, headers: Mapping[str, str] | Headers) -> Caller:
+        """Return a request's caller. Raises `Unauthorized`, `Forbidden`, or `StoreUnavailable`: it never opens by
+        itself.
+        """
+        pairs = headers.items() if isinstance(headers, Mapping) else headers
+        if self._is_local and not self._required:
+            _check_local(pairs)
+        found = presented(pairs)
+        carriers = frozenset(name for name, value in pairs if "tsk_" in value and _KEY.search(value))
+        carriers |= {name for name, _ in found}
+        if not self._required:
+            return Caller(tenant=DEFAULT_TENANT, key_headers=carriers)
+        if not found:
+            raise Unauthorized("a Tersely key is needed (X-Tersely-Key, or Authorization: Bearer tsk_...)")
+        key = await self._verify(found[0][1])
+        if key.expires_at is not None and key.expires_at <= self._clock():
+            raise Unauthorized("this Tersely key has expired")
+        return Caller(tenant=key.tenant, key_headers=carriers, scope=key.scope)
+
+    def check_address(self, headers: Iterable[tuple[str, str]]) -> None:
+        """Raise `Forbidden` where keys are off and a page of another host may be behind the request."""
+        if self._is_local and not self._required:
+            _check_local(headers)
+
+    async def _verify(self, key: str) -> _Trusted:
+        digest = sha256(key.encode()).digest()
+        now = self._monotonic()
+        trusted = self._trusted.get(digest)
+        if trusted is not None and now - trusted.since < TRUST:
+            return trusted
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise Unauthorized("that is not a Tersely key")
+        stored = await keys.find(self._database, match[1])
+        expected = stored.secret_hash if stored else bytes(32)
+        is_right = hmac.compare_digest(sha256(match[2].encode()).digest(), expected)
+        if stored is None or not is_right or stored.revoked_at is not None:
+            self._trusted.pop(digest, None)
+            raise Unauthorized("no such Tersely key, or it was revoked")
+        trusted = self._trusted[digest] = _Trusted(now, stored.tenant, stored.scope, stored.expires_at)
+        if len(self._trusted) > MAX_TRUSTED:
+            self._trusted.popitem(last=False)
+        return trusted
+
+
+def key_id_of(key: str) -> str:
+    """The id in a key. Raises `Unauthorized` for what is no key."""
+    match = _KEY.fullmatch(key)
+    if match is None:
+        raise Unauthorized("that is not a Tersely key")
+    return match[1]
+
+
+def _check_local(headers: Iterable[tuple[str, str]]) -> None:
+    """Raise `Forbidden` for what a browser sends on behalf of a page that is not of this machine.
+
+    Such a page can send requests without asking first, or point a name of its own at this machine.
+    """
+    for name, value in headers:
+        if name == "host" and not is_loopback(f"//{value}"):
+            raise Forbidden("without keys Tersely is only served under a loopback name (Host)")
+        if name == "origin" and not is_loopback(value):
+            raise Forbidden("without keys Tersely is not for web pages of other hosts (Origin)")
+
+
+@lru_cache(maxsize=256)
+def is_loopback(url: str) -> bool:
+    """Return whether the host of that address is this machine's own."""
+    try:
+        host = urlsplit(url.strip()).hostname
+        return host is not None and (host == "localhost" or ip_address(host).is_loopback)
+    except ValueError:
+        return False
+
+
+def presented(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the headers that present a Tersely key.
+
+    With the key; the one that counts first. Names are in lower case.
+    """
+    found = []
+    for name, text in headers:
+        if name not in KEY_HEADERS:
+            continue
+        value = text.strip()
+        if name == "authorization" and value[:7].lower() == "bearer ":
+            value = value[7:].strip()
+        if value.startswith("tsk_") or (name == "x-tersely-key" and value):
+            found.append((name, value))
+    return sorted(found, key=lambda each: KEY_HEADERS.index(each[0]))
+
+
+def new_key(
+    tenant: str,
+    label: str,
+    *,
+    now: datetime,
+    key_id: str,
+    secret: str,
+    scope: str | None = None,
+    days: int | None = None,
+) -> tuple[str, Key]:
+    """Return a key as its owner gets to see it once, and as it is stored. Raises `InvalidRequest` for an unusable
+    tenant.
+    """
+    if not TENANT.fullmatch(tenant):
+        raise InvalidRequest("a tenant's name is 1 to 128 letters, digits, and . _ @ : - (not first)", field="tenant")
+    stored = Key(
+        id=key_id,
+        tenant=tenant,
+        label=label,
+        secret_hash=sha256(secret.encode()).digest(),
+        created_at=now,
+        revoked_at=None,
+        scope=scope,
+        expires_at=None if days is None else now + timedelta(days=days),
+    )
+    return f"tsk_{key_id}_{secret}", stored

@@ -1,0 +1,132 @@
+"""Who looks at the console: a signed cookie, and a token on every change.
+
+With keys, one logs in with a key of the tenant. The cookie names the key and is signed with a secret derived from the
+key's stored hash: it needs no table, every replica can check it, and it ends with the key. Without keys everybody is
+the one tenant, and the secret lies in the data directory.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+
+from tersely.domain.errors import Forbidden, Unauthorized
+from tersely.service.common.auth import DEFAULT_TENANT, Auth, key_id_of
+from tersely.store.db.connection import Database
+from tersely.store.ops import keys
+
+LIFETIME = timedelta(hours=12)
+NO_KEY = "-"
+SIGNING_FILE = "console.key"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """A visitor of the console. ``token`` must come with every change; ``scope`` is that of the key."""
+
+    tenant: str
+    cookie: str
+    token: str
+    scope: str | None = None
+
+    def check_scope(self, *, changes: bool) -> None:
+        """Raise `Forbidden` where the key may not do that: one for the proxy alone may not look, one that reads may not
+        change.
+        """
+        if self.scope is not None and (changes or self.scope != "read"):
+            raise Forbidden("this key may not do that in the console")
+
+
+class ConsoleAccess:
+    """Makes and checks the cookies of the console."""
+
+    def __init__(self, database: Database, auth: Auth, *, required: bool, directory: Path) -> None:
+        """``required``: a key is needed. ``directory`` holds the secret where none is."""
+        self._database = database
+        self._auth = auth
+        self.required = required
+        self._directory = directory
+
+    async def log_in(self, key: str, *, now: datetime, nonce: str) -> Visit:
+        """A new visit. Raises `Unauthorized`."""
+        if not self.required:
+            return self._visit(NO_KEY, DEFAULT_TENANT, self._own_secret, now + LIFETIME, nonce)
+        caller = await self._auth.caller({"x-tersely-key": key.strip()})
+        key_id = key_id_of(key.strip())
+        return self._visit(key_id, caller.tenant, await self._secret(key_id), now + LIFETIME, nonce)
+
+    async def visit(self, cookie: str, *, now: datetime) -> Visit:
+        """The visit of a cookie. Raises `Unauthorized`, `StoreUnavailable`."""
+        parts = cookie.split(".")
+        if len(parts) != 4 or not parts[1].isdecimal() or not parts[1].isascii():
+            raise Unauthorized("log in to the console")
+        key_id, expires, nonce, _ = parts
+        if (key_id == NO_KEY) == self.required or int(expires) < now.timestamp():
+            raise Unauthorized("log in to the console again")
+        tenant = DEFAULT_TENANT
+        scope: str | None = None
+        secret = b"" if self.required else self._own_secret
+        if self.required:
+            stored = await keys.find(self._database, key_id)
+            if stored is None or stored.revoked_at is not None:
+                raise Unauthorized("the key was revoked: log in with another one")
+            if stored.expires_at is not None and stored.expires_at <= now:
+                raise Unauthorized("the key has expired: log in with another one")
+            scope = stored.scope
+            tenant, secret = stored.tenant, _derived(stored.secret_hash)
+        right = self._visit(key_id, tenant, secret, datetime.fromtimestamp(int(expires), now.tzinfo), nonce)
+        right = replace(right, scope=scope)
+        if not hmac.compare_digest(right.cookie.encode(), cookie.encode()):
+            raise Unauthorized("log in to the console again")
+        return right
+
+    def check_address(self, headers: Iterable[tuple[str, str]]) -> None:
+        """Raise `Forbidden` for a request without keys that another host's page may have sent."""
+        self._auth.check_address(headers)
+
+    def check_token(self, visit: Visit, token: str) -> None:
+        """Raise `Forbidden` unless ``token`` is that of the visit."""
+        if not hmac.compare_digest(visit.token.encode(), token.encode("utf-8", "replace")):
+            raise Forbidden("the form is out of date: reload the page and try again")
+
+    async def _secret(self, key_id: str) -> bytes:
+        stored = await keys.find(self._database, key_id)
+        if stored is None:
+            raise Unauthorized("no such Tersely key, or it was revoked")
+        return _derived(stored.secret_hash)
+
+    @cached_property
+    def _own_secret(self) -> bytes:
+        path = self._directory / SIGNING_FILE
+        if path.exists():
+            return _derived(path.read_bytes())
+        self._directory.mkdir(parents=True, exist_ok=True)
+        # Written whole under another name first: whoever finds the file finds all of it.
+        draft = path.with_name(f"{SIGNING_FILE}.{os.getpid()}")
+        try:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(os.urandom(32))
+            os.link(draft, path)
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink(missing_ok=True)
+        return _derived(path.read_bytes())
+
+    def _visit(self, key_id: str, tenant: str, secret: bytes, expires: datetime, nonce: str) -> Visit:
+        signed = f"{key_id}.{int(expires.timestamp())}.{nonce}"
+        return Visit(tenant=tenant, cookie=f"{signed}.{_sign(secret, signed)}", token=_sign(secret, f"change {signed}"))
+
+
+def _derived(secret: bytes) -> bytes:
+    return sha256(b"tersely console " + secret).digest()
+
+
+def _sign(secret: bytes, text: str) -> str:
+    return hmac.new(secret, text.encode(), "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""From stored messages to the context of a call: load, plan, render."""

@@ -1,0 +1,162 @@
+"""Which strategy and epoch policy hold for a request.
+
+| for | the first of these that there is |
+|---|---|
+| a call | its headers, the session's own setting, the configured one |
+| anything else (contexts over REST, appends, commands, figures, cleanup) | what it asks for itself, the session's own
+  setting, the headers of the session's last call, the configured one |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from tersely.dialects.dialect import ToolOffer
+from tersely.domain.history.sessions import Session
+from tersely.domain.history.tiers import READ_BACK_TOOLS
+from tersely.domain.tools.catalog import TOOLS, parse_offer
+from tersely.service.context.contexts import ContextConfig
+from tersely.strategies.epochs.policies import Auto, Policy, parse_policy
+from tersely.strategies.planning import way_of
+from tersely.strategies.presets import Full, Slim, Strategy, Window, parse_strategy, strategy_name
+from tersely.strategies.prompts import HISTORY_GUIDELINES, TERSE_INSTRUCTIONS
+
+
+class ContextConfigs:
+    """Parses settings once each; raises `InvalidRequest` for what is unknown or out of range."""
+
+    def __init__(
+        self,
+        *,
+        strategy: str,
+        epoch: str,
+        references: int | None,
+        instructions: bool,
+        derive_terse: bool,
+        cache_ttl: float = 300,
+        offers: Callable[[str], tuple[ToolOffer, ...]] | None = None,
+    ) -> None:
+        """``references`` in tokens (None: 2,000, but none under ``every_request``), ``cache_ttl`` in seconds.
+
+        ``cache_ttl``: how long the upstream keeps a prompt cache warm.
+
+        ``instructions``: whether the model is asked for terse summaries. ``offers``: the tools that a strategy of that
+        name offers models.
+        """
+        self._cache_ttl = int(cache_ttl)
+        self._offers = offers or _none
+        self._strategy = strategy
+        self._epoch = epoch
+        self._references = references
+        self._instructions = instructions
+        self._derive_terse = derive_terse
+        self._read_strategy = lru_cache(maxsize=256)(self._parse_strategy)
+        self._read_policy = lru_cache(maxsize=256)(self._parse_policy)
+        self.default = self.choose()
+
+    def choose(
+        self, *, strategy: str | None = None, epoch: str | None = None, session: Session | None = None
+    ) -> ContextConfig:
+        """The recipe for a call whose headers ask for ``strategy`` and ``epoch``."""
+        text = strategy or (session.strategy if session else None) or self._strategy
+        policy = epoch or (session.epoch_policy if session else None) or self._epoch
+        chosen = self._read_strategy(text)
+        return ContextConfig(
+            strategy=chosen,
+            policy=self._read_policy(policy),
+            instructions=_instructions_for(chosen) if self._instructions else None,
+            offers=self._offers(strategy_name(chosen)),
+        )
+
+    def beside_calls(self, session: Session, *, strategy: str | None = None, epoch: str | None = None) -> ContextConfig:
+        """The recipe for what is no call, where it asks for ``strategy`` and ``epoch`` itself: see the table above."""
+        own_strategy, own_epoch = self.settings_of(session)
+        return self.choose(strategy=strategy or own_strategy, epoch=epoch or own_epoch)
+
+    def settings_of(self, session: Session) -> tuple[str, str]:
+        """Strategy and epoch policy of `beside_calls`, in the form of the configuration."""
+        return (
+            session.strategy or session.last_strategy or self._strategy,
+            session.epoch_policy or session.last_epoch_policy or self._epoch,
+        )
+
+    def as_called(
+        self,
+        session: Session,
+        *,
+        strategy: str | None = None,
+        epoch: str | None = None,
+        tools: Sequence[str] | None = None,
+    ) -> ContextConfig:
+        """The recipe of a context that no call asked for, with the tools that its model will have.
+
+        These are ``tools`` where the caller says so, whoever runs them; else those of the session's calls, as its epoch
+        remembers them. A session without calls has a model that nothing was offered to.
+        """
+        recipe = self.beside_calls(session, strategy=strategy, epoch=epoch)
+        if tools is not None:
+            return replace(recipe, offers=tuple(_offer(name) for name in parse_offer(",".join(tools) or "off")))
+        if not session.calls:
+            return replace(recipe, offers=())
+        if session.plan is None or isinstance(recipe.strategy, Slim | Full):
+            return recipe
+        way = way_of(session.plan).split(", ")
+        kept = tuple(offer for offer in recipe.offers if offer.name not in READ_BACK_TOOLS or offer.name in way)
+        return replace(recipe, offers=kept)
+
+    def check(self, *, strategy: str | None, epoch: str | None) -> None:
+        """Raise `InvalidRequest` unless both can be read."""
+        if strategy is not None:
+            self._read_strategy(strategy)
+        if epoch is not None:
+            self._read_policy(epoch)
+
+    def _parse_policy(self, text: str) -> Policy:
+        policy = parse_policy(text)
+        if isinstance(policy, Auto) and "cache_ttl" not in text:
+            return replace(policy, cache_ttl=self._cache_ttl)
+        return policy
+
+    def _parse_strategy(self, text: str) -> Strategy:
+        strategy = parse_strategy(text, references=self._references)
+        if isinstance(strategy, Slim) and not self._derive_terse:
+            return parse_strategy(
+                {
+                    "name": "slim",
+                    "recent_turns": strategy.recent_turns,
+                    "references": strategy.references,
+                    "derive_terse": False,
+                }
+            )
+        return strategy
+
+
+@lru_cache(maxsize=256)
+def compact_setting(text: str | None) -> str | None:
+    """A setting that was checked, without blanks that say nothing."""
+    if text is None or not text.lstrip().startswith("{"):
+        return text and text.strip()
+    return json.dumps(json.loads(text), separators=(",", ":"))
+
+
+def _offer(name: str) -> ToolOffer:
+    tool = TOOLS[name]
+    return ToolOffer(name=name, description=tool.description, parameters=tool.parameters)
+
+
+def _none(_: str) -> tuple[ToolOffer, ...]:
+    return ()
+
+
+def _instructions_for(strategy: Strategy) -> str | None:
+    """What a model has to be told for its replies to carry what the strategy reads from them."""
+    match strategy:
+        case Slim():
+            return TERSE_INSTRUCTIONS
+        case Window():
+            return HISTORY_GUIDELINES
+        case _:
+            return None

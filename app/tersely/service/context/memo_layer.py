@@ -1,0 +1,50 @@
+"""Memos that bear on a user's message, put in front of it for the model alone (std::slop, "Semantic Memo System").
+
+The document puts them into the system text at each call. There they would change the prompt's beginning with every new
+message; in front of the message they stay as they were found, as long as the message itself is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tersely.dialects.dialect import Dialect
+from tersely.service.context.contexts import History
+from tersely.service.memos.selection import choose_memos, memo_limit, with_memos_of
+from tersely.service.recognition.incoming_history import IncomingHistory
+from tersely.service.recognition.session_lookup import SessionMatch
+from tersely.store.commit.records import HiddenReplyParts
+from tersely.store.db.connection import Database
+from tersely.strategies.presets import Strategy
+
+
+async def with_memos(
+    database: Database,
+    tenant: str,
+    found: SessionMatch,
+    history: History,
+    strategy: Strategy,
+    arrival: IncomingHistory,
+    dialect: Dialect,
+) -> tuple[History, Mapping[int, HiddenReplyParts]]:
+    """``history`` with memos in front of the request's new user message, and what is to be stored beside its words.
+
+    Raises `StoreUnavailable`.
+    """
+    entries = history.snapshot.entries
+    most = memo_limit(strategy)
+    if not (most and entries and entries[-1].message.starts_turn):
+        return history, {}
+    last = entries[-1]
+    placed = {place.seq: index for index, place in enumerate(found.decision.placed) if place.is_new}
+    index = placed.get(last.seq)
+    if index is None or not last.message.text:
+        return history, {}
+    async with database.reading(tenant) as connection:
+        (text,) = await choose_memos(connection, tenant, [last.message.text], limit=most)
+    if not text:
+        return history, {}
+    snapshot = replace(history.snapshot, entries=(*entries[:-1], with_memos_of(last, text)))
+    said = HiddenReplyParts(model_raw=dialect.with_prefix(arrival.messages[index].raw, text))
+    return replace(history, snapshot=snapshot, is_verbatim=False), {index: said}

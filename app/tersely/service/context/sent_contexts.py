@@ -1,0 +1,299 @@
+"""Describe what a request sends to the model, so that the store can give it back byte for byte.
+
+The description is made from the bytes that go upstream, after everything that may still change them. It runs while the
+model works.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tersely.dialects.openai_responses.items import items_of
+from tersely.dialects.wire import raw_json
+from tersely.domain.history.context import LayerReport
+from tersely.store.commit.records import Attribute
+from tersely.store.history.sent_contexts import (
+    ADDED,
+    BLOCK,
+    FULL,
+    KIND,
+    SHORTENED,
+    VERSION,
+    SentContext,
+    SentMessage,
+    checksum,
+    digest_of,
+    encode,
+    pack,
+)
+
+# Dialect -> members of the request that hold its messages and its instructions.
+MEMBERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "openai_chat": ("messages", ()),
+    "openai_responses": ("input", ("instructions",)),
+    "anthropic": ("messages", ("system",)),
+    "gemini": ("contents", ("systemInstruction", "system_instruction")),
+    "gemini_gca": ("contents", ("systemInstruction", "system_instruction")),
+}
+MIN_PATCHED = 64
+"""Bytes; a shorter element is a literal rather than a patch."""
+MAX_MIDDLE = 256
+"""Bytes; a longer difference makes the whole element a literal."""
+MAX_KNOWN = 20_000
+KNOWN_BYTES = 32 * 1024 * 1024
+"""What a process may hold of all sessions."""
+RECENT_BYTES = 64 * 1024
+"""What it may hold of the newest messages of one session; of larger ones only digests are kept."""
+_ENTRY_BYTES = 160
+"""What a digest takes in memory with its key, about."""
+INSTRUCTIONS = "instructions"
+
+
+class Source(NamedTuple):
+    """Where a message of a request comes from: its bytes before the dialect writes the request, its sequence number
+    (0: none), how it shows the message, the layer where Tersely added it, and further messages that are joined with it.
+    """
+
+    raw: bytes
+    seq: int
+    shows: int = FULL
+    layer: str = ""
+    also: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Known:
+    """What this process knows to be stored of a session. ``stored``: sequence number -> digest of the stored bytes;
+    ``literals``: digests; ``recent``: the stored bytes of the newest messages.
+    """
+
+    edits: int
+    stored: dict[int, bytes] = field(default_factory=dict)
+    literals: set[bytes] = field(default_factory=set)
+    recent: dict[int, bytes] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory, about."""
+        return _ENTRY_BYTES * (1 + len(self.stored) + len(self.literals)) + sum(map(len, self.recent.values()))
+
+
+class KnownSessions:
+    """`Known` of the sessions seen last, within a budget. What is forgotten is stored again, which changes nothing."""
+
+    def __init__(self, budget: int = KNOWN_BYTES) -> None:
+        """``budget`` in bytes of memory."""
+        self._budget = budget
+        self._sessions: OrderedDict[tuple[str, str], tuple[Known, int]] = OrderedDict()
+        self._size = 0
+
+    def get(self, tenant: str, session_id: str, edits: int) -> Known:
+        """Return what is known; nothing after an edit of the session, which may have deleted literals."""
+        known, _ = self._sessions.get((tenant, session_id), (None, 0))
+        if known is None or known.edits != edits or len(known.stored) + len(known.literals) > MAX_KNOWN:
+            known = Known(edits)
+        return known
+
+    def learn(self, tenant: str, session_id: str, description: Description) -> None:
+        """Remember what a finished write has stored."""
+        known = description.known
+        known.stored.update(description.digests)
+        known.literals.update(literal.digest for literal in description.literals)
+        if description.new:
+            is_small = sum(map(len, description.new.values())) <= RECENT_BYTES
+            known.recent = dict(description.new) if is_small else {}
+        self.forget(tenant, session_id)
+        self._sessions[tenant, session_id] = known, known.size
+        self._size += known.size
+        while self._size > self._budget:
+            _, (_, size) = self._sessions.popitem(last=False)
+            self._size -= size
+
+    def forget(self, tenant: str, session_id: str) -> None:
+        """Forget a session whose messages were not stored as was decided."""
+        _, size = self._sessions.pop((tenant, session_id), (None, 0))
+        self._size -= size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """A description, the literals that are to be stored with it, and the request's new messages with their digests."""
+
+    body: bytes
+    sent: bytes
+    literals: tuple[Attribute, ...]
+    new: Mapping[int, bytes]
+    digests: Mapping[int, bytes]
+    known: Known
+
+
+def message_list(body: bytes, dialect: str) -> tuple[list[bytes], bytes]:
+    """The elements of a request's message list, and its instructions beside the list (empty: none).
+
+    Raises `ValueError` for a body without such a list.
+    """
+    members = raw_json.split_object(body)
+    if dialect == "gemini_gca":
+        members = raw_json.split_object(members.get("request", b"{}"))
+    name, others = MEMBERS[dialect]
+    instructions = next((members[other] for other in others if other in members), b"")
+    given = members.get(name, b"[]").strip()
+    return (raw_json.split_array(given) if given.startswith(b"[") else [given]), instructions
+
+
+def describe(
+    body: bytes,
+    dialect: str,
+    *,
+    sources: Sequence[Source],
+    new: Mapping[int, bytes],
+    known: Known,
+    layers: Sequence[LayerReport] = (),
+    rounds: Sequence[int] = (),
+) -> Description:
+    """Describe the request ``body``.
+
+    ``sources`` are its messages in order, as they were before the dialect wrote them into the body. ``new`` are the
+    bytes that will be stored of the request's new messages.
+    """
+    elements, instructions = message_list(body, dialect)
+    literals: dict[bytes, bytes] = {}
+
+    def literal(raw: bytes) -> bytes:
+        digest = digest_of(raw)
+        if digest not in known.literals:
+            literals[digest] = raw
+        return digest
+
+    described: list[SentMessage] = []
+    for raw, source in zip(elements, _align(elements, sources, dialect), strict=True):
+        described.append(_element(raw, source, new, known, literal))
+    full = len(described) - len(described) % BLOCK
+    blocks = tuple(literal(pack(described[start : start + BLOCK])) for start in range(0, full, BLOCK))
+    sent = SentContext(
+        version=VERSION,
+        dialect=dialect,
+        blocks=blocks,
+        rest=pack(described[full:]),
+        instructions=literal(instructions) if instructions else b"",
+        layers=tuple((layer.name, layer.tokens) for layer in layers),
+        rounds=tuple(rounds),
+        checksum=checksum(elements),
+        count=len(elements),
+    )
+    return Description(
+        body=body,
+        sent=encode(sent),
+        literals=tuple(Attribute(digest=digest, kind=KIND, raw=raw) for digest, raw in literals.items()),
+        new=new,
+        digests={seq: digest_of(raw) for seq, raw in new.items()},
+        known=known,
+    )
+
+
+def _element(
+    raw: bytes, source: Source | None, new: Mapping[int, bytes], known: Known, literal: Callable[[bytes], bytes]
+) -> SentMessage:
+    if source is None:
+        return SentMessage(0, ADDED, literal(raw))
+    seq, shows, layer = source.seq, source.shows, source.layer
+    if source.also:
+        return SentMessage(seq, shows, literal(raw), layer=layer, also=source.also)
+    if seq:
+        stored = new.get(seq)
+        if stored is None:
+            stored = known.recent.get(seq)
+        if stored == raw or (stored is None and known.stored.get(seq) == digest_of(raw)):
+            return SentMessage(seq, shows)
+        patched = _patch(stored if stored is not None else _same_as_stored(source, known), raw)
+        if patched is not None:
+            return SentMessage(seq, shows, b"", *patched)
+    return SentMessage(seq, shows, literal(raw), layer=layer)
+
+
+def _same_as_stored(source: Source, known: Known) -> bytes | None:
+    """The bytes that the client sent, where they are the stored ones."""
+    return source.raw if known.stored.get(source.seq) == digest_of(source.raw) else None
+
+
+def _patch(stored: bytes | None, raw: bytes) -> tuple[int, int, bytes] | None:
+    """How ``raw`` is made of ``stored``: how many first and last bytes, and what stands between; None: not worth it."""
+    if stored is None or len(raw) < MIN_PATCHED:
+        return None
+    prefix = _in_common(stored, raw)
+    suffix = _in_common(stored[prefix:][::-1], raw[prefix:][::-1])
+    middle = raw[prefix : len(raw) - suffix]
+    return None if len(middle) > MAX_MIDDLE else (prefix, suffix, middle)
+
+
+def _in_common(one: bytes, other: bytes) -> int:
+    """With how many equal bytes both begin."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _align(elements: Sequence[bytes], sources: Sequence[Source], dialect: str) -> list[Source | None]:
+    """The source of each element. Equal bytes are anchors; between two of them, both go in order."""
+    given = [part for source in sources for part in _parts(source, dialect)]
+    # Nearly always the body has the sources as they are, one after the other.
+    at = next((at for at, (raw, source) in enumerate(zip(elements, given, strict=False)) if raw != source.raw), None)
+    if at is None:
+        at = min(len(elements), len(given))
+    found: list[Source | None] = [*given[:at]]
+    if at == len(elements):
+        return found
+    places: dict[bytes, list[int]] = {}
+    for place, source in enumerate(given[at:], at):
+        places.setdefault(source.raw, []).append(place)
+    for raw in elements[at:]:
+        anchors = [each for each in places.get(raw, ()) if each >= at][:1]
+        found += [given[each] for each in anchors] or [None]
+        at = anchors[0] + 1 if anchors else at
+    _fill_gaps(found, given)
+    return found
+
+
+def _fill_gaps(found: list[Source | None], given: Sequence[Source]) -> None:
+    """Give the elements between two anchors the sources between them, in order.
+
+    Where more elements than sources stand there, the first ones were added; where fewer, the last one is all the rest.
+    """
+    position = {id(source): place for place, source in enumerate(given)}
+    start = 0
+    index = 0
+    while index < len(found):
+        if found[index] is not None:
+            start = position[id(found[index])] + 1
+            index += 1
+            continue
+        end = index
+        while end < len(found) and found[end] is None:
+            end += 1
+        stop = position[id(found[end])] if end < len(found) else len(given)
+        between = [source for source in given[start:stop] if source.layer != INSTRUCTIONS or source.seq]
+        gap = end - index
+        if len(between) > gap:
+            also = tuple(source.seq for source in between[gap:] if source.seq)
+            between = [*between[: gap - 1], between[gap - 1]._replace(also=also)]
+        first = end - len(between)
+        found[first:end] = between
+        index = end
+
+
+def _parts(source: Source, dialect: str) -> list[Source]:
+    """A source as the elements that it becomes: one message of the responses format is a run of items."""
+    if dialect != "openai_responses" or source.layer == INSTRUCTIONS:
+        return [source]
+    return [source._replace(raw=item) for item in items_of(source.raw)]
+
+
+__all__ = ["ADDED", "FULL", "SHORTENED", "Description", "KnownSessions", "Source", "describe", "message_list"]

@@ -1,0 +1,118 @@
+"""Prices of models and the cost of a call, in USD.
+
+Prices come from the table of the ``genai-prices`` package, which works offline, and from a file of the operator's that
+overrides it. A model without a price costs None, never 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from genai_prices import Usage, calc_price
+
+MILLION = 1_000_000
+_PROVIDERS = {
+    "openai_chat": "openai",
+    "openai_responses": "openai",
+    "anthropic": "anthropic",
+    "gemini": "google",
+    "gemini_gca": "google",
+}
+_MEMBERS = ("input", "cached", "write", "output")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPrice:
+    """USD for one token: of plain input, of input read from the cache and written to it, and of output."""
+
+    input: float
+    cached: float
+    write: float
+    output: float
+
+    def cost(self, *, input_tokens: int, cached: int, output: int) -> float:
+        """The cost of a call. What the provider did not read from its cache is charged as ``write``."""
+        fresh = max(0, input_tokens - cached)
+        return fresh * self.write + min(cached, input_tokens) * self.cached + output * self.output
+
+
+class PriceFileInvalid(ValueError):
+    """The file of prices cannot be used; the text says why."""
+
+
+class Prices:
+    """Looks up prices; each model once."""
+
+    def __init__(self, overrides: Mapping[str, ModelPrice] | None = None) -> None:
+        """``overrides``: model -> price, in front of the table. A name that ends in ``*`` stands for a prefix."""
+        self._overrides = dict(overrides or {})
+        self._find = lru_cache(maxsize=1024)(self._look_up)
+
+    def of(self, model: str, dialect: str = "") -> ModelPrice | None:
+        """The price of ``model``; None where it is not known."""
+        return self._find(model, dialect)
+
+    def _look_up(self, model: str, dialect: str) -> ModelPrice | None:
+        if (own := self._overrides.get(model)) is not None:
+            return own
+        for name, price in self._overrides.items():
+            if name.endswith("*") and model.startswith(name[:-1]):
+                return price
+        if not model:
+            return None
+        for name in dict.fromkeys((model, model.rpartition("/")[2])):
+            for provider in (_PROVIDERS.get(dialect), None):
+                try:
+                    return _from_table(name, provider)
+                except (LookupError, ValueError):
+                    continue
+        return None
+
+
+def _from_table(model: str, provider: str | None) -> ModelPrice:
+    """Raises `LookupError` where the table has no such model."""
+
+    def price(**tokens: int) -> float:
+        found: Any = calc_price(Usage(**tokens), model_ref=model, provider_id=provider)
+        return float(found.total_price)
+
+    plain = price(input_tokens=1000) / 1000
+    cached = price(input_tokens=1000, cache_read_tokens=1000) / 1000
+    write = price(input_tokens=1000, cache_write_tokens=1000) / 1000
+    output = price(output_tokens=1000) / 1000
+    if not (plain or output):
+        raise LookupError(model)
+    return ModelPrice(input=plain, cached=cached or plain, write=write or plain, output=output)
+
+
+def read_prices(path: Path) -> dict[str, ModelPrice]:
+    """Read a file of prices. Raises `PriceFileInvalid`.
+
+    JSON: ``{"model": {"input": n, "output": n, "cached": n, "write": n}}`` in USD per million tokens; ``cached`` and
+    ``write`` default to ``input``.
+    """
+    try:
+        given: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PriceFileInvalid(f"TERSELY_PRICES: {path} cannot be read as JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise PriceFileInvalid(f"TERSELY_PRICES: {path} must hold an object of model to price")
+    return {str(model): _read_price(str(model), price) for model, price in given.items()}
+
+
+def _read_price(model: str, given: object) -> ModelPrice:
+    if not isinstance(given, dict) or "input" not in given or "output" not in given:
+        raise PriceFileInvalid(f'TERSELY_PRICES: {model!r} needs "input" and "output", in USD per million tokens')
+    unknown = sorted(set(given) - set(_MEMBERS))
+    if unknown:
+        raise PriceFileInvalid(f"TERSELY_PRICES: {model!r} has no {unknown[0]!r}; known are {', '.join(_MEMBERS)}")
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MILLION:
+            raise PriceFileInvalid(f"TERSELY_PRICES: {model!r}: {name} must be a number from 0 to {MILLION}")
+    each = {name: float(given[name if name in given else "input"]) / MILLION for name in _MEMBERS}
+    return ModelPrice(**each)

@@ -1,0 +1,139 @@
+"""What contexts save: tokens and money as sent, against the full history with a perfect cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from tersely.domain.errors import InvalidRequest
+from tersely.service.money.prices import Prices
+from tersely.store.db.connection import Database
+from tersely.store.ops import calls
+from tersely.store.ops.calls import CallSums, GroupBy, SummarySums
+
+DAYS = 30
+"""Days that are looked at where the caller names no beginning."""
+LIMIT = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Money:
+    """USD as sent, as the full history with a perfect cache would have cost, and the difference."""
+
+    sent: float
+    full: float
+
+    @property
+    def saved(self) -> float:
+        """The difference: below 0 where more was spent than saved."""
+        return self.full - self.sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavingsRow:
+    """Sums over the calls of one key.
+
+    Tokens before and after are our own counts, the others the provider's. ``summaries`` are the summarizer's calls and
+    tokens, whose cost is part of ``money.sent``. ``money`` is None where no call has a price.
+    """
+
+    key: str
+    calls: int = 0
+    tokens_before: int = 0
+    tokens_after: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    priced_calls: int = 0
+    summary_calls: int = 0
+    summary_tokens: int = 0
+    money: Money | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavingsReport:
+    """Savings from ``since`` until ``until``, by key and in all."""
+
+    since: datetime
+    until: datetime
+    by: GroupBy
+    rows: tuple[SavingsRow, ...]
+    total: SavingsRow
+
+
+class Savings:
+    """Sums over the calls of a tenant."""
+
+    def __init__(
+        self,
+        database: Database,
+        prices: Prices,
+        *,
+        clock: Callable[[], datetime],
+        summary_price: Callable[[int, int], float | None],
+    ) -> None:
+        """``summary_price`` gives the configured cost of so many input and output tokens of the summarizer's model."""
+        self._database = database
+        self._prices = prices
+        self._clock = clock
+        self._summary_price = summary_price
+
+    async def report(
+        self, tenant: str, *, since: datetime | None = None, until: datetime | None = None, by: GroupBy = "day"
+    ) -> SavingsReport:
+        """Raises `InvalidRequest` where ``until`` is not after ``since``."""
+        until = until or self._clock() + timedelta(seconds=1)
+        since = since or until - timedelta(days=DAYS)
+        if until <= since:
+            raise InvalidRequest("until must be after since", field="until")
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
+            sums = await calls.sums(connection, tenant, since=since, until=until, by=by)
+            own = await calls.summary_sums(connection, tenant, since=since.date(), until=until.date(), by=by)
+        rows = {each.key: _row(each) for each in sums}
+        for each in own:
+            rows[each.key] = self._with_summaries(rows.get(each.key, SavingsRow(key=each.key)), each)
+        ordered = tuple(rows[key] for key in sorted(rows))
+        return SavingsReport(since=since, until=until, by=by, rows=ordered, total=_total(ordered))
+
+    def _with_summaries(self, row: SavingsRow, own: SummarySums) -> SavingsRow:
+        cost = self._summary_price(own.input_tokens, own.output_tokens)
+        price = self._prices.of(own.model)
+        if cost is None and price is not None:
+            cost = price.input * own.input_tokens + price.output * own.output_tokens
+        money = row.money
+        if cost is not None:
+            money = Money(sent=(money.sent if money else 0.0) + cost, full=money.full if money else 0.0)
+        return replace(
+            row,
+            summary_calls=row.summary_calls + own.calls,
+            summary_tokens=row.summary_tokens + own.input_tokens + own.output_tokens,
+            money=money,
+        )
+
+
+def _row(sums: CallSums) -> SavingsRow:
+    return SavingsRow(
+        key=sums.key,
+        calls=sums.calls,
+        tokens_before=sums.tokens_before,
+        tokens_after=sums.tokens_after,
+        input_tokens=sums.input_tokens,
+        cached_tokens=sums.cached_tokens,
+        output_tokens=sums.output_tokens,
+        priced_calls=sums.priced_calls,
+        money=Money(sent=sums.cost_sent, full=sums.cost_full) if sums.priced_calls else None,
+    )
+
+
+_COUNTED = (
+    "calls", "tokens_before", "tokens_after", "input_tokens", "cached_tokens", "output_tokens", "priced_calls",
+    "summary_calls", "summary_tokens",
+)  # fmt: skip
+
+
+def _total(rows: tuple[SavingsRow, ...]) -> SavingsRow:
+    money = [row.money for row in rows if row.money is not None]
+    counted = {name: sum(getattr(row, name) for row in rows) for name in _COUNTED}
+    sent, full = sum(each.sent for each in money), sum(each.full for each in money)
+    return SavingsRow(key="total", money=Money(sent=sent, full=full) if money else None, **counted)

@@ -1,0 +1,1 @@
+"""The proxied call, from request to record."""

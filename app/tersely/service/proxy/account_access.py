@@ -1,0 +1,252 @@
+"""Tenants that share one provider account, the operator's: what of it each of them may reach.
+
+Routes outside the list are refused before anything goes upstream. Ids that a path or a body names must be the tenant's:
+a reply's or an item's that Tersely relayed to it, or of something else that it made there. Whether an id is somebody
+else's or nobody's cannot be told from the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from tersely.dialects.account_ids import AccountId, cited, find_account_ids, find_named_ids
+from tersely.dialects.account_routes import AllowedRoute, Passthrough, Rule, find_route, rules_for
+from tersely.dialects.dialect import Dialect, ReplyReader
+from tersely.domain.errors import Forbidden, InvalidRequest, NotFound, StoreUnavailable
+from tersely.domain.messages import Dialect as DialectName
+from tersely.domain.text.tags import NOTHING
+from tersely.service.common.offload import run_in_thread_if_large
+from tersely.service.proxy.attempts import EVENT_STREAM, JSON
+from tersely.service.proxy.calls import Call, ProxyResponse
+from tersely.store.db.connection import Database
+from tersely.store.ops import provider_ids
+
+_log = logging.getLogger(__name__)
+
+CHAT_PATH = "/v1/chat/completions"
+# Ids that this process knows to be a tenant's, so that a conversation that goes on costs no question to the store.
+MAX_TRUSTED = 100_000
+# Of a body or a reply. Histories name an item or two per message.
+MAX_IDS = 100_000
+MAX_ID = 512
+# A reply whose ids are looked for in it.
+MAX_READ = 32 * 1024 * 1024
+# How the types of items end that say what a caller's tool gave.
+_RESULT = "_output"
+
+
+class AccountAccess:
+    """Guards the operator's provider accounts, for the dialects that have a key of the operator's."""
+
+    def __init__(
+        self,
+        database: Database,
+        dialects: Mapping[DialectName, Dialect],
+        passthrough: Passthrough,
+        *,
+        clock: Callable[[], datetime],
+    ) -> None:
+        """``dialects``: those whose upstream is called with the operator's key; every other one is not restricted."""
+        self._database = database
+        self._dialects = dialects
+        self._passthrough = passthrough
+        self._rules: dict[DialectName, Sequence[Rule]] = {name: rules_for(name, passthrough) for name in dialects}
+        self._clock = clock
+        self._trusted: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def check_route(self, dialect: DialectName, method: str, raw_path: str) -> AllowedRoute | None:
+        """Return the route of a request, None where the dialect is not restricted. Raises `Forbidden`."""
+        rules = self._rules.get(dialect)
+        if rules is None:
+            return None
+        route = find_route(rules, dialect, method, raw_path)
+        if route is None:
+            raise Forbidden(
+                "this route is not open to tenants of the operator's provider account "
+                "(the operator can add it: TERSELY_PASSTHROUGH)"
+            )
+        return route
+
+    async def check_ids(self, dialect: DialectName, call: Call, route: AllowedRoute, path: str) -> None:
+        """Check that the ids in path and body are the tenant's.
+
+        Raises `NotFound` with the member of the body, `InvalidRequest` for a body in which ids cannot be looked for,
+        `StoreUnavailable` when the database cannot say whose they are.
+        """
+        await self._check(call.tenant, [AccountId(id=name, field="") for name in route.ids])
+        if not call.body:
+            return
+        headers = call.header_map
+        if headers.get("content-encoding", "identity") != "identity":
+            raise InvalidRequest("a compressed body cannot be checked: send it without Content-Encoding")
+        if route.takes_forms and headers.get("content-type", "").lower().lstrip().startswith("multipart/"):
+            return
+        if dialect == "openai_chat" and path != CHAT_PATH:
+            dialect = "openai_responses"  # their ids may stand in every other body of this provider
+        named = await run_in_thread_if_large(len(call.body), find_account_ids, dialect, call.body)
+        await self._check(call.tenant, named)
+
+    async def _check(self, tenant: str, named: Sequence[AccountId]) -> None:
+        unknown = [each for each in named if all((tenant, name) not in self._trusted for name in _names(each))]
+        unknown = [each for each in unknown if not self._passthrough.is_shared(each.id)]
+        if not unknown:
+            return
+        asked = {name for each in unknown for name in _names(each)}
+        usable = [name for name in asked if len(name) <= MAX_ID and name.isprintable()]
+        if len(asked) > MAX_IDS:
+            raise InvalidRequest(f"the request names more than {MAX_IDS} ids")
+        known: set[str] = set()
+        if usable:
+            async with self._database.reading(tenant) as connection:
+                known = await provider_ids.known(connection, tenant, usable)
+        self.trust(tenant, known)
+        for each in unknown:
+            if known.isdisjoint(_names(each)):
+                shown = each.id[:MAX_ID].encode("ascii", "backslashreplace").decode()
+                raise NotFound(
+                    f"there is no {shown!r} of this tenant's: it may name only what was made through Tersely "
+                    "with its key (an item may be sent without its id)",
+                    field=each.field or None,
+                )
+
+    def trust(self, tenant: str, ids: Iterable[str]) -> None:
+        """Know in this process that ``ids`` are the tenant's."""
+        for name in ids:
+            self._trusted[tenant, name] = None
+            self._trusted.move_to_end((tenant, name))
+        while len(self._trusted) > MAX_TRUSTED:
+            self._trusted.popitem(last=False)
+
+    async def watch(
+        self, call: Call, answer: ProxyResponse, dialect: DialectName, *, lists: bool = False
+    ) -> ProxyResponse:
+        """The answer to a call that makes something: what its reply names is stored as the tenant's, what it ``lists``
+        as well.
+
+        A reply that is stored in a session is left alone: its ids are stored with it.
+        """
+        names = dict(answer.headers)
+        if not 200 <= answer.status < 300 or "x-tersely-session" in names:
+            return answer
+        kind = names.get("content-type", "").partition(";")[0].strip().lower()
+        read = partial(_made, dialect=dialect, lists=lists)
+        if answer.chunks is None:
+            if kind == JSON:
+                await self._remember(call.tenant, await run_in_thread_if_large(len(answer.body), read, answer.body))
+        elif kind == EVENT_STREAM:
+            reader = self._dialects[dialect].open_stream(tags=NOTHING, strip_usage=False)
+            answer.chunks = self._watch_stream(call.tenant, answer.chunks, reader, self._dialects[dialect])
+        elif kind == JSON:
+            answer.chunks = self._watch_body(call.tenant, answer.chunks, read)
+        return answer
+
+    async def _watch_stream(
+        self, tenant: str, chunks: AsyncIterator[bytes], reader: ReplyReader, dialect: Dialect
+    ) -> AsyncIterator[bytes]:
+        """The stream as it comes; the id of the reply is stored before the client sees it, those of its items before
+        the end.
+        """
+        held, size, first = b"", 0, ""
+        is_read = True
+        try:
+            async for chunk in chunks:
+                size += len(chunk)
+                try:
+                    if is_read and size <= MAX_READ:
+                        reader.feed(chunk)
+                except ValueError:
+                    is_read = False
+                if not first and (first := reader.reply.id):
+                    await self._remember(tenant, [first])
+                if held:
+                    yield held
+                held = chunk
+            if is_read and size <= MAX_READ:
+                reader.close()
+            made = [reader.reply.container]
+            for choice in reader.reply.choices:
+                made += dialect.references.items_by_id(choice.client_message) if dialect.references else ()
+                made += find_named_ids(dialect.name, choice.client_message)
+            await self._remember(tenant, made)
+            if held:
+                yield held
+        finally:
+            await chunks.aclose()  # type: ignore[attr-defined]
+
+    async def _watch_body(
+        self, tenant: str, chunks: AsyncIterator[bytes], read: Callable[[bytes], list[str]]
+    ) -> AsyncIterator[bytes]:
+        """The body as it comes; what it names is stored before the client sees the end."""
+        whole: list[bytes] = []
+        held, size = b"", 0
+        try:
+            async for chunk in chunks:
+                size += len(chunk)
+                if size <= MAX_READ:
+                    whole.append(chunk)
+                if held:
+                    yield held
+                held = chunk
+            if size <= MAX_READ:
+                await self._remember(tenant, await run_in_thread_if_large(size, read, b"".join(whole)))
+            if held:
+                yield held
+        finally:
+            await chunks.aclose()  # type: ignore[attr-defined]
+
+    async def _remember(self, tenant: str, ids: Sequence[str]) -> None:
+        """Store ids as the tenant's. When the database is away they are nobody's in the other processes."""
+        usable = [name for name in ids if 0 < len(name) <= MAX_ID and name.isprintable()][:MAX_IDS]
+        unknown = [name for name in usable if (tenant, name) not in self._trusted]
+        if not unknown:
+            return
+        self.trust(tenant, unknown)
+        try:
+            async with self._database.transaction(tenant) as connection:
+                await provider_ids.add(connection, tenant, unknown, self._clock())
+        except StoreUnavailable as error:
+            _log.warning("ids of a reply were not stored as the tenant's: %s", error)
+
+
+def _names(named: AccountId) -> tuple[str, ...]:
+    """The stored names, each of which lets an id pass."""
+    return (named.id, cited(named.id)) if named.is_cited else (named.id,)
+
+
+def _made(body: bytes, *, dialect: DialectName, lists: bool) -> list[str]:
+    """What a reply says was made: itself and its items, by the member that the provider alone gives a value.
+
+    Items of a response that repeat the caller's own words may carry an id of the caller's choice: they prove nothing.
+    Nobody brings such an id into a conversation (see `find_account_ids`): of what one ``lists``, all items count.
+    """
+    name_of = "name" if dialect == "gemini" else "id"
+    try:
+        reply = json.loads(body)
+    except (ValueError, RecursionError):
+        return []
+    if not isinstance(reply, dict):
+        return []
+    own = [
+        item
+        for item in _objects(reply.get("output"))
+        if item.get("role") in (None, "assistant") and not str(item.get("type")).endswith(_RESULT)
+    ]
+    found = [each.get(name_of) for each in (reply, reply.get("file"), *own) if isinstance(each, dict)]
+    if lists:
+        listed = _objects(reply.get("data"))
+        found += [item.get(name_of) for item in listed]
+        found += find_named_ids("openai_responses", json.dumps(listed).encode())
+    messages = [json.dumps(choice.get("message")).encode() for choice in _objects(reply.get("choices"))]
+    found += [name for message in messages for name in find_named_ids("openai_chat", message)]
+    found += find_named_ids("anthropic" if dialect == "anthropic" else "openai_responses", body)
+    return [name for name in found if isinstance(name, str)]
+
+
+def _objects(values: object) -> list[dict[str, Any]]:
+    return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []

@@ -1,0 +1,109 @@
+"""The values of one proxied call: what came in, what goes back, and what is said about it in headers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tersely.dialects.headers import Headers
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.history.sessions import check_session_id
+
+ContextKind = Literal["built", "passthrough", "bypass", "fail-open", "command"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOptions:
+    """Tersely's own request headers."""
+
+    session_id: str | None = None
+    strategy: str | None = None
+    epoch: str | None = None
+    bypass: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A request to be proxied. ``path`` follows the upstream's base URL and carries the query, still encoded.
+
+    Header names are in lower case; ``received`` is a monotonic time in seconds. ``key_headers`` carried a
+    Tersely key and stay here. ``model`` and ``streams`` are what the address says, where the body does not.
+    """
+
+    tenant: str
+    method: str
+    path: str
+    headers: Headers
+    body: bytes
+    options: CallOptions
+    received: float
+    key_headers: frozenset[str] = frozenset()
+    model: str = ""
+    streams: bool = False
+    request_id: str = ""
+
+    @property
+    def header_map(self) -> dict[str, str]:
+        """Headers by name; of a repeated one the last."""
+        return dict(self.headers)
+
+
+@dataclass(slots=True, kw_only=True)
+class ProxyResponse:
+    """What goes back to the client: a body at once, or chunks as they come."""
+
+    status: int
+    headers: Headers
+    body: bytes = b""
+    chunks: AsyncIterator[bytes] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class ContextLabels:
+    """What the response headers say about a call."""
+
+    context: ContextKind
+    strategy: str = ""
+    session_id: str = ""
+    source: str = ""
+    epoch: int | None = None
+    tokens_before: int | None = None
+    tokens_after: int | None = None
+    overhead_ms: float | None = None
+    extra: Headers = field(default_factory=list)
+
+    def headers(self) -> Headers:
+        """As headers."""
+        found: Headers = [("x-tersely-context", self.context)]
+        if self.session_id:
+            found.append(("x-tersely-session", self.session_id))
+        if self.source:
+            found.append(("x-tersely-session-source", self.source))
+        if self.strategy:
+            found.append(("x-tersely-strategy", self.strategy))
+        if self.epoch is not None:
+            found.append(("x-tersely-epoch", str(self.epoch)))
+        if self.tokens_before is not None:
+            found.append(("x-tersely-tokens-before", str(self.tokens_before)))
+        if self.tokens_after is not None:
+            found.append(("x-tersely-tokens-after", str(self.tokens_after)))
+        if self.overhead_ms is not None:
+            found.append(("x-tersely-overhead-ms", f"{self.overhead_ms:.2f}"))
+        return found + self.extra
+
+
+def read_options(headers: dict[str, str]) -> CallOptions:
+    """Read Tersely's own headers. Raises `InvalidRequest` for an unusable session id or flag."""
+    session_id = headers.get("x-tersely-session")
+    if session_id is not None:
+        session_id = check_session_id(session_id, "X-Tersely-Session")
+    bypass = headers.get("x-tersely-bypass", "false").strip().lower()
+    if bypass not in {"true", "false", "1", "0", "on", "off"}:
+        raise InvalidRequest("X-Tersely-Bypass must be true or false", field="X-Tersely-Bypass")
+    return CallOptions(
+        session_id=session_id,
+        strategy=headers.get("x-tersely-strategy") or None,
+        epoch=headers.get("x-tersely-epoch") or None,
+        bypass=bypass in {"true", "1", "on"},
+    )

@@ -1,0 +1,149 @@
+"""A command that is sent again because its answer did not arrive is not carried out again.
+
+Kept in the database, so that it holds over all replicas and over a restart: of each session the newest command with its
+answer. What is the same after the same history is a repetition
+
+- while the first is under way: both get its answer,
+- for `RETRIED` after the answer, where the client says that it tries again,
+- for `REPEATED` after it, where it says nothing and nothing was said in between. Whoever sends the same bytes later
+  than that means it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from hashlib import blake2b
+
+from tersely.domain.errors import NotFound, StoreUnavailable
+from tersely.domain.history.chain import DIGEST_BYTES
+from tersely.domain.messages import Message
+from tersely.service.recognition.incoming_history import digest
+from tersely.store.db.connection import Database
+from tersely.store.history import sessions
+from tersely.store.ops import commands
+from tersely.store.ops.commands import Claim
+
+_log = logging.getLogger(__name__)
+
+RETRIED = timedelta(minutes=10)
+REPEATED = timedelta(seconds=10)
+# Who works on a command says so this often, at most this much ahead.
+LEASE = timedelta(seconds=30)
+RENEW = 10.0
+POLL = 0.2
+LIMIT = 15.0
+AGAIN = "(This is the answer of a moment ago: the same command came again, and was carried out once.)"
+BROKEN_OFF = (
+    "The same command was broken off a moment ago. Whether it was carried out is not known: /message list shows "
+    "the turns. After a few seconds it can be given again."
+)
+OVERTAKEN = "Another command came meanwhile; the answer to this one is gone. It was carried out once."
+
+Work = Callable[[], Awaitable[str]]
+
+
+def identify(messages: Sequence[Message], ids: Mapping[str, str], key: str | None = None) -> bytes:
+    """Identify a command by everything before it, other commands and their answers too, by what its request goes on
+    from, and by the idempotency ``key`` of its request.
+    """
+    found = blake2b(digest_size=DIGEST_BYTES)
+    for message in messages:
+        identity, is_link = digest(message)
+        if is_link:
+            found.update(identity)
+    found.update(repr((sorted(ids.items()), key)).encode("utf-8", "replace"))
+    return found.digest()
+
+
+class CommandDeduplicator:
+    """Carries commands out once."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._clock = clock
+        self._running: set[asyncio.Task[str]] = set()
+
+    async def carry_out(self, tenant: str, session_id: str, identity: bytes, work: Work, *, is_retry: bool) -> str:
+        """The answer of ``work``, or that of the same command before. Raises what ``work`` raises.
+
+        A client that goes away loses only the answer: the command goes on, and its repetition gets that.
+        """
+        while True:
+            mine = await self._claim(tenant, session_id, identity, is_retry=is_retry)
+            if mine is not None:
+                task = asyncio.get_running_loop().create_task(self._run(tenant, mine, work))
+                self._running.add(task)
+                task.add_done_callback(self._end)
+                return await asyncio.shield(task)
+            if (text := await self._await_other(tenant, session_id, identity, is_retry=is_retry)) is not None:
+                return text
+
+    async def forget(self, tenant: str, session_id: str) -> None:
+        """Something else was asked in between."""
+        async with self._database.transaction(tenant, limit=LIMIT) as connection:
+            if await commands.newest(connection, tenant, session_id) is not None:
+                await commands.forget(connection, tenant, session_id)
+
+    def _end(self, task: asyncio.Task[str]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever asked may be gone
+
+    async def _claim(self, tenant: str, session_id: str, identity: bytes, *, is_retry: bool) -> Claim | None:
+        now = self._clock()
+        since = now - (RETRIED if is_retry else REPEATED)
+        async with self._database.transaction(tenant, limit=LIMIT) as connection:
+            session = await sessions.get(connection, tenant, session_id)
+            if session is None:
+                raise NotFound("there is no such session")
+            mine = Claim(session_id=session_id, digest=identity, last_seq=session.last_seq, started_at=now)
+            is_mine = await commands.claim(connection, tenant, mine, until=now + LEASE, since=since, is_retry=is_retry)
+        return mine if is_mine else None
+
+    async def _run(self, tenant: str, mine: Claim, work: Work) -> str:
+        prolonging = asyncio.get_running_loop().create_task(self._prolong(tenant, mine))
+        try:
+            text = await work()
+        except Exception:
+            await self._release(tenant, mine)
+            raise
+        finally:
+            prolonging.cancel()
+        try:
+            async with self._database.transaction(tenant, limit=LIMIT) as connection:
+                await commands.finish(connection, tenant, mine, text.encode("utf-8", "replace"), self._clock())
+        except StoreUnavailable as error:
+            _log.warning("the answer to a command was not remembered: %s", error)
+        return text
+
+    async def _prolong(self, tenant: str, mine: Claim) -> None:
+        while True:
+            await asyncio.sleep(RENEW)
+            with suppress(StoreUnavailable):
+                async with self._database.transaction(tenant, limit=LIMIT) as connection:
+                    await commands.prolong(connection, tenant, mine, self._clock() + LEASE)
+
+    async def _release(self, tenant: str, mine: Claim) -> None:
+        with suppress(StoreUnavailable):
+            async with self._database.transaction(tenant, limit=LIMIT) as connection:
+                await commands.release(connection, tenant, mine)
+
+    async def _await_other(self, tenant: str, session_id: str, identity: bytes, *, is_retry: bool) -> str | None:
+        """The answer that somebody else gets; None where that came to nothing and may be tried here."""
+        while True:
+            async with self._database.reading(tenant, limit=LIMIT) as connection:
+                newest = await commands.newest(connection, tenant, session_id)
+            if newest is None:
+                return None
+            if newest.digest != identity:
+                return OVERTAKEN
+            if newest.text is not None:
+                text = newest.text.decode()
+                return text if is_retry else f"{text}\n{AGAIN}"
+            if newest.until <= self._clock():
+                return BROKEN_OFF
+            await asyncio.sleep(POLL)

@@ -1,0 +1,502 @@
+"""What a client read to its end is stored: at once, or from a spool once the database is back.
+
+A reply's end waits for the database within the database timeout. Then request and reply go to the spool of this process
+as one exchange, flushed to disk before the client sees the end. Exchanges are replayed in their order, each exactly
+once; a call that goes on from one of them waits for it. The spools of processes that have ended are adopted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from tersely.dialects.registry import DIALECTS
+from tersely.domain.client_ids import ClientIds
+from tersely.domain.errors import InvalidRequest, NotFound, StoreRefused, StoreUnavailable, TerselyError
+from tersely.service.common.metrics import Metrics
+from tersely.service.common.offload import run_in_thread_if_large
+from tersely.service.recognition import session_lookup as identity
+from tersely.service.recognition.incoming_history import IncomingHistory, extend, hash_history
+from tersely.service.recognition.session_lookup import SessionHints
+from tersely.store.commit import late_writes, spool
+from tersely.store.commit.exchanges import Exchange, decode, encode, exchange_of, write_of
+from tersely.store.commit.records import NewSession, ReplyWrite
+from tersely.store.commit.spool import SpoolFile, SpoolFull
+from tersely.store.commit.writer import Writer
+from tersely.store.db.connection import Database
+from tersely.store.history.artifacts import spilled
+
+_log = logging.getLogger(__name__)
+
+# Seconds. How often a replay is tried while the database is away, and how often the directory is searched for the
+# spools of processes that have ended.
+RETRY_EVERY = 0.25
+ADOPT_EVERY = 5.0
+# One replay may take longer than a call may wait: nothing behind it would ever be stored.
+REPLAY_LIMIT = 60.0
+# After so many failures, though the database is there, an exchange is tried more rarely (in seconds). Meanwhile others
+# that have nothing in common with it go first.
+MOST_FAILURES = 3
+RETRY_FAILED_EVERY = 5.0
+# How often a call that waits for a replay looks whether it still has to.
+LOOK_EVERY = 0.05
+# How long the database remembers which exchanges were replayed, beyond the life of their spool.
+REMEMBERED = timedelta(days=7)
+
+# Tenant, kind and value: by what a later call may go on from an exchange.
+Key = tuple[str, str, str | bytes]
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """An exchange in a file. ``pending``: its writes that are still under way; the last one is the reply's. After
+    ``failures`` it is tried again at ``retry_at``, in the loop's time.
+    """
+
+    file: SpoolFile
+    place: int
+    tenant: str
+    keys: frozenset[Key]
+    pending: Sequence[asyncio.Future[None]] = ()
+    failures: int = 0
+    retry_at: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Unwritten:
+    """An exchange on its way into the file."""
+
+    payload: bytes
+    exchange: Exchange
+    pending: Sequence[asyncio.Future[None]]
+    done: asyncio.Future[None]
+
+
+class ExchangeKeeper:
+    """Stores exchanges, and replays those that had to wait."""
+
+    def __init__(
+        self,
+        database: Database,
+        writer: Writer,
+        metrics: Metrics,
+        *,
+        directory: Path,
+        limit: int,
+        name: str,
+        clock: Callable[[], datetime],
+    ) -> None:
+        """``directory`` holds the spools of this database, at most ``limit`` bytes; ``name`` is this process's."""
+        self._database = database
+        self._writer = writer
+        self._metrics = metrics
+        self._directory = directory
+        self._limit = limit
+        self._name = name
+        self._clock = clock
+        self._own: SpoolFile | None = None
+        self._counts: dict[SpoolFile, int] = {}
+        self._queue: deque[_Waiting] = deque()
+        self._keys: Counter[Key] = Counter()
+        self._damaged: set[SpoolFile] = set()
+        self._unwritten: list[_Unwritten] = []
+        self._file_lock = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._replayed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def waiting(self) -> int:
+        """How many exchanges wait to be replayed."""
+        return len(self._queue)
+
+    async def open(self) -> None:
+        """Adopt the spools of processes that have ended, and start to replay."""
+        await self._adopt()
+        for work in (self._keep_replaying, self._keep_adopting):
+            self._start(asyncio.get_running_loop().create_task(work()))
+
+    async def close(self) -> None:
+        """Stop. What waits is left in its file, for whoever adopts it."""
+        if self._queue:
+            _log.warning("%d exchanges wait in the spool for the next start", len(self._queue))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        files = set(self._counts) | ({self._own} if self._own else set())
+        for file in files:
+            if file is self._own and not self._counts.get(file):
+                file.remove()
+            else:
+                file.close()
+        self._counts.clear()
+        self._own = None
+
+    def _start(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Storing
+
+    async def commit(self, write: ReplyWrite, request: asyncio.Future[None] | None, *, own_id: str | None) -> None:
+        """Return when the exchange is in the database or in the spool.
+
+        ``request`` is done when its request is stored, ``own_id`` is the session id of Tersely's own header. Raises
+        `StoreUnavailable` where neither takes it, `NotFound` where its session was deleted meanwhile.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._database.timeout
+        reply = self._writer.submit(write)
+        failure: Exception
+        try:
+            async with asyncio.timeout_at(end):
+                await asyncio.shield(reply)
+            return
+        except TimeoutError as error:
+            failure = error
+            self._writer.withdraw(write)
+            self._writer.withdraw(write.request)
+        except (TerselyError, ValueError) as error:
+            failure = error
+        _log.info("a reply was not stored at once: %s", type(failure).__name__)
+        client = ClientIds(id=write.request.create.client_id if write.request.create else None)
+        exchange = exchange_of(write, own_id=own_id, client=client)
+        if self._keys.keys().isdisjoint(_keys_of(exchange)) and await self._write_within(exchange, end):
+            return
+        pending = [each for each in (request, reply) if each is not None and not each.done()]
+        await self.spool(exchange, pending)
+
+    async def _write_within(self, exchange: Exchange, end: float) -> bool:
+        """Try to store the exchange until ``end``, in the loop's time; whether that was done."""
+        now = asyncio.get_running_loop().time
+        while (left := end - now()) > 0:
+            if not await self._database.wait_until_back(left):
+                return False
+            try:
+                await self._write(exchange, limit=max(end - now(), RETRY_EVERY))
+                return True
+            except StoreRefused:
+                raise
+            except (ValueError, InvalidRequest) as error:  # what cannot be sent to the database
+                raise StoreRefused("the reply cannot be stored") from error
+            except StoreUnavailable:
+                await asyncio.sleep(max(0.0, min(RETRY_EVERY, end - now())))
+        return False
+
+    async def spool(self, exchange: Exchange, pending: Sequence[asyncio.Future[None]] = ()) -> None:
+        """Return when the exchange is on disk. Raises `StoreUnavailable` where the spool does not take it."""
+        payload = await run_in_thread_if_large(sum(map(len, exchange.raws)), encode, exchange)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unwritten.append(_Unwritten(payload, exchange, pending, done))
+        if len(self._unwritten) == 1:
+            self._start(asyncio.get_running_loop().create_task(self._write_file()))
+        await asyncio.shield(done)
+
+    async def _write_file(self) -> None:
+        async with self._file_lock:
+            while batch := self._unwritten[:]:
+                try:
+                    file, places = await asyncio.to_thread(self._append, [each.payload for each in batch])
+                except OSError as error:
+                    del self._unwritten[: len(batch)]
+                    self._metrics.write_failures.labels("lost").inc(len(batch))
+                    _log.error("the spool took no exchange: %s", error.strerror or type(error).__name__)
+                    for each in batch:
+                        _fail(each.done, StoreUnavailable("the database is away, and the spool takes nothing more"))
+                    continue
+                del self._unwritten[: len(batch)]
+                for each, place in zip(batch, places, strict=True):
+                    self._add(_Waiting(file, place, each.exchange.tenant, _keys_of(each.exchange), tuple(each.pending)))
+                    if not each.done.done():
+                        each.done.set_result(None)
+                self._metrics.write_failures.labels("spooled").inc(len(batch))
+                _log.warning("%d exchanges wait in the spool for the database", len(self._queue))
+
+    def _append(self, payloads: list[bytes]) -> tuple[SpoolFile, list[int]]:
+        if spool.total_size(self._directory) + sum(map(len, payloads)) > self._limit:
+            raise SpoolFull(0, "it has reached TERSELY_SPOOL_SIZE")
+        if self._own is None:
+            self._own = SpoolFile.create(self._directory, self._name)
+        return self._own, self._own.append(payloads)
+
+    def _add(self, waiting: _Waiting) -> None:
+        self._queue.append(waiting)
+        self._counts[waiting.file] = self._counts.get(waiting.file, 0) + 1
+        self._keys.update(waiting.keys)
+        self._metrics.spooled.set(len(self._queue))
+        self._wake.set()
+
+    # Order
+
+    def may_concern(self, *, is_delta: bool) -> bool:
+        """Whether `settle` may have to wait."""
+        return bool(self._keys) or (is_delta and self._others_wait())
+
+    async def settle(self, tenant: str, asked: SessionHints, arrival: IncomingHistory, *, is_delta: bool) -> None:
+        """Return when nothing waits that the request goes on from.
+
+        ``is_delta``: the request does not carry its history, so that the spools of other processes of this machine
+        count too. Raises `StoreUnavailable` where that takes longer than the database timeout.
+        """
+        keys = _keys_of_request(tenant, asked, arrival) if self._keys else frozenset()
+
+        def is_clear() -> bool:
+            return self._keys.keys().isdisjoint(keys)
+
+        if is_clear() and not (is_delta and self._others_wait()):
+            return
+        now = asyncio.get_running_loop().time
+        end = now() + self._database.timeout
+        while not is_clear() or (is_delta and self._others_wait()):
+            if self._database.is_away or now() >= end:
+                raise StoreUnavailable("earlier calls of this session are not in the database yet")
+            self._replayed.clear()
+            with suppress(TimeoutError):  # the file of another process tells nobody that it is empty
+                async with asyncio.timeout(LOOK_EVERY):
+                    await self._replayed.wait()
+
+    def _others_wait(self) -> bool:
+        return spool.has_others(
+            self._directory, frozenset(file.path.name for file in (*self._counts, self._own) if file)
+        )
+
+    # Replaying
+
+    async def _keep_replaying(self) -> None:
+        while True:
+            await self._wake.wait()
+            if not self._queue:
+                self._wake.clear()
+                continue
+            waiting = self._next()
+            if waiting is None:
+                await asyncio.sleep(RETRY_EVERY)
+                continue
+            try:
+                await self._replay(waiting)
+            except StoreUnavailable as error:
+                self._note_failure(waiting, error)
+                await self._database.wait_until_back(RETRY_EVERY)
+                await asyncio.sleep(RETRY_EVERY)
+                continue
+            await self._finish(waiting)
+
+    def _next(self) -> _Waiting | None:
+        """The first exchange that may be tried now and goes on from none that waits for its next try."""
+        now = asyncio.get_running_loop().time()
+        stuck: set[Key] = set()
+        for waiting in self._queue:
+            if waiting.retry_at <= now and stuck.isdisjoint(waiting.keys):
+                return waiting
+            stuck |= waiting.keys
+        return None
+
+    def _note_failure(self, waiting: _Waiting, error: StoreUnavailable) -> None:
+        """Count a failure that is not due to a database that is away, and put off the next try after too many."""
+        if self._database.is_away:
+            return
+        waiting.failures += 1
+        if waiting.failures >= MOST_FAILURES:
+            waiting.retry_at = asyncio.get_running_loop().time() + RETRY_FAILED_EVERY
+            _log.warning("an exchange in the spool failed %d times: %s", waiting.failures, error.detail)
+
+    async def _replay(self, waiting: _Waiting) -> None:
+        """Store a waiting exchange. Raises `StoreUnavailable` where the database is away."""
+        for each in waiting.pending:
+            with suppress(Exception):
+                await asyncio.wait_for(asyncio.shield(each), 2 * self._database.timeout)
+        if waiting.pending and _is_stored(waiting.pending[-1]):
+            return
+        payload, name = b"", f"{self._name}-{waiting.place}"
+        try:
+            payload = await asyncio.to_thread(waiting.file.read, waiting.place)
+            exchange = await run_in_thread_if_large(len(payload), decode, payload)
+            name = exchange.id
+            await self._write(exchange, limit=REPLAY_LIMIT)
+        except NotFound:
+            _log.warning("an exchange was dropped: its session was deleted while it waited")
+        except StoreRefused as error:
+            await self._set_aside(name, payload, error)
+        except StoreUnavailable:
+            raise
+        except OSError as error:
+            self._damaged.add(waiting.file)
+            _log.error("a spool cannot be read: %s", error.strerror or type(error).__name__)
+        except Exception as error:  # noqa: BLE001 one exchange must not hold up all others
+            await self._set_aside(name, payload, error)
+
+    async def _set_aside(self, name: str, payload: bytes, error: Exception) -> None:
+        """Keep what cannot be stored in a file of its own."""
+        try:
+            path = await asyncio.to_thread(spool.keep_refused, self._directory, name, payload)
+        except OSError as failure:
+            raise StoreUnavailable("what the database refuses cannot be set aside") from failure
+        self._metrics.write_failures.labels("refused").inc()
+        _log.error("an exchange could not be stored (%s) and is kept in %s", type(error).__name__, path)
+
+    async def _finish(self, waiting: _Waiting) -> None:
+        self._queue.remove(waiting)
+        self._counts[waiting.file] -= 1
+        self._keys.subtract(waiting.keys)
+        for key in waiting.keys:
+            if not self._keys[key]:
+                del self._keys[key]
+        self._metrics.spooled.set(len(self._queue))
+        if not self._counts[waiting.file]:
+            await self._empty(waiting.file)
+        if not self._queue:
+            _log.info("the spool is empty")
+            with suppress(StoreUnavailable):
+                async with self._database.transaction(waiting.tenant) as connection:
+                    await late_writes.forget_replays(connection, waiting.tenant, self._clock() - REMEMBERED)
+        self._replayed.set()
+
+    async def _empty(self, file: SpoolFile) -> None:
+        async with self._file_lock:
+            if self._counts[file]:
+                return
+            is_kept = file is self._own and file not in self._damaged
+            if not is_kept:
+                del self._counts[file]
+                self._own = None if file is self._own else self._own
+            release = file.clear if is_kept else file.set_aside if file in self._damaged else file.remove
+            try:
+                await asyncio.to_thread(release)
+            except OSError as error:
+                _log.error("a spool could not be emptied: %s", error.strerror or type(error).__name__)
+
+    async def _write(self, exchange: Exchange, *, limit: float | None = None) -> None:
+        """Store an exchange, unless it is stored already."""
+        write, version = await self._plan(exchange, limit)
+        await late_writes.write_late(
+            self._database, self._writer.tails, write, version=version, is_named=exchange.own_id is not None,
+            now=self._clock(), limit=limit,
+        )  # fmt: skip
+
+    async def _plan(self, exchange: Exchange, limit: float | None) -> tuple[ReplyWrite, int | None]:
+        """The write of an exchange, and the version of the session that its decision was made on."""
+        dialect = DIALECTS[exchange.dialect]  # type: ignore[index]
+        if exchange.decision is not None:
+            write = write_of(
+                exchange,
+                session_id=exchange.session_id,
+                create=exchange.create,
+                decision=exchange.decision,
+                spill=lambda index: spilled([dialect.read_message(exchange.raws[index])], 0),
+            )
+            return write, exchange.version
+        size = sum(map(len, exchange.raws))
+        read = await run_in_thread_if_large(size, lambda: [dialect.read_message(raw) for raw in exchange.raws])
+        arrival = await run_in_thread_if_large(size, hash_history, read)
+        asked = SessionHints(session_id=exchange.own_id, client=exchange.client, key=exchange.key)
+        async with self._database.reading(exchange.tenant, limit=limit) as connection:
+            found = await identity.find(
+                connection,
+                exchange.tenant,
+                arrival,
+                asked,
+                now=exchange.requested_at,
+                new_id=lambda: exchange.session_id,
+            )
+        create = None
+        if found.session is None:
+            create = NewSession(parent=found.parent, client_id=exchange.client.id, spare_id=found.spare_id)
+        write = write_of(
+            exchange,
+            session_id=found.session_id,
+            create=create,
+            decision=found.decision,
+            spill=lambda index: spilled(read, index),
+        )
+        return write, found.session.version if found.session else None
+
+    # Adopting
+
+    async def _keep_adopting(self) -> None:
+        while True:
+            await asyncio.sleep(ADOPT_EVERY)
+            await self._adopt()
+
+    async def _adopt(self) -> None:
+        """Take over the spools of processes that have ended."""
+        try:
+            for _, records in await asyncio.to_thread(self._read_orphans):
+                for waiting in records:
+                    self._add(waiting)
+                _log.warning("adopted a spool with %d exchanges", len(records))
+        except OSError as error:
+            _log.error("a spool could not be adopted: %s", error.strerror or type(error).__name__)
+
+    def _read_orphans(self) -> list[tuple[SpoolFile, list[_Waiting]]]:
+        own = {file.path for file in (*self._counts, self._own) if file}
+        found = []
+        for path in spool.orphans(self._directory):
+            file = SpoolFile.adopt(path) if path not in own else None
+            if file is None:
+                continue
+            records = [self._indexed(file, place, payload) for place, payload in file.records()]
+            if file.is_damaged:
+                self._damaged.add(file)
+                _log.error("a spool is damaged: %s", file.path)
+            if records:
+                found.append((file, records))
+            elif file.is_damaged:
+                file.set_aside()
+            else:
+                file.remove()
+        return found
+
+    def _indexed(self, file: SpoolFile, place: int, payload: bytes) -> _Waiting:
+        try:
+            exchange = decode(payload)
+        except ValueError:  # of another version: the replay will set it aside
+            return _Waiting(file, place, "", frozenset())
+        return _Waiting(file, place, exchange.tenant, _keys_of(exchange))
+
+
+def _keys_of(exchange: Exchange) -> frozenset[Key]:
+    """By what a later call may go on from an exchange."""
+    tenant = exchange.tenant
+    keys: set[Key] = {(tenant, "chain", reply.chain) for reply in exchange.replies if reply.chain is not None}
+    chain = b""
+    for message in exchange.incoming:
+        if message.is_link:
+            chain = extend(chain, message.digest)
+    keys.add((tenant, "chain", chain))
+    if exchange.decision is not None:
+        keys.add((tenant, "session", exchange.session_id))
+    if exchange.own_id is not None:
+        keys.add((tenant, "session", exchange.own_id))
+    if exchange.client.id is not None:
+        keys.add((tenant, "client", exchange.client.id))
+    names = (name for reply in exchange.replies for name in (reply.id, *reply.items))
+    keys.update((tenant, "reply", name) for name in names if name)
+    return frozenset(keys)
+
+
+def _keys_of_request(tenant: str, asked: SessionHints, arrival: IncomingHistory) -> frozenset[Key]:
+    """By what a request may go on from an earlier exchange."""
+    keys: set[Key] = {(tenant, "chain", chain) for chain in arrival.chains}
+    ids: Iterable[str | None] = (asked.session_id, asked.conversation)
+    keys.update((tenant, "session", each) for each in ids if each)
+    if asked.client.id is not None:
+        keys.add((tenant, "client", asked.client.id))
+    if asked.reply_id:
+        keys.add((tenant, "reply", asked.reply_id))
+    return frozenset(keys)
+
+
+def _is_stored(write: asyncio.Future[None]) -> bool:
+    return write.done() and not write.cancelled() and write.exception() is None
+
+
+def _fail(done: asyncio.Future[None], error: Exception) -> None:
+    if not done.done():
+        done.set_exception(error)
+        done.exception()  # nobody may be waiting any more

@@ -1,0 +1,302 @@
+"""Requests that name their history instead of sending it: by the reply that they go on from, or as a conversation.
+
+The history is laid out from the store as if it had been sent: so it goes on, branches and is sent again by the same
+rules as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tersely.dialects.dialect import Dialect
+from tersely.domain.history.isolation import StoredInDialect, isolate, share_messages
+from tersely.domain.history.reconciliation import Incoming, as_incoming, reconcile
+from tersely.domain.history.sessions import Session
+from tersely.domain.messages import Message, with_injected_text
+from tersely.service.common.offload import run_in_thread_if_large
+from tersely.service.context.contexts import read_client_view
+from tersely.service.recognition.incoming_history import IncomingHistory, extend
+from tersely.service.recognition.session_lookup import SessionHints, SessionMatch, Source
+from tersely.store.commit import reply_ids
+from tersely.store.commit.records import HistoryOwner
+from tersely.store.commit.records import ReferencedReply as NamedReply
+from tersely.store.db.connection import Connection
+from tersely.store.history import messages, sessions
+from tersely.store.history.messages import StoredMessage, TailRow
+from tersely.store.history.tail_cache import ROW_SIZE
+
+# Stands for all that comes before the rows at hand.
+_BEFORE = Incoming(digest=b"", is_link=True, starts_turn=False, role="user")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferencedHistory:
+    """The history that a request names: of ``session`` (None: to be made) up to the reply ``seq`` (0: nothing was said
+    yet), whose identity is ``chain``. ``rows`` are the session's, from its cut on.
+    """
+
+    session_id: str
+    session: Session | None
+    seq: int
+    chain: bytes
+    keeper: HistoryOwner
+    source: Source
+    rows: Sequence[TailRow] = ()
+    is_conversation: bool = False
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing was hidden from the model, or from the client: what was sent and said is all there is."""
+        return all(row.row.status == "live" and not row.is_hidden for row in self.rows) and (
+            self.session is None or self.session.cut == 1
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedHistory:
+    """A named history with what the request adds. Stored messages are without their content: see `fill`."""
+
+    arrival: IncomingHistory
+    found: SessionMatch
+    named: NamedReply
+    keeper: HistoryOwner
+    unread: Sequence[int] = ()
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """All that was said, once it is filled in."""
+        return tuple(message for message in self.arrival.messages if message.raw)
+
+
+async def find(connection: Connection, tenant: str, asked: SessionHints) -> ReferencedHistory | None:
+    """What a request names; None where that is not known here, or is told twice."""
+    if (asked.reply_id and asked.conversation) or not (asked.reply_id + asked.conversation).isprintable():
+        return None
+    if asked.conversation:
+        return await _find_conversation(connection, tenant, asked, asked.session_id or asked.conversation)
+    found = await reply_ids.find(connection, tenant, asked.reply_id)
+    if found is None:
+        return None
+    session = found.hit.session
+    return ReferencedHistory(
+        session_id=session.id,
+        session=session,
+        seq=found.hit.seq,
+        chain=found.hit.chain,
+        keeper=found.history_owner,
+        source="header" if asked.session_id == session.id else "body",
+        rows=await messages.tail_rows(connection, tenant, session.id, session.cut, last=session.last_seq),
+    )
+
+
+async def _find_conversation(
+    connection: Connection, tenant: str, asked: SessionHints, session_id: str
+) -> ReferencedHistory:
+    """The host appends to a conversation what was said and answered: it goes on from the newest reply."""
+    source: Source = "header" if asked.session_id else "body"
+    session = await sessions.get(connection, tenant, session_id)
+    keeper: HistoryOwner = "host"
+    seq, chain, rows = 0, b"", list[TailRow]()
+    if session is not None:
+        rows = await messages.tail_rows(connection, tenant, session_id, session.cut, last=session.last_seq)
+        seq = _newest_reply(rows)
+        if not seq and session.cut > 1:
+            seq = _newest_reply(await messages.all_rows(connection, tenant, session_id, last=session.last_seq))
+    if seq:
+        chain = await messages.chain_of(connection, tenant, session_id, seq)
+        keeper = await reply_ids.history_owner(connection, tenant, session_id, seq)
+    return ReferencedHistory(
+        session_id=session_id,
+        session=session,
+        seq=seq,
+        chain=chain,
+        keeper=keeper,
+        source=source,
+        rows=rows,
+        is_conversation=True,
+    )
+
+
+def _newest_reply(rows: Sequence[TailRow]) -> int:
+    replies = (row for row in reversed(rows) if row.row.role == "assistant" and not row.is_hidden)
+    return next((row.row.seq for row in replies if row.row.status != "superseded"), 0)
+
+
+async def resolve_history(
+    connection: Connection, tenant: str, named: ReferencedHistory, own: IncomingHistory, dialect: Dialect, *, start: int
+) -> ResolvedHistory | None:
+    """The history, from sequence number ``start`` on where that is enough, and behind it the request's ``own``
+    messages; None where it cannot be told any more what the history was.
+    """
+    session = named.session
+    if session is None:
+        return _laid(named, own, [], [], dialect, start=1, last_seq=0, turns=0)
+    tail: Sequence[TailRow] = named.rows
+    if start < session.cut:
+        tail = await messages.tail_rows(connection, tenant, session.id, start, last=session.last_seq)
+    shown = [row for row in tail if not row.is_hidden]
+    history = await messages.leading_to(connection, tenant, session.id, [row.row for row in shown], named.seq)
+    if history is None or (start > 1 and not history):
+        start = 1
+        tail = await messages.all_rows(connection, tenant, session.id, last=session.last_seq)
+        shown = [row for row in tail if not row.is_hidden]
+        history = await messages.leading_to(connection, tenant, session.id, [row.row for row in shown], named.seq)
+        if history is None:
+            return None
+    staying: frozenset[int] = frozenset()
+    if named.is_conversation:
+        every = [row.row for row in shown]
+        failed = await messages.failed_links(connection, tenant, session.id, every, calls=session.calls)
+        history = [row for row in history if row.seq not in failed]
+        staying = frozenset(row.seq for row in every if row.is_link and row.seq not in failed)
+    kept = await _kept(connection, tenant, session, start)
+    earlier = {row.row.seq for row in kept}
+    rows = sorted(
+        [*kept, *(row for row in tail if row.row.seq not in earlier)], key=lambda row: (row.row.position, row.row.seq)
+    )
+    seqs = earlier | {row.seq for row in history}
+    told = [row for row in rows if row.row.seq in seqs and not row.is_hidden]
+    anew = await _said_anew(connection, tenant, session.id, told, dialect)
+    told = [row for row in told if row.row.seq not in anew]
+    beside = {row.row.seq for row in told if not row.row.is_link}
+    while start - 1 in beside:
+        start -= 1  # they precede the first message that is laid out
+    counters = {"last_seq": session.last_seq, "turns": session.turns}
+    return await run_in_thread_if_large(
+        len(rows) * ROW_SIZE, _laid, named, own, told, rows, dialect, start=start, staying=staying, **counters
+    )
+
+
+async def _kept(connection: Connection, tenant: str, session: Session, start: int) -> list[TailRow]:
+    """What is shown from before ``start``."""
+    seqs = [seq for seq in session.plan.kept if seq < start] if session.plan else []
+    rows = await messages.rows_of(connection, tenant, session.id, seqs) if seqs else []
+    return sorted((row for row in rows if row.row.status != "superseded"), key=lambda row: row.row.position)
+
+
+async def _said_anew(
+    connection: Connection, tenant: str, session_id: str, rows: Sequence[TailRow], dialect: Dialect
+) -> set[int]:
+    """Instructions that hold for one request, or were given in another format: no history carries them."""
+    instructions = [row for row in rows if not row.row.is_link]
+    found = {row.row.seq for row in instructions if not share_messages(row.dialect, dialect.name)}
+    seqs = [row.row.seq for row in instructions if row.row.seq not in found]
+    stored = await messages.content(connection, tenant, session_id, seqs) if seqs else []
+    return found | {message.seq for message in stored if dialect.is_per_request(message.raw)}
+
+
+def _laid(
+    named: ReferencedHistory,
+    own: IncomingHistory,
+    told: Sequence[TailRow],
+    rows: Sequence[TailRow],
+    dialect: Dialect,
+    *,
+    start: int,
+    last_seq: int,
+    turns: int,
+    staying: Collection[int] = (),
+) -> ResolvedHistory:
+    """``staying``: messages that other calls of a conversation have put behind the history."""
+    front = sum(dialect.is_per_request(message.raw) for message in own.messages)
+    before = [as_incoming(row.row) for row in told]
+    stored = [Message(role=row.row.role, parts=(), raw=b"") for row in told]
+    if start > 1:
+        shown = (index for index, row in enumerate(told) if row.row.is_link or row.row.seq >= start)
+        place = next(shown, len(before))
+        before.insert(place, _BEFORE)
+        stored.insert(place, Message(role="user", parts=(), raw=b""))
+    incoming = [*own.incoming[:front], *before, *own.incoming[front:]]
+    indexes = range(len(incoming))
+    decision = reconcile(
+        [row.row for row in rows if not row.is_hidden],
+        incoming,
+        last_seq=last_seq,
+        turns=turns,
+        first_link=int(start > 1),
+        allow_restore=True,
+        question_index=front + len(before),
+        staying=staying,
+    )
+    return ResolvedHistory(
+        arrival=IncomingHistory(
+            messages=(*own.messages[:front], *stored, *own.messages[front:]),
+            incoming=tuple(incoming),
+            chains=_chains(incoming, named, front + len(before)),
+        ),
+        found=SessionMatch(
+            session_id=named.session_id,
+            session=named.session,
+            source=named.source,
+            decision=decision,
+            rows=[row for row in rows if not row.is_hidden],
+            hidden=[row for row in rows if row.is_hidden],
+            start=start,
+        ),
+        named=NamedReply(
+            seq=named.seq,
+            own_indexes=(*indexes[:front], *indexes[front + len(before) :]),
+            own_before_reply=front,
+            is_conversation=named.is_conversation,
+        ),
+        keeper=named.keeper,
+        unread=[index for index in indexes[front : front + len(before)] if decision.placed[index].seq],
+    )
+
+
+def _chains(incoming: Sequence[Incoming], named: ReferencedHistory, end: int) -> tuple[bytes, ...]:
+    """The value of the chain after each message; at the ``end`` of the history it is that of the reply."""
+    chains: list[bytes] = []
+    chain = b""
+    for index, message in enumerate(incoming):
+        if message.is_link:
+            chain = extend(chain, message.digest)
+        if index == end - 1 and named.seq:
+            chain = named.chain
+        chains.append(chain)
+    return tuple(chains)
+
+
+async def fill(
+    connection: Connection, tenant: str, laid: ResolvedHistory, dialect: Dialect, read: Callable[[bytes], Message]
+) -> ResolvedHistory:
+    """The same with the stored messages as the client knows them, as if it had sent them."""
+    if not laid.unread:
+        return laid
+    placed = laid.found.decision.placed
+    stored = await messages.content(
+        connection, tenant, laid.found.session_id, [placed[index].seq for index in laid.unread]
+    )
+    size = sum(len(message.raw) for message in stored)
+    return await run_in_thread_if_large(
+        size, _filled, laid, {message.seq: message for message in stored}, dialect, read
+    )
+
+
+def _filled(
+    laid: ResolvedHistory, by_seq: Mapping[int, StoredMessage], dialect: Dialect, read: Callable[[bytes], Message]
+) -> ResolvedHistory:
+    placed = laid.found.decision.placed
+    filled = list(laid.arrival.messages)
+    found = ((index, by_seq.get(placed[index].seq)) for index in laid.unread)
+    stored = {index: read_client_view(each, dialect) for index, each in found if each is not None and each.raw}
+    isolated = isolate([stored.get(index, StoredInDialect(message=message)) for index, message in enumerate(filled)])
+    for index in stored:
+        shown = isolated[index]
+        if len(shown) == 1:
+            filled[index] = shown[0] if shown[0].raw else _read_again(shown[0], dialect, read)
+        elif shown:  # what this dialect says in one message
+            parts = tuple(part for message in shown for part in message.parts)
+            injected = tuple(block for message in shown for block in message.injected)
+            whole = Message(role=shown[-1].role, parts=parts, raw=b"", injected=injected)
+            filled[index] = replace(whole, raw=dialect.write_message(with_injected_text(whole)))
+    return replace(laid, arrival=replace(laid.arrival, messages=tuple(filled)), unread=())
+
+
+def _read_again(message: Message, dialect: Dialect, read: Callable[[bytes], Message]) -> Message:
+    """The message in ``dialect``. What looks like an injected block in words that crossed (a tool's result) is none."""
+    written = read(dialect.write_message(with_injected_text(message)))
+    if written.injected == message.injected:
+        return written
+    return replace(written, parts=message.parts, injected=message.injected)

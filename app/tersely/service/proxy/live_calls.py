@@ -1,0 +1,584 @@
+"""Calls that continue a live session: only what is new in them is read, hashed, decided upon and written.
+
+The full path (`tersely.service.proxy.preparing`) defines what is right. A live call takes its result from the last
+call's, where each step of the full path provably gives the same again; every other call is a miss, which the full path
+prepares, and which leaves a live session behind.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from itertools import pairwise
+from typing import Literal
+
+from msgspec import structs
+
+from tersely.dialects.clients import known as clients
+from tersely.dialects.clients.names import client_name
+from tersely.dialects.dialect import Dialect, Request
+from tersely.dialects.wire.array_member import find_array_end, read_more
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.history.context import Context, Report
+from tersely.domain.history.history import BROKE_OFF, WINDOW_FULL, Entry, Epoch, EpochInputs, Snapshot
+from tersely.domain.history.pairing import UnpairedMessages, prove_pairing
+from tersely.domain.history.reconciliation import go_on
+from tersely.domain.history.sessions import Session
+from tersely.domain.messages import Message
+from tersely.domain.models import usable_window
+from tersely.service.common import tokens
+from tersely.service.common.calibrations import Calibrations
+from tersely.service.common.metrics import Metrics
+from tersely.service.context import contexts
+from tersely.service.context.context_configs import compact_setting
+from tersely.service.context.contexts import BuiltContext, History, TokenBudget
+from tersely.service.proxy.calls import Call, ContextLabels
+from tersely.service.proxy.live_sessions import LiveSession, LiveSessions, Sums, size_of
+from tersely.service.proxy.preparing import CallPreparer, PreparedCall
+from tersely.service.recognition.incoming_history import IncomingHistory, extend, identify
+from tersely.service.recognition.session_lookup import SessionHints, SessionMatch, continued
+from tersely.store.commit.records import ReplyWrite, RequestWrite, WholeRequest
+from tersely.store.history.artifacts import spilled
+from tersely.store.history.lookups import Lookups
+from tersely.store.history.messages import TailRow
+from tersely.store.history.sessions import ReplyMatch
+from tersely.store.history.tail_cache import TailCache
+from tersely.strategies.epochs.policies import EveryRequest, Keep
+from tersely.strategies.pipeline import count_entries
+from tersely.strategies.planning import decide
+from tersely.strategies.presets import Full, Slim, strategy_name
+
+# Why a call is no live call. ``unknown``: no live session has its beginning. ``changed``: of headers, options or
+# settings something is another. ``messages``: it does more than append to the history. ``moved``: somebody else has
+# written to the session since. ``epoch``: a new epoch starts, or might. ``busy``: exchanges wait in the spool.
+Miss = Literal["unknown", "changed", "messages", "moved", "epoch", "busy"]
+MISSES: tuple[Miss, ...] = ("unknown", "changed", "messages", "moved", "epoch", "busy")
+# The member of a request in which the history stands, of the dialects whose calls may be live.
+HISTORY_MEMBERS = {"openai_chat": "messages"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Continuation:
+    """A live session with the messages that a call adds to it: the echo of the last reply, and what is new."""
+
+    live: LiveSession
+    history: IncomingHistory
+    hints: SessionHints
+
+
+class LiveCalls:
+    """Prepares the live calls of one dialect, and keeps its live sessions."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        sessions: LiveSessions,
+        preparer: CallPreparer,
+        *,
+        lookups: Lookups,
+        tails: TailCache,
+        calibrations: Calibrations,
+        metrics: Metrics,
+        clock: Callable[[], datetime],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._dialect = dialect
+        self._member = HISTORY_MEMBERS.get(dialect.name, "")
+        self._sessions = sessions
+        self._preparer = preparer
+        self._lookups = lookups
+        self._tails = tails
+        self._calibrations = calibrations
+        self._held = metrics.live_sessions.labels("held")
+        self._bytes = metrics.live_session_bytes
+        self._clock = clock
+        self._new_id = new_id
+        self._count = {each: metrics.live_calls.labels(each) for each in ("hit", *MISSES)}
+
+    @property
+    def is_on(self) -> bool:
+        """Whether calls of this dialect may be live."""
+        return bool(self._member) and self._sessions.is_on
+
+    def count_miss(self, reason: Miss) -> None:
+        """Count a call that was not looked at."""
+        self._count[reason].inc()
+
+    async def prepare(self, call: Call) -> PreparedCall | None:
+        """Return the call as the full path would prepare it; None for the full path. Raises `StoreUnavailable`."""
+        found = self._continue(call)
+        if isinstance(found, str):
+            self._count[found].inc()
+            return None
+        live = found.live
+        now = self._clock()
+        hit = await self._lookups.find(call.tenant, [live.chain], live.client.id)
+        result: PreparedCall | Miss = "moved"
+        if hit is not None and hit.is_current and hit.tail is not None:
+            if (hit.session.id, hit.session.version) == (live.session_id, live.version):
+                result = self._prepare(call, found, hit, now)
+            elif hit.session.id == live.session_id:
+                self._sessions.forget(live.tenant, live.session_id)
+        if isinstance(result, str):
+            self._count[result].inc()
+            return None
+        self._count["hit"].inc()
+        return result
+
+    # Finding
+
+    def _continue(self, call: Call) -> _Continuation | Miss:
+        reason: Miss = "unknown"
+        for live in self._sessions.find(call):
+            found = self._continuation(call, live)
+            if not isinstance(found, str):
+                return found
+            reason = found
+        return reason
+
+    def _continuation(self, call: Call, live: LiveSession) -> _Continuation | Miss:
+        # Several hosts may have one dialect.
+        if live.owner != id(self) or (call.method, call.path, call.options) != (live.method, live.path, live.options):
+            return "changed"
+        headers = call.header_map
+        client = clients.client_ids(headers, live.request.ids)
+        if client != live.client or clients.is_retry(headers) or clients.idempotency_key(headers) is not None:
+            return "changed"
+        raws = read_more(call.body[live.end : len(call.body) - len(live.suffix)])
+        if raws is None or len(raws) < 2:
+            return "messages"
+        try:
+            messages = tuple(self._dialect.read_message(raw) for raw in raws)
+        except InvalidRequest:
+            return "messages"
+        incoming = tuple(identify(message) for message in messages)
+        if not _appends(messages) or not all(each.is_link for each in incoming):
+            return "messages"
+        if incoming[0].digest != live.reply.row.digest:
+            return "messages"
+        chains = [live.chain]
+        for each in incoming[1:]:
+            chains.append(extend(chains[-1], each.digest))
+        question = live.last_question
+        opening = (*live.first_messages, *([question] if question is not None else ()), *messages)
+        if len(live.first_messages) < 3:
+            opening = (*live.first_messages, *messages)
+        request = live.request
+        kind = clients.side_call(
+            headers, opening, has_tools=bool(request.tools), stops=request.stop, max_tokens=request.max_tokens
+        )
+        if kind is not None:
+            return "messages"
+        hints = SessionHints(client=client, headers=headers)
+        history = IncomingHistory(messages=messages, incoming=incoming, chains=tuple(chains))
+        return _Continuation(live=live, history=history, hints=hints)
+
+    # Preparing
+
+    def _prepare(self, call: Call, found: _Continuation, hit: ReplyMatch, now: datetime) -> PreparedCall | Miss:
+        live, history, session = found.live, found.history, hit.session
+        match = self._match(live, history, session)
+        reply, new = history.messages[0], history.messages[1:]
+        shown = contexts.known_entry(reply, live.reply, self._preparer.restore, self._dialect)
+        added = [shown] + [
+            contexts.new_entry(message, placed.seq, placed.turn, now)
+            for message, placed in zip(new, match.decision.placed[1:], strict=True)
+        ]
+        try:
+            prove_pairing([entry.message for entry in added])
+        except UnpairedMessages:
+            return "messages"
+        budget = self._budget(live, now)
+        snapshot = replace(
+            live.snapshot,
+            entries=(*live.snapshot.entries, *added),
+            window=budget.window,
+            calls=session.calls,
+            last_call_at=session.last_call_at,
+        )
+        config = live.config
+        decision = decide(snapshot, strategy=config.strategy, policy=config.policy, now=now)
+        assert snapshot.epoch is not None
+        if not isinstance(decision, Keep):
+            return "epoch"
+        is_verbatim = live.is_verbatim and shown.message is reply
+        context = self._context(live, snapshot, count_entries(added))
+        limit = None if isinstance(config.strategy, Full) else budget.window
+        if limit is not None and context.report.tokens_after > limit:
+            return "epoch"
+        if live.sent is None and not is_verbatim:
+            return "messages"
+        body = call.body
+        if live.sent is not None:
+            rendered = b",".join([raw for entry in added for raw in contexts.render(entry, self._dialect)])
+            body = b"".join((memoryview(live.sent)[: live.sent_end], b",", rendered, live.sent_suffix))
+        request = replace(live.request, messages=history.messages)
+        read_whole = partial(self._read_whole, call, found.hints, hit)
+        prepared = PreparedCall(
+            call=call,
+            client=client_name(call.header_map) or None,
+            request_id=call.request_id or None,
+            request=request,
+            arrival=history,
+            found=match,
+            recipe=config,
+            around=budget,
+            history=History(snapshot=snapshot, advance=None, material=EpochInputs(), is_verbatim=is_verbatim),
+            built=BuiltContext(context=context, starts_epoch=False),
+            body=body,
+            write=self._write(call, live, history, match, now, read_whole),
+            started=now,
+            strip_usage=live.strip_usage,
+            labels=_labels(live, match, context, is_own_body=body is call.body),
+            tools=live.tools,
+            shown_kinds=live.shown_kinds | contexts.kinds_shown(added, known=config.extract),
+            keeper="both" if body is call.body and request.is_stored else "tersely",
+            live=live,
+        )
+        prepared.expand = partial(self._expand, call, prepared, read_whole)
+        return prepared
+
+    def _match(self, live: LiveSession, history: IncomingHistory, session: Session) -> SessionMatch:
+        decision = go_on(live.reply.row, history.incoming, last_seq=session.last_seq, turns=session.turns)
+        return SessionMatch(
+            session_id=session.id,
+            session=session,
+            source=live.client.source or "lineage",
+            decision=decision,
+            rows=(live.reply,),
+        )
+
+    def _budget(self, live: LiveSession, now: datetime) -> TokenBudget:
+        ratio = self._calibrations.ratio(live.request.model)
+        window = usable_window(live.request.model, live.request.max_tokens)
+        return TokenBudget(
+            fixed_tokens=live.snapshot.fixed_tokens,
+            window=None if window is None else int(window / ratio),
+            now=now,
+            model_window=live.snapshot.model_window,
+        )
+
+    def _context(self, live: LiveSession, snapshot: Snapshot, added: int) -> Context:
+        """The context without its messages: nobody looks at those of a live call but `_expand`."""
+        epoch, sums = snapshot.epoch, live.sums
+        assert epoch is not None
+        tail = sums.tail + added
+        report = Report(
+            tokens_before=snapshot.fixed_tokens + max(snapshot.older_tokens, sums.kept) + tail,
+            tokens_after=snapshot.fixed_tokens + sums.head + sums.kept + tail,
+            epoch=epoch.number,
+            reason=epoch.reason,
+            cut=epoch.cut,
+            layers=(),
+            turns=(),
+        )
+        return Context(messages=(), epoch=epoch, report=report, repairs=(), is_whole=live.is_whole)
+
+    def _write(
+        self,
+        call: Call,
+        live: LiveSession,
+        history: IncomingHistory,
+        match: SessionMatch,
+        now: datetime,
+        read_whole: Callable[[], tuple[Request, IncomingHistory, SessionMatch]],
+    ) -> RequestWrite:
+        def whole() -> WholeRequest:
+            _, arrival, found = read_whole()
+            return WholeRequest(
+                incoming=arrival.incoming,
+                raws=[message.raw for message in arrival.messages],
+                decision=found.decision,
+                spill=partial(spilled, arrival.messages),
+            )
+
+        return RequestWrite(
+            tenant=call.tenant,
+            session_id=live.session_id,
+            create=None,
+            mode="full",
+            dialect=self._dialect.name,
+            incoming=history.incoming,
+            raws=[message.raw for message in history.messages],
+            size=len(call.body),
+            tokens=(),
+            decision=match.decision,
+            session=match.session,
+            now=now,
+            spill=partial(spilled, history.messages),
+            strategy=compact_setting(call.options.strategy),
+            epoch_policy=compact_setting(call.options.epoch),
+            exchange=self._new_id(),
+            whole=whole,
+        )
+
+    # Reading all of it after all
+
+    def _read_whole(
+        self, call: Call, hints: SessionHints, hit: ReplyMatch
+    ) -> tuple[Request, IncomingHistory, SessionMatch]:
+        request, arrival = self._preparer.read(call)
+        found = continued(arrival, hints, hit, is_beginning_known=True)
+        if found is None:
+            raise RuntimeError("a live session is not what its session has stored")
+        return request, arrival, found
+
+    def _expand(
+        self,
+        call: Call,
+        prepared: PreparedCall,
+        read_whole: Callable[[], tuple[Request, IncomingHistory, SessionMatch]],
+    ) -> PreparedCall:
+        request, arrival, found = read_whole()
+        built = contexts.make(prepared.history, prepared.recipe, prepared.around, request.model)
+        return replace(prepared, request=request, arrival=arrival, found=found, built=built, expand=None)
+
+    # Keeping
+
+    def remember(self, prepared: PreparedCall, write: ReplyWrite) -> None:
+        """Keep the session as a call left it, whose reply has been stored; or nothing, where nothing may be kept."""
+        if not self.is_on:
+            return
+        call = prepared.call
+        live = self._next(call, prepared, write)
+        if live is not None:
+            self._sessions.put(live)
+        elif (outcome := write.request.outcome) is not None:
+            self._sessions.forget(call.tenant, outcome.session_id)
+        self._held.set(len(self._sessions))
+        self._bytes.set(self._sessions.bytes)
+
+    def _next(self, call: Call, prepared: PreparedCall, write: ReplyWrite) -> LiveSession | None:
+        outcome = write.request.outcome
+        if outcome is None or not outcome.is_as_decided or not _is_plain_reply(write):
+            return None
+        tail = self._tails.get(call.tenant, outcome.session_id)
+        (reply,) = write.replies
+        if tail is None or tail.chain != reply.chain or tail.session.version != outcome.state.version + 1:
+            return None
+        row = tail.rows[-1]
+        if row.row.seq != tail.session.last_seq or row.row.digest != reply.digest or tail.session.edited:
+            return None
+        counts = {each.row.seq: each.row.tokens for each in reversed(tail.rows[-1 - len(prepared.write.raws) :])}
+        if prepared.live is not None and prepared.expand is not None:
+            return self._grown(call, prepared, prepared.live, tail.session, row, counts)
+        new = zip(write.request.decision.placed, write.request.tokens, strict=True)
+        counts = {placed.seq: count for placed, count in new if placed.is_new}
+        counts |= {each.row.seq: each.row.tokens for each in tail.rows}
+        return self._first(call, prepared, tail.session, row, counts)
+
+    def _grown(
+        self,
+        call: Call,
+        prepared: PreparedCall,
+        live: LiveSession,
+        session: Session,
+        reply: TailRow,
+        counts: dict[int, int],
+    ) -> LiveSession | None:
+        snapshot = prepared.history.snapshot
+        known = len(live.snapshot.entries)
+        added = [replace(entry, tokens=counts[entry.seq]) for entry in snapshot.entries[known:]]
+        messages = prepared.arrival.messages
+        question = next((each for each in reversed(messages) if each.role == "user"), live.last_question)
+        return structs.replace(
+            live,
+            version=session.version,
+            body=call.body,
+            end=len(call.body) - len(live.suffix),
+            sent=None if live.sent is None else prepared.body,
+            sent_end=len(prepared.body) - len(live.sent_suffix),
+            first_messages=(*live.first_messages, *messages)[:3],
+            last_question=question,
+            snapshot=replace(snapshot, entries=(*live.snapshot.entries, *added)),
+            sums=replace(live.sums, tail=live.sums.tail + count_entries(added)),
+            is_verbatim=prepared.history.is_verbatim,
+            shown_kinds=prepared.shown_kinds,
+            reply=reply,
+            chain=_chain_of(prepared, reply),
+            messages_size=live.messages_size + size_of(added),
+        )
+
+    def _first(
+        self, call: Call, prepared: PreparedCall, session: Session, reply: TailRow, counts: dict[int, int]
+    ) -> LiveSession | None:
+        built, config, request = prepared.built, prepared.recipe, prepared.request
+        if built is None or not _is_plain_call(call, prepared):
+            return None
+        epoch, context = session.plan, built.context
+        before = prepared.history.snapshot
+        if epoch is None or epoch.number != session.epoch or not _shows_plainly(epoch, built):
+            return None
+        shown = (*before.kept, *before.entries)
+        loaded = {entry.seq for entry in shown}
+        kept = tuple(entry for entry in shown if entry.seq < epoch.cut and entry.seq in epoch.kept)
+        tail = tuple(entry for entry in shown if entry.seq >= epoch.cut)
+        if not loaded.issuperset(epoch.kept) or not _are_plain(kept, tail, epoch, reply):
+            return None
+        if any(entry.seq not in counts for entry in tail) or _have_twins(kept, prepared):
+            return None
+        # The sums have to give what the report says: else something counts that they do not know of.
+        sums = Sums(head=epoch.head_tokens, kept=count_entries(kept), tail=count_entries(tail))
+        fixed = before.fixed_tokens + contexts.count_offers(epoch, config) - contexts.count_offers(before.epoch, config)
+        older = 0 if epoch.cut == 1 else epoch.older_tokens
+        is_as_summed = context.report.tokens_after == fixed + sums.head + sums.kept + sums.tail
+        if not built.starts_epoch:
+            total = fixed + max(older, sums.kept) + sums.tail
+            is_as_summed = is_as_summed and context.report.tokens_before == total
+        # What was estimated before the call has been counted since.
+        kept, tail = _counted(kept, counts), _counted(tail, counts)
+        messages = prepared.arrival.messages
+        is_own_body = prepared.body is call.body
+        end = find_array_end(call.body, self._member)
+        sent_end = end if is_own_body else find_array_end(prepared.body, self._member)
+        if end is None or sent_end is None or not prepared.body.endswith(messages[-1].raw, 0, sent_end):
+            return None
+        if not is_as_summed:
+            return None
+        return LiveSession(
+            owner=id(self),
+            tenant=call.tenant,
+            session_id=session.id,
+            version=session.version,
+            method=call.method,
+            path=call.path,
+            options=call.options,
+            client=clients.client_ids(call.header_map, request.ids),
+            body=call.body,
+            end=end,
+            suffix=call.body[end:],
+            sent=None if is_own_body else prepared.body,
+            sent_end=sent_end,
+            sent_suffix=b"" if is_own_body else prepared.body[sent_end:],
+            request=replace(request, messages=()),
+            tools_digest=tokens.content_digest(request.tools) if request.tools else None,
+            first_messages=messages[:3],
+            last_question=next((each for each in reversed(messages) if each.role == "user"), None),
+            config=config,
+            snapshot=replace(
+                before,
+                entries=tail,
+                kept=kept,
+                epoch=epoch,
+                fixed_tokens=fixed,
+                older_tokens=older,
+                edited=False,
+                ran_out=False,
+            ),
+            sums=Sums(head=sums.head, kept=count_entries(kept), tail=count_entries(tail)),
+            is_verbatim=prepared.history.is_verbatim and epoch.cut == 1,
+            is_whole=context.is_whole,
+            shown_kinds=prepared.shown_kinds,
+            strip_usage=prepared.strip_usage,
+            tools=prepared.tools,
+            reply=reply,
+            chain=_chain_of(prepared, reply),
+            messages_size=size_of((*kept, *tail)),
+        )
+
+
+def _chain_of(prepared: PreparedCall, reply: TailRow) -> bytes:
+    """The identity of the history up to the stored ``reply`` of a call."""
+    return extend(prepared.found.head_chain or prepared.arrival.head_chain, reply.row.digest)
+
+
+def _appends(messages: Sequence[Message]) -> bool:
+    """Whether messages are a reply and what comes after it, with nothing that a client injected."""
+    if messages[0].role != "assistant" or any(message.injected or message.is_malformed for message in messages):
+        return False
+    return all(message.role in {"user", "tool"} and message.raw and message.parts for message in messages[1:])
+
+
+def _shows_plainly(epoch: Epoch, built: BuiltContext) -> bool:
+    """Whether a context shows the messages of the epoch as they are, and the next one will show them so again."""
+    context = built.context
+    if context.epoch.number != epoch.number or context.repairs or context.must_answer:
+        return False
+    return not (
+        epoch.is_stale or epoch.must_rebuild or epoch.tiers or epoch.prefixes or epoch.injected or epoch.retrieved
+    )
+
+
+def _counted(entries: Sequence[Entry], counts: Mapping[int, int]) -> tuple[Entry, ...]:
+    """Entries with the tokens that are stored."""
+    return tuple(replace(entry, tokens=counts.get(entry.seq, entry.tokens)) for entry in entries)
+
+
+def _have_twins(kept: Sequence[Entry], prepared: PreparedCall) -> bool:
+    """Whether a history shows a message twice that is kept from before the cut: which is which is looked up then."""
+    if not kept:
+        return False
+    placed, incoming = prepared.found.decision.placed, prepared.arrival.incoming
+    digests = {each.seq: message.digest for each, message in zip(placed, incoming, strict=True) if each.seq}
+    often = Counter(message.digest for message in incoming)
+    for entry in kept:
+        digest = digests.get(entry.seq)
+        if digest is None and entry.message.role == "user":  # the model was shown it as the client sent it
+            digest = identify(entry.message).digest
+        if digest is None or often[digest] != 1:
+            return True
+    return False
+
+
+def _are_plain(kept: Sequence[Entry], entries: Sequence[Entry], epoch: Epoch, reply: TailRow) -> bool:
+    """Whether messages are in the order of their numbers, unaltered, around the cut, and the user opened the turn."""
+    everything = (*kept, *entries)
+    if any(entry.prefix or entry.is_ours or entry.is_shortened for entry in everything):
+        return False
+    if any(one.seq >= other.seq for one, other in pairwise(everything)):
+        return False
+    if any(entry.seq < epoch.cut for entry in entries) or any(entry.seq >= epoch.cut for entry in kept):
+        return False
+    return any(entry.turn == reply.row.turn and entry.message.role == "user" for entry in everything)
+
+
+def _is_plain_reply(write: ReplyWrite) -> bool:
+    """Whether a call got one whole reply, and nothing beside it."""
+    if len(write.replies) != 1:
+        return False
+    (reply,) = write.replies
+    is_plain = reply.chain is not None and not reply.is_alternative and reply.role == "assistant"
+    return is_plain and reply.finish not in {None, BROKE_OFF, WINDOW_FULL}
+
+
+def _is_plain_call(call: Call, prepared: PreparedCall) -> bool:
+    """Whether the full path prepared a call without anything that a live call does not do again."""
+    found, arrival, history, config = prepared.found, prepared.arrival, prepared.history, prepared.recipe
+    decision = found.decision
+    if found.is_delta or found.start or found.hidden or found.source == "header" or prepared.laid is not None:
+        return False
+    if call.options.session_id is not None or prepared.is_at_host or prepared.extra:
+        return False
+    if decision.kind not in {"new", "continue"} or decision.superseded or decision.restored:
+        return False
+    if not decision.replies_at_end or any(placed.status != "live" for placed in decision.placed):
+        return False
+    if prepared.write.key is not None or history.blocks or history.instructions or history.overflows:
+        return False
+    if history.snapshot.injected or any(message.injected for message in arrival.messages):
+        return False
+    links = arrival.links
+    # Instructions lead the history, or there are none.
+    if not links or links != list(range(links[0], len(arrival.messages))):
+        return False
+    if not all(message.is_instruction for message in arrival.messages[: links[0]]):
+        return False
+    if isinstance(config.policy, EveryRequest) or not isinstance(config.strategy, Slim | Full):
+        return False
+    return arrival.messages[-1].role in {"user", "tool"}
+
+
+def _labels(live: LiveSession, match: SessionMatch, context: Context, *, is_own_body: bool) -> ContextLabels:
+    report = context.report
+    return ContextLabels(
+        context="passthrough" if is_own_body else "built",
+        strategy=strategy_name(live.config.strategy),
+        session_id=live.session_id,
+        source=match.source,
+        epoch=report.epoch,
+        tokens_before=report.tokens_before,
+        tokens_after=report.tokens_after,
+    )

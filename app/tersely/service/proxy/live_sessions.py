@@ -1,0 +1,187 @@
+"""Live sessions: what a worker keeps of the conversations that it has seen lately.
+
+A live session is found by the bytes of a request body: nearly every body is the last one with more messages. It holds
+everything that the next call would otherwise work out again from a history that has not changed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from tersely.dialects.dialect import Request
+from tersely.domain.client_ids import ClientIds
+from tersely.domain.history.history import Entry, Snapshot
+from tersely.domain.messages import Message
+from tersely.domain.text.tags import TagKinds
+from tersely.service.context.contexts import ContextConfig
+from tersely.service.proxy.calls import Call, CallOptions
+from tersely.store.history.messages import TailRow
+
+# Measured on CPython 3.11, rounded up: bytes of a live session beside its contents, and of an entry with its message.
+SESSION_BYTES = 6_000
+ENTRY_BYTES = 1_800
+# Bodies are told apart by so many bytes at an offset that both a body and its continuation have.
+KEY_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """Tokens of a context, as its report adds them up. ``head``: of the epoch's head and prefixes; ``kept`` and
+    ``tail``: of the messages before and behind the cut.
+    """
+
+    head: int
+    kept: int
+    tail: int
+
+
+class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
+    """A session after its last call, as the next call continues it.
+
+    ``body`` is the client's last one: up to ``end`` it goes to the last message's end, ``suffix`` is the rest of it.
+    ``sent``, ``sent_end`` and ``sent_suffix`` are the same of the body that went upstream (None: the client's own).
+    ``owner`` identifies the `LiveCalls` that prepared it, ``version`` is that of the session's row. ``request`` is the
+    request without its messages, ``first_messages`` are the first three of them and ``last_question`` is the last that
+    the user sent. ``snapshot`` holds the session's messages without the last reply: ``reply`` is its row, ``chain`` the
+    identity of the history up to it. ``messages_size``: see `size_of`.
+    """
+
+    owner: int
+    tenant: str
+    session_id: str
+    version: int
+    method: str
+    path: str
+    options: CallOptions
+    client: ClientIds
+    body: bytes
+    end: int
+    suffix: bytes
+    sent: bytes | None
+    sent_end: int
+    sent_suffix: bytes
+    request: Request
+    tools_digest: bytes | None
+    first_messages: tuple[Message, ...]
+    last_question: Message | None
+    config: ContextConfig
+    snapshot: Snapshot
+    sums: Sums
+    is_verbatim: bool
+    is_whole: bool
+    shown_kinds: TagKinds
+    strip_usage: bool
+    tools: frozenset[str]
+    reply: TailRow
+    chain: bytes
+    messages_size: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory, about."""
+        size = SESSION_BYTES + self.messages_size + len(self.body) + len(self.suffix) + len(self.sent_suffix)
+        return size + len(self.request.tools) + len(self.sent or b"") + len(self.reply.model_raw or b"")
+
+
+def size_of(entries: Iterable[Entry]) -> int:
+    """Bytes of memory that messages take, about. Their text is held twice: as it came, and read."""
+    return sum(ENTRY_BYTES + 2 * len(entry.message.raw) for entry in entries)
+
+
+@dataclass(slots=True)
+class _Held:
+    session: LiveSession
+    size: int
+
+
+class LiveSessions:
+    """The live sessions that were used last, of at most ``budget`` bytes."""
+
+    def __init__(self, budget: int) -> None:
+        """``budget`` in bytes; 0: nothing is kept."""
+        self._budget = budget
+        self._bytes = 0
+        self._sessions: OrderedDict[tuple[str, str], _Held] = OrderedDict()
+        self._by_prefix: defaultdict[tuple[str, int, bytes], list[LiveSession]] = defaultdict(list)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is kept."""
+        return self._budget > 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in use, about."""
+        return self._bytes
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def find(self, call: Call) -> list[LiveSession]:
+        """Return the live sessions whose bodies ``call`` continues, the longest first."""
+        body = call.body
+        found: list[LiveSession] = []
+        offset = _offset_of(len(body))
+        while offset:
+            alike = self._by_prefix.get((call.tenant, offset, body[max(0, offset - KEY_BYTES) : offset]))
+            offset >>= 1
+            if alike is not None:
+                found += [live for live in alike if _continues(body, live)]
+        if len(found) > 1:
+            found.sort(key=lambda live: live.end, reverse=True)
+        return found
+
+    def put(self, live: LiveSession) -> None:
+        """Keep ``live`` in place of what was kept of its session."""
+        self.forget(live.tenant, live.session_id)
+        size = live.size
+        if size > self._budget:
+            return
+        self._sessions[live.tenant, live.session_id] = _Held(live, size)
+        self._by_prefix[_key_of(live)].append(live)
+        self._bytes += size
+        while self._bytes > self._budget:
+            self.forget(*next(iter(self._sessions)))
+
+    def forget(self, tenant: str, session_id: str) -> None:
+        """Keep nothing of a session."""
+        held = self._sessions.pop((tenant, session_id), None)
+        if held is None:
+            return
+        self._bytes -= held.size
+        key = _key_of(held.session)
+        alike = self._by_prefix[key]
+        alike.remove(held.session)
+        if not alike:
+            del self._by_prefix[key]
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self._sessions.clear()
+        self._by_prefix.clear()
+        self._bytes = 0
+
+
+def _continues(body: bytes, live: LiveSession) -> bool:
+    end = live.end
+    if end + len(live.suffix) >= len(body):
+        return False
+    # The end first: conversations of one client begin alike.
+    start = max(0, end - KEY_BYTES)
+    if body[start:end] != live.body[start:end] or not body.endswith(live.suffix):
+        return False
+    return body.startswith(memoryview(live.body)[:end])
+
+
+def _offset_of(size: int) -> int:
+    """Return the greatest power of two up to ``size``."""
+    return 1 << (size.bit_length() - 1) if size else 0
+
+
+def _key_of(live: LiveSession) -> tuple[str, int, bytes]:
+    offset = _offset_of(live.end)
+    return live.tenant, offset, live.body[max(0, offset - KEY_BYTES) : offset]

@@ -1,0 +1,84 @@
+"""Calls beside a conversation: forgotten, but for a client's own summaries, from which it may go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from tersely.dialects.clients import known as clients
+from tersely.dialects.dialect import Dialect, Request
+from tersely.dialects.dialect import Reply as SaidReply
+from tersely.domain.client_ids import ClientIds
+from tersely.domain.history.chain import summary_anchors
+from tersely.service.context.parse_cache import ParseCache
+from tersely.service.proxy.calls import Call
+from tersely.service.recognition import session_lookup as identity
+from tersely.service.recognition.incoming_history import (
+    MIN_REPLY,
+    NEWEST,
+    IncomingHistory,
+    digest_of_words,
+    hash_history,
+)
+from tersely.store.commit import reply_ids
+from tersely.store.db.connection import Connection, Database
+from tersely.store.history import sessions
+from tersely.store.ops import side_replies
+
+
+class SideCalls:
+    """Remembers what clients' own summary calls were answered with, for some hours."""
+
+    def __init__(
+        self, *, dialect: Dialect, database: Database, memo: ParseCache, clock: Callable[[], datetime]
+    ) -> None:
+        self._dialect = dialect
+        self._database = database
+        self._memo = memo
+        self._clock = clock
+
+    async def remember(self, call: Call, request: Request, said: SaidReply) -> None:
+        """Remember the reply to a summary call, where its session can be told. Raises `StoreUnavailable`."""
+        anchors = {
+            anchor
+            for choice in said.choices
+            for anchor in summary_anchors(self._dialect.read_reply(choice.client_message))
+        }
+        if not anchors:
+            return
+        arrival = hash_history(request.messages, self._memo.identify)
+        client = clients.client_ids(call.header_map, request.ids)
+
+        async def write(connection: Connection) -> None:
+            session_id = await self._session_of_side_call(connection, call, request, arrival, client)
+            if session_id is not None:
+                now = self._clock()
+                by = clients.requester_id(call.header_map, client)
+                await side_replies.remember(connection, call.tenant, session_id, sorted(anchors), by, now)
+                await side_replies.forget(connection, call.tenant, session_id, now - identity.SUMMARY_WITHIN)
+
+        await self._database.run(write, tenant=call.tenant)
+
+    async def _session_of_side_call(
+        self, connection: Connection, call: Call, request: Request, arrival: IncomingHistory, client: ClientIds
+    ) -> str | None:
+        if call.options.session_id is not None:
+            session = await sessions.get(connection, call.tenant, call.options.session_id)
+            return session.id if session else None
+        if request.reply_id:
+            named = await reply_ids.find(connection, call.tenant, request.reply_id)
+            return named.hit.session.id if named else None
+        chains = arrival.reply_chains()[: identity.MAX_CHAINS]
+        if chains:
+            hit = await sessions.find_by_chain(connection, call.tenant, chains, client.id)
+            if hit is not None:
+                return hit.session.id
+        quoted = [digest_of_words(text) for text in clients.quoted_replies(request.messages) if len(text) >= MIN_REPLY]
+        if quoted:
+            session = await sessions.find_by_reply(connection, call.tenant, quoted[:NEWEST], client.id)
+            if session is not None:
+                return session.id
+        if client.id is not None:
+            first = await sessions.find_by_client_id(connection, call.tenant, client.id)
+            return first.id if first else None
+        return None

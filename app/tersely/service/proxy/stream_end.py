@@ -1,0 +1,129 @@
+"""The end of a stream: held back until the reply is on disk, and never mistaken for words about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+
+from typing_extensions import override
+
+from tersely.dialects.dialect import Streaming
+from tersely.upstream.client import UpstreamReply
+
+_BLANK_LINE = re.compile(rb"\n\n|\r\n\r\n|\r\r")
+# An end mark stands so near to the beginning of its line.
+_MARK_WITHIN = 40
+# How long after its end mark a stream may go on (seconds). A host that does not hang up must not hold the client.
+TRAILER_WAIT = 0.25
+
+
+async def iter_until_terminal_event(reply: UpstreamReply, end: StreamEnd, heartbeat: float) -> AsyncIterator[bytes]:
+    """The chunks of ``reply`` until it ends, or until ``end`` has seen its last event and what may come right after;
+    ``b""`` stands for ``heartbeat`` seconds of silence.
+    """
+    chunks = reply.chunks(heartbeat)
+    while not end.is_seen:
+        try:
+            yield await anext(chunks)
+        except StopAsyncIteration:
+            return
+    if rest := await reply.trailer(TRAILER_WAIT):
+        yield rest
+
+
+def terminal_detector(streaming: Streaming) -> StreamEnd:
+    """What holds back the ends of streams of that kind."""
+    return FinishedEnd(streaming) if streaming.finish_key else StreamEnd(streaming)
+
+
+class StreamEnd:
+    """Holds the last event of a stream back, and knows whether another one may be put in between.
+
+    The event's mark is at the beginning of a line: JSON has no line ends inside, so words about it are never taken for
+    it.
+    """
+
+    __slots__ = ("_is_marked", "_streaming", "_tail", "held", "is_seen")
+
+    def __init__(self, streaming: Streaming) -> None:
+        self.held = b""
+        self.is_seen = False
+        self._is_marked = False
+        self._streaming = streaming
+        self._tail = b"\n\n"
+
+    def hold(self, out: bytes) -> bytes:
+        """What may be forwarded of ``out``."""
+        if self._is_marked:
+            self.held += out
+            self._look_for_end()
+            return b""
+        if not out:
+            return b""
+        block = self.held + out if self.held else out
+        start = self._find(block)
+        self.held, block = block[start:], block[:start]
+        self._look_for_end()
+        if block:
+            self._tail = (self._tail + block)[-4:] if len(block) < 4 else block[-4:]
+        return block
+
+    def _look_for_end(self) -> None:
+        """The last event may be long: it is seen when all of it is there."""
+        if self._is_marked and not self.is_seen:
+            self.is_seen = self._streaming.is_mark_whole or _BLANK_LINE.search(self.held) is not None
+
+    def _find(self, block: bytes) -> int:
+        """Where the mark begins, or what may become one; the length of ``block`` where nothing does."""
+        is_line_start = self._tail.endswith((b"\n", b"\r"))
+        marks = self._streaming.end_marks
+        for word in self._streaming.end_texts:
+            at = block.find(word)
+            while at >= 0:
+                line = _line_start(block, at)
+                if line >= 0 and block.startswith(marks, line) and (line or is_line_start):
+                    self._is_marked = True
+                    return line
+                at = block.find(word, at + 1)
+        last = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
+        if last < len(block) and (last or is_line_start) and any(mark.startswith(block[last:]) for mark in marks):
+            return last
+        return len(block)
+
+    @property
+    def is_between_events(self) -> bool:
+        """Whether what was forwarded ends with a whole event."""
+        return not self.held and self._tail.endswith((b"\n\n", b"\r\n\r\n"))
+
+
+class FinishedEnd(StreamEnd):
+    """For streams that only end when the connection does: holds back from the last key on that may belong to the last
+    event. Inside a string its quotation marks would be escaped.
+    """
+
+    __slots__ = ()
+
+    @override
+    def _find(self, block: bytes) -> int:
+        key = self._streaming.finish_key
+        at = block.rfind(key)
+        if at >= 0:
+            return at
+        near_end = max(0, len(block) - len(key) + 1)
+        at = block.find(b'"', near_end)
+        while at >= 0 and not key.startswith(block[at:]):
+            at = block.find(b'"', at + 1)
+        return at if at >= 0 else len(block)
+
+
+def whole_events(block: bytes) -> bytes:
+    """``block`` without an event at its end that nobody will complete."""
+    ends = (block.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in block)
+    return block[: max(ends, default=0)]
+
+
+def _line_start(block: bytes, at: int) -> int:
+    """Where the line begins that ``at`` lies in; -1 when that is too far away."""
+    first = max(0, at - _MARK_WITHIN)
+    end = max(block.rfind(b"\n", first, at), block.rfind(b"\r", first, at))
+    return end + 1 if end >= 0 or not first else -1

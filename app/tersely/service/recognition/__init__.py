@@ -1,0 +1,1 @@
+"""Whose history a request carries: hashing it and finding its session."""

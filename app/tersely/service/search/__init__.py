@@ -1,0 +1,1 @@
+"""Searching stored sessions: text, relevance, embeddings, and SQL."""

@@ -1,0 +1,273 @@
+"""`query_db`: the agent's own SQL over the messages of its session.
+
+It runs in SQLite in a child process (`tersely.sandbox`) that holds this session's rows and nothing else. The rows go
+there in portions, so that neither the event loop nor the database is held up; a child that is used again gets what is
+new.
+
+What the table ``messages`` says: ``id`` is the sequence number, ``turn`` the number of the turn (0: the session's
+current instructions), ``status`` is ``live``, or ``dropped`` for what was dropped, undone or superseded. What was
+removed for good is not there, nor are earlier instructions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tersely.dialects.registry import DIALECTS
+from tersely.domain.errors import Busy, InvalidRequest, NotFound, StoreUnavailable
+from tersely.domain.history.sessions import Session
+from tersely.domain.messages import Media, Message, searchable_text, with_all_calls
+from tersely.sandbox.child import CELL, ROWS, Limits
+from tersely.sandbox.explain import TOO_LARGE, complaint, explain, kind_of, too_long
+from tersely.sandbox.pool import ChildPool, Desk
+from tersely.sandbox.process import ChildDied, ChildReply, TookTooLong, frame
+from tersely.service.common.metrics import Metrics
+from tersely.store.db.connection import Database
+from tersely.store.history import numbering, sessions
+from tersely.store.search import query_rows
+from tersely.store.search.query_rows import Portions, QueryRow
+
+# What a child of default size holds of a session, the newest rows, and what it is sent at once. Sizes as stored.
+MOST = Portions(size=64 * 1024 * 1024, rows=250_000, portion_size=1024 * 1024, portion_rows=2_000)
+# Bytes of one message's text, and characters of the names of the tools that it calls: less than a value may have.
+MAX_CONTENT = 4 * 1024 * 1024
+MAX_NAMES = 1_000
+# Seconds that reading one portion may take.
+LIMIT = 10.0
+# So many messages that a query names by their id are found however old they are.
+MAX_NAMED = 100
+
+Cell = str | int | float | None
+
+_NAMED = re.compile(r"\bid\s*(?:={1,2}|\bin\s*\()\s*(\d[\d\s,]*)", re.IGNORECASE)
+# SQLite's functions stop at U+0000, and UTF-8 has no place for lone surrogates.
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryResult:
+    """A query's result. ``truncated``: something was left out; ``notes`` say what, and how to get it.
+
+    A blob is shown as SQLite writes it (``x'00ff'``), an infinite number as ``Infinity``.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    truncated: bool
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Known:
+    """The content of a child process: messages ``first`` to ``last``, ``size`` bytes, at the session's ``version``."""
+
+    version: int = -1
+    first: int = 1
+    last: int = 0
+    size: int = 0
+
+
+class Queries:
+    """Queries within a tenant."""
+
+    def __init__(
+        self,
+        database: Database,
+        metrics: Metrics,
+        *,
+        children: int = 4,
+        limits: Limits = Limits(),  # noqa: B008 a value, and frozen
+        most: Portions | None = None,
+    ) -> None:
+        """At most ``children`` processes at once, the first of them at the first query. ``most``: what one holds."""
+        self._database = database
+        self._metrics = metrics
+        self._limits = limits
+        self._pool = ChildPool(Known, width=children, limits=limits)
+        self._most = most or replace(MOST, size=MOST.size * limits.memory // Limits().memory)
+
+    async def close(self) -> None:
+        """End all child processes."""
+        await self._pool.close()
+
+    async def run(self, tenant: str, session_id: str, sql: str) -> QueryResult:
+        """Return the answer to one SELECT.
+
+        Raises `NotFound`, `InvalidRequest` in words that help to correct the SQL, and `Busy`.
+        """
+        session = await self._session(tenant, session_id)
+        result = "error"
+        with self._metrics.query_seconds.time():
+            try:
+                if wrong := complaint(sql):
+                    raise InvalidRequest(wrong, field="sql")
+                reply, known = await self._ask(tenant, session, sql)
+                result = kind_of(reply)
+            except TookTooLong as error:
+                result = "too_long"
+                raise InvalidRequest(too_long(self._limits.seconds), field="sql") from error
+            except ChildDied as error:
+                result = "too_large"
+                raise InvalidRequest(TOO_LARGE, field="sql") from error
+            except (Busy, StoreUnavailable):
+                result = "busy"
+                raise
+            finally:
+                self._metrics.queries.labels(result).inc()
+        if result != "ok":
+            raise InvalidRequest(explain(reply, sql, self._limits), field="sql")
+        return _result(reply, known)
+
+    async def _ask(self, tenant: str, session: Session, sql: str) -> tuple[ChildReply, Known]:
+        async with self._pool.desk(tenant, (tenant, session.id, session.created_at)) as desk:
+            await self._bring_up(tenant, session.id, desk)
+            await self._add_named(tenant, session.id, desk, sql)
+            reply = await desk.child.run(sql)
+            if kind_of(reply) == "too_large":
+                desk.child.kill()  # which leaves no room for the next query
+            return reply, desk.known
+
+    async def _session(self, tenant: str, session_id: str) -> Session:
+        async with self._database.reading(tenant) as connection:
+            session = await sessions.get(connection, tenant, session_id)
+        if session is None:
+            raise NotFound("there is no such session")
+        return session
+
+    async def _bring_up(self, tenant: str, session_id: str, desk: Desk[Known]) -> None:
+        """Bring the child process up to the session's current state."""
+        session = await self._session(tenant, session_id)
+        if desk.known.version == session.version:
+            return
+        try:
+            await self._add_new(tenant, session, desk)
+            await self._mark(tenant, session, desk)
+            await desk.child.ready()  # the time of a query begins when all rows are there
+        except (ChildDied, TookTooLong) as error:
+            raise Busy("the session could not be made ready for a query") from error
+        desk.known.version = session.version
+
+    async def _add_new(self, tenant: str, session: Session, desk: Desk[Known]) -> None:
+        spans = await self._spans(tenant, session, desk.known.last)
+        if desk.known.last and not self._fits(spans, desk.known):
+            await desk.child.feed(frame({"clear": True}))
+            desk.known = Known()
+            spans = await self._spans(tenant, session, 0)
+        for span in spans:
+            async with self._database.reading(tenant, limit=LIMIT) as connection:
+                rows = await query_rows.rows(connection, tenant, session.id, span)
+            await desk.child.feed(await asyncio.to_thread(_frame, rows))
+        if spans:
+            if not desk.known.last:
+                desk.known.first = spans[0].first
+            desk.known.last = spans[-1].last
+            desk.known.size += sum(span.size for span in spans)
+
+    async def _spans(self, tenant: str, session: Session, after: int) -> list[query_rows.Span]:
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
+            return await query_rows.spans(
+                connection, tenant, session.id, after=after, last=session.last_seq, most=self._most
+            )
+
+    def _fits(self, spans: Sequence[query_rows.Span], known: Known) -> bool:
+        """Return whether the new messages follow those that a child holds, and leave it within its bounds."""
+        if not spans:
+            return True
+        size = known.size + sum(span.size for span in spans)
+        count = spans[-1].last - known.first + 1
+        return spans[0].first == known.last + 1 and size <= self._most.size and count <= self._most.rows
+
+    async def _mark(self, tenant: str, session: Session, desk: Desk[Known]) -> None:
+        """Update the status of stored messages, and which instructions are current."""
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
+            exceptional = await numbering.exceptions(connection, tenant, session.id)
+            instructions = await query_rows.instructions(connection, tenant, session.id)
+        hidden = [row for row in exceptional if row.status != "live"]
+        marks = {
+            "dropped": [row.seq for row in hidden if row.status != "removed"],
+            "removed": [row.seq for row in hidden if row.status == "removed"],
+        }
+        await desk.child.feed(frame({"mark": marks}))
+        await desk.child.feed(await asyncio.to_thread(_frame, instructions))
+
+    async def _add_named(self, tenant: str, session_id: str, desk: Desk[Known], sql: str) -> None:
+        """Add the messages that a query asks for by number, where they are older than what the child holds."""
+        named = [seq for seq in _ids_in(sql) if 0 < seq < desk.known.first][:MAX_NAMED]
+        if named:
+            async with self._database.reading(tenant, limit=LIMIT) as connection:
+                rows = await query_rows.some(connection, tenant, session_id, named)
+            await desk.child.feed(await asyncio.to_thread(_frame, rows))
+
+
+def _ids_in(sql: str) -> list[int]:
+    return [int(digits) for found in _NAMED.finditer(sql) for digits in re.findall(r"\d{1,15}", found[1])]
+
+
+def _frame(rows: Sequence[QueryRow]) -> bytes:
+    return frame({"add": [_row(row) for row in rows if row.raw]})
+
+
+def _row(row: QueryRow) -> list[Any]:
+    """A message as the child takes it: the columns of its table, the calls made, and the calls answered."""
+    dialect = DIALECTS[row.dialect]  # type: ignore[index]
+    message = dialect.read_reply(row.raw)
+    if row.model_raw is not None:
+        message = with_all_calls(message, dialect.read_reply(row.model_raw))
+    calls = [[_clean(call.id), _clean(call.name)[:MAX_NAMES]] for call in message.calls]
+    answers = [_clean(result.call_id) for result in message.results]
+    text = _content(message)
+    return [
+        row.seq,
+        row.turn,
+        row.role,
+        "tool_call" if calls else "tool_result" if answers else _kind(message, text),
+        "live" if row.status == "live" else "dropped",
+        text,
+        ", ".join(dict.fromkeys(name for _, name in calls))[:MAX_NAMES] if calls else None,
+        row.created_at,
+        row.tokens,
+        calls,
+        answers,
+    ]
+
+
+def _kind(message: Message, text: str) -> str:
+    """Return the kind of a message without tool traffic: ``text``, ``media`` or ``reasoning``, the first that fits."""
+    if text or not message.parts:
+        return "text"
+    return "media" if any(isinstance(part, Media) for part in message.parts) else "reasoning"
+
+
+def _content(message: Message) -> str:
+    text = _clean(searchable_text(message))
+    if len(text) * 4 <= MAX_CONTENT:
+        return text
+    return text.encode()[:MAX_CONTENT].decode("utf-8", "ignore")
+
+
+def _clean(text: str) -> str:
+    return _UNSTORABLE.sub("\ufffd", text) if _UNSTORABLE.search(text) else text
+
+
+def _result(reply: ChildReply, known: Known) -> QueryResult:
+    notes: list[str] = []
+    if reply["more"]:
+        notes.append(
+            f"there are more rows than these {len(reply['rows'])} (at most {ROWS}, 256 KiB): use LIMIT and OFFSET"
+        )
+    if reply["cut"]:
+        notes.append(f"long values were cut, to {CELL} bytes or less: read on with substr(column, start, length)")
+    if known.first > 1:
+        notes.append(
+            f"messages before id {known.first} were not looked at, other than those named as id = ... or id IN (...)"
+        )
+    return QueryResult(
+        columns=tuple(reply["columns"]),
+        rows=tuple(tuple(row) for row in reply["rows"]),
+        truncated=bool(notes),
+        notes=tuple(notes),
+    )

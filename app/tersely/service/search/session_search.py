@@ -1,0 +1,437 @@
+"""`context_search`: the whole history of a session, searched without loading it.
+
+What is searched: the live messages as the client saw them, superseded, dropped, undone and removed ones left out, and
+so what the model asked our own tools and was told: excerpts of excerpts would be found instead of what was said.
+Instructions (system and developer text) are no part of the history: they stand in every context anyway. Positions
+(``messages 14-18 of 42``) count exactly those messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from weakref import WeakValueDictionary
+
+from tersely.dialects.registry import DIALECTS
+from tersely.domain.errors import InvalidRequest, NotFound
+from tersely.domain.history.message_numbers import MessageNumbers, NumberingException
+from tersely.domain.history.sessions import Session
+from tersely.domain.messages import Message, Part, Text, ToolResult, searchable_text
+from tersely.domain.search import excerpts
+from tersely.domain.search.excerpts import (
+    ExcerptRow,
+    FirstMessages,
+    LastMessages,
+    Lookup,
+    Range,
+    RelevanceSearch,
+    TextSearch,
+    TurnMessages,
+)
+from tersely.domain.search.relevance import Corpus, Ranked, build_query, fuse, query_terms, search_corpus
+from tersely.domain.search.terms import tokenize
+from tersely.service.common.metrics import Metrics
+from tersely.service.search.embedder import Embedder
+from tersely.service.search.term_indexes import TermIndexes, terms_at
+from tersely.store.commit import turns
+from tersely.store.db.connection import Connection, Database
+from tersely.store.history import messages as message_store
+from tersely.store.history import numbering, sessions
+from tersely.store.history.messages import StoredMessage
+from tersely.store.search import pages as pages
+
+# Between the messages of a page: a code point that stands for no character, and so is replaced in the texts.
+SEPARATOR = "\ufffe"
+_UNSTORABLE = re.compile("[\x00\ufffe\ud800-\udfff]")
+_WORD = re.compile(r"\w+")
+# So many of the longest words of a query narrow the search down.
+PROBES = 3
+# Segments whose pages are scanned at once, the newest first; frequent words are found in the first ones.
+SEGMENTS_AT_ONCE = 4
+BUILD_PAGES = 8
+# So many of each ranking are fused.
+FUSED = 100
+# Seconds that one step of a search may take. Slow is not away: a limit of its own keeps other calls out of it.
+LIMIT = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The limits of an answer. Matches beyond ``matches`` are left out, oldest first, and the answer says so."""
+
+    matches: int = 200
+    messages: int = 1_000
+    message_chars: int = 20_000
+    chars: int = 400_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excerpt:
+    """A contiguous range of the history. ``rows`` and ``seqs`` are its messages, in order."""
+
+    range: Range
+    rows: tuple[ExcerptRow, ...]
+    seqs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """A lookup's result: the document's ``text``, the same as values, and whether something was left out."""
+
+    text: str
+    excerpts: tuple[Excerpt, ...]
+    total: int
+    is_truncated: bool
+
+
+def fold(text: str) -> str:
+    """Return the text in the form in which it is searched."""
+    return _UNSTORABLE.sub("\ufffd", text.casefold())
+
+
+def search_words(folded: str) -> list[str]:
+    """Return the longest words of a query, which a text must contain (maybe as parts of longer words) to match."""
+    return sorted(set(_WORD.findall(folded)), key=lambda word: (-len(word), word))[:PROBES]
+
+
+class Searcher:
+    """Lookups in stored sessions."""
+
+    def __init__(
+        self, database: Database, metrics: Metrics, embedder: Embedder | None = None, *, bounds: Bounds | None = None
+    ) -> None:
+        """With an ``embedder``, what is relevant is found by meaning too."""
+        self._database = database
+        self._embedder = embedder
+        self._metrics = metrics
+        self._bounds = bounds or Bounds()
+        self._indexes = TermIndexes(database)
+        # Of several first searches of one session, one makes the pages and the others wait for it.
+        self._building: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+
+    def within(self, bounds: Bounds) -> Searcher:
+        """Return the same searches, with other bounds of what an answer may hold."""
+        other = copy(self)
+        other._bounds = bounds  # noqa: SLF001 it is one of us
+        return other
+
+    async def search(self, tenant: str, session_id: str, lookup: Lookup) -> Findings:
+        """Raises `NotFound` for a session that is not there."""
+        with self._metrics.search_seconds.labels(_mode(lookup)).time():
+            if isinstance(lookup, TextSearch):
+                lock = self._building.setdefault((tenant, session_id), asyncio.Lock())
+                async with lock:
+                    await self._build_pages(tenant, session_id)
+            async with self._database.reading(tenant, limit=LIMIT) as connection:
+                session, exceptions = await _load(connection, tenant, session_id)
+                if not isinstance(lookup, RelevanceSearch):
+                    order = _order(session, exceptions)
+                    ranges, notes = await self._ranges(connection, tenant, session_id, lookup, order, session.last_seq)
+                    return await self._show(connection, tenant, session_id, lookup, order, ranges, notes)
+            # Ranking may take its time: no connection is held meanwhile.
+            hidden = frozenset(row.seq for row in exceptions if is_hidden(row))
+            seqs = await self.rank(tenant, session, lookup.query, hidden=hidden, limit=self._most(lookup))
+            order = _order(session, exceptions)
+            ranges = excerpts.plan_windows(
+                _positions(order, seqs), before=lookup.before, after=lookup.after, total=order.total
+            )
+            ranks = {seq: rank for rank, seq in enumerate(seqs, start=1)}
+            async with self._database.reading(tenant, limit=LIMIT) as connection:
+                return await self._show(connection, tenant, session_id, lookup, order, ranges, [], ranks)
+
+    async def rank(
+        self, tenant: str, session: Session, text: str, *, hidden: frozenset[int] = frozenset(), limit: int
+    ) -> list[int]:
+        """Return the sequence numbers of the ``limit`` messages that ``text`` is about, the best first.
+
+        ``hidden`` are sequence numbers of messages that are no part of the history.
+        """
+        if not limit or not tokenize(text):
+            return []
+        if self._embedder is None:
+            found = await self._rank_words(tenant, session, text, hidden, limit)
+            return [each.number for each in found]
+        self._embedder.schedule(tenant, session.id)
+        by_meaning, by_words = await asyncio.gather(
+            self._embedder.nearest(tenant, session.id, text, FUSED),
+            self._rank_words(tenant, session, text, hidden, max(limit, FUSED)),
+        )
+        near = [each for each in by_meaning if each.number not in hidden and each.number <= session.last_seq]
+        return fuse(by_words, near)[:limit]
+
+    async def _rank_words(
+        self, tenant: str, session: Session, text: str, hidden: frozenset[int], limit: int
+    ) -> list[Ranked]:
+        """Return the ``limit`` messages by words, by their sequence numbers."""
+        unseen = frozenset(seq - 1 for seq in hidden if seq <= session.last_seq)
+        async with self._indexes.index_for(tenant, session, query_terms(text)) as index:
+            corpus = Corpus(lengths=index.lengths, postings=index.postings)
+            first = await asyncio.to_thread(build_query, text, corpus, hidden=unseen)
+            best: list[list[str]] = []
+            if index.is_whole:
+                async with self._database.reading(tenant, limit=LIMIT) as connection:
+                    best = await terms_at(connection, tenant, session.id, [each.number + 1 for each in first.best])
+            found = await asyncio.to_thread(search_corpus, first, corpus, best, limit=limit)
+        return [Ranked(number=each.number + 1, score=each.score) for each in found]
+
+    def _most(self, lookup: RelevanceSearch) -> int:
+        """So many messages that an answer holds them with their surroundings."""
+        around = lookup.before + lookup.after + 1
+        return min(lookup.first, self._bounds.matches, max(1, self._bounds.messages // around))
+
+    async def _show(
+        self,
+        connection: Connection,
+        tenant: str,
+        session_id: str,
+        lookup: Lookup,
+        order: MessageNumbers,
+        ranges: tuple[Range, ...],
+        notes: list[str],
+        ranks: Mapping[int, int] | None = None,
+    ) -> Findings:
+        ranges, cut = _bound(ranges, self._bounds.messages, newest=not isinstance(lookup, FirstMessages))
+        notes += cut
+        wanted = [seq for span in ranges for seq in order.seqs(span.first, span.last)]
+        stored = {m.seq: m for m in await message_store.content(connection, tenant, session_id, wanted)}
+        query = lookup.query if isinstance(lookup, TextSearch | RelevanceSearch) else ""
+        return self._render(ranges, order, stored, notes, query=query, ranks=ranks or {})
+
+    async def _ranges(
+        self,
+        connection: Connection,
+        tenant: str,
+        session_id: str,
+        lookup: TextSearch | LastMessages | FirstMessages | TurnMessages,
+        order: MessageNumbers,
+        last_seq: int,
+    ) -> tuple[tuple[Range, ...], list[str]]:
+        match lookup:
+            case TextSearch(before=before, after=after):
+                matches, is_all = await self._matches(connection, tenant, session_id, lookup.query, order, last_seq)
+                notes = [] if is_all else [f"the newest {len(matches)} matches; there are older ones"]
+                return excerpts.plan_windows(matches, before=before, after=after, total=order.total), notes
+            case LastMessages() | FirstMessages():
+                return excerpts.plan_ends(lookup, total=order.total), []
+            case TurnMessages():
+                seqs = await turns.live_seqs(connection, tenant, session_id, lookup.first_turn, lookup.last_turn)
+                return excerpts.plan_windows(_positions(order, seqs), before=0, after=0, total=order.total), []
+
+    async def _matches(
+        self, connection: Connection, tenant: str, session_id: str, query: str, order: MessageNumbers, last_seq: int
+    ) -> tuple[list[int], bool]:
+        """Return the positions of the newest matches, and whether those are all."""
+        folded = fold(query)
+        most = self._bounds.matches
+        full = last_seq // pages.PAGE
+        recent = await pages.content(connection, tenant, session_id, full * pages.PAGE + 1, last_seq)
+        found = _positions(order, [each.seq for each in recent if folded in searchable_text_of(each)])
+        for among in await self._candidates(connection, tenant, session_id, folded, full):
+            below = among
+            while below and len(found) <= most:
+                batch = await pages.find_pages(connection, tenant, session_id, folded, among=below, limit=8)
+                for page, text in batch:
+                    found += _positions(order, _seqs_in_page(page, text, folded))
+                below = [page for page in below if page < batch[-1][0]] if len(batch) == 8 else []
+        found.sort()
+        return found[-most:], len(found) <= most
+
+    async def _candidates(
+        self, connection: Connection, tenant: str, session_id: str, folded: str, full: int
+    ) -> list[list[int]]:
+        """Return the pages that may contain a text, in portions, the newest first."""
+        whole = full // pages.SEGMENT
+        probes = search_words(folded)
+        if probes:
+            segments = await pages.find_segments(connection, tenant, session_id, probes)
+        else:
+            segments = list(range(whole))
+        portions = [list(range(whole * pages.SEGMENT, full))]
+        for start in range(len(segments), 0, -SEGMENTS_AT_ONCE):
+            some = segments[max(0, start - SEGMENTS_AT_ONCE) : start]
+            portions.append([page for segment in some for page in pages.pages_of(segment)])
+        return portions
+
+    async def _build_pages(self, tenant: str, session_id: str) -> None:
+        """Make the pages and words that are missing, a few at a time, so that no transaction is long."""
+        while True:
+            async with self._database.transaction(tenant, limit=LIMIT) as connection:
+                session = await sessions.get(connection, tenant, session_id)
+                if session is None:
+                    return
+                full = session.last_seq // pages.PAGE
+                missing = await pages.missing_pages(connection, tenant, session_id, full, BUILD_PAGES)
+                rows = [(page, await pages.content(connection, tenant, session_id, *_span(page))) for page in missing]
+            if not rows:
+                break
+            made = [(page, await asyncio.to_thread(page_text, content)) for page, content in rows]
+            async with self._database.transaction(tenant, limit=LIMIT) as connection:
+                # Content that was removed meanwhile must not come back in a page.
+                if await pages.edits(connection, tenant, session_id, lock=True) == session.edits:
+                    await pages.add_pages(connection, tenant, session_id, made)
+        await self._build_words(tenant, session_id, full // pages.SEGMENT)
+
+    async def _build_words(self, tenant: str, session_id: str, full: int) -> None:
+        async with self._database.transaction(tenant, limit=LIMIT) as connection:
+            missing = await pages.missing_segments(connection, tenant, session_id, full)
+        for segment in missing:
+            async with self._database.transaction(tenant, limit=LIMIT) as connection:
+                edits = await pages.edits(connection, tenant, session_id)
+                texts = await pages.texts(connection, tenant, session_id, pages.pages_of(segment))
+            if len(texts) < pages.SEGMENT:
+                continue
+            words = await asyncio.to_thread(_join_words, texts)
+            async with self._database.transaction(tenant, limit=LIMIT) as connection:
+                if await pages.edits(connection, tenant, session_id, lock=True) == edits:
+                    await pages.add_words(connection, tenant, session_id, segment, words)
+
+    def _render(
+        self,
+        ranges: Sequence[Range],
+        order: MessageNumbers,
+        stored: dict[int, StoredMessage],
+        notes: list[str],
+        *,
+        query: str,
+        ranks: Mapping[int, int],
+    ) -> Findings:
+        found: list[Excerpt] = []
+        room = self._bounds.chars
+        clipped = 0
+        for span in ranges:
+            rows: list[ExcerptRow] = []
+            seqs = order.seqs(span.first, span.last)
+            for position, seq in zip(range(span.first, span.last + 1), seqs, strict=True):
+                if seq not in stored:
+                    continue  # the session was deleted meanwhile
+                message, was_clipped = _clip(_read(stored[seq]), min(self._bounds.message_chars, max(room, 200)), query)
+                clipped += was_clipped
+                room -= len(searchable_text(message))
+                rank = ranks.get(seq, 0)
+                rows.append(ExcerptRow(number=position, turn=stored[seq].turn, message=message, rank=rank, query=query))
+            found.append(Excerpt(range=span, rows=tuple(rows), seqs=tuple(seq for seq in seqs if seq in stored)))
+        if clipped:
+            notes = [*notes, f"{clipped} long messages are cut short"]
+        text = excerpts.render_excerpts(ranges, (row for each in found for row in each.rows), order.total)
+        if notes:
+            text += f"\n--- not everything is shown: {'; '.join(notes)} ---"
+        return Findings(
+            text=_UNSTORABLE.sub("\ufffd", text),
+            excerpts=tuple(found),
+            total=order.total,
+            is_truncated=bool(notes),
+        )
+
+
+async def _load(connection: Connection, tenant: str, session_id: str) -> tuple[Session, list[numbering.ExceptionRow]]:
+    session = await sessions.get(connection, tenant, session_id)
+    if session is None:
+        raise NotFound("there is no such session")
+    return session, await numbering.exceptions(connection, tenant, session_id)
+
+
+def _order(session: Session, rows: Iterable[numbering.ExceptionRow]) -> MessageNumbers:
+    return MessageNumbers(
+        session.last_seq,
+        (NumberingException(seq=row.seq, position=row.position, is_hidden=is_hidden(row)) for row in rows),
+    )
+
+
+def is_hidden(row: numbering.ExceptionRow) -> bool:
+    """Return whether a message is no part of the history that is searched."""
+    return row.status != "live" or row.turn == 0 or not (row.model_visible and row.client_visible)
+
+
+def searchable_text_of(content: pages.Content) -> str:
+    """Return a message's text in the form in which it is searched; nothing for instructions and what cannot be read."""
+    if content.turn == 0 or not content.raw:
+        return ""
+    try:
+        return fold(searchable_text(DIALECTS[content.dialect].read_reply(content.raw)))  # type: ignore[index]
+    except InvalidRequest:
+        return ""
+
+
+def page_text(contents: Iterable[pages.Content]) -> str:
+    """Return the text of a page: one piece for each of its messages, whether there is something in it or not."""
+    return SEPARATOR.join(searchable_text_of(content) for content in contents)
+
+
+def _join_words(texts: Iterable[str]) -> str:
+    words: set[str] = set()
+    for text in texts:
+        words.update(_WORD.findall(text))
+    return " ".join(sorted(words))
+
+
+def _seqs_in_page(page: int, text: str, folded: str) -> list[int]:
+    first = page * pages.PAGE + 1
+    return [first + at for at, piece in enumerate(text.split(SEPARATOR)) if folded in piece]
+
+
+def _positions(order: MessageNumbers, seqs: Iterable[int]) -> list[int]:
+    return [position for seq in seqs if (position := order.number_of(seq)) is not None]
+
+
+def _span(page: int) -> tuple[int, int]:
+    return page * pages.PAGE + 1, (page + 1) * pages.PAGE
+
+
+def _mode(lookup: Lookup) -> str:
+    return {
+        TextSearch: "search",
+        RelevanceSearch: "relevant",
+        LastMessages: "tail",
+        FirstMessages: "head",
+        TurnMessages: "turn",
+    }[type(lookup)]
+
+
+def _read(stored: StoredMessage) -> Message:
+    if not stored.raw:  # removed meanwhile
+        return Message(role=stored.role, parts=(), raw=b"")  # type: ignore[arg-type]
+    return DIALECTS[stored.dialect].read_reply(stored.raw)  # type: ignore[index]
+
+
+def _bound(ranges: Sequence[Range], limit: int, *, newest: bool) -> tuple[tuple[Range, ...], list[str]]:
+    """Return the newest (or first) ranges of at most ``limit`` messages in all, and what to say if that is less than
+    all.
+    """
+    kept: list[Range] = []
+    room = limit
+    for span in reversed(ranges) if newest else ranges:
+        size = span.last - span.first + 1
+        if room <= 0:
+            break
+        if size > room:
+            first = span.last - room + 1 if newest else span.first
+            span = Range(first=first, last=first + room - 1)  # noqa: PLW2901
+        kept.append(span)
+        room -= size
+    kept.sort(key=lambda span: span.first)
+    is_all = sum(s.last - s.first + 1 for s in ranges) <= limit
+    return tuple(kept), [] if is_all else [f"an answer holds at most {limit} messages"]
+
+
+def _clip(message: Message, limit: int, query: str = "") -> tuple[Message, bool]:
+    """Return the message with at most about ``limit`` characters of text in all, and whether something went.
+
+    What stays of a text has ``query`` in it, if the text has.
+    """
+    if len(searchable_text(message)) <= limit:
+        return message, False
+    parts: list[Part] = []
+    for part in message.parts:
+        if isinstance(part, Text | ToolResult):
+            size = len(part.text)
+            if size > max(0, limit):
+                first, last = excerpts.find_around(part.text, query, max(0, limit, len(query)))
+                before = f"[... {first} characters before]" if first else ""
+                after = f"[... {size - last} more characters]" if last < size else ""
+                part = replace(part, text=before + part.text[first:last] + after)  # noqa: PLW2901
+            limit -= len(part.text)
+        parts.append(part)
+    return replace(message, parts=tuple(parts)), True

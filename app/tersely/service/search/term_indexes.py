@@ -1,0 +1,147 @@
+"""Term indexes of stored sessions: made once, kept in the database in pages, held in memory while they are in use.
+
+What is held is bounded, and extended by what was appended since. A session whose history was edited is read anew, from
+its pages; one of more than `LARGE` messages is never held whole: a search then gathers its own terms alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from weakref import WeakValueDictionary
+
+from tersely.dialects.registry import DIALECTS
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.history.sessions import Session
+from tersely.domain.messages import Message
+from tersely.domain.search.relevance import document_terms, document_text
+from tersely.domain.search.term_index import TermIndex, TermPage, make_page, read_page, write_page
+from tersely.store.db.connection import Connection, Database
+from tersely.store.search import pages as pages
+from tersely.store.search import term_pages
+
+# Bytes of memory, about, of all the indexes that are held.
+HELD = 64 * 1024 * 1024
+LARGE = 250_000
+READ_AT_ONCE = 64
+MADE_AT_ONCE = 8
+# Characters of a message that are looked at: what is longer is a file or a log, and its beginning says what it is.
+LOOKED_AT = 50_000
+# Seconds that one step may take. Slow is not away: a limit of its own keeps other calls out of it.
+LIMIT = 10.0
+
+_Key = tuple[str, str]
+
+
+class TermIndexes:
+    """The indexes of a process, the least recently used ones given up first."""
+
+    def __init__(self, database: Database, *, held: int = HELD, large: int = LARGE) -> None:
+        self._database = database
+        self._limit = held
+        self._large = large
+        self._held: OrderedDict[_Key, tuple[datetime, int, TermIndex]] = OrderedDict()
+        self._locks: WeakValueDictionary[_Key, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def index_for(self, tenant: str, session: Session, terms: Iterable[str]) -> AsyncIterator[TermIndex]:
+        """The index of all that is in ``session``, or of ``terms`` in it where it is large; not changed meanwhile."""
+        lock = self._locks.setdefault((tenant, session.id), asyncio.Lock())
+        async with lock:
+            if session.last_seq > self._large:
+                index = TermIndex(only=frozenset(terms))
+            else:
+                index = self._take(tenant, session)
+            await self._extend(index, tenant, session)
+            yield index
+            if session.last_seq <= self._large:
+                self._keep(tenant, session, index)
+
+    def _take(self, tenant: str, session: Session) -> TermIndex:
+        created, edits, index = self._held.pop((tenant, session.id), (None, 0, None))
+        is_good = index and created == session.created_at and edits == session.edits
+        return index if index and is_good and len(index.lengths) <= session.last_seq else TermIndex()
+
+    def _keep(self, tenant: str, session: Session, index: TermIndex) -> None:
+        self._held[tenant, session.id] = (session.created_at, session.edits, index)
+        room = self._limit - sum(index.size for _, _, index in self._held.values())
+        while room < 0 and self._held:
+            _, (_, _, oldest) = self._held.popitem(last=False)
+            room += oldest.size
+
+    async def _extend(self, index: TermIndex, tenant: str, session: Session) -> None:
+        while session.last_seq - len(index.lengths) >= pages.PAGE:
+            async with self._database.reading(tenant, limit=LIMIT) as connection:
+                first = len(index.lengths) // pages.PAGE
+                stored = await term_pages.read(connection, tenant, session.id, first, READ_AT_ONCE)
+            if not stored:
+                break
+            await asyncio.to_thread(_add_stored, index, stored)
+        while len(index.lengths) < session.last_seq:
+            await self._make(index, tenant, session)
+
+    async def _make(self, index: TermIndex, tenant: str, session: Session) -> None:
+        """Index the next messages; store the pages that they complete."""
+        first = len(index.lengths) // pages.PAGE
+        last_seq = min(session.last_seq, (first + MADE_AT_ONCE) * pages.PAGE)
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
+            content = await pages.content(connection, tenant, session.id, first * pages.PAGE + 1, last_seq)
+        made = await asyncio.to_thread(_make_pages, index, first * pages.PAGE, content, last_seq)
+        full = [(page.first // pages.PAGE, write_page(page)) for page in made if _is_full(page)]
+        if full:
+            async with self._database.transaction(tenant, limit=LIMIT) as connection:
+                # Content that was removed meanwhile must not come back in a page.
+                if await pages.edits(connection, tenant, session.id, lock=True) == session.edits:
+                    await term_pages.add(connection, tenant, session.id, full)
+
+
+def _add_stored(index: TermIndex, stored: Iterable[bytes]) -> None:
+    for page in stored:
+        index.add(read_page(page))
+
+
+def _make_pages(index: TermIndex, start: int, content: Sequence[pages.Content], last_seq: int) -> list[TermPage]:
+    terms = {each.seq: terms_of(each) for each in content}
+    made = []
+    for first in range(start, last_seq, pages.PAGE):
+        seqs = range(first + 1, min(first + pages.PAGE, last_seq) + 1)
+        page = make_page(first, [terms.get(seq, []) for seq in seqs])
+        index.add(page)
+        made.append(page)
+    return made
+
+
+def _is_full(page: TermPage) -> bool:
+    return len(page.lengths) == 4 * pages.PAGE
+
+
+def terms_of(content: pages.Content) -> list[str]:
+    """Return the terms and marks of a message; none for instructions and messages that cannot be read."""
+    message = _read(content)
+    return [] if message is None else document_terms(message, limit=LOOKED_AT)
+
+
+def document_words(content: pages.Content) -> str:
+    """Return the text that a message is found by; empty for instructions and messages that cannot be read."""
+    message = _read(content)
+    return "" if message is None else document_text(message)[:LOOKED_AT]
+
+
+def _read(content: pages.Content) -> Message | None:
+    if content.turn == 0 or not content.raw:
+        return None
+    try:
+        return DIALECTS[content.dialect].read_reply(content.raw)  # type: ignore[index]
+    except InvalidRequest:
+        return None
+
+
+async def terms_at(connection: Connection, tenant: str, session_id: str, seqs: Iterable[int]) -> list[list[str]]:
+    """Return the terms of a few messages, in that order."""
+    return [
+        [term for each in await pages.content(connection, tenant, session_id, seq, seq) for term in terms_of(each)]
+        for seq in seqs
+    ]

@@ -1,0 +1,1 @@
+"""Sessions over REST: messages, exports, pins, commands, statistics, events, cleanup."""

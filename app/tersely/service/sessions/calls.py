@@ -1,0 +1,316 @@
+"""Upstream calls, looked at afterwards: what each sent, word for word, and what became of every stored message."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+from tersely.domain.errors import InvalidRequest, NotFound
+from tersely.domain.history.history import Epoch
+from tersely.service.common import tokens
+from tersely.store.db.connection import Connection, Database
+from tersely.store.history import messages, sent_contexts, sessions
+from tersely.store.history.messages import StoredMessage
+from tersely.store.history.sent_contexts import SHORTENED, SentContext, SentMessage, checksum, decode, unpack
+from tersely.store.ops import calls, stats
+from tersely.store.ops.calls import CallRow, MessagePlace
+from tersely.store.ops.stats import EpochRow
+from tersely.strategies.planning import report_cut_turns
+
+# Seconds; the lines of a long session are many.
+LIMIT = 10.0
+Kept = Literal["full", "truncated", "terse", "summary", "left_out", "added"]
+
+NOT_KEPT = "what this call sent was not recorded: it was made by an earlier version, or failed before it left"
+REMOVED = "parts of what this call sent were removed for good since"
+ALTERED = "what is stored now does not give what this call sent"
+_HIDDEN = {
+    "superseded": "the client replaced it",
+    "dropped": "dropped from every context",
+    "undone": "taken back",
+    "removed": "removed for good",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A layer of a context and its tokens, by our own counts."""
+
+    name: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallInfo:
+    """A call, with the layers of its context (empty where they are not known) and the digest of its instructions."""
+
+    row: CallRow
+    layers: tuple[Layer, ...]
+    instructions: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """What became of one message in a context.
+
+    ``seq`` is the stored message (None: Tersely added this one), ``index`` its place in the message list that was sent
+    (None: it is not there). ``layer`` names what was added.
+    """
+
+    seq: int | None
+    turn: int | None
+    role: str
+    kept: Kept
+    reason: str
+    tokens: int
+    index: int | None = None
+    layer: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallContext:
+    """What a call sent. ``messages`` and ``instructions`` are byte for byte what went upstream; both are None where
+    that cannot be rebuilt, and ``reason`` says why. ``rounds`` are the lengths of the earlier message lists of a call
+    in several rounds: each is the beginning of ``messages``.
+    """
+
+    call: CallInfo
+    dialect: str
+    messages: tuple[bytes, ...] | None
+    instructions: bytes | None
+    reason: str | None
+    rounds: tuple[int, ...]
+    lines: tuple[Line, ...]
+
+
+class Calls:
+    """The calls of a tenant."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def page(self, tenant: str, session_id: str, *, after: int, limit: int) -> tuple[list[CallInfo], int | None]:
+        """A session's calls after number ``after``, and the number to go on after. Raises `NotFound`."""
+        async with self._database.reading(tenant) as connection:
+            await _require(connection, tenant, session_id)
+            rows = await calls.of_session(connection, tenant, session_id, after=after, limit=limit + 1)
+        return [info(row) for row in rows[:limit]], rows[limit - 1].number if len(rows) > limit else None
+
+    async def last(self, tenant: str, session_id: str, *, limit: int, before: int | None = None) -> list[CallInfo]:
+        """A session's last calls, in order. Raises `NotFound`."""
+        async with self._database.reading(tenant) as connection:
+            await _require(connection, tenant, session_id)
+            rows = await calls.before(
+                connection, tenant, session_id, number=2**62 if before is None else before, limit=limit
+            )
+        return [info(row) for row in rows]
+
+    async def get(self, tenant: str, session_id: str, number: int) -> CallInfo:
+        """One call. Raises `NotFound`."""
+        async with self._database.reading(tenant) as connection:
+            return info(await _require_call(connection, tenant, session_id, number))
+
+    async def latest(self, tenant: str, *, after: str | None, limit: int) -> tuple[list[CallInfo], str | None]:
+        """The tenant's calls, the newest first, behind a cursor; and the next cursor."""
+        before = None if after is None else _read_cursor(after)
+        async with self._database.reading(tenant) as connection:
+            rows = await calls.latest(connection, tenant, before=before, limit=limit + 1)
+        more = rows[limit - 1] if len(rows) > limit else None
+        return [info(row) for row in rows[:limit]], None if more is None else _write_cursor(more)
+
+    async def epochs(
+        self, tenant: str, session_id: str, *, after: int, limit: int
+    ) -> tuple[list[EpochRow], int | None]:
+        """A session's epochs after number ``after``. Raises `NotFound`."""
+        async with self._database.reading(tenant) as connection:
+            await _require(connection, tenant, session_id)
+            rows = await stats.epochs(connection, tenant, session_id, after=after, limit=limit + 1)
+        return rows[:limit], rows[limit - 1].number if len(rows) > limit else None
+
+    async def context(self, tenant: str, session_id: str, number: int) -> CallContext:
+        """What a call sent. Raises `NotFound`."""
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
+            row = await _require_call(connection, tenant, session_id, number)
+            epoch = await calls.epoch_plan(connection, tenant, session_id, row.epoch) if row.epoch else None
+            places = await calls.places(connection, tenant, session_id, row.last_seq)
+            sent = decode(row.sent) if row.sent is not None else None
+            if sent is None:
+                lines = _lines(places, (), (), row, epoch)
+                return CallContext(
+                    call=info(row), dialect="", messages=None, instructions=None, reason=NOT_KEPT, rounds=(),
+                    lines=lines,
+                )  # fmt: skip
+            elements, instructions, raws, reason = await _rebuild(connection, tenant, session_id, sent)
+        lines = _lines(places, elements, raws or (), row, epoch)
+        return CallContext(
+            call=info(row),
+            dialect=sent.dialect,
+            messages=None if raws is None else tuple(raws),
+            instructions=instructions if raws is not None else None,
+            reason=reason,
+            rounds=sent.rounds,
+            lines=lines,
+        )
+
+
+async def _rebuild(
+    connection: Connection, tenant: str, session_id: str, sent: SentContext
+) -> tuple[list[SentMessage], bytes | None, list[bytes] | None, str | None]:
+    """The elements, the instructions, the bytes of each element (None: they cannot be had), and why not."""
+    wanted = [*sent.blocks, *([sent.instructions] if sent.instructions else [])]
+    found = await sent_contexts.literals(connection, tenant, session_id, wanted)
+    if any(digest not in found for digest in wanted):
+        return [], None, None, REMOVED
+    try:
+        elements = [each for block in sent.blocks for each in unpack(found[block])] + unpack(sent.rest)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return [], None, None, ALTERED
+    found |= await sent_contexts.literals(
+        connection, tenant, session_id, (each.literal for each in elements if each.literal)
+    )
+    seqs = list(dict.fromkeys(each.seq for each in elements if each.seq and not each.literal))
+    stored = {each.seq: each for each in await messages.content(connection, tenant, session_id, seqs)}
+    raws = [_bytes_of(each, stored, found) for each in elements]
+    instructions = found.get(sent.instructions) if sent.instructions else None
+    if None in raws:
+        return elements, None, None, REMOVED
+    whole = [raw for raw in raws if raw is not None]
+    if checksum(whole) != sent.checksum or len(whole) != sent.count:
+        return elements, None, None, ALTERED
+    return elements, instructions, whole, None
+
+
+def _bytes_of(
+    element: SentMessage, stored: Mapping[int, StoredMessage], literals: Mapping[bytes, bytes]
+) -> bytes | None:
+    if element.literal:
+        return literals.get(element.literal)
+    message = stored.get(element.seq)
+    if message is None or message.status == "removed":
+        return None
+    if element.prefix < 0:
+        return message.raw
+    end = len(message.raw) - element.suffix
+    return message.raw[: element.prefix] + element.middle + message.raw[end:]
+
+
+def _lines(
+    places: Sequence[MessagePlace],
+    elements: Sequence[SentMessage],
+    raws: Sequence[bytes],
+    row: CallRow,
+    epoch: Epoch | None,
+) -> tuple[Line, ...]:
+    """One line per stored message in the order of the history, and one per message that was added, where it stood."""
+    known = {place.seq: place for place in places}
+    sent: dict[int, tuple[int, SentMessage]] = {}
+    for index, element in enumerate(elements):
+        for seq in (element.seq, *element.also):
+            if seq in known:
+                sent.setdefault(seq, (index, element))
+    added = [
+        (index, element)
+        for index, element in enumerate(elements)
+        if not (element.seq in known or any(seq in known for seq in element.also))
+    ]
+    lines: list[Line] = []
+    waiting = deque(added)
+    for place in places:
+        at = sent.get(place.seq)
+        while at is not None and waiting and waiting[0][0] < at[0]:
+            lines.append(_added(*waiting.popleft(), raws))
+        lines.append(_sent(place, *at, row) if at is not None else _not_sent(place, row, epoch))
+    lines += [_added(*each, raws) for each in waiting]
+    return tuple(lines)
+
+
+def _added(index: int, element: SentMessage, raws: Sequence[bytes]) -> Line:
+    layer = element.layer or "added"
+    count = tokens.count_short(raws[index].decode("utf-8", "replace")[:20_000]) if index < len(raws) else 0
+    reason = {
+        "tool_round": "said in an earlier round of this call",
+        "instructions": "instructions",
+        "added": "needed by the provider's format",
+    }.get(layer, f"added by Tersely: {layer.replace('_', ' ')}")
+    return Line(seq=None, turn=None, role="", kept="added", reason=reason, tokens=count, index=index, layer=layer)
+
+
+def _sent(place: MessagePlace, index: int, element: SentMessage, row: CallRow) -> Line:
+    kept: Kept = "truncated" if element.shows == SHORTENED else "full"
+    if place.turn == 0:
+        reason = "instructions"
+    elif kept == "truncated":
+        reason = "shortened"
+    elif place.seq < row.cut:
+        reason = "kept before the cut"
+    else:
+        reason = "recent"
+    if element.layer == "memos":
+        reason += ", with text of Tersely's in front"
+    return Line(
+        seq=place.seq, turn=place.turn, role=place.role, kept=kept, reason=reason, tokens=place.tokens, index=index
+    )
+
+
+def _not_sent(place: MessagePlace, row: CallRow, epoch: Epoch | None) -> Line:
+    kept: Kept = "left_out"
+    if place.status in _HIDDEN:
+        reason = _HIDDEN[place.status]
+    elif not place.model_visible:
+        reason = "hidden from the model"
+    elif place.turn == 0:
+        reason = "not part of this request"
+    elif place.seq < row.cut and epoch is not None and epoch.number == row.epoch:
+        (told,) = report_cut_turns(epoch, [place.turn])
+        kept, reason = told.kept, told.reason
+    elif place.seq < row.cut:
+        reason = "before the cut"
+    else:
+        reason = "not part of this request"
+    return Line(seq=place.seq, turn=place.turn, role=place.role, kept=kept, reason=reason, tokens=place.tokens)
+
+
+def info(row: CallRow) -> CallInfo:
+    """A call with the layers of its context."""
+    sent = decode(row.sent) if row.sent is not None else None
+    layers = sent.layers if sent is not None else ()
+    return CallInfo(
+        row=row,
+        layers=tuple(Layer(name=name, tokens=count) for name, count in layers),
+        instructions=sent.instructions if sent is not None else b"",
+    )
+
+
+async def _require(connection: Connection, tenant: str, session_id: str) -> None:
+    if await sessions.get(connection, tenant, session_id) is None:
+        raise NotFound("there is no such session")
+
+
+async def _require_call(connection: Connection, tenant: str, session_id: str, number: int) -> CallRow:
+    row = await calls.get(connection, tenant, session_id, number) if number < 2**62 else None
+    if row is None:
+        raise NotFound("there is no such call")
+    return row
+
+
+def _write_cursor(row: CallRow) -> str:
+    text = f"{row.created_at.isoformat()} {row.number} {row.session_id}"
+    return urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def _read_cursor(cursor: str) -> tuple[datetime, str, int]:
+    try:
+        text = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+        at, number, session_id = text.split(" ", 2)
+        moment = datetime.fromisoformat(at)
+        if moment.tzinfo is None or "\x00" in session_id or not 0 <= int(number) < 2**62:
+            raise ValueError
+    except ValueError:
+        raise InvalidRequest("after must be the `next` of a page before", field="after") from None
+    return moment, session_id, int(number)

@@ -1,0 +1,92 @@
+"""Delete sessions that have been idle for long, where the operator or their strategy asks for it.
+
+Of the reference documents only CowAgent's deletes sessions, after 30 days. So that is the default for sessions under
+``trim``; every other session stays until it is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from tersely.domain.errors import InvalidRequest, StoreUnavailable
+from tersely.service.context.context_configs import ContextConfigs
+from tersely.store.db.connection import Database
+from tersely.store.ops import cleanup, limits
+from tersely.store.ops.cleanup import IdleSession
+from tersely.strategies.presets import Trim
+
+_log = logging.getLogger(__name__)
+
+TRIM_DAYS = 30
+EVERY = timedelta(hours=6)
+# The lease of the one replica that cleans up. It is prolonged with each page.
+LEASE = timedelta(minutes=10)
+# Sessions that one transaction deletes.
+PAGE = 200
+_END = datetime(9999, 1, 1, tzinfo=UTC)
+
+
+class Cleanup:
+    """Deletes idle sessions, now and then or at the operator's word."""
+
+    def __init__(
+        self,
+        database: Database,
+        recipes: ContextConfigs,
+        *,
+        clock: Callable[[], datetime],
+        days: int | None = None,
+        name: str = "operator",
+    ) -> None:
+        """``days``: after how many all sessions go, whatever their strategy; None: only those under ``trim``.
+
+        ``name`` tells this process from the others that might clean up.
+        """
+        self._database = database
+        self._recipes = recipes
+        self._clock = clock
+        self._days = days
+        self._name = name
+
+    async def run(self, days: int | None = None, *, tenant: str | None = None, has_lease: bool = False) -> int:
+        """Delete what is idle for ``days``, of one tenant or of all; how many it were.
+
+        Without ``days`` a tenant's own retention counts, else what is configured. ``has_lease``: stop when another
+        process has the cleaner's lease. Raises `StoreUnavailable`.
+        """
+        own = {} if days is not None else await limits.retentions(self._database)
+        count = 0
+        for each in [tenant] if tenant is not None else await cleanup.tenants(self._database):
+            wanted = days if days is not None else own.get(each, self._days)
+            before = self._clock() - timedelta(days=TRIM_DAYS if wanted is None else wanted)
+            place = (_END, "")
+            while found := await cleanup.idle(self._database, each, before, older_than=place, limit=PAGE):
+                if has_lease and not await self._take_lease():
+                    return count
+                chosen = [session.id for session in found if wanted is not None or self._forgets(session)]
+                count += await cleanup.delete_idle(self._database, each, chosen, before)
+                place = (found[-1].created_at, found[-1].id)
+        return count
+
+    async def _take_lease(self) -> bool:
+        now = self._clock()
+        return await cleanup.take_lease(self._database, self._name, until=now + LEASE, now=now)
+
+    def _forgets(self, session: IdleSession) -> bool:
+        try:
+            return isinstance(self._recipes.choose(strategy=session.strategy).strategy, Trim)
+        except InvalidRequest:
+            return False  # a setting of another version: better kept than guessed at
+
+    async def keep_clean(self) -> None:
+        """Clean up now and then, until cancelled. Of all processes one does it."""
+        while True:
+            try:
+                if await self._take_lease() and (count := await self.run(has_lease=True)):
+                    _log.info("idle sessions deleted: %d", count)
+            except StoreUnavailable:
+                _log.info("no cleanup: the database is away")
+            await asyncio.sleep(EVERY.total_seconds())

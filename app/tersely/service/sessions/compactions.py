@@ -1,0 +1,244 @@
+"""Change a session's context on request: compact it, clear it, rebuild its state block."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from tersely.domain.errors import Conflict, NotFound, StoreUnavailable
+from tersely.domain.history.context import Report
+from tersely.domain.history.history import Summary
+from tersely.domain.history.runs import subtract
+from tersely.domain.history.sessions import Session
+from tersely.domain.messages import Dialect as DialectName
+from tersely.domain.text.state import StateBlock, state_text, strip_state
+from tersely.service.context.context_configs import ContextConfigs
+from tersely.service.sessions.epochs import EpochKeeper, ExtraWrite
+from tersely.service.summaries.jobs import Job
+from tersely.service.summaries.memory_updates import MemoryUpdates
+from tersely.service.summaries.summarizer import Compaction, Summarizer
+from tersely.store.db.connection import Connection, Database
+from tersely.store.history import sessions
+from tersely.store.notes import states, summaries
+from tersely.strategies.composition import layer_text
+from tersely.strategies.epochs.policies import Reason
+from tersely.strategies.prefetch import MEMORY_UPDATE
+from tersely.strategies.presets import Compact, Strategy, Trim, strategy_name
+from tersely.strategies.summaries.prompts import Purpose
+
+_log = logging.getLogger(__name__)
+
+WITHOUT_MODEL = (
+    "a state block is made anew by a model, and none can be asked. Set TERSELY_SUMMARIZER_MODEL (docs/summaries.md), "
+    "or write the block yourself: PUT /api/sessions/{id}/state"
+)
+# What a strategy puts in the place of all older messages; the others need no such summary.
+PURPOSES: dict[type[Strategy], Purpose] = {Compact: "checkpoint", Trim: "ahead"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionOptions:
+    """The options of a compaction: the caller's own model, dialect and key.
+
+    ``model`` empty: the last call's. ``strategy`` and ``epoch``, in the form of the configuration, apply to the
+    following calls if they are not the session's.
+    """
+
+    dialect: DialectName = "openai_chat"
+    strategy: str | None = None
+    epoch: str | None = None
+    model: str = ""
+    credentials: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """The summary that was made, if the strategy has one, and the report of the epoch that was started."""
+
+    summary: Compaction | None
+    report: Report
+
+
+class Compactions:
+    """The verbs, within a tenant; `NotFound` for a session that is not there, `StoreUnavailable`."""
+
+    def __init__(
+        self,
+        database: Database,
+        recipes: ContextConfigs,
+        summarizer: Summarizer,
+        epoch_keeper: EpochKeeper,
+        memory_updates: MemoryUpdates,
+        *,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._database = database
+        self._recipes = recipes
+        self._summarizer = summarizer
+        self._keeper = epoch_keeper
+        self._remembering = memory_updates
+        self._clock = clock
+
+    async def compact(self, tenant: str, session_id: str, options: CompactionOptions) -> Compacted:
+        """Cut the context down now: everything before the last turn is summarised, and a new epoch starts.
+
+        Raises `Conflict` when another replica is at work on the session for too long, or it is in heavy use.
+        """
+        async with self._database.reading(tenant) as connection:
+            session = await _require(connection, tenant, session_id)
+            last_seq = await summaries.last_turn_begins(connection, tenant, session_id) - 1
+            options = await _with_model(connection, tenant, session_id, options)
+        strategy = self._recipes.beside_calls(session, strategy=options.strategy).strategy
+        purpose = PURPOSES.get(type(strategy))
+        done = None
+        if purpose is not None and last_seq >= session.cleared_at:
+            job = _job(session, tenant, options, strategy, purpose, _first_shown(session, strategy), last_seq)
+            done = await self._run(job)
+        report = await self._begin(tenant, session_id, "compact", options)
+        if isinstance(strategy, Trim):
+            left = _job(session, tenant, options, strategy, MEMORY_UPDATE, 1, report.cut - 1)
+            await self._run(replace(left, epoch=report.epoch))
+        return Compacted(summary=done, report=report)
+
+    async def clear(self, tenant: str, session_id: str, options: CompactionOptions) -> Report:
+        """Return an empty context from here on: nothing before is shown or told of, but for what is pinned.
+
+        History and memory stay; what is cleared goes into the memory. Raises `Conflict` where the session is in heavy
+        use.
+        """
+
+        async def empty_state(connection: Connection) -> None:
+            await states.add(connection, tenant, session_id, "", "client", self._clock())
+
+        async with self._database.reading(tenant) as connection:
+            session = await _require(connection, tenant, session_id)
+            options = await _with_model(connection, tenant, session_id, options)
+        report = await self._begin(tenant, session_id, "clear", options, empty_state)
+        try:
+            await self._remember(session, tenant, options)
+        except StoreUnavailable as error:
+            # It is cleared all the same, and nothing of it is lost.
+            _log.warning("what was cleared is not in the memory: %s", error)
+        return report
+
+    async def _remember(self, before: Session, tenant: str, options: CompactionOptions) -> None:
+        """Write the cleared messages into the memory; ``before`` is the session before."""
+        async with self._database.reading(tenant) as connection:
+            session = await _require(connection, tenant, before.id)
+        kept = [(seq, seq) for seq in session.plan.kept] if session.plan else []
+        left = subtract([(before.cleared_at, session.cleared_at - 1)], kept)
+        await self._remembering.write(
+            tenant,
+            session.id,
+            [left],
+            strategy=strategy_name(self._recipes.beside_calls(before, strategy=options.strategy).strategy),
+            dialect=options.dialect,
+            model=options.model,
+            credentials=options.credentials,
+        )
+
+    async def rebuild_state(self, tenant: str, session_id: str, options: CompactionOptions) -> StateBlock | None:
+        """Make the state anew from everything in the current window (std::slop, "/context rebuild").
+
+        Only a model replaces a state block that a model or a client wrote: without one, or where it fails, `Conflict`
+        says what to do. Where there is no such block, an extract is stored, unless it names no goal (`Conflict`). None
+        for a session without messages. Raises `Conflict` also as `compact` does.
+        """
+        async with self._database.reading(tenant) as connection:
+            session = await _require(connection, tenant, session_id)
+            before = await states.newest(connection, tenant, session_id)
+            made = await summaries.newest(connection, tenant, session_id, ["state"])
+            options = await _with_model(connection, tenant, session_id, options)
+        has_block = before is not None and bool(before.text.strip()) and not _is_extract(before, made)
+        strategy = self._recipes.beside_calls(session, strategy=options.strategy).strategy
+        job = _job(session, tenant, options, strategy, "state", session.cut, session.last_seq)
+        if has_block and not self._summarizer.has_model(job):
+            raise Conflict(f"the state block was left as it is: {WITHOUT_MODEL}")
+        done = await self._run(replace(job, earlier=before.text if before else "", is_forced=True))
+        if done.result == "empty":
+            return None
+        if done.summary is None:
+            raise Conflict(f"no state block could be made, for no goal was found: {WITHOUT_MODEL}")
+        if has_block and done.summary.source != "model":
+            raise Conflict(f"the state block was left as it is, for the model failed: {done.error}; try again later")
+        text = _block_in(done.summary.text)
+        async with self._database.transaction(tenant) as connection:
+            if not await sessions.mark_edited(connection, tenant, session_id, self._clock()):
+                raise NotFound("there is no such session")
+            return await states.add(connection, tenant, session_id, text, "rebuilt", self._clock())
+
+    async def _begin(
+        self, tenant: str, session_id: str, reason: Reason, options: CompactionOptions, beside: ExtraWrite | None = None
+    ) -> Report:
+        return await self._keeper.start_epoch(
+            tenant,
+            session_id,
+            reason,
+            dialect=options.dialect,
+            strategy=options.strategy,
+            epoch=options.epoch,
+            beside=beside,
+        )
+
+    async def _run(self, job: Job) -> Compaction:
+        done = await self._summarizer.run_now(job)
+        if done.result == "held":
+            raise Conflict("the session is being summarised already: try again")
+        return done
+
+
+def _first_shown(session: Session, strategy: Strategy) -> int:
+    """Return the first message that no summary of the session's epoch covers."""
+    if isinstance(strategy, Trim) and session.plan is not None and not session.plan.must_rebuild:
+        return session.cut if layer_text(session.plan, "summary") else session.cleared_at
+    return session.cleared_at
+
+
+def _block_in(text: str) -> str:
+    """Return the state in a summarizer's text, without its heading."""
+    said, blocks = strip_state(text)
+    return blocks[-1] if blocks else state_text(said)
+
+
+def _is_extract(state: StateBlock, made: Sequence[Summary]) -> bool:
+    """Return whether the newest state that the summarizer made is ``state``, and no model wrote it."""
+    return any(each.source == "extractive" and _block_in(each.text) == state.text for each in made)
+
+
+async def _require(connection: Connection, tenant: str, session_id: str) -> Session:
+    session = await sessions.get(connection, tenant, session_id)
+    if session is None:
+        raise NotFound("there is no such session")
+    return session
+
+
+async def _with_model(
+    connection: Connection, tenant: str, session_id: str, options: CompactionOptions
+) -> CompactionOptions:
+    if options.model:
+        return options
+    return replace(options, model=await summaries.last_model(connection, tenant, session_id))
+
+
+def _job(
+    session: Session,
+    tenant: str,
+    options: CompactionOptions,
+    strategy: Strategy,
+    purpose: Purpose,
+    first: int,
+    last: int,
+) -> Job:
+    return Job(
+        tenant=tenant,
+        session_id=session.id,
+        purpose=purpose,
+        first_seq=first,
+        last_seq=last,
+        strategy=strategy_name(strategy),
+        dialect=options.dialect,
+        model=options.model,
+        credentials=options.credentials,
+    )

@@ -1,0 +1,169 @@
+"""A session beside a call: what the client said, and what the model was sent of it, row by row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tersely.dialects.registry import DIALECTS
+from tersely.domain.errors import NotFound, TerselyError
+from tersely.domain.messages import Media, Message, Part, Reasoning, Text, ToolCall, ToolResult
+from tersely.service.common.offload import run_in_thread_if_large
+from tersely.service.sessions.calls import CallContext, Calls, Line
+from tersely.store.db.connection import Database
+from tersely.store.history import messages
+from tersely.store.history.messages import StoredMessage
+
+Kind = Literal["text", "reasoning", "call", "result", "media", "injected"]
+Change = Literal["", "new", "changed"]
+MAX_CHARS = 6_000
+"""Characters of one part; a page shows more on demand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A part of a message, to be read. ``omitted``: characters behind the text that are not in it."""
+
+    kind: Kind
+    text: str
+    name: str = ""
+    omitted: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A message on both sides. ``sent`` is None where both sides are the same. ``change``: against the call before."""
+
+    line: Line
+    said: tuple[Block, ...]
+    sent: tuple[Block, ...] | None
+    change: Change = ""
+    is_hidden: bool = False
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Rows ``start`` and on of a session beside a call; ``total`` of them there are."""
+
+    context: CallContext
+    rows: tuple[Row, ...]
+    start: int
+    total: int
+
+
+class Comparisons:
+    """Compares sessions with their calls."""
+
+    def __init__(self, database: Database, calls: Calls) -> None:
+        self._database = database
+        self._calls = calls
+
+    async def rows(
+        self, tenant: str, session_id: str, number: int, *, start: int, limit: int, seq: int | None = None
+    ) -> Comparison:
+        """Rows of a session beside call ``number``: from ``start``, or around message ``seq``.
+
+        Raises `NotFound`.
+        """
+        context = await self._calls.context(tenant, session_id, number)
+        before: dict[int, Line] = {}
+        if number > 1:
+            try:
+                earlier = await self._calls.context(tenant, session_id, number - 1)
+                before = {line.seq: line for line in earlier.lines if line.seq is not None}
+            except NotFound:
+                pass
+        lines = context.lines
+        if seq is not None:
+            at = next((place for place, line in enumerate(lines) if line.seq == seq), len(lines))
+            start = max(0, at - limit // 2)
+        shown = lines[start : start + limit]
+        seqs = [line.seq for line in shown if line.seq is not None]
+        async with self._database.reading(tenant) as connection:
+            stored = {each.seq: each for each in await messages.content(connection, tenant, session_id, seqs)}
+        size = sum(len(each.raw) for each in stored.values())
+        rows = await run_in_thread_if_large(size, _rows, context, shown, stored, before, number > 1)
+        return Comparison(context=context, rows=tuple(rows), start=start, total=len(lines))
+
+
+def _rows(
+    context: CallContext,
+    shown: tuple[Line, ...],
+    stored: dict[int, StoredMessage],
+    before: dict[int, Line],
+    has_before: bool,  # noqa: FBT001 passed through a thread by place
+) -> list[Row]:
+    found = []
+    for line in shown:
+        message = stored.get(line.seq) if line.seq is not None else None
+        said = blocks_of(message.raw, message.dialect, message.role) if message is not None else ()
+        sent: tuple[Block, ...] | None = None
+        if line.index is not None and context.messages is not None:
+            raw = context.messages[line.index]
+            if message is None or raw != message.raw:
+                role = message.role if message is not None else ""
+                sent = blocks_of(raw, context.dialect, role)
+                sent = None if sent == said else sent
+        known = before.get(line.seq) if line.seq is not None else None
+        change: Change = ""
+        if has_before and line.seq is not None:
+            change = "new" if known is None else "changed" if known.kept != line.kept else ""
+        found.append(
+            Row(
+                line=line,
+                said=said,
+                sent=sent,
+                change=change,
+                is_hidden=message is not None and not message.client_visible,
+                pinned=message is not None and message.pinned,
+            )
+        )
+    return found
+
+
+def blocks_of(raw: bytes, dialect: str, role: str) -> tuple[Block, ...]:
+    """The parts of a message in wire form; of one that cannot be read, its bytes."""
+    if not raw:
+        return ()
+    try:
+        form = DIALECTS[dialect]  # type: ignore[index]
+        message = form.read_reply(raw) if role == "assistant" else form.read_message(raw)
+    except (TerselyError, ValueError, KeyError):
+        return (_block("text", raw.decode("utf-8", "replace")),)
+    return message_blocks(message)
+
+
+def message_blocks(message: Message) -> tuple[Block, ...]:
+    """The parts of a message."""
+    injected = [_block("injected", block.text, block.key) for block in message.injected]
+    return (*injected, *(_part(part) for part in message.parts))
+
+
+def _part(part: Part) -> Block:
+    match part:
+        case Text(text=text):
+            return _block("text", text)
+        case Reasoning(text=text):
+            return _block("reasoning", text)
+        case ToolCall(name=name, arguments=arguments):
+            return _block("call", arguments, name)
+        case ToolResult(text=text, call_id=call_id):
+            return _block("result", text, call_id)
+        case Media(kind=kind, detail=detail):
+            return _block("media", detail, kind)
+
+
+def _block(kind: Kind, text: str, name: str = "") -> Block:
+    shown = readable(text)
+    return Block(kind=kind, text=shown[:MAX_CHARS], name=readable(name), omitted=max(0, len(shown) - MAX_CHARS))
+
+
+_PICTURES = {code: 0x2400 + code for code in range(32) if code not in {9, 10}} | {0x7F: 0x2421}
+# Marks that would turn the direction of the text around them.
+_PICTURES |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
+
+
+def readable(text: str) -> str:
+    """Text with a picture for each control character, fit for a page."""
+    return text.replace("\r\n", "\n").translate(_PICTURES).encode("utf-8", "replace").decode()

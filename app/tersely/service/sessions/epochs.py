@@ -1,0 +1,372 @@
+"""Starts epochs on append, as the proxy does on calls, so that agents which only use REST get the same contexts.
+
+An agent appends a question, asks for the context, calls its model, and appends the reply; or it asks for the context
+with the question unstored, and appends both. Asking for a context stores nothing, so the epoch that it begins with is
+stored by the append before or after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import pairwise
+from weakref import WeakValueDictionary
+
+from tersely.dialects.dialect import Dialect
+from tersely.domain.errors import Conflict, ContextTooLarge, NotFound
+from tersely.domain.history.context import Report
+from tersely.domain.history.history import Snapshot
+from tersely.domain.history.reconciliation import append_messages
+from tersely.domain.history.sessions import Session
+from tersely.domain.messages import Dialect as DialectName
+from tersely.domain.models import known_window
+from tersely.service.common.calibrations import Calibrations
+from tersely.service.common.metrics import Metrics
+from tersely.service.context import contexts
+from tersely.service.context.context_configs import ContextConfigs
+from tersely.service.context.contexts import BuiltContext, ContextConfig, History, TokenBudget
+from tersely.service.context.fixed_tokens import circumstances, window_of
+from tersely.service.context.retrieval import Retriever
+from tersely.service.recognition.incoming_history import hash_history
+from tersely.service.recognition.session_lookup import SessionMatch
+from tersely.service.sessions.messages import Batch, dialect_of
+from tersely.service.summaries.prefetcher import SummaryPrefetcher, memory_of_cut
+from tersely.store.commit import epochs
+from tersely.store.commit.records import NewEpoch
+from tersely.store.db.connection import Connection, Database
+from tersely.store.history import sessions
+from tersely.store.history.sessions import write_epoch
+from tersely.store.notes import summaries
+from tersely.store.notes.pending_memory import PendingMemory
+from tersely.strategies.epochs.policies import Advance, EveryRequest, Reason
+from tersely.strategies.planning import ContentSize, is_unchanged, may_need_epoch
+from tersely.strategies.presets import Full, strategy_name
+
+# Seconds. What is read is bounded by the watermark and by one append.
+LIMIT = 15.0
+# A batch that tells of more calls than this is an import: it starts one epoch at its end.
+FEW_CALLS = 8
+# How often a session may move on while an epoch is being planned for it.
+ATTEMPTS = 8
+
+ExtraWrite = Callable[[Connection], Awaitable[object]]
+
+
+class EpochKeeper:
+    """Starts epochs outside calls: where what was appended asks for one, and at somebody's word."""
+
+    def __init__(
+        self,
+        database: Database,
+        recipes: ContextConfigs,
+        calibrations: Calibrations,
+        retriever: Retriever,
+        prefetcher: SummaryPrefetcher,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._database = database
+        self._recipes = recipes
+        self._calibrations = calibrations
+        self._retriever = retriever
+        self._forethought = prefetcher
+        self._metrics = metrics
+        self._clock = clock
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+
+    async def advance_if_due(self, tenant: str, session_id: str, batch: Batch) -> None:
+        """Start the epochs that calls would have started with these messages, and ask for the summaries to come.
+
+        A reply in the batch tells of a call: an epoch that this call's context began with is started as it was built
+        then, so that contexts which were asked for in between stay what they are. A session that moves on meanwhile is
+        left to the next append.
+        """
+        moments = _Moments(batch.first_seq)
+        for _ in range(2 * FEW_CALLS):
+            if not await self._keep_up(tenant, session_id, batch, moments):
+                return
+
+    async def _keep_up(self, tenant: str, session_id: str, batch: Batch, moments: _Moments) -> bool:
+        """Do one step of `advance_if_due`; return whether another epoch may be due."""
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
+            session = await sessions.get(connection, tenant, session_id)
+            if session is None:
+                return False
+            config = self._recipes.as_called(session)
+            model = batch.model or await summaries.last_model(connection, tenant, session_id)
+            pause = await epochs.pause_before(connection, tenant, session_id, batch.first_seq)
+            if not await self._may_advance(connection, tenant, session, config, model, pause):
+                return False
+            history, budget, found = await self._load(
+                connection,
+                tenant,
+                session,
+                dialect_of(batch.dialect),
+                config,
+                model=model,
+                pause=pause,
+                moments=moments,
+            )
+        epoch = None
+        if history.advance is not None:
+            history = await self._with_past(tenant, found, history, config, batch.dialect)
+            try:
+                if session.plan is None and await self._start_bare(tenant, session, history, config, budget, batch):
+                    return True
+                started = await self._start(tenant, session, history, config, budget, model, batch.dialect)
+            except ContextTooLarge:
+                return False
+            if started is None:
+                return False
+            if not started.starts_epoch and moments.skip_one():
+                return True
+            if started.starts_epoch:
+                report, epoch = started.context.report, started.context.epoch
+                self._metrics.epochs.labels(strategy_name(config.strategy), epoch.reason).inc()
+                self._metrics.compression.observe(report.tokens_after / max(1, report.tokens_before))
+        self._forethought.prefetch(
+            tenant,
+            session_id,
+            session,
+            config.strategy,
+            history,
+            epoch,
+            dialect=batch.dialect,
+            model=model,
+            credentials=batch.credentials,
+        )
+        return epoch is not None and not isinstance(config.policy, EveryRequest)
+
+    async def _start_bare(
+        self,
+        tenant: str,
+        session: Session,
+        history: History,
+        config: ContextConfig,
+        budget: TokenBudget,
+        batch: Batch,
+    ) -> bool:
+        """Store the first epoch of a session that was sent whole until now, if now it is not; return whether it was."""
+        before = tuple(entry for entry in history.snapshot.entries if entry.seq < batch.first_seq)
+        if not before:
+            return False
+        now = await asyncio.to_thread(contexts.make, history, config, budget, batch.model)
+        if is_unchanged(now.context.epoch):
+            return False
+        past = replace(history, snapshot=replace(history.snapshot, entries=before))
+        built = await asyncio.to_thread(contexts.make, past, config, budget, batch.model)
+        # Nothing leaves the context with such an epoch.
+        return is_unchanged(built.context.epoch) and await self._store(tenant, session, built, budget, None)
+
+    async def _may_advance(
+        self,
+        connection: Connection,
+        tenant: str,
+        session: Session,
+        config: ContextConfig,
+        model: str,
+        pause: timedelta | None,
+    ) -> bool:
+        """Return False where the session's size alone shows that no epoch is due."""
+        if session.plan is not None and session.edited:
+            return True
+        cheap = partial(
+            may_need_epoch,
+            session.plan,
+            strategy=config.strategy,
+            policy=config.policy,
+            read_back=config.way,
+            window=window_of(model, self._calibrations),
+            model_window=known_window(model),
+        )
+        if isinstance(config.strategy, Full):
+            return cheap(ContentSize(tokens=0, messages=0, turns=0))
+        size = await epochs.tail_size(connection, tenant, session)
+        return cheap(
+            ContentSize(
+                tokens=size.tokens + (session.plan.head_tokens if session.plan else 0),
+                messages=size.messages,
+                turns=size.turns,
+                idle=pause.total_seconds() if pause else 0.0,
+            )
+        )
+
+    async def _with_past(
+        self, tenant: str, found: SessionMatch, history: History, config: ContextConfig, dialect: DialectName
+    ) -> History:
+        how = dialect_of(dialect)
+        restore = partial(contexts.restore_reply, how)
+        return await self._retriever.with_past(tenant, found, history, config.strategy, hash_history(()), how, restore)
+
+    async def start_epoch(
+        self,
+        tenant: str,
+        session_id: str,
+        reason: Reason,
+        *,
+        dialect: DialectName = "openai_chat",
+        strategy: str | None = None,
+        epoch: str | None = None,
+        beside: ExtraWrite | None = None,
+    ) -> Report:
+        """Start an epoch for ``reason``; its report. ``strategy`` and ``epoch`` are those of the calls to come, where
+        they are not the session's. ``beside`` is done together with it, or not at all.
+
+        Those who ask at once are served one after the other. Raises `NotFound`, `ContextTooLarge`, and `Conflict` when
+        the session moves on faster than this.
+        """
+        place = tenant, session_id
+        async with self._locks.setdefault(place, asyncio.Lock()):
+            return await self._begin(tenant, session_id, reason, dialect, strategy, epoch, beside)
+
+    async def _begin(
+        self,
+        tenant: str,
+        session_id: str,
+        reason: Reason,
+        dialect: DialectName,
+        strategy: str | None,
+        epoch: str | None,
+        beside: ExtraWrite | None,
+    ) -> Report:
+        for _ in range(ATTEMPTS):
+            async with self._database.reading(tenant, limit=LIMIT) as connection:
+                session = await sessions.get(connection, tenant, session_id)
+                if session is None:
+                    raise NotFound("there is no such session")
+                config = self._recipes.as_called(session, strategy=strategy, epoch=epoch)
+                model = await summaries.last_model(connection, tenant, session_id)
+                history, budget, _ = await self._load(
+                    connection, tenant, session, dialect_of(dialect), config, model=model
+                )
+            history = replace(history, advance=Advance(reason=reason))
+            started = await self._start(tenant, session, history, config, budget, model, dialect, beside)
+            if started is not None:
+                return started.context.report
+        raise Conflict("the session is in use: try again")
+
+    async def _load(
+        self,
+        connection: Connection,
+        tenant: str,
+        session: Session,
+        dialect: Dialect,
+        config: ContextConfig,
+        *,
+        model: str,
+        pause: timedelta | None = None,
+        moments: _Moments | None = None,
+    ) -> tuple[History, TokenBudget, SessionMatch]:
+        decision = append_messages((), last_seq=session.last_seq, turns=session.turns, turn=session.turns)
+        found = SessionMatch(
+            session_id=session.id, session=session, source="header", decision=decision, rows=(), is_delta=True
+        )
+        now = self._clock()
+        budget = await circumstances(
+            connection,
+            tenant,
+            session,
+            config,
+            self._calibrations,
+            model=model,
+            now=now,
+            last_call_at=None if pause is None else now - pause,
+        )
+        if moments is None:
+            # What somebody asks for is not bound to a window: it is the way out of one that is too small.
+            budget = replace(budget, window=None)
+        history = await contexts.load(
+            connection,
+            tenant,
+            found,
+            hash_history(()),
+            dialect,
+            config,
+            budget,
+            needs_material=moments is None,
+            moments=moments,
+        )
+        return history, budget, found
+
+    async def _start(
+        self,
+        tenant: str,
+        session: Session,
+        history: History,
+        config: ContextConfig,
+        budget: TokenBudget,
+        model: str,
+        dialect: DialectName,
+        beside: ExtraWrite | None = None,
+    ) -> BuiltContext | None:
+        """Store the epoch that starts; None when the session has moved on.
+
+        A first epoch that shows everything as it is is not worth a row: the next append looks again.
+        """
+        built = await asyncio.to_thread(contexts.make, history, config, budget, model)
+        if built.context.epoch.reason == "first" and is_unchanged(built.context.epoch):
+            return replace(built, starts_epoch=False)
+        memory = memory_of_cut(config.strategy, history, built.context.epoch, dialect=dialect, model=model)
+        return built if await self._store(tenant, session, built, budget, memory, beside) else None
+
+    async def _store(
+        self,
+        tenant: str,
+        session: Session,
+        built: BuiltContext,
+        budget: TokenBudget,
+        memory: PendingMemory | None,
+        beside: ExtraWrite | None = None,
+    ) -> bool:
+        report = built.context.report
+        new = NewEpoch(
+            epoch=built.context.epoch,
+            plan=write_epoch(built.context.epoch),
+            tokens_before=report.tokens_before,
+            tokens_after=report.tokens_after,
+            derived=built.derived,
+            states=built.states,
+            memory=memory,
+        )
+        async with self._database.transaction(tenant, limit=LIMIT) as connection:
+            is_started = await epochs.start(connection, tenant, session, new, budget.now)
+            if is_started and beside is not None:
+                await beside(connection)
+        return is_started
+
+
+class _Moments:
+    """The snapshots at each call among the messages from ``first_seq`` on, and the present one.
+
+    Each reply marks a call. Of a long batch, which is an import, only the last call counts.
+    """
+
+    def __init__(self, first_seq: int) -> None:
+        self._first_seq = first_seq
+        self._skipped = 0
+        self._count = 1
+
+    def __call__(self, snapshot: Snapshot) -> list[Snapshot]:
+        """Return the moments that were not skipped, in order."""
+        entries = snapshot.entries
+        asked = [
+            index
+            for index, (entry, following) in enumerate(pairwise(entries), start=1)
+            if following.seq >= self._first_seq
+            and following.message.role == "assistant"
+            and entry.message.role != "assistant"
+        ]
+        if len(asked) > FEW_CALLS:
+            asked = asked[-1:]
+        found = [*(replace(snapshot, entries=entries[:index]) for index in asked), snapshot]
+        self._count = len(found)
+        return found[min(self._skipped, self._count - 1) :]
+
+    def skip_one(self) -> bool:
+        """Leave out the first moment from now on; return whether one is left."""
+        self._skipped += 1
+        return self._skipped < self._count

@@ -1,0 +1,194 @@
+"""The context that a session's next call would get, with its report. Nothing in the store changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+
+from tersely.dialects.dialect import Dialect
+from tersely.domain.errors import NotFound
+from tersely.domain.history.context import Report, TurnReport
+from tersely.domain.history.readable import read_context
+from tersely.domain.history.reconciliation import append_messages
+from tersely.domain.history.sessions import Session
+from tersely.service.common import tokens
+from tersely.service.common.calibrations import Calibrations
+from tersely.service.common.offload import run_in_thread_if_large
+from tersely.service.context import contexts
+from tersely.service.context.context_configs import ContextConfigs
+from tersely.service.context.contexts import BuiltContext, ContextConfig, History
+from tersely.service.context.fixed_tokens import circumstances
+from tersely.service.context.memo_layer import with_memos
+from tersely.service.context.retrieval import Retriever
+from tersely.service.recognition.incoming_history import IncomingHistory, hash_history
+from tersely.service.recognition.session_lookup import SessionMatch
+from tersely.service.sessions.messages import dialect_of, read_messages
+from tersely.service.sessions.sessions import as_setting
+from tersely.store.commit import turns
+from tersely.store.db.connection import Connection, Database
+from tersely.store.history import messages as store
+from tersely.store.history import sessions
+from tersely.store.notes import summaries
+from tersely.strategies.planning import report_cut_turns
+from tersely.strategies.presets import Tiered, strategy_name
+from tersely.strategies.reduction.levels import LevelSize, measure_levels
+
+# A report tells about so many of the newest turns; of the others it gives the number.
+MAX_TURNS = 200
+# Seconds; of a session without an epoch everything is read.
+LIMIT = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreviewRequest:
+    """The options of a preview.
+
+    ``max_tokens`` is the window that the context must fit into, instructions included; without it the model's own
+    window counts, where known. ``messages`` follow the stored ones. ``tools``: Tersely's tools that the model will
+    have; None: as in the session's calls.
+    """
+
+    dialect: str = "openai_chat"
+    strategy: object = None
+    epoch: object = None
+    model: str = ""
+    max_tokens: int | None = None
+    messages: Sequence[bytes] = ()
+    tools: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """A context in wire form. ``instructions`` go before ``messages``, Tersely's own text is part of them.
+
+    ``text`` is what the instructions say. ``turns_omitted`` counts turns that the report does not list; ``retrieved``
+    are the turns that were brought back for their relevance; ``levels`` are those of `tiered`.
+    """
+
+    instructions: tuple[bytes, ...]
+    messages: tuple[bytes, ...]
+    text: str | None
+    report: Report
+    turns: tuple[TurnReport, ...]
+    turns_omitted: int
+    retrieved: tuple[int, ...]
+    strategy: str
+    levels: tuple[LevelSize, ...] = ()
+
+
+class Previews:
+    """Build contexts as the proxy does, to look at or to call a model without the proxy."""
+
+    def __init__(
+        self,
+        database: Database,
+        recipes: ContextConfigs,
+        calibrations: Calibrations,
+        retriever: Retriever,
+        *,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._database = database
+        self._recipes = recipes
+        self._calibrations = calibrations
+        self._retriever = retriever
+        self._clock = clock
+
+    async def build(self, tenant: str, session_id: str, request: PreviewRequest) -> Preview:
+        """Raises `NotFound`, `InvalidRequest`, and `ContextTooLarge` when nothing valid fits the window."""
+        dialect = dialect_of(request.dialect)
+        strategy, epoch = as_setting(request.strategy), as_setting(request.epoch)
+        self._recipes.check(strategy=strategy, epoch=epoch)
+        arrival = hash_history(read_messages(request.messages, dialect))
+        counts = await tokens.count_messages(arrival.messages, "")
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
+            session = await sessions.get(connection, tenant, session_id)
+            if session is None:
+                raise NotFound("there is no such session")
+            config = self._recipes.as_called(session, strategy=strategy, epoch=epoch, tools=request.tools)
+            request = replace(
+                request, model=request.model or await summaries.last_model(connection, tenant, session_id)
+            )
+            budget = await circumstances(
+                connection,
+                tenant,
+                session,
+                config,
+                self._calibrations,
+                model=request.model,
+                now=self._clock(),
+                given=[message for message in arrival.messages if message.is_instruction],
+                max_tokens=request.max_tokens,
+                last_call_at=await store.newest_at(connection, tenant, session_id),
+            )
+            found = await _find(connection, tenant, session, arrival)
+            history = await contexts.load(connection, tenant, found, arrival, dialect, config, budget, counts=counts)
+        restore = partial(contexts.restore_reply, dialect)
+        history = await self._retriever.with_past(tenant, found, history, config.strategy, arrival, dialect, restore)
+        history, _ = await with_memos(self._database, tenant, found, history, config.strategy, arrival, dialect)
+        built = await run_in_thread_if_large(history.size, contexts.make, history, config, budget, request.model)
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
+            told, omitted = await _turns(connection, tenant, session, built)
+        instructions, laid_out = _lay_out(built, dialect, history, arrival, found, config)
+        texts = [dialect.read_message(raw).text for raw in instructions]
+        return Preview(
+            instructions=tuple(instructions),
+            messages=tuple(laid_out),
+            text="\n\n".join(texts) if texts else None,
+            report=built.context.report,
+            turns=told,
+            turns_omitted=omitted,
+            retrieved=built.context.epoch.retrieved,
+            strategy=strategy_name(config.strategy),
+            levels=measure_levels(built.context) if isinstance(config.strategy, Tiered) else (),
+        )
+
+
+def as_text(preview: Preview, dialect: str) -> str:
+    """Return a context as people read it; ``dialect`` is that of the wish."""
+    read = dialect_of(dialect).read_message
+    messages = [read(raw) for raw in (*preview.instructions, *preview.messages)]
+    return read_context(messages, preview.report, preview.strategy)
+
+
+async def _find(connection: Connection, tenant: str, session: Session, incoming: IncomingHistory) -> SessionMatch:
+    """Match the given messages as the next ones of the session."""
+    turn = await turns.last_turn(connection, tenant, session.id)
+    decision = append_messages(incoming.incoming, last_seq=session.last_seq, turns=session.turns, turn=turn)
+    tail = await store.tail_rows(connection, tenant, session.id, session.cut, last=session.last_seq)
+    rows = [row for row in tail if not row.is_hidden]
+    return SessionMatch(
+        session_id=session.id, session=session, source="header", decision=decision, rows=rows, is_delta=True
+    )
+
+
+async def _turns(
+    connection: Connection, tenant: str, session: Session, built: BuiltContext
+) -> tuple[tuple[TurnReport, ...], int]:
+    """Report each live turn: loaded ones as reported, earlier ones by the epoch's cut."""
+    loaded = built.context.report.turns
+    known = {turn.turn for turn in loaded}
+    start = max(1, session.turns - MAX_TURNS + 1)
+    live = set(await turns.live_turns(connection, tenant, session.id, start, session.turns))
+    cut = report_cut_turns(built.context.epoch, sorted(live - known))
+    told = sorted((*cut, *loaded), key=lambda turn: turn.turn)
+    before = start - 1 - sum(turn < start for turn in known)
+    return tuple(told[-MAX_TURNS:]), max(0, len(told) - MAX_TURNS) + max(0, before)
+
+
+def _lay_out(
+    built: BuiltContext,
+    dialect: Dialect,
+    history: History,
+    incoming: IncomingHistory,
+    found: SessionMatch,
+    config: ContextConfig,
+) -> tuple[list[bytes], list[bytes]]:
+    """Leading instructions and everything else, exactly as the proxy would send them."""
+    laid_out = contexts.render_messages(built.context, dialect, history, incoming, found).messages
+    body = dialect.write_request(b"{}", messages=laid_out, instructions=config.instructions)
+    whole = dialect.read_request(body).messages
+    leading = next((place for place, message in enumerate(whole) if not message.is_instruction), len(whole))
+    return [message.raw for message in whole[:leading]], [message.raw for message in whole[leading:]]

@@ -1,0 +1,289 @@
+"""The sessions of a tenant: create, list, configure, delete; drop, undo and remove turns."""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from tersely.dialects.wire import raw_json
+from tersely.domain.errors import Conflict, InvalidRequest, NotFound, StoreUnavailable
+from tersely.domain.history.runs import Run
+from tersely.domain.history.sessions import Session, check_session_id
+from tersely.service.context import contexts
+from tersely.service.context.context_configs import ContextConfigs
+from tersely.service.context.visible_states import take_visible_states
+from tersely.service.summaries.memory_updates import MemoryUpdates
+from tersely.store.commit import turns
+from tersely.store.commit.turns import TurnRow
+from tersely.store.db.connection import Connection, Database
+from tersely.store.history import session_lists, sessions
+from tersely.store.history.session_lists import ListedSession, Narrowing, Place, Sort
+from tersely.store.history.sessions import Configuration
+from tersely.store.notes import daily_memory as memory
+from tersely.strategies.presets import Window, strategy_name
+
+MAX_METADATA = 16 * 1024
+# Deleting a long session touches many rows.
+DELETE_LIMIT = 30.0
+LIST_LIMIT = 10.0
+
+
+class Unset:
+    """The type of `UNSET`."""
+
+
+UNSET: Final = Unset()
+"""In a change: leave that as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of a session's configuration; None means: back to the default."""
+
+    strategy: Any = UNSET
+    epoch: Any = UNSET
+    metadata: Any = UNSET
+
+
+class Sessions:
+    """The verbs on sessions and turns, within a tenant; `NotFound` for what is not there, or not the tenant's."""
+
+    def __init__(
+        self,
+        database: Database,
+        recipes: ContextConfigs,
+        memory_updates: MemoryUpdates,
+        *,
+        clock: Callable[[], datetime],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._remembering = memory_updates
+        self._database = database
+        self._recipes = recipes
+        self._clock = clock
+        self._new_id = new_id
+
+    async def create(self, tenant: str, *, session_id: str | None, parent: str | None, given: Change) -> Session:
+        """Make an empty session. Raises `Conflict` for an id that is taken, `InvalidRequest` for a bad value."""
+        session_id = self._new_id() if session_id is None else check_session_id(session_id, "id")
+        configured = self.configure(given)
+        async with self._database.transaction(tenant) as connection:
+            if parent is not None and await sessions.get(connection, tenant, parent) is None:
+                raise InvalidRequest("parent: there is no such session", field="parent")
+            if not await sessions.add(connection, tenant, session_id, parent, configured, self._clock()):
+                raise Conflict("that session id is taken", field="id")
+            return await _require(connection, tenant, session_id)
+
+    async def get(self, tenant: str, session_id: str) -> Session:
+        """Return the session."""
+        async with self._database.transaction(tenant) as connection:
+            return await _require(connection, tenant, session_id)
+
+    async def figures(self, tenant: str, session_id: str) -> ListedSession:
+        """The session with its figures."""
+        async with self._database.reading(tenant) as connection:
+            found = await session_lists.get(connection, tenant, session_id)
+        if found is None:
+            raise NotFound("there is no such session")
+        return found
+
+    async def page(
+        self, tenant: str, narrowing: Narrowing, *, sort: Sort = "created", after: str | None, limit: int
+    ) -> tuple[list[ListedSession], str | None]:
+        """Sessions behind a cursor, and the next cursor."""
+        place = None if after is None else _read_place(after, sort)
+        async with self._database.reading(tenant, limit=LIST_LIMIT) as connection:
+            found = await session_lists.page(connection, tenant, narrowing, sort=sort, after=place, limit=limit + 1)
+        more = found[limit - 1] if len(found) > limit else None
+        return found[:limit], None if more is None else _write_place(more, sort)
+
+    async def children(self, tenant: str, parents: Sequence[str]) -> dict[str, int]:
+        """Parent -> how many sessions are its children."""
+        async with self._database.reading(tenant) as connection:
+            return await session_lists.children(connection, tenant, list(parents))
+
+    async def change(self, tenant: str, session_id: str, given: Change) -> Session:
+        """Change the configuration; the next context follows it."""
+        async with self._database.transaction(tenant) as connection:
+            session = await turns.lock(connection, tenant, session_id)
+            if session is None:
+                raise NotFound("there is no such session")
+            known = Configuration(
+                strategy=session.strategy, epoch_policy=session.epoch_policy, metadata=session.metadata
+            )
+            configured = self._configure(known, given)
+            changed = await sessions.change(connection, tenant, session_id, configured, self._clock())
+            if changed is None:
+                raise NotFound("there is no such session")
+            if self._becomes_window(session, changed):
+                since = await contexts.newest_looked_at(connection, tenant, changed)
+                await take_visible_states(connection, tenant, changed, since)
+        return changed
+
+    def _becomes_window(self, before: Session, after: Session) -> bool:
+        return self._is_window(after) and not self._is_window(before)
+
+    def _is_window(self, session: Session) -> bool:
+        try:
+            return isinstance(self._recipes.beside_calls(session).strategy, Window)
+        except InvalidRequest:  # a setting of another version
+            return False
+
+    async def delete(self, tenant: str, session_id: str) -> None:
+        """Delete a session and all that belongs to it."""
+        async with self._database.transaction(tenant, limit=DELETE_LIMIT) as connection:
+            if not await sessions.delete(connection, tenant, session_id):
+                raise NotFound("there is no such session")
+            await memory.forget_session(connection, tenant, session_id)
+
+    # Turns
+
+    async def turns(self, tenant: str, session_id: str, *, after: int, limit: int) -> tuple[list[TurnRow], int | None]:
+        """Return the turns after a number, and the number to continue after."""
+        async with self._database.transaction(tenant) as connection:
+            session = await _require(connection, tenant, session_id)
+            found = await turns.between(connection, tenant, session_id, after + 1, after + limit)
+        return found, after + limit if after + limit < session.turns else None
+
+    async def turn(self, tenant: str, session_id: str, turn: int) -> TurnRow:
+        """Return one turn. Raises `NotFound` for a missing or removed one."""
+        async with self._database.transaction(tenant) as connection:
+            await _require(connection, tenant, session_id)
+            return await _require_turn(connection, tenant, session_id, turn)
+
+    async def drop(self, tenant: str, session_id: str, turn: int) -> TurnRow:
+        """Hide a turn from every context. One that is hidden already stays as it is."""
+        async with self._database.transaction(tenant) as connection:
+            session = await _lock(connection, tenant, session_id)
+            await _require_turn(connection, tenant, session_id, turn)
+            told = await turns.hide(connection, tenant, session, turn, "dropped", self._clock())
+            await self.enqueue_anew(connection, tenant, session, told)
+            row = await _require_turn(connection, tenant, session_id, turn)
+        await self.rewrite_memory(tenant, session, told)
+        return row
+
+    async def undo(self, tenant: str, session_id: str) -> TurnRow:
+        """Take the last turn back. `Conflict` when there is none."""
+        async with self._database.transaction(tenant) as connection:
+            session = await _lock(connection, tenant, session_id)
+            turn = await turns.last_turn(connection, tenant, session_id)
+            told = await turns.hide(connection, tenant, session, turn, "undone", self._clock()) if turn else None
+            if told is None:
+                raise Conflict("there is no turn to take back")
+            await self.enqueue_anew(connection, tenant, session, told)
+            row = await _require_turn(connection, tenant, session_id, turn)
+        await self.rewrite_memory(tenant, session, told)
+        return row
+
+    async def remove(self, tenant: str, session_id: str, turn: int) -> None:
+        """Remove a turn's content for good."""
+        async with self._database.transaction(tenant, limit=DELETE_LIMIT) as connection:
+            session = await _lock(connection, tenant, session_id)
+            await _require_turn(connection, tenant, session_id, turn)
+            told = await turns.remove(connection, tenant, session, turn, self._clock())
+            await self.enqueue_anew(connection, tenant, session, told)
+        await self.rewrite_memory(tenant, session, told)
+
+    async def enqueue_anew(
+        self, connection: Connection, tenant: str, session: Session, told: Iterable[tuple[Run, ...]] | None
+    ) -> None:
+        """Store what `rewrite_memory` is to write, in the transaction that makes it due."""
+        if told:
+            strategy = strategy_name(self._recipes.beside_calls(session).strategy)
+            await self._remembering.enqueue(connection, tenant, session.id, told, strategy=strategy)
+
+    async def rewrite_memory(self, tenant: str, session: Session, told: Iterable[tuple[Run, ...]] | None) -> None:
+        """Have the memory tell of what is left of entries that told of ``told``.
+
+        It may fail, for what was asked for is done.
+        """
+        if told:
+            strategy = strategy_name(self._recipes.beside_calls(session).strategy)
+            with suppress(StoreUnavailable):
+                await self._remembering.write(tenant, session.id, told, strategy=strategy)
+
+    def check_settings(self, strategy: str | None, epoch: str | None) -> None:
+        """Raise `InvalidRequest` unless both can be read."""
+        self._recipes.check(strategy=strategy, epoch=epoch)
+
+    def configure(self, given: Change) -> Configuration:
+        """Return the configuration of a new session. Raises `InvalidRequest`."""
+        return self._configure(Configuration(strategy=None, epoch_policy=None, metadata=b"{}"), given)
+
+    def _configure(self, known: Configuration, given: Change) -> Configuration:
+        strategy = known.strategy if given.strategy is UNSET else as_setting(given.strategy)
+        policy = known.epoch_policy if given.epoch is UNSET else as_setting(given.epoch)
+        self._recipes.check(
+            strategy=None if given.strategy is UNSET else strategy, epoch=None if given.epoch is UNSET else policy
+        )
+        metadata = known.metadata if given.metadata is UNSET else write_metadata(given.metadata)
+        return Configuration(strategy=strategy, epoch_policy=policy, metadata=metadata)
+
+
+def as_setting(value: Any) -> str | None:
+    """Return a strategy or policy from JSON in the form of the configuration: a name, or an object as JSON text."""
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def write_metadata(value: dict[str, Any] | None) -> bytes:
+    """Metadata as stored. Raises `InvalidRequest` over the size limit."""
+    stored = raw_json.dump(value or {})
+    if len(stored) > MAX_METADATA:
+        raise InvalidRequest(f"metadata must have at most {MAX_METADATA} bytes as JSON", field="metadata")
+    return stored
+
+
+def _write_place(listed: ListedSession, sort: Sort) -> str:
+    """The cursor behind a session in a list."""
+    rank, value = (each.isoformat() if isinstance(each, datetime) else each for each in (listed.rank, listed.value))
+    text = json.dumps([sort, rank, value, listed.session.id])
+    return urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def _read_place(cursor: str, sort: Sort) -> Place:
+    """The inverse of `_write_place`. Raises `InvalidRequest`."""
+    try:
+        given = json.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        order, rank, value, session_id = given
+        if order != sort or not isinstance(session_id, str) or "\x00" in session_id:
+            raise ValueError
+        if sort in {"last_call", "created"}:
+            rank, value = (None if each is None else _time(each) for each in (rank, value))
+        elif not all(isinstance(each, int) and abs(each) < 2**62 for each in (rank, value)) or abs(rank) > 2**15 - 1:
+            raise ValueError
+    except (ValueError, TypeError):
+        raise InvalidRequest("after must be the `next` of a page before, in the same order", field="after") from None
+    return Place(rank=rank, value=value, id=session_id)
+
+
+def _time(text: str) -> datetime:
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is None:
+        raise ValueError
+    return at
+
+
+async def _require(connection: Connection, tenant: str, session_id: str) -> Session:
+    session = await sessions.get(connection, tenant, session_id)
+    if session is None:
+        raise NotFound("there is no such session")
+    return session
+
+
+async def _lock(connection: Connection, tenant: str, session_id: str) -> Session:
+    session = await turns.lock(connection, tenant, session_id)
+    if session is None:
+        raise NotFound("there is no such session")
+    return session
+
+
+async def _require_turn(connection: Connection, tenant: str, session_id: str, turn: int) -> TurnRow:
+    found = await turns.between(connection, tenant, session_id, turn, turn)
+    if not found:
+        raise NotFound(f"there is no turn t{turn}")
+    return found[0]

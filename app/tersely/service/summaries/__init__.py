@@ -1,0 +1,1 @@
+"""Summaries in the background: jobs, models, writing, daily memory."""

@@ -1,0 +1,155 @@
+"""What leaves contexts at somebody's word goes into the tenant's memory, and is told anew where it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import cast
+
+from tersely.domain.errors import StoreUnavailable
+from tersely.domain.history.runs import Run, subtract
+from tersely.domain.messages import Dialect as DialectName
+from tersely.service.summaries.jobs import Job
+from tersely.service.summaries.summarizer import Summarizer
+from tersely.store.db.connection import Connection, Database
+from tersely.store.notes import daily_memory as memory
+from tersely.store.notes import pending_memory, summaries
+from tersely.store.notes.pending_memory import DueMemory, PendingMemory
+from tersely.store.notes.summaries import NO_LIMIT
+from tersely.strategies.prefetch import MEMORY_UPDATE
+
+# One entry of the memory tells of so many messages at most, and of more than so many entries' worth only the newest
+# are told: a session may be of any length.
+PIECE = 1_000
+MOST = 32
+# Seconds that whoever clears or hides something waits for the memory; what takes longer goes on behind.
+PATIENCE = 5.0
+# How often entries are looked for that another process should have written, and how many are taken over at once.
+RESUME_EVERY = timedelta(minutes=1)
+RESUMED_AT_ONCE = 100
+
+_log = logging.getLogger(__name__)
+
+
+class MemoryUpdates:
+    """Has messages of sessions summarised into the memory, by the summarizer's model where there is one.
+
+    What is to be written is stored as pending first, so that another process writes it when this one dies.
+    """
+
+    def __init__(self, database: Database, summarizer: Summarizer, *, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._summarizer = summarizer
+        self._clock = clock
+
+    async def enqueue(
+        self, connection: Connection, tenant: str, session_id: str, entries: Iterable[Sequence[Run]], *, strategy: str
+    ) -> None:
+        """Store ``entries`` (runs of messages) as pending, in the caller's transaction; `write` comes after it."""
+        pending = [_pending(runs, strategy=strategy) for runs in entries if runs]
+        await pending_memory.add(connection, tenant, session_id, pending, self._clock())
+
+    async def write(
+        self,
+        tenant: str,
+        session_id: str,
+        entries: Iterable[Sequence[Run]],
+        *,
+        strategy: str,
+        dialect: DialectName = "openai_chat",
+        model: str = "",
+        credentials: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """Write what is live in each of ``entries`` (runs of messages) into the memory, unless it is there already.
+
+        Each becomes one entry, but where it is longer than `PIECE` messages. Returns when that is done, or has taken
+        too long to be waited for.
+        """
+        pending = [_pending(runs, strategy=strategy, dialect=dialect, model=model) for runs in entries if runs]
+        if not pending:
+            return
+        async with self._database.transaction(tenant) as connection:
+            pieces = await self._split(connection, tenant, session_id, pending)
+        jobs = [_job(tenant, session_id, piece, tuple(credentials)) for piece in pieces]
+        await self._summarizer.run_all(jobs, PATIENCE)
+
+    async def _split(
+        self, connection: Connection, tenant: str, session_id: str, entries: Iterable[PendingMemory]
+    ) -> list[PendingMemory]:
+        """Replace ``entries`` by pieces of at most `PIECE` messages that the memory does not tell of yet."""
+        found: list[PendingMemory] = []
+        given: list[tuple[int, int]] = []
+        for entry in entries:
+            given.append((entry.first_seq, entry.last_seq))
+            told = await memory.covered_runs(connection, tenant, session_id, entry.first_seq, entry.last_seq)
+            untold = subtract(entry.runs, told)
+            pieces = await summaries.pieces(connection, tenant, session_id, untold, size=PIECE, limit=MOST)
+            for start, end in pieces:
+                runs = subtract(untold, ((0, start - 1), (end + 1, NO_LIMIT)))
+                found.append(replace(entry, first_seq=runs[0][0], last_seq=runs[-1][1], runs=runs))
+        found = sorted(found, key=lambda piece: piece.runs)[-MOST:]
+        kept = {(piece.first_seq, piece.last_seq) for piece in found}
+        for first, last in given:
+            if (first, last) not in kept:
+                await pending_memory.delete(connection, tenant, session_id, 0, first, last)
+        await pending_memory.add(connection, tenant, session_id, found, self._clock())
+        return found
+
+    # What other processes left
+
+    async def keep_resuming(self) -> None:
+        """Write what other processes left pending, at the start and then each minute, until cancelled."""
+        while True:
+            try:
+                if count := await self.resume():
+                    _log.info("memory entries taken over: %d", count)
+            except StoreUnavailable:
+                _log.info("no memory entries taken over: the database is away")
+            await asyncio.sleep(RESUME_EVERY.total_seconds())
+
+    async def resume(self) -> int:
+        """Take over entries that are due and ask for them; return how many. Raises `StoreUnavailable`.
+
+        Without the caller's credentials, so that only the service's own model can write them.
+        """
+        now = self._clock()
+        found = await pending_memory.due(self._database, now, limit=RESUMED_AT_ONCE)
+        return sum([await self._take_over(each, now) for each in found])
+
+    async def _take_over(self, each: DueMemory, now: datetime) -> bool:
+        async with self._database.transaction(each.tenant) as connection:
+            if not await pending_memory.take_over(connection, each, now):
+                return False
+            pieces = [each.entry]
+            if not each.entry.epoch:
+                pieces = await self._split(connection, each.tenant, each.session_id, pieces)
+        for piece in pieces:
+            self._summarizer.submit(_job(each.tenant, each.session_id, piece))
+        return True
+
+
+def _pending(
+    runs: Sequence[Run], *, strategy: str, dialect: DialectName = "openai_chat", model: str = ""
+) -> PendingMemory:
+    return PendingMemory(
+        first_seq=runs[0][0], last_seq=runs[-1][1], runs=tuple(runs), strategy=strategy, dialect=dialect, model=model
+    )
+
+
+def _job(tenant: str, session_id: str, entry: PendingMemory, credentials: tuple[tuple[str, str], ...] = ()) -> Job:
+    return Job(
+        tenant=tenant,
+        session_id=session_id,
+        purpose=MEMORY_UPDATE,
+        first_seq=entry.first_seq,
+        last_seq=entry.last_seq,
+        runs=entry.runs,
+        epoch=entry.epoch or None,
+        strategy=entry.strategy,
+        dialect=cast(DialectName, entry.dialect),
+        model=entry.model,
+        credentials=credentials,
+    )

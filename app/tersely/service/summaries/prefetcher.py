@@ -1,0 +1,109 @@
+"""Asks for summaries ahead of need: after each call and append, for what the session's next epoch will want."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from tersely.domain.history.history import Epoch
+from tersely.domain.history.runs import subtract
+from tersely.domain.history.sessions import Session
+from tersely.domain.messages import Dialect as DialectName
+from tersely.service.context.contexts import History
+from tersely.service.summaries.jobs import Job
+from tersely.service.summaries.summarizer import Summarizer
+from tersely.store.notes.pending_memory import PendingMemory
+from tersely.strategies.prefetch import MEMORY_UPDATE, SummaryNeed, after_cut, upcoming_summaries
+from tersely.strategies.presets import Strategy, strategy_name
+
+# A summary that was asked for lately is not asked for again at the next call: whether it is there, the summarizer
+# would have to look up each time. Once history was edited, it may be another one.
+REMEMBERED = 8_192
+
+
+def memory_of_cut(
+    strategy: Strategy, history: History, epoch: Epoch, *, dialect: DialectName, model: str
+) -> PendingMemory | None:
+    """Return what the memory is to tell of the messages that leave the context with ``epoch``; None: nothing.
+
+    ``dialect`` and ``model`` are those of the session's calls. A cleared context goes into the memory under every
+    strategy.
+    """
+    name = strategy_name(strategy)
+    if epoch.reason == "clear":
+        before = history.snapshot.epoch
+        floor = before.cleared_at if before is not None else 1
+        runs = subtract([(floor, epoch.cut - 1)], [(seq, seq) for seq in epoch.kept]) if epoch.cut > floor else ()
+        if not runs:
+            return None
+        return PendingMemory(
+            first_seq=runs[0][0], last_seq=runs[-1][1], runs=runs, strategy=name, dialect=dialect, model=model
+        )
+    wanted = after_cut(strategy, history.snapshot, epoch, history.material.summaries)
+    need = next((need for need in wanted if need.purpose == MEMORY_UPDATE), None)
+    if need is None:
+        return None
+    return PendingMemory(
+        first_seq=need.first_seq,
+        last_seq=need.last_seq,
+        epoch=epoch.number,
+        strategy=name,
+        dialect=dialect,
+        model=model,
+    )
+
+
+class SummaryPrefetcher:
+    """Turns what a strategy foresees into jobs of the summarizer; never waits."""
+
+    def __init__(self, summarizer: Summarizer) -> None:
+        self._summarizer = summarizer
+        self._asked: OrderedDict[tuple[str, str, int, SummaryNeed], None] = OrderedDict()
+
+    def prefetch(
+        self,
+        tenant: str,
+        session_id: str,
+        session: Session | None,
+        strategy: Strategy,
+        history: History,
+        epoch: Epoch | None,
+        *,
+        dialect: DialectName,
+        model: str = "",
+        credentials: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        """Ask for the summaries that the session will want; ``epoch`` is the one that has just been stored, if any.
+
+        ``model`` is the session's, ``credentials`` are the caller's headers for its host.
+        """
+        if epoch is None:
+            wanted = upcoming_summaries(strategy, history.snapshot)
+        else:
+            wanted = after_cut(strategy, history.snapshot, epoch, history.material.summaries)
+        for foreseen in self._new(tenant, session_id, session.edits if session else 0, wanted):
+            job = Job(
+                tenant=tenant,
+                session_id=session_id,
+                purpose=foreseen.purpose,
+                first_seq=foreseen.first_seq,
+                last_seq=foreseen.last_seq,
+                strategy=strategy_name(strategy),
+                dialect=dialect,
+                model=model,
+                credentials=credentials,
+                earlier=foreseen.earlier,
+                epoch=foreseen.epoch,
+            )
+            if not foreseen.is_ahead or self._summarizer.has_model(job):
+                self._summarizer.submit(job)
+
+    def _new(self, tenant: str, session_id: str, edits: int, wanted: Iterable[SummaryNeed]) -> list[SummaryNeed]:
+        keys = [(tenant, session_id, edits, foreseen) for foreseen in wanted]
+        fresh = [key for key in keys if key not in self._asked]
+        for key in keys:
+            self._asked[key] = None
+            self._asked.move_to_end(key)
+        while len(self._asked) > REMEMBERED:
+            self._asked.popitem(last=False)
+        return [foreseen for *_, foreseen in fresh]

@@ -1,0 +1,1 @@
+"""Tersely's tools for models and agents."""

@@ -1,0 +1,1 @@
+"""Writing: group commit, late writes and the spool, imports, turns, visibility."""

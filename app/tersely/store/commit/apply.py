@@ -1,0 +1,275 @@
+"""Apply a write to a session's counters and make its rows. No I/O: the writer stores the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import msgspec
+from msgspec import structs
+
+from tersely.domain.history.reconciliation import Incoming, PlacedMessage, Reconciliation, ReplyPlacement
+from tersely.domain.tokens import estimate
+from tersely.store.commit.records import (
+    CallReport,
+    Figures,
+    HiddenReplyParts,
+    NewEpoch,
+    NewReply,
+    Outcome,
+    ReplyWrite,
+    RequestWrite,
+    State,
+)
+from tersely.store.db.statements import Record
+from tersely.store.history import artifacts
+from tersely.store.history.artifacts import LARGE_OUTPUT
+from tersely.store.history.sent_contexts import renumber
+from tersely.store.history.sessions import answered_in_words, in_flight
+from tersely.store.notes import pending_memory
+
+# Where derived entries are numbered from, beside the model's own entries of the same message.
+DERIVED_FROM = 1000
+
+
+@dataclass(slots=True)
+class NewRows:
+    """The rows of a batch, by table; the session's id, then the columns of `tersely.store.db.statements`."""
+
+    messages: list[Record] = field(default_factory=list)
+    reply_ids: list[Record] = field(default_factory=list)
+    terse: list[Record] = field(default_factory=list)
+    states: list[Record] = field(default_factory=list)
+    calls: list[Record] = field(default_factory=list)
+    epochs: list[Record] = field(default_factory=list)
+    pending_memory: list[Record] = field(default_factory=list)
+    attributes: list[Record] = field(default_factory=list)
+    artifacts: list[Record] = field(default_factory=list)
+    appends: list[Record] = field(default_factory=list)
+
+    def extend(self, other: NewRows) -> None:
+        """Add another batch's rows."""
+        self.messages += other.messages
+        self.reply_ids += other.reply_ids
+        self.terse += other.terse
+        self.states += other.states
+        self.calls += other.calls
+        self.epochs += other.epochs
+        self.pending_memory += other.pending_memory
+        self.attributes += other.attributes
+        self.artifacts += other.artifacts
+        self.appends += other.appends
+
+
+AT_THE_END = ReplyPlacement()
+NOTHING_SAID = HiddenReplyParts()
+
+
+def enter_request(
+    write: RequestWrite, state: State, decision: Reconciliation, rows: NewRows, *, is_as_decided: bool
+) -> Outcome:
+    """Enter a request's new messages; ``state`` moves on."""
+    first = state.last_seq + 1
+    entries = zip(decision.placed, write.incoming, write.raws, write.tokens, strict=True)
+    before = decision.follows_seq
+    exchange = write.exchange if write.mode == "append" else None
+    for index, (placed, incoming, raw, tokens) in enumerate(entries):
+        if placed.is_new:
+            # Where the history is laid anew, what was thought to be known may be new after all: it was not counted.
+            weight = tokens or estimate(len(raw))
+            state.tokens += weight
+            said = write.hidden_parts.get(index, NOTHING_SAID)
+            written_at = write.times[index] if write.times else write.now
+            rows.messages.append(
+                (
+                    state.id, placed.seq, placed.turn, weight, placed.position, incoming.role, placed.status,
+                    write.dialect, True, True, False, None, 0, incoming.digest, None, written_at, raw,
+                    said.model_raw, before, exchange,
+                )
+            )  # fmt: skip
+            rows.terse += _terse(state.id, placed.turn, placed.seq, said.terse, written_at)
+            rows.states += _states(state.id, placed.seq, said.state, written_at)
+            if len(raw) > LARGE_OUTPUT and write.spill is not None:
+                rows.artifacts += [artifacts.row(state.id, placed.seq, a, write.now) for a in write.spill(index)]
+        if placed.turn > 0:
+            before = placed.seq or None
+    state.last_seq = decision.last_seq
+    state.turns = decision.turns
+    state.version += 1
+    if decision.kind == "edited":
+        state.edits += 1
+        state.edited = True
+    state.touched = write.now
+    if write.title is not None:
+        state.figures = msgspec.structs.replace(state.figures, title=write.title)
+    if write.is_call:
+        state.calls += 1
+        state.last_call_at = write.now
+        state.last_strategy, state.last_epoch_policy = write.strategy, write.epoch_policy
+    state.open_chain = in_flight(write.open_chain) if write.open_chain else None
+    rows.attributes.extend((state.id, a.digest, a.kind, write.now, a.raw) for a in write.attributes)
+    answered = decision.answered
+    turn = answered.turn if answered else max(1, state.turns)
+    if write.key is not None and not write.is_call:
+        rows.appends.append((state.id, write.key, write.key_digest, first, state.last_seq, turn, write.now))
+    elif write.key is not None and answered is not None and answered.is_new:
+        asked = asked_with(decision, write.incoming)
+        rows.appends.append((state.id, write.key, write.key_digest, asked[0].seq, answered.seq, turn, write.now))
+    return Outcome(
+        session_id=state.id,
+        call=state.calls,
+        first_seq=first,
+        last_seq=state.last_seq,
+        turn=turn,
+        answered_seq=answered.seq if answered else 0,
+        answered_position=answered.position if answered else 0.0,
+        decision=decision,
+        state=copy(state),
+        is_as_decided=is_as_decided,
+    )
+
+
+def asked_with(decision: Reconciliation, incoming: Sequence[Incoming]) -> list[PlacedMessage]:
+    """Return the places of the links behind the last assistant message: what the request asks."""
+    asked: list[PlacedMessage] = []
+    for placed, message in zip(decision.placed, incoming, strict=True):
+        if message.is_link:
+            asked = [] if message.role == "assistant" else [*asked, placed]
+    return asked
+
+
+def enter_reply(write: ReplyWrite, asked: Outcome, state: State, placement: ReplyPlacement, rows: NewRows) -> None:
+    """Enter a reply and the report of its call; ``state`` moves on."""
+    enter_replies(write, write.replies, asked, state, placement, rows, after=asked.answered_position)
+    enter_report(write, asked, state, rows)
+
+
+def enter_replies(
+    write: ReplyWrite,
+    replies: Sequence[NewReply],
+    asked: Outcome,
+    state: State,
+    placement: ReplyPlacement,
+    rows: NewRows,
+    *,
+    after: float,
+) -> None:
+    """Enter ``replies`` at the end, or between the places ``after`` and ``placement.before``; ``state`` moves on."""
+    for number, reply in enumerate(replies, start=1):
+        if placement.status == "removed":
+            reply = structs.replace(reply, raw=b"", model_raw=None, tokens=0, terse=(), state=None, spilled=())  # noqa: PLW2901
+        state.last_seq += 1
+        place = float(state.last_seq)
+        if placement.before_position is not None:
+            place = after + (placement.before_position - after) * number / (len(replies) + 1)
+        rows.messages.append(
+            (
+                state.id, state.last_seq, asked.turn, reply.tokens, place, reply.role,
+                "superseded" if reply.is_alternative else placement.status, write.request.dialect,
+                reply.chain is not None, True, False, reply.finish, asked.call, reply.digest, reply.chain, write.now,
+                reply.raw, reply.model_raw, asked.answered_seq or None, None,
+            )
+        )  # fmt: skip
+        enter_parts(reply, state.id, state.last_seq, asked.turn, write.now, rows)
+        state.tokens += reply.tokens
+
+
+def enter_parts(reply: NewReply, session_id: str, seq: int, turn: int, now: datetime, rows: NewRows) -> None:
+    """Enter what comes with the reply that is stored as ``seq``: its ids, log entries, state block and artifacts."""
+    names = dict.fromkeys(name for name in (reply.id, *reply.items) if name)
+    rows.reply_ids += [
+        (session_id, seq, name, reply.history_owner, reply.usage if name == reply.id else None) for name in names
+    ]
+    rows.terse += _terse(session_id, turn, seq, reply.terse, now)
+    rows.states += _states(session_id, seq, reply.state, now)
+    rows.artifacts += [artifacts.row(session_id, seq, each, now) for each in reply.spilled]
+
+
+def enter_report(write: ReplyWrite, asked: Outcome, state: State, rows: NewRows) -> None:
+    """Enter the report of a call, and the epoch that started with it; ``state`` moves on."""
+    # Of a call that failed, the request may be sent again; once there is a reply, its chain is what is looked for.
+    # A reply that cannot be understood is no answer: its client asks again, or says more.
+    is_answered = any(not reply.is_alternative for reply in write.replies)
+    is_last = state.last_seq == asked.last_seq + len(write.replies)
+    open_chain = write.request.open_chain if is_last else None
+    if open_chain is not None and is_answered:
+        is_in_words = any(reply.is_text_only for reply in write.replies if not reply.is_alternative)
+        open_chain = answered_in_words(open_chain) if is_in_words else None
+    state.open_chain = open_chain
+    report = write.report
+    sent = report.sent
+    if sent is not None and not asked.is_as_decided:
+        before, after = write.request.decision.placed, asked.decision.placed
+        sent = renumber(sent, {old.seq: new.seq for old, new in zip(before, after, strict=False)})
+    rows.attributes.extend((state.id, a.digest, a.kind, write.now, a.raw) for a in write.attributes)
+    state.figures = _add_figures(state.figures, report)
+    rows.calls.append(
+        (
+            state.id, asked.call, asked.turn, report.model, report.strategy, report.epoch, report.cut,
+            asked.last_seq, report.tools, report.tokens_before, report.tokens_after, report.input_tokens,
+            report.cached_tokens, report.output_tokens, report.status, write.started, write.now,
+            write.request.exchange, report.weight, sent, report.client, report.request_id, report.overhead_ms,
+            report.cost_sent, report.cost_full,
+        )
+    )  # fmt: skip
+    # An epoch that was planned before history was edited shows what is hidden now.
+    is_planned_so = asked.is_as_decided and asked.state.edits == state.edits
+    if write.epoch is not None and is_planned_so and write.epoch.epoch.number == state.epoch + 1:
+        _enter_epoch(write.epoch, state, write.now, rows)
+    state.version += 1
+    state.touched = write.now
+
+
+def _add_figures(figures: Figures, report: CallReport) -> Figures:
+    """The figures with those of a call."""
+    has_price = report.cost_sent is not None and report.cost_full is not None
+    return msgspec.structs.replace(
+        figures,
+        client=report.client or figures.client,
+        model=report.model or figures.model,
+        tokens_saved=figures.tokens_saved + max(0, report.tokens_before - report.tokens_after),
+        input_tokens=figures.input_tokens + (report.input_tokens or 0),
+        cached_tokens=figures.cached_tokens + (report.cached_tokens or 0),
+        output_tokens=figures.output_tokens + (report.output_tokens or 0),
+        cost_sent=figures.cost_sent + (report.cost_sent or 0.0),
+        cost_full=figures.cost_full + (report.cost_full or 0.0),
+        priced_calls=figures.priced_calls + has_price,
+    )
+
+
+def _enter_epoch(new: NewEpoch, state: State, now: datetime, rows: NewRows) -> None:
+    epoch = new.epoch
+    state.epoch, state.cut, state.plan, state.edited = epoch.number, epoch.cut, new, False
+    rows.epochs.append(
+        (
+            state.id, epoch.number, epoch.cut, epoch.reason, epoch.head_tokens, new.tokens_before, new.tokens_after,
+            now, new.plan,
+        )
+    )  # fmt: skip
+    if new.memory is not None:
+        rows.pending_memory.append(pending_memory.record(state.id, new.memory, now))
+    rows.states.extend((state.id, s.seq, 0, s.source, s.created_at, _stored(s.text)) for s in new.states)
+    rows.terse.extend(
+        (state.id, e.turn, e.seq, number, e.role, e.source, e.created_at, _stored(e.text))
+        for number, e in enumerate(new.derived, start=DERIVED_FROM)
+    )
+
+
+def _terse(session_id: str, turn: int, seq: int, entries: Iterable[tuple[str, str]], now: datetime) -> list[Record]:
+    """Rows for a reply's log entries, given as (text, source)."""
+    return [
+        (session_id, turn, seq, number, "assistant", source, now, _stored(text))
+        for number, (text, source) in enumerate(entries)
+    ]
+
+
+def _states(session_id: str, seq: int, text: str | None, now: datetime) -> list[Record]:
+    """Rows for a reply's state block."""
+    return [] if text is None else [(session_id, seq, 0, "model", now, _stored(text))]
+
+
+def _stored(text: str) -> bytes:
+    """Entries are kept as bytes: Postgres's text refuses U+0000."""
+    return text.encode("utf-8", "replace")

@@ -1,0 +1,46 @@
+"""Idempotency keys: which messages a key brought, so that they are stored once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tersely.store.db.connection import Connection
+
+FIND = """
+SELECT session_id, key, digest, first_seq, last_seq, turn FROM appends
+WHERE tenant_id = $1 AND session_id = $2 AND key = $3
+"""
+FIND_ANYWHERE = """
+SELECT session_id, key, digest, first_seq, last_seq, turn FROM appends
+WHERE tenant_id = $1 AND key = $2 AND digest = $3 ORDER BY created_at DESC LIMIT 1
+"""
+FORGET = "DELETE FROM appends WHERE tenant_id = $1 AND session_id = $2 AND key = $3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append:
+    """The messages that a key brought: ``digest`` identifies them, ``first_seq`` and ``last_seq`` bound them."""
+
+    session_id: str
+    key: str
+    digest: bytes
+    first_seq: int
+    last_seq: int
+    turn: int
+
+
+async def find(connection: Connection, tenant: str, session_id: str, key: str) -> Append | None:
+    """Return what the key brought to the session."""
+    row = await connection.fetchrow(FIND, tenant, session_id, key)
+    return Append(**dict(row)) if row else None
+
+
+async def find_anywhere(connection: Connection, tenant: str, key: str, digest: bytes) -> Append | None:
+    """Return what the key brought, to whichever session of the tenant, where these messages came with it."""
+    row = await connection.fetchrow(FIND_ANYWHERE, tenant, key, digest)
+    return Append(**dict(row)) if row else None
+
+
+async def forget(connection: Connection, tenant: str, session_id: str, key: str) -> None:
+    """Forget a key: its next use brings other messages."""
+    await connection.execute(FORGET, tenant, session_id, key)

@@ -1,0 +1,109 @@
+"""A whole session written at once: for imports, whose turns and times are given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from tersely.store.db.connection import Connection
+from tersely.store.db.statements import INSERTS, as_arrays
+from tersely.store.history import artifacts, sessions
+from tersely.store.history.artifacts import Artifact
+from tersely.store.history.sessions import Configuration
+
+COUNTERS = """
+UPDATE sessions SET last_seq = $3, turns = $4, tokens = $5, version = 1 WHERE tenant_id = $1 AND id = $2
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedMessage:
+    """A message at its turn; its sequence number is its place in the list, from 1 on."""
+
+    turn: int
+    tokens: int
+    role: str
+    dialect: str
+    digest: bytes
+    created_at: datetime
+    raw: bytes
+    model_raw: bytes | None
+    artifacts: Sequence[Artifact] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedEntry:
+    """A terse entry, and the message that carried it."""
+
+    turn: int
+    seq: int
+    number: int
+    role: str
+    source: str
+    created_at: datetime
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedSession:
+    """An imported session with its messages and log."""
+
+    id: str
+    parent: str | None
+    configuration: Configuration
+    messages: Sequence[ImportedMessage]
+    terse: Sequence[ImportedEntry]
+
+
+async def write_import(connection: Connection, tenant: str, session: ImportedSession, now: datetime) -> bool:
+    """Write it; False when the id is taken."""
+    if not await sessions.add(connection, tenant, session.id, session.parent, session.configuration, now):
+        return False
+    await _insert(
+        connection, "messages", tenant, [_message(session.id, n, m) for n, m in enumerate(session.messages, 1)]
+    )
+    numbered = enumerate(session.messages, 1)
+    pointers = [artifacts.row(session.id, seq, a, m.created_at) for seq, m in numbered for a in m.artifacts]
+    await _insert(connection, "artifacts", tenant, pointers)
+    await _insert(connection, "terse", tenant, [_entry(session.id, entry) for entry in session.terse])
+    turns = max((message.turn for message in session.messages), default=0)
+    tokens = sum(message.tokens for message in session.messages)
+    await connection.execute(COUNTERS, tenant, session.id, len(session.messages), turns, tokens)
+    return True
+
+
+async def _insert(connection: Connection, table: str, tenant: str, rows: Sequence[tuple[object, ...]]) -> None:
+    if rows:
+        await connection.fetch(INSERTS[table], tenant, *as_arrays(rows))
+
+
+def _message(session_id: str, seq: int, message: ImportedMessage) -> tuple[object, ...]:
+    """In the order of the columns of the statement."""
+    return (
+        session_id,
+        seq,
+        message.turn,
+        message.tokens,
+        float(seq),
+        message.role,
+        "live",
+        message.dialect,
+        True,
+        True,
+        False,
+        None,
+        0,
+        message.digest,
+        None,
+        message.created_at,
+        message.raw,
+        message.model_raw,
+        seq - 1,
+        None,
+    )
+
+
+def _entry(session_id: str, entry: ImportedEntry) -> tuple[object, ...]:
+    text = entry.text.encode("utf-8", "replace")
+    return (session_id, entry.turn, entry.seq, entry.number, entry.role, entry.source, entry.created_at, text)

@@ -1,0 +1,405 @@
+"""Writing an exchange late: after its call has ended, perhaps after other calls of its session, perhaps not for the
+first time.
+
+An exchange is written in one transaction with its id, so that it is written once, however often that is tried. What
+came to the session after the exchange stays as it is: a late exchange supersedes nothing that is newer than itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from datetime import datetime
+
+import asyncpg
+from msgspec import structs
+
+from tersely.domain.history.reconciliation import (
+    MIN_GAP,
+    Incoming,
+    PlacedMessage,
+    Reconciliation,
+    ReplyPlacement,
+    StoredLink,
+    append_messages,
+    find_earlier_question,
+    reconcile_repetition,
+)
+from tersely.store.commit import idempotency_keys as appends
+from tersely.store.commit.apply import AT_THE_END, NewRows, enter_parts, enter_replies, enter_report, enter_request
+from tersely.store.commit.records import NewReply, Outcome, ReplyWrite, RequestWrite, State
+from tersely.store.commit.writer import (
+    LARGE_LIMIT,
+    append_again,
+    decide_again,
+    insert_rows,
+    lock_sessions,
+    place_late_reply,
+    set_statuses,
+    take_spare,
+)
+from tersely.store.db.connection import Connection, Database, refusal
+from tersely.store.history import messages, sessions
+from tersely.store.history.messages import TailRow
+from tersely.store.history.tail_cache import TailCache
+
+CLAIM = """
+INSERT INTO replays (tenant_id, id, session_id, created_at) VALUES ($1, $2, $3, $4)
+ON CONFLICT (tenant_id, id) DO NOTHING RETURNING id
+"""
+FORGET = "DELETE FROM replays WHERE tenant_id = $1 AND created_at < $2"
+FIND_CALL = "SELECT number FROM calls WHERE tenant_id = $1 AND session_id = $2 AND exchange = $3"
+FIND_REQUEST = """
+SELECT seq, turn, place, status FROM messages WHERE tenant_id = $1 AND session_id = $2 AND exchange = $3 ORDER BY seq
+"""
+# A reply that the client has sent again, to a replica that did not know it: it becomes what it is.
+ADOPT_REPLY = """
+UPDATE messages SET raw = $4, model_raw = $5, chain = $6, finish = $7, call = $8
+WHERE tenant_id = $1 AND session_id = $2 AND seq = $3 AND chain IS NULL AND status = 'live' RETURNING seq
+"""
+# Sessions made since a time to which a client brought a reply, near their beginning.
+FIND_SINCE = """
+SELECT DISTINCT s.id, s.created_at FROM (
+    SELECT session_id, seq FROM messages
+    WHERE tenant_id = $1 AND digest = $5 AND chain IS NULL AND role = 'assistant' LIMIT 1000
+) AS m JOIN sessions s ON s.tenant_id = $1 AND s.id = m.session_id
+WHERE m.seq <= $4 AND s.created_at >= $2 AND s.client_id IS NOT DISTINCT FROM $3
+ORDER BY s.created_at, s.id LIMIT 8
+"""
+# So many messages more than the exchange has may come before its reply in such a session.
+SPARE_MESSAGES = 64
+# An exchange of more bytes is given more time.
+LARGE_BYTES = 1024 * 1024
+
+
+async def write_late(
+    database: Database,
+    tail_cache: TailCache,
+    write: ReplyWrite,
+    *,
+    version: int | None,
+    is_named: bool,
+    now: datetime,
+    limit: float | None = None,
+) -> bool:
+    """Write an exchange; False when it was written before. ``version``: of the session that its decision was made on
+    (None: of one that did not exist). ``is_named``: the session must be the one of that id.
+
+    Raises `StoreUnavailable`, `StoreRefused`, and `NotFound` where its session is gone.
+    """
+    if limit is None and sum(map(len, write.request.raws)) > LARGE_BYTES:
+        limit = LARGE_LIMIT
+    try:
+        async with database.transaction(write.request.tenant, limit=limit) as connection:
+            return await _write(connection, write, version=version, is_named=is_named, now=now)
+    except asyncpg.PostgresError as error:
+        raise refusal(error) from error
+    finally:
+        tail_cache.forget(write.request.tenant, write.request.session_id)
+
+
+async def _write(
+    connection: Connection, write: ReplyWrite, *, version: int | None, is_named: bool, now: datetime
+) -> bool:
+    request = write.request
+    assert request.exchange is not None
+    tenant, exchange = request.tenant, request.exchange
+    if await connection.fetchval(CLAIM, tenant, exchange, request.session_id, now) is None:
+        return False
+    is_new = request.create is not None and request.outcome is None
+    if is_new and not is_named and await sessions.get(connection, tenant, request.session_id) is None:
+        assert request.create is not None
+        found = await _find_session_since(
+            connection, tenant, request.now, request.create.client_id, request.incoming, write.replies
+        )
+        if found is not None:
+            request.session_id, request.create = found, None
+    states = await lock_sessions(connection, tenant, [request])
+    if await connection.fetchval(FIND_CALL, tenant, request.session_id, exchange) is not None:
+        return False
+    rows = NewRows()
+    stored = [row for row in await messages.all_rows(connection, tenant, request.session_id) if not row.is_hidden]
+    if request.outcome is None:
+        await _write_request(connection, write, states, stored, rows, version)
+    state = states[request.session_id]
+    assert request.outcome is not None
+    await _write_reply(connection, write, request.outcome, state, stored, rows)
+    await insert_rows(connection, tenant, rows, states.values())
+    return True
+
+
+async def forget_replays(connection: Connection, tenant: str, before: datetime) -> None:
+    """Forget which exchanges were written before that time: their spool is gone."""
+    await connection.execute(FORGET, tenant, before)
+
+
+async def _find_session_since(
+    connection: Connection,
+    tenant: str,
+    since: datetime,
+    client_id: str | None,
+    incoming: Sequence[Incoming],
+    replies: Sequence[NewReply],
+) -> str | None:
+    """Return the session, made since then, whose history begins with that request and its reply; None where there is
+    none.
+    """
+    reply = next((each for each in replies if each.chain is not None), None)
+    if reply is None:
+        return None
+    expected = [message.digest for message in incoming if message.is_link] + [reply.digest]
+    most = len(incoming) + SPARE_MESSAGES
+    for record in await connection.fetch(FIND_SINCE, tenant, since, client_id, most, reply.digest):
+        rows = await messages.all_rows(connection, tenant, record["id"])
+        links = [row.row.digest for row in rows if _is_current(row)]
+        if links[: len(expected)] == expected:
+            return str(record["id"])
+    return None
+
+
+# The request
+
+
+async def _write_request(
+    connection: Connection,
+    write: ReplyWrite,
+    states: dict[str, State],
+    stored: Sequence[TailRow],
+    rows: NewRows,
+    version: int | None,
+) -> None:
+    request = write.request
+    state = states[request.session_id]
+    if request.mode == "append":
+        found = await connection.fetch(FIND_REQUEST, request.tenant, state.id, request.exchange)
+        if found:
+            placed = tuple(
+                PlacedMessage(seq=r["seq"], turn=r["turn"], position=r["place"], is_new=False, status=r["status"])
+                for r in found
+            )
+            request.outcome = _outcome_of_stored(placed, request, state)
+            return
+    is_as_decided = state.version == (version or 0)
+    decision = request.decision
+    if not is_as_decided:
+        again = await _decide_late(connection, write, state, stored)
+        if again is None:
+            state, is_as_decided = await take_spare(connection, request.tenant, request, states), True
+        else:
+            decision = again
+    if request.key is not None and decision.answered is not None and decision.answered.is_new:
+        await appends.forget(connection, request.tenant, state.id, request.key)
+    request.outcome = enter_request(request, state, decision, rows, is_as_decided=is_as_decided)
+    await set_statuses(connection, request.tenant, state.id, decision)
+
+
+def _outcome_of_stored(placed: tuple[PlacedMessage, ...], request: RequestWrite, state: State) -> Outcome:
+    """Return the outcome of a request that was stored without its sender getting to know."""
+    state.calls += 1
+    decision = structs.replace(request.decision, placed=placed, superseded=(), restored=())
+    answered = decision.answered
+    return Outcome(
+        session_id=state.id,
+        call=state.calls,
+        first_seq=placed[0].seq,
+        last_seq=placed[-1].seq,
+        turn=answered.turn if answered else max(1, state.turns),
+        answered_seq=answered.seq if answered else 0,
+        answered_position=answered.position if answered else 0.0,
+        decision=decision,
+        state=copy(state),
+        is_as_decided=False,
+    )
+
+
+async def _decide_late(
+    connection: Connection, write: ReplyWrite, state: State, stored: Sequence[TailRow]
+) -> Reconciliation | None:
+    """Place the request's messages in a session that has changed; None as for `decide_again`."""
+    request = write.request
+    if request.mode == "append":
+        again = _asked_before(write, stored)
+        if again is not None:
+            instructions = [row.row for row in stored if not row.row.is_link and row.row.status == "live"]
+            return reconcile_repetition(
+                again, instructions, request.incoming, last_seq=state.last_seq, turns=state.turns
+            )
+        later = [row for row in stored if _is_current(row) and not row.row.call and row.created_at > request.now]
+        if later:
+            inserted = _insert_before(min(row.row.position for row in later), request, state, stored)
+            if inserted is not None:
+                return inserted
+        return await append_again(connection, request.tenant, request, state)
+    decision = await decide_again(connection, request.tenant, request, state, None)
+    return None if decision is None else _leave_newer(decision, stored, write.now)
+
+
+def _asked_before(write: ReplyWrite, stored: Sequence[TailRow]) -> Sequence[StoredLink] | None:
+    """Return the messages that a delta repeats: those that its decision found, or that were stored by whoever sent the
+    same while its call was under way. What was stored after it was answered says the same words once more.
+    """
+    decision, incoming = write.request.decision, write.request.incoming
+    asked = [message.digest for message in incoming if message.is_link]
+    known = {placed.seq for placed in decision.placed if placed.turn > 0 and not placed.is_new}
+    found = [row.row for row in stored if row.row.seq in known and row.row.status == "live"]
+    if known and [row.digest for row in found] == asked:
+        return found
+    since = decision.last_seq - sum(placed.is_new for placed in decision.placed)
+    recent = [row.row for row in stored if row.row.seq > since and row.created_at <= write.now]
+    before = find_earlier_question(recent, incoming)
+    return None if before is None else before.rows
+
+
+def _insert_before(
+    place: float, request: RequestWrite, state: State, stored: Sequence[TailRow]
+) -> Reconciliation | None:
+    """Return an append with its messages before ``place``; None where there is no room."""
+    before = [row.row for row in stored if _is_current(row) and row.row.position < place]
+    lower = before[-1].position if before else 0.0
+    step = (place - lower) / (len(request.incoming) + 1)
+    if step < MIN_GAP:
+        return None
+    again = append_messages(
+        request.incoming,
+        last_seq=state.last_seq,
+        turns=state.turns,
+        turn=before[-1].turn if before else 0,
+    )
+    numbered = enumerate(again.placed, start=1)
+    placed = tuple(structs.replace(each, position=lower + step * number) for number, each in numbered)
+    return structs.replace(again, placed=placed)
+
+
+def _leave_newer(decision: Reconciliation, stored: Sequence[TailRow], answered: datetime) -> Reconciliation:
+    """Return the decision, without superseding what came after the exchange.
+
+    Where the history went on without the exchange, the exchange is a branch that was left.
+    """
+    newer = {row.row.seq: row.row for row in stored if row.created_at > answered}
+    left = [newer[seq] for seq in decision.superseded if seq in newer]
+    if not left:
+        return decision
+    has_left_links = any(row.is_link for row in left)
+    placed = tuple(
+        structs.replace(each, status="superseded") if each.is_new and (has_left_links or not each.turn) else each
+        for each in decision.placed
+    )
+    if has_left_links:
+        return structs.replace(decision, kind="retry", placed=placed, superseded=(), restored=())
+    return structs.replace(
+        decision, placed=placed, superseded=tuple(seq for seq in decision.superseded if seq not in newer)
+    )
+
+
+def _is_current(row: TailRow) -> bool:
+    return row.row.is_link and row.row.status != "superseded" and not row.is_hidden
+
+
+# The reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Neighbour:
+    """A message of the history after the request is written."""
+
+    seq: int
+    position: float
+    role: str
+    digest: bytes
+    created_at: datetime
+
+
+async def _write_reply(
+    connection: Connection,
+    write: ReplyWrite,
+    asked: Outcome,
+    state: State,
+    stored: Sequence[TailRow],
+    rows: NewRows,
+) -> None:
+    answered = next((row.row for row in stored if row.row.seq == asked.answered_seq), None)
+    known = asked.decision.answered
+    status = answered.status if answered else (known.status if known else "live")
+    if answered is not None and answered.seq in asked.decision.restored:
+        status = "live"
+    asked = structs.replace(asked, answered_position=answered.position if answered else asked.answered_position)
+    following = _following(asked, stored)
+    upper = following[0].position if following else None
+    if status != "live":
+        enter_replies(
+            write,
+            write.replies,
+            asked,
+            state,
+            ReplyPlacement(status=status, before_position=upper),
+            rows,
+            after=asked.answered_position,
+        )
+    elif not following:
+        enter_replies(write, write.replies, asked, state, AT_THE_END, rows, after=asked.answered_position)
+    elif following[0].role != "assistant":
+        enter_replies(
+            write,
+            write.replies,
+            asked,
+            state,
+            ReplyPlacement(before_position=upper),
+            rows,
+            after=asked.answered_position,
+        )
+    else:
+        await _write_beside(connection, write, asked, state, following, rows)
+    enter_report(write, asked, state, rows)
+
+
+def _following(asked: Outcome, stored: Sequence[TailRow]) -> list[_Neighbour]:
+    """Return the current messages behind the one that is answered, in order."""
+    superseded, revived = set(asked.decision.superseded), set(asked.decision.restored)
+    return [
+        _Neighbour(
+            seq=row.row.seq,
+            position=row.row.position,
+            role=row.row.role,
+            digest=row.row.digest,
+            created_at=row.created_at,
+        )
+        for row in stored
+        if row.row.is_link
+        and row.row.position > asked.answered_position
+        and row.row.seq not in superseded
+        and (row.row.status == "live" or row.row.seq in revived)
+    ]
+
+
+async def _write_beside(
+    connection: Connection,
+    write: ReplyWrite,
+    asked: Outcome,
+    state: State,
+    following: Sequence[_Neighbour],
+    rows: NewRows,
+) -> None:
+    """Write a reply to a message that already has one: the same reply sent again, or a later one."""
+    there = following[0]
+    index = next((n for n, reply in enumerate(write.replies) if reply.chain is not None), None)
+    reply = None if index is None else write.replies[index]
+    if index is None or reply is None or reply.digest != there.digest:
+        placement = ReplyPlacement(status="superseded", before_position=there.position)
+        if there.created_at <= write.now:
+            placement = await place_late_reply(connection, write.request.tenant, write, asked, state.id)
+        enter_replies(write, write.replies, asked, state, placement, rows, after=asked.answered_position)
+        return
+    adopted = await connection.fetchval(
+        ADOPT_REPLY, write.request.tenant, state.id, there.seq, reply.raw, reply.model_raw, reply.chain, reply.finish,
+        asked.call,
+    )  # fmt: skip
+    if adopted is None:
+        return
+    enter_parts(reply, state.id, there.seq, asked.turn, write.now, rows)
+    front, rest = write.replies[:index], write.replies[index + 1 :]
+    enter_replies(
+        write, front, asked, state, ReplyPlacement(before_position=there.position), rows, after=asked.answered_position
+    )
+    upper = following[1].position if len(following) > 1 else there.position + 1.0
+    enter_replies(write, rest, asked, state, ReplyPlacement(before_position=upper), rows, after=there.position)

@@ -1,0 +1,243 @@
+"""Turns as rows: listing them, hiding them, taking them back, removing them for good.
+
+Whatever changes a turn here does so under the session's lock and counts as an edit of its history, so that the
+next context starts a new epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from msgspec import structs
+
+from tersely.domain.history.history import Epoch, Status
+from tersely.domain.history.runs import Run
+from tersely.domain.history.sessions import Session
+from tersely.store.commit.writer import LAST_TURN
+from tersely.store.db.connection import Connection
+from tersely.store.history import artifacts, sent_contexts
+from tersely.store.history.sessions import COLUMNS, read_epoch, session_from, write_epoch
+from tersely.store.notes import daily_memory as memory
+from tersely.store.notes import states, summaries
+from tersely.store.search import pages as search
+
+Hidden = Literal["dropped", "undone"]
+# First and last sequence number.
+
+HERE = "tenant_id = $1 AND session_id = $2"
+# What makes a query go by the index of turns (see `messages_turn`).
+BY_TURN = f"{HERE} AND turn + 0 IS NOT NULL"
+LIVE_SEQS = f"""
+SELECT seq FROM messages
+WHERE {BY_TURN} AND turn BETWEEN $3 AND $4 AND turn > 0 AND status = 'live' AND model_visible
+"""
+OF_MESSAGES = f"""
+SELECT seq, turn FROM messages WHERE {HERE} AND seq = ANY($3::bigint[]) AND turn > 0 AND status = 'live'
+  AND client_visible
+"""
+LIVE_TURNS = f"""
+SELECT DISTINCT turn FROM messages WHERE {BY_TURN} AND turn BETWEEN $3 AND $4 AND turn > 0 AND status = 'live'
+"""
+GROUPS = f"""
+SELECT turn, status, count(*) AS messages, min(seq) AS first_seq, max(seq) AS last_seq, sum(tokens) AS tokens,
+    min(created_at) AS created_at, max(created_at) AS updated_at
+FROM messages WHERE {BY_TURN} AND turn BETWEEN $3 AND $4 AND turn > 0 GROUP BY turn, status ORDER BY turn
+"""
+# A call belongs to the turn that it was made for.
+USAGE = f"""
+SELECT turn, count(*) AS calls, sum(tokens_before) AS tokens_before, sum(tokens_after) AS tokens_after,
+    sum(input_tokens) AS input, sum(cached_tokens) AS cached, sum(output_tokens) AS output,
+    (array_agg(coalesce(weight, coalesce(input_tokens, tokens_after) + coalesce(output_tokens, 0)) ORDER BY number DESC)
+        FILTER (WHERE status < 400))[1] AS weight
+FROM calls WHERE {HERE} AND turn BETWEEN $3 AND $4 GROUP BY turn
+"""
+TERSE = f"""
+SELECT turn, text FROM terse WHERE {HERE} AND turn BETWEEN $3 AND $4 ORDER BY turn, seq, number
+"""
+LOCK = f"SELECT {COLUMNS} FROM sessions WHERE tenant_id = $1 AND id = $2 FOR UPDATE"
+OF_TURN = f"SELECT seq, turn, status, tokens, place FROM messages WHERE {BY_TURN} AND turn = $3"
+# With its turn, a message that was hidden from the model alone is hidden from everybody.
+HIDE = f"""
+UPDATE messages SET status = $4, model_visible = true
+WHERE {BY_TURN} AND turn = $3 AND (status = 'live' OR (status = 'dropped' AND NOT model_visible))
+"""
+REMOVE = f"""
+UPDATE messages SET status = 'removed', raw = ''::bytea, model_raw = NULL, tokens = 0 WHERE {BY_TURN} AND turn = $3
+"""
+FORGET_TERSE = f"DELETE FROM terse WHERE {HERE} AND turn = $3"
+FORGET_PLANS = f"SELECT number, plan FROM epochs WHERE {HERE}"
+SET_PLAN = f"UPDATE epochs SET plan = $4 WHERE {HERE} AND number = $3"
+SET_EDITED = """
+UPDATE sessions SET edited = true, edits = edits + 1, version = version + 1, tokens = tokens - $4, plan = $5,
+    open_chain = NULL, updated_at = $3
+WHERE tenant_id = $1 AND id = $2
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnUsage:
+    """The calls made for a turn, in tokens: as estimated before and after, and as the provider reported them.
+
+    ``weight`` is what the session weighed at the last of them, prompt and completion of its last round (std::slop,
+    "Token Accounting").
+    """
+
+    calls: int = 0
+    tokens_before: int = 0
+    tokens_after: int = 0
+    input: int | None = None
+    cached: int | None = None
+    output: int | None = None
+    weight: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRow:
+    """A turn: of its live messages, or of all of them where none is live."""
+
+    turn: int
+    status: Status
+    messages: int
+    first_seq: int
+    last_seq: int
+    tokens: int
+    created_at: datetime
+    updated_at: datetime
+    usage: TurnUsage
+    terse: tuple[str, ...]
+
+
+# The status of a turn is the first of these that one of its messages has.
+PRECEDENCE: tuple[Status, ...] = ("live", "dropped", "undone", "superseded", "removed")
+
+
+async def live_seqs(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[int]:
+    """Return the live messages of the turns ``first`` to ``last``, in order."""
+    found = await connection.fetch(LIVE_SEQS, tenant, session_id, first, _int4(last))
+    return sorted(record["seq"] for record in found)
+
+
+async def of_messages(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> dict[int, int]:
+    """Sequence number -> turn, of those of ``seqs`` that are live messages which the client knows of."""
+    records = await connection.fetch(OF_MESSAGES, tenant, session_id, list(seqs))
+    return {record["seq"]: record["turn"] for record in records}
+
+
+async def live_turns(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[int]:
+    """Return which of the turns ``first`` to ``last`` have live messages."""
+    return [record["turn"] for record in await connection.fetch(LIVE_TURNS, tenant, session_id, first, _int4(last))]
+
+
+async def last_turn(connection: Connection, tenant: str, session_id: str) -> int:
+    """Return the turn of the last live message; 0 when there is none. Costs the same in every session."""
+    return await connection.fetchval(LAST_TURN, tenant, session_id) or 0
+
+
+async def between(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[TurnRow]:
+    """Return the turns ``first`` to ``last``, in order, removed ones left out."""
+    arguments = (tenant, session_id, first, _int4(last))
+    usage = {r["turn"]: _usage(dict(r)) for r in await connection.fetch(USAGE, *arguments)}
+    terse: dict[int, list[str]] = {}
+    for record in await connection.fetch(TERSE, *arguments):
+        terse.setdefault(record["turn"], []).append(record["text"].decode("utf-8", "replace"))
+    best: dict[int, dict[str, object]] = {}
+    for record in await connection.fetch(GROUPS, *arguments):
+        row = dict(record)
+        known = best.get(row["turn"])
+        if known is None or _rank(row["status"]) < _rank(known["status"]):
+            best[row["turn"]] = row
+    return [
+        TurnRow(**row, usage=usage.get(turn, TurnUsage()), terse=tuple(terse.get(turn, ())))  # type: ignore[arg-type]
+        for turn, row in sorted(best.items())
+        if row["status"] != "removed"
+    ]
+
+
+def _int4(value: int) -> int:
+    return min(value, 2**31 - 1)
+
+
+def _rank(status: object) -> int:
+    return PRECEDENCE.index(status)
+
+
+def _usage(row: dict[str, int | None]) -> TurnUsage:
+    return TurnUsage(**{name: value for name, value in row.items() if name != "turn"})  # type: ignore[arg-type]
+
+
+async def lock(connection: Connection, tenant: str, session_id: str) -> Session | None:
+    """Return the session, locked until the transaction ends."""
+    record = await connection.fetchrow(LOCK, tenant, session_id)
+    return None if record is None else session_from(record)
+
+
+async def hide(
+    connection: Connection, tenant: str, session: Session, turn: int, status: Hidden, now: datetime
+) -> list[tuple[Run, ...]] | None:
+    """Hide a turn's live messages from every context; None when it has none. The session must be locked.
+
+    What the memory says of them is deleted; the ranges that it spoke of are to be told anew.
+    """
+    rows = await connection.fetch(OF_TURN, tenant, session.id, turn)
+    live = [row["seq"] for row in rows if row["status"] == "live"]
+    if not live:
+        return None
+    await connection.execute(HIDE, tenant, session.id, turn, status)
+    await states.forget_rebuilt(connection, tenant, session.id, min(live))
+    before_cut = sum(row["tokens"] for row in rows if row["status"] == "live" and row["seq"] < session.cut)
+    plan = _without(session.plan, live, before_cut) if session.plan else None
+    await set_edited(connection, tenant, session, plan, 0, now)
+    return await memory.forget_range(connection, tenant, session.id, min(live), max(live))
+
+
+async def remove(
+    connection: Connection, tenant: str, session: Session, turn: int, now: datetime
+) -> list[tuple[Run, ...]] | None:
+    """Empty a turn's messages for good, and whatever was made from them; None when it has none that are not yet.
+
+    Their rows stay, so that numbers have no gaps and a client that goes on sending them is understood. The ranges that
+    the memory spoke of are to be told anew.
+    """
+    rows = await connection.fetch(OF_TURN, tenant, session.id, turn)
+    if all(row["status"] == "removed" for row in rows):
+        return None
+    seqs = [row["seq"] for row in rows]
+    await connection.execute(REMOVE, tenant, session.id, turn)
+    await connection.execute(FORGET_TERSE, tenant, session.id, turn)
+    await states.forget(connection, tenant, session.id, seqs)
+    await states.forget_rebuilt(connection, tenant, session.id, min(seqs))
+    await artifacts.forget(connection, tenant, session.id, seqs)
+    await sent_contexts.forget(connection, tenant, session.id)
+    await search.forget_pages(connection, tenant, session.id, seqs)
+    await summaries.forget(connection, tenant, session.id, min(seqs), max(seqs))
+    told = await memory.forget_range(connection, tenant, session.id, min(seqs), max(seqs))
+    for record in await connection.fetch(FORGET_PLANS, tenant, session.id):
+        plan = _forgetting(read_epoch(record["plan"]), seqs, 0)
+        await connection.execute(SET_PLAN, tenant, session.id, record["number"], write_epoch(plan))
+    before_cut = sum(row["tokens"] for row in rows if row["status"] == "live" and row["seq"] < session.cut)
+    current = _forgetting(session.plan, seqs, before_cut) if session.plan else None
+    await set_edited(connection, tenant, session, current, sum(row["tokens"] for row in rows), now)
+    return told
+
+
+def _without(plan: Epoch, seqs: Sequence[int], tokens: int) -> Epoch:
+    """Return a plan without these messages. ``tokens`` of them had been cut."""
+    return structs.replace(plan.without_messages(seqs), older_tokens=max(0, plan.older_tokens - tokens))
+
+
+def _forgetting(plan: Epoch, seqs: Sequence[int], tokens: int) -> Epoch:
+    """Return the same without any words that Tersely wrote: they may quote the messages, wherever these stand."""
+    # A block of an unknown message may be one of these; a client that still sends it brings it back.
+    injected = tuple(block for block in plan.injected if block.seq and block.seq not in seqs)
+    return structs.replace(_without(plan, seqs, tokens).marked_for_rebuild(), is_stale=True, injected=injected)
+
+
+async def set_edited(
+    connection: Connection, tenant: str, session: Session, plan: Epoch | None, tokens: int, now: datetime
+) -> None:
+    """Note that the history was edited: the next context starts an epoch. ``tokens`` are no longer stored."""
+    stored = None if plan is None else write_epoch(plan)
+    await connection.execute(SET_EDITED, tenant, session.id, now, tokens, stored)

@@ -1,0 +1,1 @@
+"""The connection pool, transactions, statements, migrations."""

@@ -1,0 +1,76 @@
+"""Brings a database to the current schema."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import cache
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
+
+_log = logging.getLogger(__name__)
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+# A wheel carries the migrations inside the package; a checkout has them beside ``app/``.
+SCRIPTS = next(each for each in (_PACKAGE / "_migrations", _PACKAGE.parents[1] / "migrations") if each.is_dir())
+# Whoever loses a race, or meets a lock that is held for longer than a migration waits (`env.py`), tries again.
+ATTEMPTS = 8
+PAUSE_SECONDS = 0.2
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(SCRIPTS))
+    return config
+
+
+@cache
+def known_revisions() -> tuple[str, ...]:
+    """Return the revisions that this version knows, oldest first; the last one is the current schema."""
+    scripts = ScriptDirectory.from_config(_config())
+    return tuple(script.revision for script in scripts.walk_revisions())[::-1]
+
+
+def current_revision() -> str:
+    """Return the schema revision that this version needs."""
+    return known_revisions()[-1]
+
+
+def is_newer(revision: str | None) -> bool:
+    """Return whether a database is of a newer version: migrations only add, so this version runs on it."""
+    return revision is not None and revision not in known_revisions()
+
+
+def is_outdated(revision: str | None) -> bool:
+    """Return whether a database lacks migrations that this version needs."""
+    return revision != current_revision() and not is_newer(revision)
+
+
+def _upgrade(dsn: str, revision: str) -> None:
+    config = _config()
+    config.attributes["url"] = make_url(dsn).set(drivername="postgresql+asyncpg")
+    config.attributes["known"] = known_revisions()
+    command.upgrade(config, revision)
+    if newer := config.attributes.get("newer"):
+        _log.info("the database is at schema %s, newer than %s: it is used as it is", newer, current_revision())
+
+
+async def migrate(dsn: str, revision: str = "head") -> None:
+    """Run every migration that the database at ``dsn`` lacks, up to ``revision``. Leave a newer schema as it is.
+
+    Several processes may start at once: whoever loses the race to create the schema finds, on trying again, that
+    it is there.
+    """
+    for attempt in range(ATTEMPTS):
+        try:
+            await asyncio.to_thread(_upgrade, dsn, revision)
+            return
+        except DBAPIError:
+            if attempt == ATTEMPTS - 1:
+                raise
+            await asyncio.sleep(PAUSE_SECONDS * (attempt + 1))

@@ -1,0 +1,1 @@
+"""Reading sessions and their messages."""

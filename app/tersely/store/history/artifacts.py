@@ -1,0 +1,58 @@
+"""Artifacts: where oversized tool outputs are, by their SHA-256. The text itself is in its message, and only there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from tersely.domain.messages import Message
+from tersely.domain.text.tool_output import LEAST_SPILLED, output_digest
+from tersely.store.db.connection import Connection
+from tersely.store.history.messages import FULL, StoredMessage, message_from
+
+# The newest of several outputs with one content. Whoever asks knows the content's name, not the session's.
+FIND = f"""
+SELECT {", ".join(f"m.{column}" for column in FULL.split(", "))}
+FROM artifacts a JOIN messages m ON m.tenant_id = a.tenant_id AND m.session_id = a.session_id AND m.seq = a.seq
+WHERE a.tenant_id = $1 AND a.sha256 = $2 AND m.status <> 'removed' ORDER BY a.created_at DESC LIMIT 1
+"""
+# Characters. Whatever threshold a strategy sets for spilling, now or later, what it spills is to be found; and no
+# message in wire form of so many bytes or fewer holds an output of more characters.
+LARGE_OUTPUT = LEAST_SPILLED
+FORGET = "DELETE FROM artifacts WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::bigint[])"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """An output of ``chars`` characters in a message that is written. ``call_id`` is that of its call."""
+
+    sha256: bytes
+    call_id: str
+    chars: int
+
+
+def spilled(messages: Sequence[Message], index: int) -> list[Artifact]:
+    """Return the oversized outputs in one of ``messages``."""
+    return [
+        Artifact(sha256=bytes.fromhex(output_digest(result.text)), call_id=result.call_id, chars=len(result.text))
+        for result in messages[index].results
+        if len(result.text) > LARGE_OUTPUT
+    ]
+
+
+def row(session_id: str, seq: int, artifact: Artifact, now: datetime) -> tuple[object, ...]:
+    """In the order of the columns of the statement."""
+    call_id = artifact.call_id.encode("utf-8", "surrogatepass")
+    return (session_id, artifact.sha256, seq, call_id, artifact.chars, now)
+
+
+async def find(connection: Connection, tenant: str, sha256: bytes) -> StoredMessage | None:
+    """Return the message with that output, in any of the tenant's sessions, whether it is live or not."""
+    record = await connection.fetchrow(FIND, tenant, sha256)
+    return None if record is None else message_from(record)
+
+
+async def forget(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> None:
+    """Take out what points at these messages, which are emptied."""
+    await connection.execute(FORGET, tenant, session_id, list(seqs))

@@ -1,0 +1,16 @@
+"""Data of requests outside their history: tool definitions, stored once per content."""
+
+from __future__ import annotations
+
+from tersely.store.db.connection import Connection
+
+LAST_TOOLS = """
+SELECT a.raw FROM (
+    SELECT tools FROM calls WHERE tenant_id = $1 AND session_id = $2 ORDER BY number DESC LIMIT 1
+) AS last JOIN attributes a ON a.tenant_id = $1 AND a.session_id = $2 AND a.digest = last.tools
+"""
+
+
+async def last_tools(connection: Connection, tenant: str, session_id: str) -> bytes:
+    """Return the client's tools of a session's last call, in wire form; empty where it had none."""
+    return await connection.fetchval(LAST_TOOLS, tenant, session_id) or b""

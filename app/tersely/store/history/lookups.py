@@ -1,0 +1,242 @@
+"""Group lookup: which sessions continue the histories of many requests, and their tails, in one statement.
+
+What group commit is for writes, this is for the one read that nearly every request needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from asyncpg import Record
+
+from tersely.domain.errors import StoreUnavailable
+from tersely.domain.history.reconciliation import StoredLink
+from tersely.store.db.connection import Connection, Database
+from tersely.store.history.messages import RAN_OUT, UNKNOWN, TailRow
+from tersely.store.history.sessions import COLUMNS, ReplyMatch, session_from
+from tersely.store.history.tail_cache import CachedTail, TailCache, cached_tail
+
+MAX_BATCH = 64
+
+_S = ", ".join(f"s.{name}" for name in COLUMNS.split(", "))
+_ROW = (
+    "r.seq, r.place, r.turn, r.tokens, r.role, r.status, r.digest, r.chain, r.call, r.follows, r.dialect, r.pinned, "
+    "r.priority, r.created_at, r.model_raw, r.client_visible, r.finish"
+)
+_LISTS = {
+    "seqs": "seq",
+    "places": "place",
+    "row_turns": "turn",
+    "row_tokens": "tokens",
+    "roles": "role",
+    "statuses": "status",
+    "digests": "digest",
+    "relayed": "chain IS NOT NULL",
+    "row_calls": "call",
+    "row_follows": "follows",
+    "dialects": "dialect",
+    "pins": "pinned",
+    "priorities": "priority",
+    "times": "created_at",
+    "model_raws": "model_raw",
+    "hidden": UNKNOWN,
+    "full": RAN_OUT,
+}
+
+# The same order of preference, and the same rows, as in `sessions.BY_CHAIN` and `messages.TAIL_ROWS`. OFFSET 0 keeps
+# the order of the joins: of a table that was never analysed the planner would rather read everything of the tenant.
+_CANDIDATES = """
+FROM (SELECT session_id, seq, chain, status FROM messages WHERE tenant_id = $1 AND chain = {chains} OFFSET 0) AS m
+CROSS JOIN LATERAL (
+    SELECT {columns} FROM sessions
+    WHERE tenant_id = $1 AND id = m.session_id AND ($3::text IS NULL OR client_id IS NULL OR client_id = $3) OFFSET 0
+) AS s
+"""
+_PREFERENCE = "(s.client_id = $3) IS TRUE DESC, m.seq = s.last_seq DESC, s.updated_at DESC, s.id"
+
+# Which session a history goes on in that ends with a reply of ours, and whether that is as it was.
+CHECK = f"""
+SELECT $4::integer AS request, s.id, s.version, s.created_at, m.seq AS hit_seq,
+    m.status <> 'superseded' AS hit_is_current
+{_CANDIDATES.format(chains="$2::bytea", columns="id, version, created_at, client_id, last_seq, updated_at")}
+ORDER BY {_PREFERENCE} LIMIT 1
+"""
+FIND = f"""
+SELECT $4::integer AS request, h.*, t.* FROM (
+    SELECT {_S}, m.seq AS hit_seq, m.chain AS hit_chain, m.status <> 'superseded' AS hit_is_current
+    {_CANDIDATES.format(chains="ANY($2::bytea[])", columns=COLUMNS)}
+    ORDER BY array_position($2::bytea[], m.chain), {_PREFERENCE} LIMIT 1
+) AS h LEFT JOIN LATERAL (
+    SELECT {", ".join(f"array_agg({column}) AS {name}" for name, column in _LISTS.items())} FROM (
+        SELECT {_ROW} FROM messages r
+        WHERE h.hit_is_current AND h.hit_seq >= h.cut AND r.tenant_id = $1 AND r.session_id = h.id AND r.seq >= h.cut
+            AND r.status <> 'superseded' AND r.turn > 0
+        UNION ALL
+        SELECT {_ROW} FROM messages r
+        WHERE h.hit_is_current AND h.hit_seq >= h.cut AND r.tenant_id = $1 AND r.session_id = h.id AND r.turn = 0
+            AND r.status = 'live'
+        ORDER BY place, seq
+    ) AS tail
+) AS t ON true
+"""
+
+
+@dataclass(slots=True)
+class _Question:
+    chains: Sequence[bytes]
+    client_id: str | None
+    answer: asyncio.Future[ReplyMatch | None]
+
+
+class Lookups:
+    """Find sessions by their messages, batching concurrent questions."""
+
+    def __init__(self, database: Database, tail_cache: TailCache) -> None:
+        self._database = database
+        self._tail_cache = tail_cache
+        self._queues: defaultdict[str, deque[_Question]] = defaultdict(deque)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def find(self, tenant: str, chains: Sequence[bytes], client_id: str | None) -> ReplyMatch | None:
+        """Return the session with the longest history in common, with its tail; ``chains`` the longest first.
+
+        Raises `StoreUnavailable`.
+        """
+        loop = asyncio.get_running_loop()
+        question = _Question(chains, client_id, loop.create_future())
+        self._queues[tenant].append(question)
+        if tenant not in self._tasks:
+            self._tasks[tenant] = loop.create_task(self._drain(tenant))
+        return await question.answer
+
+    async def _drain(self, tenant: str) -> None:
+        queue = self._queues[tenant]
+        try:
+            while queue:
+                await self._ask(tenant, [queue.popleft() for _ in range(min(len(queue), MAX_BATCH))])
+        finally:
+            del self._tasks[tenant]
+            if not queue:
+                self._queues.pop(tenant, None)
+
+    async def _ask(self, tenant: str, questions: list[_Question]) -> None:
+        questions = [question for question in questions if not question.answer.done()]
+        try:
+            async with self._database.reading(tenant) as connection:
+                found = await self._find(connection, tenant, dict(enumerate(questions)))
+        except StoreUnavailable as error:
+            _fail(questions, error)
+        except BaseException as error:
+            _fail(questions, StoreUnavailable(f"a lookup failed: {type(error).__name__}"))
+            raise
+        else:
+            for number, question in enumerate(questions):
+                if not question.answer.done():
+                    question.answer.set_result(found.get(number))
+
+    async def _find(self, connection: Connection, tenant: str, asked: dict[int, _Question]) -> dict[int, ReplyMatch]:
+        found = await self._check(connection, tenant, asked)
+        left = [
+            (tenant, question.chains, question.client_id, number)
+            for number, question in asked.items()
+            if number not in found
+        ]
+        if left:
+            for record in await connection.fetchmany(FIND, left):
+                hit = found[record["request"]] = _hit(record)
+                if hit.tail is not None:
+                    self._tail_cache.put(tenant, cached_tail(hit.session, hit.tail, None))
+        return found
+
+    async def _check(self, connection: Connection, tenant: str, asked: dict[int, _Question]) -> dict[int, ReplyMatch]:
+        """Answer the questions for which it suffices that a session is unchanged."""
+        known: dict[int, CachedTail] = {}
+        for number, question in asked.items():
+            tail = self._tail_cache.ending_with(tenant, question.chains[0])
+            if tail is not None:
+                known[number] = tail
+        if not known:
+            return {}
+        found: dict[int, ReplyMatch] = {}
+        checks = [(tenant, tail.chain, asked[number].client_id, number) for number, tail in known.items()]
+        for record in await connection.fetchmany(CHECK, checks):
+            number, tail = record["request"], known[record["request"]]
+            session = tail.session
+            is_same = (record["id"], record["version"], record["created_at"]) == (
+                session.id,
+                session.version,
+                session.created_at,
+            )
+            if is_same and record["hit_is_current"] and record["hit_seq"] >= session.cut:
+                found[number] = ReplyMatch(
+                    session=session,
+                    seq=record["hit_seq"],
+                    chain=asked[number].chains[0],
+                    is_current=True,
+                    tail=tail.rows,
+                )
+        return found
+
+
+def _fail(questions: list[_Question], error: StoreUnavailable) -> None:
+    for question in questions:
+        if not question.answer.done():
+            question.answer.set_exception(error)
+
+
+def _hit(record: Record) -> ReplyMatch:
+    return ReplyMatch(
+        session=session_from(record),
+        seq=record["hit_seq"],
+        chain=record["hit_chain"],
+        is_current=record["hit_is_current"],
+        tail=None if record["seqs"] is None else _tail(record),
+    )
+
+
+def _tail(record: Record) -> list[TailRow]:
+    return [
+        TailRow(
+            row=StoredLink(
+                seq=seq,
+                position=place,
+                turn=turn,
+                tokens=tokens,
+                role=role,
+                status=status,
+                digest=digest,
+                relayed=relayed,
+                call=call,
+                follows=follows,
+            ),
+            dialect=dialect,
+            pinned=pinned,
+            priority=priority,
+            created_at=created_at,
+            model_raw=model_raw,
+            is_hidden=is_hidden,
+            ran_out=ran_out,
+        )
+        for (
+            seq,
+            place,
+            turn,
+            tokens,
+            role,
+            status,
+            digest,
+            relayed,
+            call,
+            follows,
+            dialect,
+            pinned,
+            priority,
+            created_at,
+            model_raw,
+            is_hidden,
+            ran_out,
+        ) in zip(*(record[name] for name in _LISTS), strict=True)
+    ]

@@ -1,0 +1,440 @@
+"""Messages: reading a session's rows, with or without their content."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+from asyncpg import Record
+
+from tersely.domain.history import reconciliation
+from tersely.domain.history.history import BROKE_OFF, DEFAULT_PRIORITY, WINDOW_FULL, Status
+from tersely.domain.history.reconciliation import StoredLink
+from tersely.store.db.connection import Connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMessage:
+    """A message with its content. ``raw`` is the client's view; ``model_raw`` is set where the model's differs."""
+
+    seq: int
+    turn: int
+    position: float
+    tokens: int
+    role: str
+    status: Status
+    dialect: str
+    client_visible: bool
+    model_visible: bool
+    pinned: bool
+    priority: int
+    finish: str | None
+    call: int
+    digest: bytes
+    created_at: datetime
+    raw: bytes
+    model_raw: bytes | None
+
+
+# From so many records on, rows are made of them in a thread, and messages are read in portions of so many.
+MANY = 2_000
+
+ROW = "seq, place, turn, tokens, role, status, digest, chain IS NOT NULL AS relayed, call, follows"
+RAN_OUT = f"finish IS NOT DISTINCT FROM '{WINDOW_FULL}'"
+# Calls to tools of Tersely's own and their results, which no client knows of. What is only hidden from the client's
+# view a client may resend all the same.
+UNKNOWN = "NOT client_visible AND call > 0 AND chain IS NULL"
+TAIL = f"{ROW}, dialect, pinned, priority, created_at, model_raw, {UNKNOWN} AS is_hidden, {RAN_OUT} AS ran_out"
+FULL = (
+    "seq, turn, place AS position, tokens, role, status, dialect, client_visible, model_visible, pinned, priority, "
+    "finish, call, digest, created_at, raw, model_raw"
+)
+HERE = "tenant_id = $1 AND session_id = $2"
+# Clients put their rules, skills and tools in front of the first question.
+FIRST_MESSAGES = 16
+
+# Instructions are found by an index of their own, so that the cost depends on the tail alone.
+TAIL_ROWS = f"""
+SELECT {TAIL} FROM messages
+WHERE {HERE} AND seq >= $3 AND status <> 'superseded' AND turn > 0
+UNION ALL
+SELECT {TAIL} FROM messages
+WHERE {HERE} AND turn = 0 AND status = 'live'
+ORDER BY place, seq
+"""
+
+ALL_ROWS = f"SELECT {TAIL} FROM messages WHERE {HERE} ORDER BY place, seq"
+
+CONTENT = f"SELECT {FULL} FROM messages WHERE {HERE} AND seq = ANY($3::bigint[]) ORDER BY place, seq"
+
+QUESTIONS_OF = f"""
+SELECT {FULL} FROM messages
+WHERE {HERE} AND status = 'live' AND model_visible AND turn > 0
+  AND seq IN (SELECT follows FROM messages WHERE {HERE} AND seq = ANY($3::bigint[]))
+ORDER BY place, seq
+"""
+
+LIVE_FROM = f"""
+SELECT {FULL} FROM messages
+WHERE {HERE} AND seq >= $3 AND status = 'live' AND model_visible AND turn > 0
+ORDER BY place, seq
+"""
+LIVE_BETWEEN = f"""
+SELECT {FULL} FROM messages
+WHERE {HERE} AND seq BETWEEN $3 AND $4 AND status = 'live' AND model_visible AND turn > 0
+"""
+
+# What the client was shown; what was taken out of a reply is in `model_raw` alone.
+REPLIES_WITH = f"""
+SELECT {FULL} FROM messages
+WHERE {HERE} AND seq >= $3 AND status = 'live' AND model_visible AND client_visible AND turn > 0
+  AND role = 'assistant' AND position($4::bytea IN raw) > 0
+ORDER BY place, seq
+"""
+
+NEWEST_WITHIN = f"""
+SELECT coalesce(min(seq), $3) FROM (
+    SELECT seq, sum(tokens) OVER (ORDER BY seq DESC) AS spent FROM (
+        SELECT seq, tokens FROM messages
+        WHERE {HERE} AND seq >= $3 AND status = 'live' AND model_visible AND turn > 0 ORDER BY seq DESC LIMIT $5
+    ) AS last
+) AS counted WHERE spent <= $4
+"""
+
+PINNED_BEFORE = f"""
+SELECT seq FROM messages WHERE {HERE} AND seq < $3 AND pinned AND status = 'live' AND model_visible AND turn > 0
+ORDER BY seq
+"""
+
+# Only what was left behind has to be followed back: what is current is one history.
+LEADING_TO = f"""
+WITH RECURSIVE back AS (
+    SELECT seq, follows, status FROM messages WHERE {HERE} AND seq = $3
+    UNION ALL
+    SELECT m.seq, m.follows, m.status FROM back JOIN messages m
+        ON m.tenant_id = $1 AND m.session_id = $2 AND m.seq = back.follows
+    WHERE back.status = 'superseded'
+)
+SELECT seq, follows, status FROM back
+"""
+
+CHAIN_OF = f"SELECT chain FROM messages WHERE {HERE} AND seq = $3"
+
+INSTRUCTIONS = f"SELECT {FULL} FROM messages WHERE {HERE} AND turn = 0 AND status = 'live' ORDER BY place, seq"
+
+
+LINKS_SINCE = f"""
+SELECT {TAIL} FROM messages
+WHERE {HERE} AND seq > $3 AND status = 'live' AND turn > 0 AND client_visible ORDER BY place, seq
+"""
+
+INSTRUCTION_ROWS = f"SELECT {TAIL} FROM messages WHERE {HERE} AND turn = 0 AND status = 'live' ORDER BY place, seq"
+
+# Of a reply how it ended; without one, when the newest call that ended with this message did. `calls` is read from its
+# newest rows on.
+END_OF_CALL = f"""
+SELECT finish, created_at AS ended_at FROM messages WHERE {HERE} AND seq = $4
+UNION ALL
+SELECT NULL, max(finished_at) FROM calls WHERE {HERE} AND $4 = 0 AND number > $5 AND last_seq = $3
+"""
+CALLS_LOOKED_AT = 1_000
+ENDED_CALLS = f"SELECT last_seq FROM calls WHERE {HERE} AND number > $4 AND last_seq = ANY($3::bigint[])"
+
+NEWEST_AT = f"SELECT created_at FROM messages WHERE {HERE} AND turn > 0 ORDER BY seq DESC LIMIT 1"
+
+HIDDEN_WORDS = f"""
+SELECT {FULL} FROM messages
+WHERE {HERE} AND status IN ('dropped', 'undone') AND role <> 'assistant' AND turn > 0
+ORDER BY place, seq
+"""
+
+FIRST_QUESTIONS = f"""
+SELECT {FULL} FROM messages
+WHERE {HERE} AND seq < $3 AND seq <= {FIRST_MESSAGES} AND status = 'live' AND model_visible AND role = 'user'
+ORDER BY place, seq
+"""
+
+LINKS_BEFORE = f"""
+SELECT digest FROM messages
+WHERE {HERE} AND seq < $3 AND status <> 'superseded' AND turn > 0 AND NOT ({UNKNOWN})
+ORDER BY place, seq
+"""
+
+
+class TailRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A row of the tail, with the model's view where it differs from the client's; ``dialect`` is that of both.
+
+    ``is_hidden``: the client knows nothing of it, so that ``model_raw`` is all of it. ``ran_out``: a reply that broke
+    off because the model's window was full.
+    """
+
+    row: StoredLink
+    dialect: str
+    pinned: bool
+    priority: int = DEFAULT_PRIORITY
+    created_at: datetime
+    model_raw: bytes | None
+    is_hidden: bool = False
+    ran_out: bool = False
+
+
+def _rows_up_to(records: Sequence[Record], last: int | None) -> list[TailRow]:
+    return [_row(record) for record in _up_to(records, last)]
+
+
+async def _rows(records: Sequence[Record], last: int | None) -> list[TailRow]:
+    """Return the rows of the records up to the sequence number ``last``, made in a thread where there are many."""
+    if len(records) <= MANY:
+        return _rows_up_to(records, last)
+    return await asyncio.to_thread(_rows_up_to, records, last)
+
+
+def _row(record: Record) -> TailRow:
+    return TailRow(
+        row=StoredLink(
+            seq=record["seq"],
+            position=record["place"],
+            turn=record["turn"],
+            tokens=record["tokens"],
+            role=record["role"],
+            status=record["status"],
+            digest=record["digest"],
+            relayed=record["relayed"],
+            call=record["call"],
+            follows=record["follows"],
+        ),
+        dialect=record["dialect"],
+        pinned=record["pinned"],
+        priority=record["priority"],
+        created_at=record["created_at"],
+        model_raw=record["model_raw"],
+        is_hidden=record["is_hidden"],
+        ran_out=record["ran_out"],
+    )
+
+
+def message_from(record: Record) -> StoredMessage:
+    """Return a record with the columns of `FULL` as a value."""
+    return StoredMessage(**dict(record))
+
+
+# Statements that follow each other see what was committed in between. ``last``, in the functions below, is the last
+# sequence number of the session as it was read: what is stored since has numbers that a request on that session gives
+# to its own messages.
+def _up_to(records: Sequence[Record], last: int | None) -> Sequence[Record]:
+    return records if last is None else [record for record in records if record["seq"] <= last]
+
+
+async def tail_rows(
+    connection: Connection, tenant: str, session_id: str, cut: int, *, last: int | None = None
+) -> list[TailRow]:
+    """Return the current rows from ``cut`` on and the current instructions, in order, without their content."""
+    return await _rows(await connection.fetch(TAIL_ROWS, tenant, session_id, cut), last)
+
+
+async def links_before(connection: Connection, tenant: str, session_id: str, cut: int) -> list[bytes]:
+    """Return the digests of what stands before ``cut`` in the history that the client knows.
+
+    Costs what that is long.
+    """
+    return [row["digest"] for row in await connection.fetch(LINKS_BEFORE, tenant, session_id, cut)]
+
+
+async def all_rows(connection: Connection, tenant: str, session_id: str, *, last: int | None = None) -> list[TailRow]:
+    """Return every row, superseded and hidden ones included."""
+    return await _rows(await connection.fetch(ALL_ROWS, tenant, session_id), last)
+
+
+async def newest_at(connection: Connection, tenant: str, session_id: str) -> datetime | None:
+    """Return the time of the session's newest message; None without messages."""
+    found: datetime | None = await connection.fetchval(NEWEST_AT, tenant, session_id)
+    return found
+
+
+async def content(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> list[StoredMessage]:
+    """Return the messages with these sequence numbers, whatever their status, in order."""
+    return [message_from(r) for r in await connection.fetch(CONTENT, tenant, session_id, list(seqs))]
+
+
+async def live_from(
+    connection: Connection, tenant: str, session_id: str, cut: int, *, last: int | None = None
+) -> list[StoredMessage]:
+    """What the model may see from ``cut`` on, in order, without instructions. Long stretches are read in portions."""
+    if last is None or last - cut < MANY:
+        return [message_from(r) for r in _up_to(await connection.fetch(LIVE_FROM, tenant, session_id, cut), last)]
+    found: list[StoredMessage] = []
+    for start in range(cut, last + 1, MANY):
+        end = min(start + MANY - 1, last)
+        records = await connection.fetch(LIVE_BETWEEN, tenant, session_id, start, end)
+        found += await asyncio.to_thread(lambda portion: [message_from(r) for r in portion], records)
+    return await asyncio.to_thread(_in_order, found)
+
+
+def _in_order(found: list[StoredMessage]) -> list[StoredMessage]:
+    return sorted(found, key=lambda message: (message.position, message.seq))
+
+
+async def live_replies_with(
+    connection: Connection, tenant: str, session_id: str, marker: bytes, since: int
+) -> list[StoredMessage]:
+    """Return the live replies from ``since`` on whose client was shown ``marker``, in order."""
+    return [message_from(r) for r in await connection.fetch(REPLIES_WITH, tenant, session_id, since, marker)]
+
+
+async def newest_within(
+    connection: Connection, tenant: str, session_id: str, *, since: int, tokens: int, limit: int
+) -> int:
+    """Return the first sequence number, from ``since`` on, of the newest messages that come to at most ``tokens`` and
+    are at most ``limit``. Costs what these cost.
+    """
+    found: int = await connection.fetchval(NEWEST_WITHIN, tenant, session_id, since, tokens, limit)
+    return found
+
+
+async def pinned_before(connection: Connection, tenant: str, session_id: str, seq: int) -> list[int]:
+    """Return the numbers of the live pinned messages before ``seq``. O(history)."""
+    return [record["seq"] for record in await connection.fetch(PINNED_BEFORE, tenant, session_id, seq)]
+
+
+async def questions_of(
+    connection: Connection, tenant: str, session_id: str, replies: Sequence[int]
+) -> list[StoredMessage]:
+    """Return the live messages that these replies answer, in order."""
+    return [message_from(r) for r in await connection.fetch(QUESTIONS_OF, tenant, session_id, list(replies))]
+
+
+async def leading_to(
+    connection: Connection, tenant: str, session_id: str, rows: Sequence[StoredLink], seq: int
+) -> list[StoredLink] | None:
+    """Return the session's ``rows`` (all, in order) that form the history up to and including message ``seq``.
+
+    Empty for 0; None if the history cannot be determined any more.
+    """
+    if not seq:
+        return []
+    last = next((row for row in rows if row.seq == seq), None)
+    if last is None:
+        return None
+    left: set[int] = set()
+    place = last.position
+    if last.status == "superseded":
+        back = await connection.fetch(LEADING_TO, tenant, session_id, seq)
+        left = _with_beside({record["seq"] for record in back if record["status"] == "superseded"}, rows)
+        if back[-1]["status"] != "superseded":
+            place = next(row.position for row in rows if row.seq == back[-1]["seq"])
+        elif back[-1]["follows"] == 0:
+            place = float("-inf")
+        else:
+            return None
+    return [row for row in rows if row.seq in left or (row.status != "superseded" and row.position <= place)]
+
+
+def _with_beside(seqs: set[int], rows: Sequence[StoredLink]) -> set[int]:
+    """Return ``seqs`` and the instructions that came with them, directly before each."""
+    beside = {row.seq for row in rows if not row.is_link}
+    found = set(seqs)
+    for seq in seqs:
+        before = seq - 1
+        while before in beside:
+            found.add(before)
+            before -= 1
+    return found
+
+
+async def chain_of(connection: Connection, tenant: str, session_id: str, seq: int) -> bytes:
+    """Return the identity of the history up to a relayed reply; empty for any other message."""
+    return await connection.fetchval(CHAIN_OF, tenant, session_id, seq) or b""
+
+
+async def instructions(connection: Connection, tenant: str, session_id: str) -> list[StoredMessage]:
+    """Return the session's current instructions, in order."""
+    return [message_from(r) for r in await connection.fetch(INSTRUCTIONS, tenant, session_id)]
+
+
+async def hidden_texts(connection: Connection, tenant: str, session_id: str) -> list[StoredMessage]:
+    """Return the client's messages in turns that were dropped or undone. Their injected blocks still count."""
+    return [message_from(r) for r in await connection.fetch(HIDDEN_WORDS, tenant, session_id)]
+
+
+async def first_questions(connection: Connection, tenant: str, session_id: str, cut: int) -> list[StoredMessage]:
+    """Return the user messages among the first `FIRST_MESSAGES` of a session, before ``cut``."""
+    return [message_from(r) for r in await connection.fetch(FIRST_QUESTIONS, tenant, session_id, cut)]
+
+
+KEPT_ROWS = f"SELECT {TAIL} FROM messages WHERE {HERE} AND seq = ANY($3::bigint[])"
+
+
+async def rows_of(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> list[TailRow]:
+    """Return the rows with these sequence numbers, without their content."""
+    return [_row(r) for r in await connection.fetch(KEPT_ROWS, tenant, session_id, list(seqs))]
+
+
+async def links_since(connection: Connection, tenant: str, session_id: str, seq: int) -> list[StoredLink]:
+    """Return the live links after sequence number ``seq`` that the client knows of, in order."""
+    return [_row(r).row for r in await connection.fetch(LINKS_SINCE, tenant, session_id, seq)]
+
+
+async def instruction_rows(connection: Connection, tenant: str, session_id: str) -> list[StoredLink]:
+    """Return the session's current instructions without their content, in order."""
+    return [_row(r).row for r in await connection.fetch(INSTRUCTION_ROWS, tenant, session_id)]
+
+
+async def end_of_call(
+    connection: Connection, tenant: str, session_id: str, question: int, reply: int, *, calls: int
+) -> tuple[bool, datetime | None]:
+    """Return whether the reply to ``question`` (0: there is none) broke off, and when its call ended.
+
+    No time: the call is under way. ``calls`` is how many calls the session has had.
+    """
+    oldest = calls - CALLS_LOOKED_AT
+    for record in await connection.fetch(END_OF_CALL, tenant, session_id, question, reply, oldest):
+        if record["ended_at"] is not None:
+            return record["finish"] == BROKE_OFF, record["ended_at"]
+    return False, None
+
+
+async def failed_links(
+    connection: Connection, tenant: str, session_id: str, rows: Sequence[StoredLink], *, calls: int
+) -> frozenset[int]:
+    """Return the links of requests whose call has ended without a reply. ``rows`` are in order; ``calls``: how many
+    calls of the session there were.
+    """
+    seqs = reconciliation.links_without_reply(rows)
+    if not seqs:
+        return frozenset()
+    records = await connection.fetch(ENDED_CALLS, tenant, session_id, seqs, calls - CALLS_LOOKED_AT)
+    return reconciliation.failed_links(rows, {record["last_seq"] for record in records})
+
+
+# What was taken out of a reply is a row of `terse` or `states`, and the model's view of the reply has it.
+_TAKEN_OUT = """
+EXISTS (
+    SELECT FROM {table} t JOIN messages m ON m.tenant_id = t.tenant_id AND m.session_id = t.session_id AND m.seq = t.seq
+    WHERE t.tenant_id = $1 AND t.session_id = $2 AND t.source = 'model' AND (t.seq >= $3 OR t.seq = ANY($4::bigint[]))
+      AND m.status = 'live' AND m.model_raw IS NOT NULL
+)
+"""
+TAKEN_OUT = f"SELECT {_TAKEN_OUT.format(table='terse')} AS terse, {_TAKEN_OUT.format(table='states')} AS state"
+
+
+async def stripped_kinds(
+    connection: Connection, tenant: str, session_id: str, *, since: int, kept: Sequence[int]
+) -> tuple[bool, bool]:
+    """Return whether live replies from ``since`` on, or among ``kept``, had terse tags taken out, and state blocks."""
+    row = await connection.fetchrow(TAKEN_OUT, tenant, session_id, since, list(kept))
+    assert row is not None  # there is no FROM
+    return row["terse"], row["state"]
+
+
+SIZES = f"""
+SELECT seq, octet_length(raw) + coalesce(octet_length(model_raw), 0) AS size FROM messages
+WHERE {HERE} AND seq = ANY($3::bigint[])
+"""
+
+
+async def sizes(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> dict[int, int]:
+    """Sequence number -> bytes of a message's content, which is not read for that."""
+    return {r["seq"]: r["size"] for r in await connection.fetch(SIZES, tenant, session_id, list(seqs))}

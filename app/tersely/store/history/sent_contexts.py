@@ -1,0 +1,166 @@
+"""What a model was sent at a call, as references to what is stored.
+
+A request repeats most of the one before it. So a call stores a description: which stored message each element of the
+request's message list is, word for word or with a patch. What no stored message gives (heads, shortened texts, a
+client's other spelling of a message) is a literal: a row of ``attributes``, stored once per content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from zlib import crc32
+
+import msgspec
+
+from tersely.store.db.connection import Connection
+
+KIND = "sent"
+BLOCK = 64
+"""Elements per block. A full block is a literal: as long as a prompt's beginning stays, calls share its blocks."""
+VERSION = 1
+
+FULL, SHORTENED, ADDED = 0, 1, 2
+"""How an element shows its message: as it is, shortened, or as something that no client or model said."""
+
+
+class SentMessage(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """One element of a request's message list.
+
+    ``seq`` is the stored message (0: none), ``layer`` names what Tersely added. The bytes are those of ``literal``; or
+    the stored bytes of ``seq`` with ``middle`` between their first ``prefix`` and their last ``suffix`` bytes
+    (``prefix`` -1: the stored bytes alone). ``also``: further stored messages that are part of the element.
+    """
+
+    seq: int
+    shows: int = FULL
+    literal: bytes = b""
+    prefix: int = -1
+    suffix: int = 0
+    middle: bytes = b""
+    layer: str = ""
+    also: tuple[int, ...] = ()
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the element is a stored message, byte for byte."""
+        return self.prefix < 0 and not self.literal and self.seq > 0
+
+
+class SentContext(msgspec.Struct, frozen=True, array_like=True):
+    """The description of one request.
+
+    ``blocks`` are literals of `BLOCK` elements each, ``rest`` the elements behind them, ``instructions`` the literal of
+    the instructions that stand outside of the message list. ``rounds`` are the lengths of the message lists of the
+    requests before this one, where the reply was made in several rounds. ``checksum`` is that of all elements.
+    """
+
+    version: int
+    dialect: str
+    blocks: tuple[bytes, ...]
+    rest: bytes
+    instructions: bytes
+    layers: tuple[tuple[str, int], ...]
+    rounds: tuple[int, ...]
+    checksum: int
+    count: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(SentContext)
+_raw_elements = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_one = msgspec.msgpack.Decoder(SentMessage)
+_run = msgspec.msgpack.Decoder(dict[int, int])
+
+LITERALS = """
+SELECT digest, raw FROM attributes WHERE tenant_id = $1 AND session_id = $2 AND kind = 'sent'
+    AND digest = ANY($3::bytea[])
+"""
+FORGET = "DELETE FROM attributes WHERE tenant_id = $1 AND session_id = $2 AND kind = 'sent'"
+
+
+def digest_of(raw: bytes) -> bytes:
+    """The key of a literal."""
+    return blake2b(raw, digest_size=12, person=b"sent").digest()
+
+
+def checksum(raws: Iterable[bytes]) -> int:
+    """A checksum over all elements and where they end."""
+    value = 0
+    for raw in raws:
+        value = crc32(b"\n", crc32(raw, value))
+    return value
+
+
+def pack(elements: Sequence[SentMessage]) -> bytes:
+    """Elements as bytes. Consecutive stored messages become one entry: first sequence number and how many."""
+    found: list[object] = []
+    start = count = 0
+    for element in elements:
+        if element.is_stored and not element.layer and element.shows == FULL:
+            if count and element.seq == start + count:
+                count += 1
+                continue
+            if count:
+                found.append({start: count})
+            start, count = element.seq, 1
+            continue
+        if count:
+            found.append({start: count})
+            count = 0
+        found.append(element)
+    if count:
+        found.append({start: count})
+    return _encoder.encode(found)
+
+
+def unpack(packed: bytes) -> list[SentMessage]:
+    """The inverse of `pack`."""
+    found: list[SentMessage] = []
+    for raw in _raw_elements.decode(packed):
+        # A fixed array is an element, a map is a run.
+        if b"\x90" <= bytes(raw)[:1] <= b"\x9f":
+            found.append(_one.decode(raw))
+        else:
+            for start, count in _run.decode(raw).items():
+                found += [SentMessage(seq) for seq in range(start, start + count)]
+    return found
+
+
+def encode(sent: SentContext) -> bytes:
+    """A description as it is stored."""
+    return _encoder.encode(sent)
+
+
+def decode(stored: bytes) -> SentContext | None:
+    """The inverse of `encode`; None for one of another version."""
+    try:
+        sent = _decoder.decode(stored)
+    except msgspec.DecodeError:
+        return None
+    return sent if sent.version == VERSION else None
+
+
+def renumber(stored: bytes, seqs: Mapping[int, int]) -> bytes:
+    """The description with other sequence numbers: the messages were stored elsewhere than was decided first.
+
+    Blocks stay as they are: what is new stands at the end. Where that is not so, the checksum tells.
+    """
+    sent = decode(stored)
+    if sent is None:
+        return stored
+    rest = [msgspec.structs.replace(each, seq=seqs.get(each.seq, each.seq)) for each in unpack(sent.rest)]
+    return encode(msgspec.structs.replace(sent, rest=pack(rest)))
+
+
+async def literals(
+    connection: Connection, tenant: str, session_id: str, digests: Iterable[bytes]
+) -> dict[bytes, bytes]:
+    """Digest -> content, of those that are stored."""
+    rows = await connection.fetch(LITERALS, tenant, session_id, list(dict.fromkeys(digests)))
+    return {row["digest"]: row["raw"] for row in rows}
+
+
+async def forget(connection: Connection, tenant: str, session_id: str) -> None:
+    """Delete a session's literals: they may quote what is removed for good."""
+    await connection.execute(FORGET, tenant, session_id)

@@ -1,0 +1,1 @@
+"""Notes of sessions: state blocks, scratchpads, memos, memory, summaries."""

@@ -1,0 +1,120 @@
+"""Memory entries that are to be written: stored with what makes them due, deleted with the entry itself.
+
+The process that stores a row writes the entry soon after. When that process dies, or has no room for the job, another
+process takes the row over once it is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import msgspec
+
+from tersely.domain.history.runs import Run
+from tersely.store.db.connection import Connection, Database
+from tersely.store.db.statements import INSERTS, Record, as_arrays
+
+# For so long a row is left to the process that stored it; each try doubles the time until the next one.
+GRACE = timedelta(minutes=1)
+# After so many tries, about four hours, a row is left alone until its session is deleted.
+MOST_TRIES = 8
+
+HERE = "tenant_id = $1 AND session_id = $2"
+LIST = "SET LOCAL app.list_pending_memory = 'on'"
+DUE = """
+SELECT tenant_id, session_id, epoch, first_seq, last_seq, runs, strategy, dialect, model
+FROM pending_memory WHERE due_at <= $1 AND tries < $2 ORDER BY due_at LIMIT $3
+"""
+TAKE_OVER = f"""
+UPDATE pending_memory SET tries = tries + 1, due_at = $6 + $7::interval * (2 ^ tries)
+WHERE {HERE} AND epoch = $3 AND first_seq = $4 AND last_seq = $5 AND due_at <= $6
+RETURNING tries
+"""
+DELETE_OF_EPOCH = f"DELETE FROM pending_memory WHERE {HERE} AND epoch = $3"
+DELETE_OF_RUNS = f"DELETE FROM pending_memory WHERE {HERE} AND epoch = 0 AND first_seq = $3 AND last_seq = $4"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingMemory:
+    """A memory entry that is to be written of messages ``first_seq`` to ``last_seq``.
+
+    ``epoch`` is the number of the epoch with which they left the context; 0: ``runs`` are the messages. ``strategy`` is
+    a strategy's name; ``model`` (empty: not known) and ``dialect`` are those of the session's calls.
+    """
+
+    first_seq: int
+    last_seq: int
+    strategy: str
+    dialect: str = "openai_chat"
+    model: str = ""
+    epoch: int = 0
+    runs: tuple[Run, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DueMemory:
+    """An entry that nobody has written in time, and whose session it is of."""
+
+    tenant: str
+    session_id: str
+    entry: PendingMemory
+
+
+def record(session_id: str, entry: PendingMemory, now: datetime) -> Record:
+    """Return the row of an entry, with the columns of `tersely.store.db.statements`."""
+    return (
+        session_id, entry.epoch, entry.first_seq, entry.last_seq,
+        msgspec.json.encode(entry.runs) if entry.runs else None, entry.strategy, entry.dialect, entry.model,
+        now + GRACE,
+    )  # fmt: skip
+
+
+async def add(
+    connection: Connection, tenant: str, session_id: str, entries: Iterable[PendingMemory], now: datetime
+) -> None:
+    """Store entries that are to be written; those that are stored already stay as they are."""
+    rows = [record(session_id, entry, now) for entry in entries]
+    if rows:
+        await connection.execute(INSERTS["pending_memory"], tenant, *as_arrays(rows))
+
+
+async def delete(connection: Connection, tenant: str, session_id: str, epoch: int, first: int, last: int) -> None:
+    """Delete an entry that is written, or that no longer covers any message."""
+    if epoch:
+        await connection.execute(DELETE_OF_EPOCH, tenant, session_id, epoch)
+    else:
+        await connection.execute(DELETE_OF_RUNS, tenant, session_id, first, last)
+
+
+async def due(database: Database, now: datetime, *, limit: int) -> list[DueMemory]:
+    """Return entries of all tenants that are due, those that have waited the longest first."""
+    async with database.transaction("") as connection:
+        await connection.execute(LIST)
+        records = await connection.fetch(DUE, now, MOST_TRIES, limit)
+    return [
+        DueMemory(
+            tenant=r["tenant_id"],
+            session_id=r["session_id"],
+            entry=PendingMemory(
+                first_seq=r["first_seq"],
+                last_seq=r["last_seq"],
+                epoch=r["epoch"],
+                runs=msgspec.json.decode(r["runs"], type=tuple[Run, ...]) if r["runs"] is not None else (),
+                strategy=r["strategy"],
+                dialect=r["dialect"],
+                model=r["model"],
+            ),
+        )
+        for r in records
+    ]
+
+
+async def take_over(connection: Connection, each: DueMemory, now: datetime) -> bool:
+    """Claim an entry that is due; False when it has been written, or another process has claimed it."""
+    entry = each.entry
+    taken = await connection.fetchval(
+        TAKE_OVER, each.tenant, each.session_id, entry.epoch, entry.first_seq, entry.last_seq, now, GRACE
+    )
+    return taken is not None

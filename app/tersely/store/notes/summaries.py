@@ -1,0 +1,250 @@
+"""Summaries: append-only rows, each standing for the live messages in a range of sequence numbers.
+
+A row keeps the ``basis`` of its range: a digest of the numbers in it that were *not* live when the summary was made. It
+counts as long as the basis is still the same, so it stops counting once one of its messages is undone, dropped,
+superseded or removed, and counts again when a client returns to the branch that it was made of. Edits elsewhere do not
+touch it. A row without a text says that nothing shorter was found for that basis: there is no second try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from asyncpg import Record
+
+from tersely.domain.history.history import Summary, SummarySource
+from tersely.domain.history.runs import Run
+from tersely.store.db.connection import Connection
+from tersely.store.history.messages import FULL, StoredMessage, message_from
+
+HERE = "tenant_id = $1 AND session_id = $2"
+
+
+def _basis(first: str, last: str) -> str:
+    """Return the basis of a range.
+
+    Its condition is that of the index of exceptions: the cost depends on these alone.
+    """
+    return f"""(
+        SELECT sha256(convert_to(coalesce(string_agg(m.seq::text, ',' ORDER BY m.seq), ''), 'UTF8'))
+        FROM messages m
+        WHERE m.tenant_id = $1 AND m.session_id = $2 AND m.seq BETWEEN {first} AND {last}
+          AND CASE WHEN status <> 'live' OR turn = 0 OR place <> seq::float8 OR NOT client_visible OR NOT model_visible
+              THEN 1 ELSE 0 END = 1
+          AND m.status <> 'live' AND m.turn > 0
+    )"""
+
+
+BASIS = f"SELECT {_basis('$3', '$4')}"
+IS_DONE = f"""
+SELECT EXISTS (
+    SELECT FROM summaries
+    WHERE {HERE} AND purpose = $3 AND first_seq = $4 AND last_seq = $5 AND basis = $6 AND (text IS NOT NULL OR NOT $7)
+)
+"""
+PIECES = f"""
+SELECT min(seq) AS first_seq, max(seq) AS last_seq FROM (
+    SELECT seq, (row_number() OVER (ORDER BY seq DESC) - 1) / $5::integer AS piece FROM (
+        SELECT seq FROM messages
+        JOIN unnest($3::bigint[], $4::bigint[]) AS run (first, last) ON seq BETWEEN first AND last
+        WHERE {HERE} AND status = 'live' AND model_visible AND client_visible AND turn > 0
+        ORDER BY seq DESC LIMIT $5::integer * $6::integer
+    ) AS newest
+) AS numbered GROUP BY piece ORDER BY 1
+"""
+# Only who holds the session's lease may add; a basis that has changed meanwhile makes the summary worthless.
+ADD = f"""
+INSERT INTO summaries (tenant_id, session_id, number, purpose, first_seq, last_seq, basis, tokens, source, model,
+    created_at, text)
+SELECT $1, $2, (SELECT coalesce(max(number), 0) + 1 FROM summaries WHERE {HERE}), $5, $3, $4, $6, $7, $8, $9, $10, $11
+WHERE {_basis("$3", "$4")} = $6
+  AND EXISTS (SELECT FROM leases WHERE {HERE} AND holder = $12)
+ON CONFLICT DO NOTHING RETURNING number
+"""
+# By purpose, so that each walks its index backwards and stops at the first few that count.
+COUNTING = f"""
+SELECT c.* FROM unnest($3::text[]) AS p (purpose) CROSS JOIN LATERAL (
+    SELECT number, first_seq, last_seq, purpose, tokens, source, created_at, text FROM summaries s
+    WHERE {HERE} AND s.purpose = p.purpose AND last_seq <= $4 AND text IS NOT NULL
+      AND basis = {_basis("s.first_seq", "s.last_seq")}
+    ORDER BY last_seq DESC, number DESC LIMIT $5
+) AS c
+ORDER BY c.last_seq DESC, c.number DESC LIMIT $5
+"""
+COVERED = f"""
+SELECT {FULL} FROM messages
+WHERE {HERE} AND seq BETWEEN $3 AND $4 AND status = 'live' AND model_visible AND client_visible AND turn > 0
+ORDER BY place, seq
+"""
+OF_RUNS = f"""
+SELECT {FULL} FROM messages WHERE {HERE} AND seq IN (
+    SELECT seq FROM messages
+        JOIN unnest($3::bigint[], $4::bigint[]) AS run (first, last) ON seq BETWEEN first AND last
+    WHERE {HERE} AND status = 'live' AND model_visible AND client_visible AND turn > 0
+    ORDER BY seq DESC LIMIT $5
+)
+ORDER BY place, seq
+"""
+# The first and the newest messages of a range, whatever its length.
+ENDS = f"""
+SELECT {FULL} FROM messages WHERE {HERE} AND seq IN (
+    (SELECT seq FROM messages
+     WHERE {HERE} AND seq BETWEEN $3 AND $4 AND status = 'live' AND model_visible AND client_visible AND turn > 0
+     ORDER BY seq LIMIT $5)
+    UNION
+    (SELECT seq FROM messages
+     WHERE {HERE} AND seq BETWEEN $3 AND $4 AND status = 'live' AND model_visible AND client_visible AND turn > 0
+     ORDER BY seq DESC LIMIT $6)
+)
+ORDER BY place, seq
+"""
+COVERED_TOKENS = f"""
+SELECT coalesce(sum(tokens), 0)::bigint FROM messages
+WHERE {HERE} AND seq BETWEEN $3 AND $4 AND status = 'live' AND model_visible AND client_visible AND turn > 0
+"""
+# The conditions on `turn` are those of the index of turns (see `messages_turn`).
+LAST_TURN_BEGINS = f"""
+SELECT min(seq) FROM messages
+WHERE {HERE} AND turn + 0 IS NOT NULL AND status = 'live' AND turn = (
+    SELECT turn FROM messages WHERE {HERE} AND status = 'live' AND turn > 0 ORDER BY seq DESC LIMIT 1)
+"""
+LAST_MODEL = f"SELECT model FROM calls WHERE {HERE} ORDER BY number DESC LIMIT 1"
+FORGET = f"DELETE FROM summaries WHERE {HERE} AND first_seq <= $4 AND last_seq >= $3"
+
+NO_LIMIT = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSummary:
+    """A summary to be added. ``text`` None: nothing shorter was found. ``model`` is empty for extractive ones."""
+
+    purpose: str
+    first_seq: int
+    last_seq: int
+    basis: bytes
+    text: str | None
+    tokens: int
+    source: SummarySource
+    model: str = ""
+
+
+def _summary(record: Record) -> Summary:
+    return Summary(
+        first_seq=record["first_seq"],
+        last_seq=record["last_seq"],
+        purpose=record["purpose"],
+        text=record["text"].decode("utf-8", "replace"),
+        tokens=record["tokens"],
+        source=record["source"],
+        created_at=record["created_at"],
+    )
+
+
+async def basis(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> bytes:
+    """Return a 32-byte digest of the messages ``first`` to ``last`` as they are now, the basis of a summary."""
+    found: bytes = await connection.fetchval(BASIS, tenant, session_id, first, last)
+    return found
+
+
+async def is_done(
+    connection: Connection,
+    tenant: str,
+    session_id: str,
+    purpose: str,
+    first: int,
+    last: int,
+    on: bytes,
+    *,
+    in_vain: bool = True,
+) -> bool:
+    """Return whether this range was summarised on the basis ``on``; ``in_vain``: or tried in vain."""
+    found: bool = await connection.fetchval(IS_DONE, tenant, session_id, purpose, first, last, on, not in_vain)
+    return found
+
+
+async def pieces(
+    connection: Connection, tenant: str, session_id: str, runs: Sequence[Run], *, size: int, limit: int
+) -> list[Run]:
+    """Return what there is to summarise in ``runs``, in ranges of ``size`` messages each; the newest ``limit``."""
+    found = await connection.fetch(PIECES, tenant, session_id, *_columns(runs), size, limit)
+    return [(record["first_seq"], record["last_seq"]) for record in found]
+
+
+async def add(
+    connection: Connection, tenant: str, session_id: str, new: NewSummary, *, holder: str, now: datetime
+) -> bool:
+    """Add a summary; False when the lease is another's, or when the messages it covers have changed."""
+    text = None if new.text is None else new.text.encode("utf-8", "replace")
+    number = await connection.fetchval(
+        ADD, tenant, session_id, new.first_seq, new.last_seq, new.purpose, new.basis, new.tokens, new.source, new.model,
+        now, text, holder,
+    )  # fmt: skip
+    return number is not None
+
+
+async def newest(
+    connection: Connection,
+    tenant: str,
+    session_id: str,
+    purposes: Sequence[str],
+    *,
+    up_to: int = NO_LIMIT,
+    limit: int = 1,
+) -> list[Summary]:
+    """Return the newest ``limit`` summaries that count and cover nothing behind ``up_to``, in the order of the history.
+
+    Of several for the same end, the one that was made last comes last.
+    """
+    records = await connection.fetch(COUNTING, tenant, session_id, list(purposes), up_to, limit)
+    return [_summary(record) for record in reversed(records)]
+
+
+async def covered(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[StoredMessage]:
+    """Return the messages ``first`` to ``last`` that the model may see, in order, without instructions and Tersely's
+    tool traffic.
+    """
+    return [message_from(record) for record in await connection.fetch(COVERED, tenant, session_id, first, last)]
+
+
+async def first_and_last(
+    connection: Connection, tenant: str, session_id: str, first: int, last: int, *, head: int, tail: int
+) -> list[StoredMessage]:
+    """Return the first ``head`` and the newest ``tail`` of what `covered` returns, in order."""
+    records = await connection.fetch(ENDS, tenant, session_id, first, last, head, tail)
+    return [message_from(record) for record in records]
+
+
+async def of_runs(
+    connection: Connection, tenant: str, session_id: str, runs: Sequence[Run], *, limit: int
+) -> list[StoredMessage]:
+    """Return what the model may see of ``runs``, in order, as `covered` does; at most the newest ``limit``."""
+    return [
+        message_from(record) for record in await connection.fetch(OF_RUNS, tenant, session_id, *_columns(runs), limit)
+    ]
+
+
+def _columns(runs: Sequence[Run]) -> tuple[list[int], list[int]]:
+    return [first for first, _ in runs], [last for _, last in runs]
+
+
+async def covered_tokens(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> int:
+    """Return the tokens of that."""
+    found: int = await connection.fetchval(COVERED_TOKENS, tenant, session_id, first, last)
+    return found
+
+
+async def last_turn_begins(connection: Connection, tenant: str, session_id: str) -> int:
+    """Return the first sequence number of the last turn that is live; 1 where there is none."""
+    return await connection.fetchval(LAST_TURN_BEGINS, tenant, session_id) or 1
+
+
+async def last_model(connection: Connection, tenant: str, session_id: str) -> str:
+    """Return the model that the session's last call went to; empty where there was none."""
+    return await connection.fetchval(LAST_MODEL, tenant, session_id) or ""
+
+
+async def forget(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> None:
+    """Delete what was made of any message from ``first`` to ``last``."""
+    await connection.execute(FORGET, tenant, session_id, first, last)

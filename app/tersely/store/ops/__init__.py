@@ -1,0 +1,1 @@
+"""Rows for operation: keys, tenants, events, figures, breakers, cleanup."""

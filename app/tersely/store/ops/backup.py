@@ -1,0 +1,337 @@
+"""A backup of everything that is stored, and its restoration, through row-level security.
+
+Every table forces row-level security on its owner too, so a plain dump of the owner holds no rows. A backup therefore
+reads one tenant after the other, in one transaction that sees one state of the database. Its file is a compressed tar
+archive with one member per tenant and table (Postgres's binary COPY format, ordered by primary key) and a manifest with
+the columns, the number of rows and the SHA-256 digest of each. A restoration checks every member before it is written,
+and reads it back to compare count and digest before anything is committed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Any
+
+import asyncpg
+
+from tersely.domain.errors import TerselyError
+from tersely.store.db.connection import TENANT, Connection
+
+FORMAT = "tersely backup 1"
+MANIFEST = "manifest.json"
+DEFAULT_TENANT = "default"
+CONNECT_SECONDS = 10.0
+# A member up to this size is kept in memory while it is made, in bytes.
+IN_MEMORY = 8 * 1024 * 1024
+READ_BYTES = 1024 * 1024
+# Text columns compare byte by byte, so that every database orders the rows alike.
+_COLLATED = frozenset({"text", "character varying"})
+# They can be made anew from the messages; a server without `vector` lacks one of their columns.
+DERIVED = frozenset({"embeddings"})
+
+TABLES = """
+SELECT c.relname AS name FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND n.nspname = current_schema()
+  AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'tenant_id' AND NOT a.attisdropped)
+ORDER BY c.relname
+"""
+COLUMNS = """
+SELECT a.attname AS name, format_type(a.atttypid, NULL) AS type, i.indkey IS NOT NULL AS is_key,
+    array_position(i.indkey::int2[], a.attnum) AS place
+FROM pg_attribute a LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisprimary AND a.attnum = ANY (i.indkey)
+WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+REVISION = "SELECT version_num FROM alembic_version"
+SEES_ALL = "SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user"
+
+
+DATABASE_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError)
+
+
+class BackupError(TerselyError):
+    """The backup or restoration cannot be done; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """The rows of one tenant in one table."""
+
+    file: str
+    tenant: str
+    table: str
+    columns: tuple[str, ...]
+    rows: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The contents of a backup. ``revision`` is the schema's, ``version`` Tersely's."""
+
+    revision: str
+    version: str
+    created_at: str
+    members: tuple[Member, ...]
+    format: str = FORMAT
+
+    def count(self, table: str) -> int:
+        """Return the number of rows of a table."""
+        return sum(member.rows for member in self.members if member.table == table)
+
+    @property
+    def tenants(self) -> int:
+        """Return the number of tenants that have rows."""
+        return len({member.tenant for member in self.members})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    name: str
+    columns: tuple[str, ...]
+    order: str
+
+    def select(self, columns: Sequence[str]) -> str:
+        """Return the statement that reads one tenant's rows in the order of the primary key."""
+        names = ", ".join(f'"{name}"' for name in columns)
+        return f'SELECT {names} FROM "{self.name}" WHERE tenant_id = $1 ORDER BY {self.order}'
+
+
+async def write_backup(dsn: str, path: Path, *, version: str, now: datetime) -> Manifest:
+    """Write a backup of the database at ``dsn`` to a new file, readable by its owner alone.
+
+    Raises `BackupError`, `OSError`, and what asyncpg raises.
+    """
+    members: list[Member] = []
+    async with _connect(dsn) as connection, connection.transaction(isolation="repeatable_read", readonly=True):
+        revision = await _revision(connection)
+        tables = await _tables(connection)
+        tenants = await _tenants(connection, tables)
+        with (
+            _new_file(path) as file,
+            gzip.GzipFile(fileobj=file, mode="wb", compresslevel=3, mtime=0) as packed,
+            tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            for number, tenant in enumerate(tenants):
+                await _see(connection, tenant)
+                for table in tables:
+                    with tempfile.SpooledTemporaryFile(IN_MEMORY) as rows:
+                        count, digest = await _copy_out(connection, table, table.columns, tenant, rows)
+                        if count:
+                            member = Member(
+                                file=f"{number}/{table.name}.copy",
+                                tenant=tenant,
+                                table=table.name,
+                                columns=table.columns,
+                                rows=count,
+                                sha256=digest,
+                            )
+                            _add(archive, member.file, rows, now)
+                            members.append(member)
+            manifest = Manifest(revision=revision, version=version, created_at=now.isoformat(), members=tuple(members))
+            _add(archive, MANIFEST, io.BytesIO(json.dumps(asdict(manifest), indent=1).encode()), now)
+    return manifest
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a backup to its end and return its manifest, with every member's digest checked.
+
+    Raises `BackupError` for a file that is no backup, or is damaged, and `OSError`.
+    """
+    digests: dict[str, str] = {}
+    text = b""
+    try:
+        with tarfile.open(path, mode="r|gz") as archive:
+            for entry in archive:
+                content = archive.extractfile(entry)
+                if content is None:
+                    raise BackupError(f"{path} is no backup of Tersely's")
+                if entry.name == MANIFEST:
+                    text = content.read()
+                else:
+                    digests[entry.name] = _digest(content)
+        manifest = _parse(json.loads(text))
+    except (tarfile.TarError, EOFError, ValueError, KeyError, TypeError, gzip.BadGzipFile) as error:
+        raise BackupError(f"{path} is damaged or no backup of Tersely's: {type(error).__name__}") from error
+    expected = {member.file: member.sha256 for member in manifest.members}
+    if digests != expected:
+        wrong = sorted(name for name in expected.keys() | digests.keys() if expected.get(name) != digests.get(name))
+        raise BackupError(f"{path} is damaged: {wrong[0]} is not what was written")
+    return manifest
+
+
+async def load_backup(dsn: str, path: Path, manifest: Manifest) -> tuple[str, ...]:
+    """Write the rows of a backup into an empty database at the backup's own schema revision, and compare them.
+
+    All of it is one transaction. Returns the tables that were left out because they can be made anew. Raises
+    `BackupError`, `OSError`, and what asyncpg raises; then nothing was written.
+    """
+    left_out: set[str] = set()
+    async with _connect(dsn) as connection, connection.transaction():
+        revision = await _revision(connection)
+        if revision != manifest.revision:
+            raise BackupError(f"the database is at schema {revision}, the backup at {manifest.revision}")
+        tables = {table.name: table for table in await _tables(connection)}
+        await _check_empty(connection, list(tables.values()))
+        members = {member.file: member for member in manifest.members}
+        # A session's row comes before the rows that refer to it.
+        for is_first in (True, False):
+            with tarfile.open(path, mode="r|gz") as archive:
+                for entry in archive:
+                    member = members.get(entry.name)
+                    if member is None or (member.table == "sessions") != is_first:
+                        continue
+                    table = tables.get(member.table)
+                    if table is None or not set(member.columns) <= set(table.columns):
+                        if member.table not in DERIVED:
+                            raise BackupError(f"the database lacks columns of {member.table}")
+                        left_out.add(member.table)
+                        continue
+                    content = archive.extractfile(entry)
+                    assert content is not None
+                    await _copy_in(connection, table, member, content)
+    return tuple(sorted(left_out))
+
+
+async def _copy_in(connection: Connection, table: _Table, member: Member, content: Any) -> None:
+    """Write one member's rows, read them back and compare. COPY is refused under row-level security: rows go through a
+    temporary table.
+    """
+    await _see(connection, member.tenant)
+    columns = ", ".join(f'"{name}"' for name in member.columns)
+    await connection.execute(
+        f'CREATE TEMPORARY TABLE tersely_restore ON COMMIT DROP AS SELECT {columns} FROM "{table.name}" WITH NO DATA'
+    )
+    await connection.copy_to_table(
+        "tersely_restore", source=content, columns=list(member.columns), format="binary", schema_name="pg_temp"
+    )
+    await connection.execute(f'INSERT INTO "{table.name}" ({columns}) SELECT {columns} FROM pg_temp.tersely_restore')
+    await connection.execute("DROP TABLE pg_temp.tersely_restore")
+    with tempfile.SpooledTemporaryFile(IN_MEMORY) as rows:
+        count, digest = await _copy_out(connection, table, member.columns, member.tenant, rows)
+    if (count, digest) != (member.rows, member.sha256):
+        raise BackupError(
+            f"{table.name} of {member.tenant} came out differently: {count} rows instead of {member.rows}"
+        )
+
+
+async def _copy_out(
+    connection: Connection, table: _Table, columns: Sequence[str], tenant: str, target: Any
+) -> tuple[int, str]:
+    """Copy one tenant's rows into a file; how many they are, and the digest of the bytes."""
+    status = await connection.copy_from_query(table.select(columns), tenant, output=target, format="binary")
+    target.seek(0)
+    return int(status.rpartition(" ")[2]), _digest(target)
+
+
+async def _tables(connection: Connection) -> list[_Table]:
+    """Return all of Tersely's tables."""
+    tables = []
+    for record in await connection.fetch(TABLES):
+        columns = await connection.fetch(COLUMNS, f'"{record["name"]}"')
+        keys = sorted((each for each in columns if each["is_key"]), key=lambda each: each["place"])
+        order = ", ".join(f'"{k["name"]}"' + (' COLLATE "C"' if k["type"] in _COLLATED else "") for k in keys)
+        tables.append(_Table(name=record["name"], columns=tuple(each["name"] for each in columns), order=order))
+    if "sessions" not in {table.name for table in tables}:
+        raise BackupError("the database has no tables of Tersely's")
+    return tables
+
+
+async def _tenants(connection: Connection, tables: Sequence[_Table]) -> list[str]:
+    """Return every tenant: whoever has a key or a session, and the one that needs no key.
+
+    A tenant's rows without a session of it, as memos, need a key or that one tenant to come about.
+    """
+    found = {DEFAULT_TENANT}
+    if await connection.fetchval(SEES_ALL):
+        for table in tables:
+            found |= {
+                each["t"] for each in await connection.fetch(f'SELECT DISTINCT tenant_id AS t FROM "{table.name}"')
+            }
+    else:
+        await connection.execute("SET LOCAL app.list_keys = 'on'; SET LOCAL app.list_sessions = 'on'")
+        for name in ("keys", "sessions"):
+            found |= {each["t"] for each in await connection.fetch(f"SELECT DISTINCT tenant_id AS t FROM {name}")}
+        await connection.execute("SET LOCAL app.list_keys = 'off'; SET LOCAL app.list_sessions = 'off'")
+    return sorted(found)
+
+
+async def _check_empty(connection: Connection, tables: Sequence[_Table]) -> None:
+    for tenant in await _tenants(connection, tables):
+        await _see(connection, tenant)
+        for table in tables:
+            if await connection.fetchval(f'SELECT EXISTS (SELECT FROM "{table.name}" WHERE tenant_id = $1)', tenant):
+                raise BackupError("the database is not empty: restore into a new one")
+
+
+async def _revision(connection: Connection) -> str:
+    try:
+        return str(await connection.fetchval(REVISION))
+    except asyncpg.UndefinedTableError:
+        raise BackupError("the database has no tables of Tersely's") from None
+
+
+async def _see(connection: Connection, tenant: str) -> None:
+    if not TENANT.fullmatch(tenant):
+        raise BackupError(f"{tenant!r} is no tenant's name")
+    await connection.execute(f"SET LOCAL app.tenant = '{tenant}'")
+
+
+@asynccontextmanager
+async def _connect(dsn: str) -> AsyncIterator[Connection]:
+    """A connection of the login's own role, which owns the tables, without a limit of time for its statements."""
+    connection = await asyncpg.connect(dsn, timeout=CONNECT_SECONDS, statement_cache_size=0)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that gets its name when it is whole and on disk."""
+    part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)
+    part.touch(mode=0o600, exist_ok=False)
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.rename(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _add(archive: tarfile.TarFile, name: str, content: Any, now: datetime) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = content.seek(0, io.SEEK_END)
+    entry.mtime = int(now.timestamp())
+    entry.mode = 0o600
+    content.seek(0)
+    archive.addfile(entry, content)
+
+
+def _digest(content: Any) -> str:
+    found = sha256()
+    while chunk := content.read(READ_BYTES):
+        found.update(chunk)
+    return found.hexdigest()
+
+
+def _parse(value: dict[str, Any]) -> Manifest:
+    if value["format"] != FORMAT:
+        raise BackupError(f"the file is {value['format']!r}, and this version reads {FORMAT!r}")
+    members = tuple(Member(**{**each, "columns": tuple(each["columns"])}) for each in value["members"])
+    return Manifest(**{**value, "members": members})

@@ -1,0 +1,93 @@
+"""Find and delete sessions that have been idle for long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from tersely.store.db.connection import Database
+from tersely.store.history.sessions import WITHOUT_KEY
+
+# Across tenants: a transaction that says so may see the sessions' rows, and nothing else.
+LIST = "SET LOCAL app.list_sessions = 'on'"
+# From one tenant to the next by the primary key, whatever the number of sessions.
+TENANTS = """
+WITH RECURSIVE t AS (
+    (SELECT tenant_id FROM sessions ORDER BY tenant_id LIMIT 1)
+    UNION ALL
+    SELECT (SELECT s.tenant_id FROM sessions s WHERE s.tenant_id > t.tenant_id ORDER BY s.tenant_id LIMIT 1)
+    FROM t WHERE t.tenant_id IS NOT NULL
+)
+SELECT tenant_id FROM t WHERE tenant_id IS NOT NULL
+"""
+# A session that is idle since then is at least that old: the index by age leads to it, and costs no call anything.
+IDLE = """
+SELECT id, COALESCE(strategy, last_strategy) AS strategy, updated_at, created_at FROM sessions
+WHERE tenant_id = $1 AND created_at < $2 AND (created_at, id) < ($3, $4) AND updated_at < $2
+ORDER BY created_at DESC, id DESC LIMIT $5
+"""
+STILL_IDLE = """
+SELECT id FROM sessions WHERE tenant_id = $1 AND id = ANY ($2) AND updated_at < $3 ORDER BY id FOR UPDATE SKIP LOCKED
+"""
+ORPHAN = "UPDATE sessions SET parent = NULL, version = version + 1 WHERE tenant_id = $1 AND parent = ANY ($2)"
+DELETE = "DELETE FROM sessions WHERE tenant_id = $1 AND id = ANY ($2)"
+# Whoever comes first, whoever had it already, or anybody once it has run out.
+TAKE_LEASE = """
+INSERT INTO service_leases (name, holder, until) VALUES ($1, $2, $3)
+ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, until = excluded.until
+WHERE service_leases.holder = excluded.holder OR service_leases.until <= $4
+RETURNING holder
+"""
+DELETE_LIMIT = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleSession:
+    """A session and when it was last written to; ``strategy``: its own, or what its last call's headers asked for."""
+
+    id: str
+    strategy: str | None
+    updated_at: datetime
+    created_at: datetime
+
+
+async def tenants(database: Database) -> list[str]:
+    """Return every tenant that has sessions."""
+    async with database.transaction("") as connection:
+        await connection.execute(LIST)
+        return [row["tenant_id"] for row in await connection.fetch(TENANTS)]
+
+
+async def idle(
+    database: Database, tenant: str, before: datetime, *, older_than: tuple[datetime, str], limit: int
+) -> list[IdleSession]:
+    """Return a tenant's sessions that were not written to since ``before``, the youngest first.
+
+    ``older_than``: creation time and id of the session after which the list goes on.
+    """
+    async with database.transaction(tenant, limit=DELETE_LIMIT) as connection:
+        records = await connection.fetch(IDLE, tenant, before, *older_than, limit)
+    return [
+        IdleSession(id=r["id"], strategy=r["strategy"], updated_at=r["updated_at"], created_at=r["created_at"])
+        for r in records
+    ]
+
+
+async def delete_idle(database: Database, tenant: str, ids: Sequence[str], before: datetime) -> int:
+    """Delete those of the sessions that have not been used meanwhile, with everything of theirs; how many."""
+    async with database.transaction(tenant, limit=DELETE_LIMIT) as connection:
+        still = [row["id"] for row in await connection.fetch(STILL_IDLE, tenant, ids, before)]
+        if still:
+            for table in WITHOUT_KEY:
+                statement = f"DELETE FROM {table} WHERE tenant_id = $1 AND session_id = ANY ($2)"
+                await connection.execute(statement, tenant, still)
+            await connection.execute(DELETE, tenant, still)
+            await connection.execute(ORPHAN, tenant, still)
+    return len(still)
+
+
+async def take_lease(database: Database, holder: str, *, until: datetime, now: datetime) -> bool:
+    """Take or prolong the cleaner's lease; False while another replica holds it."""
+    async with database.transaction("") as connection:
+        return await connection.fetchval(TAKE_LEASE, "cleanup", holder, until, now) is not None

@@ -1,0 +1,88 @@
+"""Tersely's own keys. Of a secret only its SHA-256 is stored: it is random, so nothing slower is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from asyncpg import Record
+
+from tersely.store.db.connection import TENANT, Database
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """A key without its secret. ``scope``: what it may do, None: everything; ``expires_at`` None: never."""
+
+    id: str
+    tenant: str
+    label: str
+    secret_hash: bytes
+    created_at: datetime
+    revoked_at: datetime | None
+    scope: str | None = None
+    expires_at: datetime | None = None
+
+
+COLUMNS = "id, tenant_id, label, secret_hash, created_at, revoked_at, scope, expires_at"
+FIND = f"SELECT {COLUMNS} FROM keys WHERE id = $1"
+LIST = f"SELECT {COLUMNS} FROM keys WHERE tenant_id = $1 ORDER BY created_at, id"
+LIST_ALL = f"SELECT {COLUMNS} FROM keys ORDER BY tenant_id, created_at, id"
+REVOKE = "UPDATE keys SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL RETURNING id"
+ADD_TENANT = "INSERT INTO tenants (tenant_id, created_at) VALUES ($1, $2) ON CONFLICT DO NOTHING"
+ADD = """
+INSERT INTO keys (tenant_id, id, secret_hash, label, created_at, scope, expires_at) VALUES ($1, $2, $3, $4, $5, $6, $7)
+"""
+
+
+def _key(record: Record) -> Key:
+    return Key(
+        id=record["id"],
+        tenant=record["tenant_id"],
+        label=record["label"],
+        secret_hash=record["secret_hash"],
+        created_at=record["created_at"],
+        revoked_at=record["revoked_at"],
+        scope=record["scope"],
+        expires_at=record["expires_at"],
+    )
+
+
+async def find(database: Database, key_id: str) -> Key | None:
+    """Return the key with that id, whoever's it is: what a request presents is looked up before its tenant is known."""
+    async with database.transaction("", key_id=key_id) as connection:
+        record = await connection.fetchrow(FIND, key_id)
+    return None if record is None else _key(record)
+
+
+async def add(database: Database, key: Key) -> None:
+    """Store a new key, and its tenant with its first one."""
+    async with database.transaction(key.tenant) as connection:
+        await connection.execute(ADD_TENANT, key.tenant, key.created_at)
+        values = (key.tenant, key.id, key.secret_hash, key.label, key.created_at, key.scope, key.expires_at)
+        await connection.execute(ADD, *values)
+
+
+async def of_tenant(database: Database, tenant: str) -> list[Key]:
+    """Return a tenant's keys, oldest first."""
+    async with database.transaction(tenant) as connection:
+        return [_key(record) for record in await connection.fetch(LIST, tenant)]
+
+
+async def of_all_tenants(database: Database) -> list[Key]:
+    """Everybody's keys, by tenant, oldest first. For the operator's command alone."""
+    async with database.transaction("") as connection:
+        await connection.execute("SET LOCAL app.list_keys = 'on'")
+        return [_key(record) for record in await connection.fetch(LIST_ALL)]
+
+
+async def tenant_of(database: Database, key_id: str) -> str | None:
+    """Whose key that is."""
+    key = await find(database, key_id) if TENANT.fullmatch(key_id) else None
+    return None if key is None else key.tenant
+
+
+async def revoke(database: Database, tenant: str, key_id: str, now: datetime) -> bool:
+    """Revoke a key; False when the tenant has no such valid key."""
+    async with database.transaction(tenant) as connection:
+        return await connection.fetchval(REVOKE, key_id, now) is not None

@@ -1,0 +1,1 @@
+"""Rows for searching: text pages, term pages, embeddings."""

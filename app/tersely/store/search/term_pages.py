@@ -1,0 +1,33 @@
+"""The stored pages of a session's term index: the same fixed ranges of sequence numbers as those of the search text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tersely.store.db.connection import Connection
+
+READ = """
+SELECT page, terms FROM term_pages WHERE tenant_id = $1 AND session_id = $2 AND page >= $3 ORDER BY page LIMIT $4
+"""
+ADD = """
+INSERT INTO term_pages (tenant_id, session_id, page, terms)
+SELECT $1, $2, u.page, u.terms FROM unnest($3::bigint[], $4::bytea[]) AS u (page, terms)
+ON CONFLICT (tenant_id, session_id, page) DO NOTHING
+"""
+FORGET = "DELETE FROM term_pages WHERE tenant_id = $1 AND session_id = $2 AND page = ANY($3::bigint[])"
+
+
+async def read(connection: Connection, tenant: str, session_id: str, first: int, limit: int) -> list[bytes]:
+    """Return the stored pages from ``first`` on, at most ``limit``, as far as none is missing."""
+    records = await connection.fetch(READ, tenant, session_id, first, limit)
+    return [record["terms"] for at, record in enumerate(records, first) if record["page"] == at]
+
+
+async def add(connection: Connection, tenant: str, session_id: str, pages: Sequence[tuple[int, bytes]]) -> None:
+    """Store pages; one that is there already stays."""
+    await connection.execute(ADD, tenant, session_id, [page for page, _ in pages], [terms for _, terms in pages])
+
+
+async def forget(connection: Connection, tenant: str, session_id: str, pages: Iterable[int]) -> None:
+    """Delete pages whose messages were removed."""
+    await connection.execute(FORGET, tenant, session_id, list(pages))

@@ -1,0 +1,1 @@
+"""When an epoch starts and where it cuts."""

@@ -1,0 +1,148 @@
+"""Choose the cut of an epoch: the messages that stay when not all of them can.
+
+Rules (DESIGN.md, "Epochs"): whole turns go first; whole steps inside a long turn where that does not suffice. A call
+and its result are never parted. The user message of the running turn, pinned messages and, as far as they fit, the user
+messages of the promised turns stay verbatim before the cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from tersely.domain.history.history import Entry
+from tersely.domain.history.pairing import safe_cuts
+from tersely.domain.history.turns import group_steps
+from tersely.strategies.pipeline import count_entries
+
+# A cut at a turn's beginning is preferred as long as it leaves at least this share of the target in use.
+TURN_CUT_FILL = 0.6
+# The newest steps of the running turn stay although they are over the low watermark: a model that no longer
+# sees what it has just read would read it again.
+FRESH_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The tail begins at sequence number ``first``; ``kept`` stay verbatim before it. ``tokens``: both together."""
+
+    first: int
+    kept: tuple[Entry, ...]
+    tokens: int
+
+
+def cut_to_turns(kept: Sequence[Entry], entries: Sequence[Entry], turns: int) -> Cut:
+    """Return the last ``turns`` turns in full, and before them only what must stay."""
+    numbers = list(dict.fromkeys(entry.turn for entry in entries))
+    oldest = numbers[-turns:][0] if numbers else 0
+    index = next((i for i, entry in enumerate(entries) if entry.turn >= oldest), 0)
+    return _Cutter(kept, entries, recent_turns=turns).cut_at(index, target=None)
+
+
+def cut_to_tokens(
+    kept: Sequence[Entry], entries: Sequence[Entry], *, target: int, recent_turns: int, hard: int | None = None
+) -> Cut:
+    """Return the longest tail that fits ``target`` tokens together with what is kept before it.
+
+    Where nothing fits, the smallest tail that makes sense: the newest steps of the running turn, or only the
+    last one where even these are over ``hard``.
+    """
+    cutter = _Cutter(kept, entries, recent_turns=recent_turns)
+    whole = cutter.cut_at(0, target=target)
+    if whole.tokens <= target or not entries:
+        return whole
+    by_turn = cutter.first_fit(cutter.turn_starts, target)
+    if by_turn is not None and by_turn.tokens >= TURN_CUT_FILL * target:
+        return by_turn
+    by_step = cutter.first_fit(cutter.starts, target)
+    if by_step is not None:
+        return by_step
+    fresh = cutter.cut_at(cutter.fresh_start, target=target)
+    if hard is not None and fresh.tokens > hard:
+        return cutter.cut_at(cutter.starts[-1], target=target)
+    return fresh
+
+
+def must_stay(kept: Sequence[Entry], entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Return the entries that no cut removes: the running turn's user message, and pinned messages with their calls and
+    results.
+    """
+    everything = (*kept, *entries)
+    running = everything[-1].turn if everything else 0
+    pinned = pinned_seqs(everything)
+    return tuple(e for e in everything if e.seq in pinned or (e.turn == running and e.message.starts_turn))
+
+
+def pinned_seqs(entries: Sequence[Entry]) -> frozenset[int]:
+    """Pinned sequence numbers; a pinned call or result brings the whole step along."""
+    seqs = {entry.seq for entry in entries if entry.pinned}
+    if seqs:
+        for step in group_steps(entries):
+            traffic = [e.seq for e in step.entries if e.message.calls or e.message.results]
+            if seqs.intersection(traffic):
+                seqs.update(traffic)
+    return frozenset(seqs)
+
+
+class _Cutter:
+    """The candidates for a cut of one history, with what each would cost."""
+
+    def __init__(self, kept: Sequence[Entry], entries: Sequence[Entry], *, recent_turns: int) -> None:
+        self.kept = tuple(kept)
+        self.entries = tuple(entries)
+        safe = safe_cuts([entry.message for entry in self.entries])
+        self.starts = [index for index, good in enumerate(safe) if good and self._begins_well(index)] or [0]
+        self.turn_starts = [index for index in self.starts if self.entries and self.entries[index].message.starts_turn]
+        self._after = [*accumulate((e.tokens for e in reversed(self.entries)), initial=0)][::-1]
+        self._stay = frozenset(entry.seq for entry in must_stay(self.kept, self.entries))
+        # Replies that came late stand before messages of lower numbers, none of which may be lost. What stays in any
+        # case does not count: an old message that the client moved to the end would let nothing be cut.
+        numbers_behind = (e.seq if e.seq not in self._stay else math.inf for e in reversed(self.entries))
+        behind = [*accumulate(numbers_behind, min, initial=math.inf)][::-1]
+        self._first = [int(min(entry.seq, behind[index])) for index, entry in enumerate(self.entries)]
+        numbers = list(dict.fromkeys(entry.turn for entry in (*self.kept, *self.entries)))
+        self._promised = frozenset(numbers[-recent_turns:])
+        self._openings = [e for e in (*self.kept, *self.entries) if e.message.starts_turn]
+        self._standing = [e for e in (*self.kept, *self.entries) if e.seq in self._stay]
+
+    def _begins_well(self, index: int) -> bool:
+        return self.entries[index].message.role in {"user", "assistant"}
+
+    @property
+    def fresh_start(self) -> int:
+        """Return the last cut that leaves the newest steps of the running turn whole."""
+        running = [i for i in self.starts if self.entries[i].turn == self.entries[-1].turn]
+        return running[-FRESH_STEPS:][0] if running else self.starts[-1]
+
+    def cut_at(self, index: int, *, target: int | None) -> Cut:
+        """Return the cut before ``entries[index]``, with as many promised user messages as ``target`` has room for."""
+        if not self.entries:
+            return Cut(first=1, kept=self.kept, tokens=count_entries(self.kept))
+        first = self._first[index]
+        tail = self._after[index]
+        kept = {e.seq: e for e in self._standing if e.seq < first}
+        room = None if target is None else target - tail - count_entries(kept.values())
+        for opening in reversed(self._openings):
+            if opening.seq >= first or opening.seq in kept:
+                continue
+            if opening.turn not in self._promised and opening.turn != self.entries[index].turn:
+                break
+            if room is not None:
+                room -= opening.tokens
+                if room < 0:
+                    break
+            kept[opening.seq] = opening
+        ordered = tuple(e for e in (*self.kept, *self.entries) if e.seq in kept)
+        return Cut(first=first, kept=ordered, tokens=tail + count_entries(ordered))
+
+    def first_fit(self, starts: Sequence[int], target: int) -> Cut | None:
+        """Return the earliest of ``starts`` at which everything fits."""
+        for index in starts:
+            # Cheap test first: the tail alone, before what is kept is collected.
+            if self._after[index] <= target:
+                cut = self.cut_at(index, target=target)
+                if cut.tokens <= target:
+                    return cut
+        return None

@@ -1,0 +1,127 @@
+"""Whether a user's message starts a new task (Fifth, "When to Compress vs. Retrieve": "New task started").
+
+A wrong "new" takes from the model what it is working on; a wrong "continue" costs some tokens. So a new task needs
+positive evidence, of which there are two kinds:
+
+- The user says so, at the beginning of the message: "New task: ...", "On a different topic, ...", "Let's change the
+  subject".
+- The message is long, comes after a pause, and has no tie to the session: it shares no identifier and no keyword with
+  any of the turns before, and refers back to nothing ("again", "still", "the same", "as before").
+
+A short message without a common word ("continue", "yes", "Please fix that") is never evidence.
+`bench/new_tasks.md` says how well this does on real conversations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from tersely.domain.history.turns import Turn
+from tersely.domain.search.terms import EVERYDAY, is_content_word, tokenize
+from tersely.strategies.summaries.references import extract_identifiers, message_text
+
+# A message with fewer different keywords, or characters, says too little to be judged by what it does not say.
+LONG, LONG_TEXT = 14, 80
+# So much of the beginning is read for what the user says about the task.
+BEGINNING = 240
+# So much of a message is compared; pasted logs and files go on for megabytes.
+LOOK_AT = 20_000
+
+_OPENERS = (
+    r"(?:(?:ok(?:ay)?|alright|all right|right|great|good|nice|perfect|thanks?(?: you)?(?: (?:so|very) much)?|cool|done|"
+    r"now|so|well|and|anyway|please|hi|hey|hello|yes|no|btw|by the way)\b[\s,.!:;–—-]*){0,5}"
+)
+_STOP = r"\s*(?:[:,.;!?–—\n-]|$|\bfor you\b|\bnow\b|\bplease\b|\bthis time\b)"
+_WHOLLY = r"(?:(?:completely|totally|entirely|wholly|whole|very|brand)[\s-]+)?"
+_LEAD = (
+    r"(?:(?:here(?:'s| is| comes)|this is|that is|it's|i(?:'ve| have)(?: got)?|we have|let(?:'s| us) "
+    r"(?:start|begin|do|turn to|move on to|go on to|switch to|talk about|discuss|work on)|"
+    r"(?:moving |going )?on to|onto|on|for|about|now to|next up is)\s+)?(?:an?\s+|the\s+)?"
+)
+_SAID_AT_THE_BEGINNING = [
+    rf"{_LEAD}{_WHOLLY}(?:new|different|another|separate|unrelated)\s+(?:task|topic|subject|job){_STOP}",
+    rf"{_LEAD}(?:next)\s+(?:task|topic|subject)\s*[:.!–—-]",
+    rf"{_LEAD}{_WHOLLY}(?:unrelated|separate)\s+(?:question|request|issue|matter|thing|note|problem|project){_STOP}",
+    rf"{_LEAD}(?:completely|totally|entirely)[\s-]+(?:new|different)\s+"
+    rf"(?:question|request|issue|matter|thing|note|problem|project){_STOP}",
+    r"(?:(?:this|that|it)(?:'s| is)\s+)?(?:completely |totally |entirely )?unrelated(?:ly)?"
+    r"(?:\s*[:,.;–—-]|\s+to\s+(?:the above|all (?:that|this)|(?:any of )?(?:this|that|the above|what we)))",
+    rf"(?:let(?:'s| us)|can we|could we|i(?:'d| would) like to|i want to|time to|we should|please)\s+(?:now\s+)?"
+    rf"(?:switch|change|shift)\s+(?:to\s+)?(?:the\s+|our\s+|an?(?:other|\s+new|\s+different)\s+)?"
+    rf"(?:topics?|subjects?|gears|tasks?){_STOP}",
+    r"(?:switching|changing|shifting)\s+(?:the\s+)?(?:topics?|subjects?|gears)\b",
+    r"(?:a\s+)?change of (?:topic|subject)\b",
+    rf"(?:let(?:'s| us)|can we|could we|i(?:'d| would) like to|i want to|time to)\s+(?:now\s+)?(?:do|discuss|start|"
+    rf"talk about|turn to|move on to|go on to|switch to|work on)\s+something\s+{_WHOLLY}(?:else|different|new){_STOP}",
+    r"(?:and )?now for something (?:completely |totally |entirely )?(?:else|different)\b",
+    rf"(?:forget|disregard|ignore)\s+(?:about\s+)?(?:everything|all)\s+(?:(?:of|that|the)\s+)*"
+    rf"(?:(?:above|before|so far|until now|up to now|from before)(?:\s+and\b|{_STOP})|(?:we|i|you)\b)",
+    # Other languages, where the user says it at the beginning as well.
+    rf"(?:(?:eine?|das|zu) )?(?:(?:ganz|völlig) )?"
+    rf"(?:neue aufgabe|neues thema|ander(?:es|en) thema|themenwechsel){_STOP}",
+    rf"(?:une? )?(?:nouvelle tâche|nouveau sujet|autre sujet|changeons de sujet|changement de sujet){_STOP}",
+    rf"(?:una? )?(?:nueva tarea|nuevo tema|otro tema|otra tarea|cambi(?:emos|ando|o) de tema){_STOP}",
+    rf"(?:uma? )?(?:nova tarefa|novo assunto|outro assunto|(?:vamos mudar|mudando) de assunto){_STOP}",
+    rf"(?:un )?(?:nuovo compito|(?:altro|nuovo) argomento|cambi(?:amo|o) argomento){_STOP}",
+    rf"(?:новая задача|другая тема|новая тема|сменим тему){_STOP}",
+    r"(?:换个话题|换一个话题|新任务|新的任务|新话题|另一个话题)",
+    r"(?:新しいタスク|別のタスク|別の話題|話は変わ|話題を変え)",
+]
+_SAID = re.compile(rf"\W*{_OPENERS}(?:{'|'.join(_SAID_AT_THE_BEGINNING)})", re.IGNORECASE)
+# Words that point to what was said or done before.
+_BACK = re.compile(
+    r"\b(?:again|still|instead|continue|continu\w+|resume|earlier|previous(?:ly)?|above|before|back to|as we|as you|"
+    r"you (?:said|did|made|wrote|told|mentioned|suggested|just|already)|we (?:said|did|made|discussed|agreed|just|"
+    r"already|had)|same|the other|the rest|remaining|so far|not yet|anymore|any more|too|also|rather|actually|"
+    r"the (?:first|second|last|former|latter) one|your|yours)\b",
+    re.IGNORECASE,
+)
+# A message that begins so goes on from something.
+_GOES_ON = re.compile(
+    r"\W*(?:and|but|so|or|then|also|because|yes|yeah|yep|no|nope|ok|okay|sure|thanks?|great|right|wait|hm+|oh|well|"
+    r"now|next|finally|lastly|after|once|with|given|since|instead|it|its|it's|that|that's|this|these|those|they|"
+    r"he|she|here|there|why|what about|how about|which|both|all|none|either|neither|the first|the second|option)\b",
+    re.IGNORECASE,
+)
+
+
+def starts_new_task(running: Turn, before: Iterable[Turn], *, pause: float) -> bool:
+    """Return whether the running turn starts a new task, judged by its opening alone and the turns ``before``.
+
+    ``pause``: seconds that must lie between the last message before and the opening, where only the words speak for it.
+    """
+    turns = [turn for turn in before if turn.number != running.number]
+    opening = running.opening
+    if not turns or not opening:
+        return False
+    text = "\n".join(entry.message.text for entry in opening)
+    if announces_new_task(text):
+        return True
+    last = max(entry.created_at for entry in turns[-1].entries)
+    if (opening[0].created_at - last).total_seconds() < pause:
+        return False
+    return _has_no_tie(text[:LOOK_AT], turns)
+
+
+def announces_new_task(text: str) -> bool:
+    """Return whether the user says at the beginning of ``text`` that a new task begins."""
+    return _SAID.match(text.lstrip()[:BEGINNING].replace("\u2019", "'")) is not None
+
+
+def _has_no_tie(text: str, turns: Iterable[Turn]) -> bool:
+    keywords = _keywords(text)
+    if len(keywords) < LONG or len(text) < LONG_TEXT or _GOES_ON.match(text) or _BACK.search(text):
+        return False
+    names = set(extract_identifiers(text))
+    for turn in turns:
+        for entry in turn.entries:
+            for said in message_text(entry.message):
+                if not names.isdisjoint(extract_identifiers(said)) or not keywords.isdisjoint(tokenize(said)):
+                    return False
+    return True
+
+
+def _keywords(text: str) -> frozenset[str]:
+    """Return the terms of ``text`` that say what it is about: neither everyday words nor numbers."""
+    return frozenset(term for term in tokenize(text) if term not in EVERYDAY and is_content_word([term]))

@@ -1,0 +1,356 @@
+"""When a new epoch starts: the policies, their JSON forms, and the decision.
+
+Under ``auto`` a cached prefix is given up only when it must be, or when that pays. The prices are relative to plain
+input: re-writing what is left of a prefix after cutting it to a fraction ``q`` costs ``w*q`` instead of ``r``, and
+saves ``r*(1-q)`` at each later call; so it breaks even after ``(w*q - r) / (r*(1-q))`` more calls.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from typing import Literal, assert_never, get_args
+
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.history.history import Snapshot
+from tersely.strategies.epochs.cutting import Cut, cut_to_tokens, must_stay
+from tersely.strategies.pipeline import count_entries
+
+Reason = Literal[
+    "first",
+    "high_watermark",
+    "window",
+    "overflow",
+    "edit",
+    "config",
+    "stride",
+    "cold_cache",
+    "break_even",
+    "every_request",
+    "turns",
+    "messages",
+    "resume",
+    "compact",
+    "clear",
+]
+REASONS: tuple[Reason, ...] = get_args(Reason)
+
+# A cut that does not bring the content below this share of what it was is not worth the name: without this,
+# a message that alone is over the watermark would start an epoch at every call.
+PROGRESS = 0.85
+# A cold cache makes a re-write free, but a cut still loses detail: only clearly above `low` is it worth that.
+COLD_MARGIN = 1.5
+# How many more calls there will be is a guess; the saving has to be so many times the price.
+BREAK_EVEN_MARGIN = 2.0
+# And should the session end with this very call, the re-write may cost so much of what the session would have cost
+# with everything sent.
+REGRET = 0.03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EveryRequest:
+    """A new epoch at each call: the literal behaviour of the reference documents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stride:
+    """Start a new epoch when the tail holds ``stride`` turns more than the strategy keeps."""
+
+    stride: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Auto:
+    """Watermarks in tokens without instructions and tools; prices relative to plain input; lifetimes in seconds."""
+
+    high: int = 32_000
+    low: int = 12_000
+    write_price: float = 1.25
+    read_price: float = 0.1
+    cache_ttl: int = 300
+
+
+Policy = EveryRequest | Stride | Auto
+
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "stride": (1, 1_000),
+    "high": (1_000, 10_000_000),
+    "low": (500, 10_000_000),
+    "write_price": (0.0, 10.0),
+    "read_price": (0.0, 10.0),
+    "cache_ttl": (0, 604_800),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a strategy requires of the decision: whether it cuts at all, and how many last turns it keeps in full.
+
+    ``high`` is the strategy's own limit instead of the policy's watermark, in tokens of content. ``is_over_limit``
+    names another limit that the history exceeds and that a cut would help. ``resume_idle`` seconds without a call end
+    an epoch. ``by_turns``: the strategy is a window of turns, which a stride can move. ``saves``: the strategy also
+    cuts where it is not forced to, because that is cheaper.
+    """
+
+    cuts: bool
+    recent_turns: int = 1
+    high: int | None = None
+    is_over_limit: Reason | None = None
+    resume_idle: int | None = None
+    by_turns: bool = True
+    saves: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """Continue the current epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advance:
+    """A new epoch starts."""
+
+    reason: Reason
+
+
+EpochDecision = Keep | Advance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watermarks:
+    """The watermarks that hold for one snapshot. ``room`` is what the window leaves beside the fixed part."""
+
+    high: int
+    low: int
+    room: int | None
+
+
+def parse_policy(value: object, *, field: str = "epoch") -> Policy:
+    """``"auto"``, ``"every_request"``, ``{"high": 32000, "low": 12000}`` or ``{"stride": 8}``, or such as JSON text.
+
+    Raises `InvalidRequest` with the name, the value and the range of what is wrong.
+    """
+    if isinstance(value, str):
+        value = _read_policy_text(value, field)
+    if value == "auto":
+        return Auto()
+    if value == "every_request":
+        return EveryRequest()
+    if not isinstance(value, Mapping) or not value:
+        raise InvalidRequest(_expected_policy(value, field), field=field)
+    kind: type[Stride] | type[Auto] = Stride if "stride" in value else Auto
+    known = {known.name: known.type for known in fields(kind)}
+    for name, given in value.items():
+        if name not in known:
+            raise InvalidRequest(f"{field}: unknown {str(name)[:40]!r}, known are {', '.join(known)}", field=field)
+        check_number(f"{field}.{name}", given, _RANGES[name], whole=known[name] == "int", field=field)
+    policy = kind(**value)
+    if isinstance(policy, Auto):
+        _check_marks(policy, value, field)
+        if isinstance(value, Mapping) and "low" not in value and policy.low >= policy.high:
+            return Auto(**{**value, "low": policy.high * 3 // 8})
+    return policy
+
+
+def check_number(name: str, value: object, bounds: tuple[float, float], *, whole: bool, field: str) -> None:
+    """Raise `InvalidRequest` unless ``value`` is a number within ``bounds`` (inclusive), whole if asked."""
+    low, high = bounds
+    fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not fits or not low <= value <= high:  # type: ignore[operator]
+        kind = "an integer" if whole else "a number"
+        span = " to ".join(str(int(bound)) if float(bound).is_integer() else str(bound) for bound in bounds)
+        raise InvalidRequest(f"{name} must be {kind} from {span}, not {str(value)[:40]!r}", field=field)
+
+
+def fingerprint(strategy_text: str, policy: Policy) -> str:
+    """Strategy, parameters and policy as one short text: another one means a new epoch."""
+    match policy:
+        case EveryRequest():
+            return f"{strategy_text} every_request"
+        case Stride():
+            return f"{strategy_text} stride({policy.stride})"
+        case Auto():
+            values = ", ".join(f"{name}={float(value)!r}" for name, value in asdict(policy).items())
+            return f"{strategy_text} auto({values})"
+        case _:
+            assert_never(policy)
+
+
+def compute_watermarks(snapshot: Snapshot, policy: Policy, needs: Needs, *, halved: bool = False) -> Watermarks:
+    """Return the marks for this snapshot: the policy's, lifted over what cannot be cut, and held within the window.
+
+    ``halved``: the context has to shrink, whatever the policy says: to a half of what it is at most.
+    """
+    room = None if snapshot.window is None else max(0, snapshot.window - snapshot.fixed_tokens)
+    wanted = policy if isinstance(policy, Auto) else Auto()
+    high = needs.high or wanted.high
+    low = min(wanted.low, high * 3 // 4)
+    # What must stay does not count as room for work: without this, a long task would leave no steps at all.
+    floor = count_entries(must_stay(snapshot.kept, snapshot.entries))
+    span = high - low
+    low = max(low, floor + low // 2)
+    high = max(high, low + span // 2)
+    if room is not None:
+        high, low = min(high, room), min(low, room // 2)
+    if halved:
+        low = min(low, content_tokens(snapshot) // 2)
+    return Watermarks(high=high, low=low, room=room)
+
+
+def content_tokens(snapshot: Snapshot) -> int:
+    """Head, kept and tail as the current epoch would send them: what a cut can change."""
+    head = snapshot.epoch.head_tokens if snapshot.epoch else 0
+    return head + count_entries(snapshot.kept) + count_entries(snapshot.entries)
+
+
+def decide_epoch(
+    snapshot: Snapshot, policy: Policy, needs: Needs, *, now: datetime, current: str, overflow: bool = False
+) -> EpochDecision:
+    """Return whether the next context starts a new epoch, and why.
+
+    ``current`` is the fingerprint of strategy and policy in force; ``overflow`` says that the upstream has
+    just refused the context of the current epoch as too long.
+    """
+    if snapshot.epoch is None:
+        return Advance(reason="overflow" if overflow else "first")
+    if overflow or snapshot.ran_out:
+        return Advance(reason="overflow")
+    if isinstance(policy, EveryRequest):
+        return Advance(reason="resume" if _resumes(snapshot, needs, now) else "every_request")
+    if snapshot.edited:
+        return Advance(reason="edit")
+    if snapshot.epoch.fingerprint != current:
+        return Advance(reason="config")
+    if not needs.cuts:
+        return Keep()
+    if _resumes(snapshot, needs, now):
+        return Advance(reason="resume")
+    if needs.is_over_limit:
+        return Advance(reason=needs.is_over_limit)
+    return _decide_cut(snapshot, policy, needs, now)
+
+
+def _resumes(snapshot: Snapshot, needs: Needs, now: datetime) -> bool:
+    return needs.resume_idle is not None and _idle(snapshot, now) > needs.resume_idle
+
+
+def _decide_cut(snapshot: Snapshot, policy: Stride | Auto, needs: Needs, now: datetime) -> EpochDecision:
+    content = content_tokens(snapshot)
+    if isinstance(policy, Auto) and _is_small(snapshot, policy, needs, content):
+        return Keep()
+    marks = compute_watermarks(snapshot, policy, needs)
+    if marks.room is not None and content > marks.room:
+        return Advance(reason="window")
+    if isinstance(policy, Auto) or not needs.by_turns:
+        return _decide_auto(snapshot, policy, needs, marks, now)
+    turns = len({entry.turn for entry in snapshot.entries})
+    return Advance(reason="stride") if turns >= needs.recent_turns + policy.stride else Keep()
+
+
+def _is_small(snapshot: Snapshot, policy: Auto, needs: Needs, content: int) -> bool:
+    """Return whether nothing could ask for a cut: the answer for most calls, without looking at the messages."""
+    high = needs.high or policy.high
+    fits = snapshot.window is None or snapshot.fixed_tokens + content <= snapshot.window
+    return fits and content <= min(policy.low, high * 3 // 4)
+
+
+def _decide_auto(
+    snapshot: Snapshot, policy: Stride | Auto, needs: Needs, watermarks: Watermarks, now: datetime
+) -> EpochDecision:
+    content = content_tokens(snapshot)
+    if content <= watermarks.low * COLD_MARGIN and content <= watermarks.high:
+        return Keep()
+    left = _planned_tokens(snapshot, watermarks, needs)
+    if left > PROGRESS * content:
+        return Keep()
+    if content > watermarks.high:
+        return Advance(reason="high_watermark")
+    if not needs.saves or not isinstance(policy, Auto):
+        return Keep()
+    if _is_cold(snapshot, policy, now):
+        return Advance(reason="cold_cache")
+    if _pays(snapshot, policy, watermarks, content, left):
+        return Advance(reason="break_even")
+    return Keep()
+
+
+def _planned_tokens(snapshot: Snapshot, watermarks: Watermarks, needs: Needs) -> int:
+    """Content after a cut now, with a head as large as the current one."""
+    head = snapshot.epoch.head_tokens if snapshot.epoch else 0
+    cut: Cut = cut_to_tokens(
+        snapshot.kept,
+        snapshot.entries,
+        target=max(0, watermarks.low - head),
+        recent_turns=needs.recent_turns,
+        hard=watermarks.room,
+    )
+    return head + cut.tokens
+
+
+def _is_cold(snapshot: Snapshot, policy: Auto, now: datetime) -> bool:
+    return _idle(snapshot, now) > policy.cache_ttl
+
+
+def _idle(snapshot: Snapshot, now: datetime) -> float:
+    """Seconds since the upstream was last called; 0 when it never was."""
+    return 0.0 if snapshot.last_call_at is None else (now - snapshot.last_call_at).total_seconds()
+
+
+def break_even_calls(q: float, *, write: float, read: float) -> float:
+    """After how many more calls cutting a cached prefix to the fraction ``q`` (0 to 1) has paid for itself."""
+    if q >= 1:
+        return float("inf")
+    if write * q <= read:
+        return 0.0
+    return (write * q - read) / (read * (1 - q)) if read > 0 else float("inf")
+
+
+def _pays(snapshot: Snapshot, policy: Auto, watermarks: Watermarks, content: int, left: int) -> bool:
+    """Return whether the saving is likely to cover the re-write, and a wrong guess would hardly be felt."""
+    price = policy.write_price * left - policy.read_price * content
+    if price > REGRET * _price_of_full(snapshot, policy):
+        return False
+    needed = break_even_calls(left / content, write=policy.write_price, read=policy.read_price)
+    return _remaining_calls(snapshot, watermarks, content) >= BREAK_EVEN_MARGIN * needed
+
+
+def _price_of_full(snapshot: Snapshot, policy: Auto) -> float:
+    """About what sending everything would have cost so far: each token written once, then read at half the calls."""
+    total = max(snapshot.older_tokens, count_entries(snapshot.kept)) + count_entries(snapshot.entries)
+    return policy.write_price * total + policy.read_price * snapshot.calls * (snapshot.fixed_tokens + total / 2)
+
+
+def _remaining_calls(snapshot: Snapshot, watermarks: Watermarks, content: int) -> float:
+    """Return a cautious guess at the calls that a cut now would still serve.
+
+    A session of unknown length is as likely to go on as it has gone on: half of the calls so far is cautious.
+    And the high watermark would force the cut anyway after ``(high - content) / growth`` calls, with the
+    growth per call as measured in the tail: what is saved by cutting early ends there.
+    """
+    steps = sum(entry.message.role == "assistant" for entry in snapshot.entries)
+    growth = count_entries(snapshot.entries) / max(1, steps)
+    return min(max(snapshot.calls, steps) / 2, max(0, watermarks.high - content) / max(1.0, growth))
+
+
+def _read_policy_text(text: str, field: str) -> object:
+    bare = text.strip()
+    if not bare.startswith("{"):
+        return bare
+    try:
+        return json.loads(bare)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{field} is not valid JSON: {bare[:40]!r}", field=field) from error
+
+
+def _expected_policy(value: object, field: str) -> str:
+    forms = '\'auto\', \'every_request\', {"high": 32000, "low": 12000} or {"stride": 8}'
+    return f"{field} must be {forms}, not {str(value)[:40]!r}"
+
+
+def _check_marks(policy: Auto, given: Mapping[str, object], field: str) -> None:
+    if policy.low >= policy.high and "low" in given:
+        raise InvalidRequest(f"{field}.low must be below {field}.high ({policy.high}), not {policy.low}", field=field)
+    if policy.low >= policy.high and "high" not in given:
+        raise InvalidRequest(f"{field}.high must be above {field}.low ({policy.low}), not {policy.high}", field=field)

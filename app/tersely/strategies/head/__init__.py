@@ -1,0 +1,1 @@
+"""The head of a context: the layers that stand in front of the messages."""

@@ -1,0 +1,440 @@
+"""Plan an epoch, and build the context that it gives for a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cache, lru_cache
+from itertools import takewhile
+
+from tersely.domain.history.context import Context, Kept, TurnReport
+from tersely.domain.history.history import Entry, Epoch, EpochInputs, Snapshot
+from tersely.domain.history.tiers import ReadBack
+from tersely.domain.tokens import Encode, estimate_text
+from tersely.strategies.composition import Composition, Start, closing_of, compose, needs_of
+from tersely.strategies.epochs.cutting import must_stay
+from tersely.strategies.epochs.policies import (
+    PROGRESS,
+    Advance,
+    Auto,
+    EpochDecision,
+    EveryRequest,
+    Policy,
+    Stride,
+    compute_watermarks,
+    decide_epoch,
+    fingerprint,
+)
+from tersely.strategies.head.injection import blocks_for_head, count_other_blocks, must_restate, write_blocks
+from tersely.strategies.pipeline import Draft, Stage, run, seal
+from tersely.strategies.presets import Compact, Full, Strategy, Trim, strategy_text
+from tersely.strategies.reduction.shortening import apply_tiers, shorten_results
+from tersely.strategies.stages import keep_within
+
+# The size of a head follows from the cut and the cut from the size of the head: so many rounds at most.
+ROUNDS = 3
+# Summaries that stand for a prefix of the history, and so for more and more of it.
+PREFIX_PURPOSES = frozenset({"checkpoint", "trim", "ahead"})
+# From this share of a limit on, the cut at the limit is prepared for.
+AHEAD = 0.75
+# Between the two parts of a fingerprint.
+_WITH = " with "
+
+
+@lru_cache(maxsize=1024)
+def fingerprint_of(strategy: Strategy, policy: Policy, read_back: ReadBack = "") -> str:
+    """Return the text that names strategy, parameters, policy and read-back tools. It is stored with each epoch."""
+    named = fingerprint(strategy_text(strategy), policy)
+    return f"{named}{_WITH}{read_back}" if read_back else named
+
+
+def way_of(epoch: Epoch) -> str:
+    """Return the tools that the epoch's texts were shortened for, as in its fingerprint."""
+    return epoch.fingerprint.partition(_WITH)[2]
+
+
+def decide(
+    snapshot: Snapshot, *, strategy: Strategy, policy: Policy, now: datetime, overflow: bool = False
+) -> EpochDecision:
+    """`decide_epoch` for a strategy."""
+    current = fingerprint_of(strategy, policy, snapshot.read_back)
+    snapshot = _on_basis(snapshot, strategy, policy)
+    is_same = snapshot.epoch is not None and not (snapshot.edited or snapshot.epoch.must_rebuild)
+    if is_same and must_restate(snapshot):
+        snapshot = replace(snapshot, edited=True)
+    shown = with_tiers_applied(snapshot)
+    needs = needs_of(strategy, shown)
+    return decide_epoch(shown, policy, needs, now=now, current=current, overflow=overflow)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContentSize:
+    """The size of an epoch's content, its head included: tokens, messages, turns; ``idle``: seconds since the last
+    call.
+    """
+
+    tokens: int
+    messages: int
+    turns: int
+    idle: float = 0.0
+
+
+def may_need_epoch(
+    epoch: Epoch | None,
+    size: ContentSize,
+    *,
+    strategy: Strategy,
+    policy: Policy,
+    read_back: ReadBack,
+    window: int | None,
+    model_window: int | None,
+) -> bool:
+    """Return False only where `decide` keeps ``epoch`` and no summary is made ahead: told without loading messages.
+
+    Without an epoch: only where the first one would show everything as it is.
+    """
+    if isinstance(policy, EveryRequest):
+        return True
+    if epoch is not None and (epoch.is_stale or epoch.fingerprint != fingerprint_of(strategy, policy, read_back)):
+        return True
+    if epoch is None and (isinstance(policy, Stride) or isinstance(strategy, Trim | Compact)):
+        # `trim` and `compact` shorten single results at any size; so does `window` where the policy is not ``auto``,
+        # and a first epoch by turns cuts as soon as there is a turn too many.
+        return not isinstance(strategy, Full)
+    # Instructions of any size leave at least the strategy's least share of its limit.
+    needs = needs_of(strategy, Snapshot(entries=(), fixed_tokens=1 << 40, model_window=model_window))
+    if not needs.cuts:
+        return False
+    auto = policy if isinstance(policy, Auto) else Auto()
+    small = min(auto.low, (needs.high or auto.high) * 3 // 4)
+    if size.tokens > (small if window is None else min(small, window // 2)):
+        return True
+    if needs.resume_idle is not None and size.idle > needs.resume_idle:
+        return True
+    if isinstance(policy, Stride) and needs.by_turns and size.turns >= needs.recent_turns + policy.stride:
+        return True
+    match strategy:
+        case Trim():
+            return size.turns >= AHEAD * strategy.max_context_turns
+        case Compact():
+            return needs.high is None and size.messages >= AHEAD * strategy.max_messages
+        case _:
+            return False
+
+
+def is_unchanged(epoch: Epoch) -> bool:
+    """Return whether ``epoch`` shows everything as it is, so that there is nothing in it to be remembered."""
+    return epoch.cut == 1 and not (epoch.head or epoch.kept or epoch.tiers or epoch.prefixes)
+
+
+def with_tiers_applied(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot as its epoch shows it: what is shortened counts for what is left of it."""
+    tiers = snapshot.epoch.tiers if snapshot.epoch else ()
+    if not tiers:
+        return snapshot
+    return replace(
+        snapshot,
+        kept=apply_tiers(snapshot.kept, tiers, encode=estimate_text),
+        entries=apply_tiers(snapshot.entries, tiers, encode=estimate_text),
+    )
+
+
+def needs_full_plan(epoch: Epoch, *, strategy: Strategy, policy: Policy) -> bool:
+    """Return whether the next epoch has to look at everything that is live instead of going on from where ``epoch``
+    cut.
+
+    That is so after a change of strategy, of its parameters or of the epoch policy: what the last configuration cut,
+    this one may show, or tell of in its own way. Another tool for looking things up (`Snapshot.read_back`) is none.
+    """
+    return epoch.must_rebuild or epoch.fingerprint.partition(_WITH)[0] != fingerprint_of(strategy, policy)
+
+
+def planning_basis(epoch: Epoch | None, *, strategy: Strategy, policy: Policy) -> Epoch | None:
+    """Return the epoch as the next one may build on it: void where that has to be planned anew."""
+    if epoch is None or epoch.must_rebuild or not needs_full_plan(epoch, strategy=strategy, policy=policy):
+        return epoch
+    return epoch.marked_for_rebuild()
+
+
+def _on_basis(snapshot: Snapshot, strategy: Strategy, policy: Policy) -> Snapshot:
+    basis = planning_basis(snapshot.epoch, strategy=strategy, policy=policy)
+    return snapshot if basis is snapshot.epoch else replace(snapshot, epoch=basis)
+
+
+def first_seq_needed(epoch: Epoch | None, *, strategy: Strategy, policy: Policy) -> int:
+    """Return the first sequence number that a snapshot's entries must reach back to.
+
+    That is the epoch's cut, unless the next epoch cannot go on from this one.
+    """
+    if epoch is None:
+        return 1
+    return epoch.cleared_at if needs_full_plan(epoch, strategy=strategy, policy=policy) else epoch.cut
+
+
+def plan_epoch(
+    snapshot: Snapshot,
+    inputs: EpochInputs,
+    *,
+    strategy: Strategy,
+    policy: Policy,
+    advance: Advance,
+    now: datetime,
+    encode: Encode,
+    overflows: int = 0,
+) -> Epoch:
+    """Return the epoch that starts now: where it cuts, what stays before the cut, and its rendered head.
+
+    ``overflows`` counts how often the upstream has refused this very call, if that is the reason. The cost depends on
+    ``snapshot.entries`` and on the bounds of ``inputs``, never on the session's length.
+    """
+    snapshot = _on_basis(snapshot, strategy, policy)
+    # The rounds of a plan count the same lines again and again; the memory of that ends with the plan.
+    needs = needs_of(strategy, snapshot)
+    start = Start(
+        draft=_starting_draft(snapshot),
+        snapshot=snapshot,
+        inputs=_without_extracts(_above_floor(inputs, _floor(snapshot)), snapshot),
+        policy=policy,
+        advance=advance,
+        watermarks=compute_watermarks(snapshot, policy, needs, halved=advance.reason in {"overflow", "compact"}),
+        now=now,
+        encode=cache(encode),
+        overflows=overflows,
+    )
+    draft = _plan_draft(start, strategy)
+    return Epoch(
+        number=snapshot.epoch.number + 1 if snapshot.epoch else 1,
+        cut=draft.cut,
+        head=draft.head,
+        kept=(*(entry.seq for entry in draft.kept), *_answered_late(snapshot, draft, advance)),
+        reason=advance.reason,
+        fingerprint=fingerprint_of(strategy, policy, snapshot.read_back),
+        references=draft.references,
+        created_at=now,
+        tiers=draft.tiers,
+        prefixes=draft.prefixes,
+        retrieved=draft.retrieved,
+        whole=_whole_turns(draft, snapshot),
+        cleared_at=draft.cut if advance.reason == "clear" else _floor(snapshot),
+        summary_covers_to=draft.summary_covers_to,
+        head_covers_to=draft.head_covers_to,
+        covered=draft.covered,
+        memos_chosen_to=inputs.memos_chosen_to,
+        injected=blocks_for_head(snapshot.injected, draft),
+        has_injected=True,
+    )
+
+
+def _whole_turns(draft: Draft, snapshot: Snapshot) -> tuple[int, ...]:
+    """The turns among what is kept before the cut of which nothing is missing."""
+    # Of what an earlier epoch kept, the rest is not loaded.
+    known = set(snapshot.epoch.whole) if snapshot.epoch else set()
+    partly = {entry.turn for entry in draft.gone} | ({entry.turn for entry in snapshot.kept} - known)
+    kept = {entry.turn for entry in draft.kept}
+    return tuple(sorted((kept - partly) | (kept & set(draft.retrieved))))
+
+
+def _floor(snapshot: Snapshot) -> int:
+    return snapshot.epoch.cleared_at if snapshot.epoch else 1
+
+
+def _above_floor(material: EpochInputs, floor: int) -> EpochInputs:
+    """Return ``inputs`` without what came before the session was last cleared."""
+    if floor == 1:
+        return material
+    terse = tuple(entry for entry in material.terse if entry.seq >= floor)
+    return replace(
+        material,
+        terse=terse,
+        older_turns=material.older_turns if len(terse) == len(material.terse) > 0 else 0,
+        summaries=tuple(summary for summary in material.summaries if summary.first_seq >= floor),
+        past_turns=tuple(past for past in material.past_turns if past.entries[0].seq >= floor),
+    )
+
+
+def _without_extracts(material: EpochInputs, snapshot: Snapshot) -> EpochInputs:
+    """Return ``inputs`` without summaries that no model made, if all messages that they cover are loaded.
+
+    The plan then extracts a summary of the whole, which is more complete than one composed of older extracts.
+    """
+    is_all_loaded = snapshot.epoch is None or (snapshot.epoch.must_rebuild and not snapshot.older_tokens)
+    if not is_all_loaded:
+        return material
+    good = (each for each in material.summaries if each.source == "model" or each.purpose not in PREFIX_PURPOSES)
+    return replace(material, summaries=tuple(good))
+
+
+def with_retrieved_turns(snapshot: Snapshot, inputs: EpochInputs, epoch: Epoch) -> Snapshot:
+    """Return ``snapshot`` with what ``epoch`` brought back from before it, as the next snapshot will have it loaded."""
+    loaded = {entry.seq for entry in (*snapshot.kept, *snapshot.entries)}
+    wanted = set(epoch.kept) - loaded
+    found = {entry.seq: entry for past in inputs.past_turns for entry in past.entries if entry.seq in wanted}
+    if not found:
+        return snapshot
+    return replace(snapshot, kept=tuple(sorted((*snapshot.kept, *found.values()), key=lambda entry: entry.seq)))
+
+
+def build_context(snapshot: Snapshot, epoch: Epoch, *, strategy: Strategy, encode: Encode) -> Context:
+    """Head, kept and tail of ``epoch``, sealed; ``encode`` recounts what the epoch shortens.
+
+    Raises `ContextTooLarge` when the window cannot hold them. ``full`` makes no promise about the window: whether a
+    request fits is then for the upstream to say.
+    """
+    budget = None if isinstance(strategy, Full) else snapshot.window
+    stages = (shorten_results(epoch.tiers, encode=encode), *closing_of(strategy, encode))
+    draft = run(_restore(snapshot, epoch), stages)
+    stated = replace(draft, head=(*write_blocks(epoch), *draft.head))
+    return seal(stated, snapshot=snapshot, epoch=epoch, budget=budget, injected=count_other_blocks(snapshot, epoch))
+
+
+# Layer of a head that tells of what was cut -> what it makes of a turn, and how a report says so.
+_TOLD_IN: tuple[tuple[str, Kept, str], ...] = (
+    ("activity_log", "terse", "in the activity log"),
+    ("summary", "summary", "in the summary"),
+    ("session", "summary", "in session memory"),
+)
+
+
+def report_cut_turns(epoch: Epoch, turns: Iterable[int]) -> tuple[TurnReport, ...]:
+    """Report ``turns`` that an epoch cut earlier and that a snapshot does not load."""
+    layers = {message.layer for message in epoch.head} | {prefix.layer for prefix in epoch.prefixes}
+    told = ((kept, reason) for layer, kept, reason in _TOLD_IN if layer in layers)
+    kept, reason = next(told, ("left_out", "before the cut"))
+    return tuple(TurnReport(turn=turn, kept=kept, tokens=0, reason=reason) for turn in turns)
+
+
+def _answered_late(snapshot: Snapshot, draft: Draft, advance: Advance) -> list[int]:
+    """Return the questions before the cut, not kept yet, whose replies have numbers behind it.
+
+    Where several clients talk at once, a reply may have a higher sequence number than questions that come after it:
+    the cut, which is a sequence number, must not part it from its own question.
+    """
+    if draft.cut == 1 or advance.reason == "clear":
+        return []
+    loaded = _loaded(snapshot)
+    late = {entry.turn for entry in late_replies(loaded, draft.cut)}
+    kept = {entry.seq for entry in draft.kept}
+    return [
+        entry.seq
+        for entry in loaded
+        if entry.seq < draft.cut and entry.seq not in kept and entry.message.starts_turn and entry.turn in late
+    ]
+
+
+def late_replies(entries: Sequence[Entry], cut: int) -> list[Entry]:
+    """Return what stands before the first message behind the cut although its sequence number is behind it too."""
+    behind = [entry for entry in entries if entry.seq >= cut]
+    first = min((entry.seq for entry in behind), default=0)
+    return list(takewhile(lambda entry: entry.seq != first, behind))
+
+
+def _restore(snapshot: Snapshot, epoch: Epoch) -> Draft:
+    staying = frozenset(epoch.kept)
+    before = [entry for entry in _loaded(snapshot) if entry.seq < epoch.cut]
+    kept = [entry for entry in before if entry.seq in staying]
+    asked = {entry.turn for entry in kept if entry.message.starts_turn}
+    late = [entry for entry in late_replies(snapshot.entries, epoch.cut) if entry.turn in asked]
+    if late:
+        # Sorting is stable: each late reply comes behind what is kept of its turn.
+        kept = sorted((*kept, *late), key=lambda entry: entry.turn)
+    moved = {entry.seq for entry in late}
+    return Draft(
+        head=epoch.head,
+        cut=epoch.cut,
+        kept=tuple(kept),
+        tail=tuple(entry for entry in snapshot.entries if entry.seq >= epoch.cut and entry.seq not in moved),
+        gone=tuple(entry for entry in before if entry.seq not in staying),
+        references=epoch.references,
+        prefixes=epoch.prefixes,
+        retrieved=epoch.retrieved,
+        whole=epoch.whole,
+    )
+
+
+def _loaded(snapshot: Snapshot) -> Sequence[Entry]:
+    """Kept and entries, each message once, in order."""
+    known = {entry.seq: entry for entry in (*snapshot.kept, *snapshot.entries)}
+    return list(known.values())
+
+
+def _plan_draft(start: Start, strategy: Strategy) -> Draft:
+    composition = compose(strategy, start)
+    draft = run(start.draft, (*composition.shape, *composition.head))
+    limit, target = _limits(start, cuts_itself=composition.cuts_itself, by_turns=needs_of(strategy).by_turns)
+    if composition.is_everything or limit is None or target is None or draft.tokens <= limit:
+        return draft
+    if composition.shrink is not None:
+        shrunk = _shrink(start, composition.shrink, composition, target, draft)
+        if shrunk.tokens <= limit:
+            return shrunk
+    return _fit(start, composition, target)
+
+
+def _shrink(
+    start: Start, shrink: Callable[[int], tuple[Stage, ...]], composition: Composition, target: int, draft: Draft
+) -> Draft:
+    """Have the strategy choose what goes until head and all fit ``target`` tokens; the head depends on that choice."""
+    for _ in range(ROUNDS):
+        draft = run(start.draft, (*shrink(max(0, target - draft.head_tokens)), *composition.head))
+        if draft.tokens <= target:
+            break
+    return draft
+
+
+def _fit(start: Start, composition: Composition, target: int) -> Draft:
+    """Cut further until head and all fit ``target`` tokens: the head depends on the cut, and the cut on the head."""
+
+    def keep(tokens: int) -> Stage:
+        hard = start.watermarks.room
+        return keep_within(max(0, tokens), recent_turns=composition.recent_turns, hard=hard)
+
+    reserve = max(start.snapshot.epoch.head_tokens if start.snapshot.epoch else 0, composition.head_reserve)
+    draft = start.draft
+    for _ in range(ROUNDS):
+        draft = run(start.draft, (*composition.shape, keep(target - reserve), *composition.head))
+        if draft.tokens <= target or draft.head_tokens <= reserve:
+            break
+        reserve = draft.head_tokens
+    room = start.watermarks.room
+    if room is not None and draft.tokens > room:
+        # Nothing that Tersely adds may be what keeps the task itself out of the window.
+        return run(start.draft, (*composition.shape, keep(room)))
+    return draft
+
+
+def _starting_draft(snapshot: Snapshot) -> Draft:
+    """Return the current epoch without its head, which a new one renders itself; of a void one, everything that was
+    loaded.
+    """
+    entries = snapshot.entries
+    if snapshot.epoch is None:
+        return Draft(tail=entries)
+    if snapshot.epoch.must_rebuild and entries and entries[0].seq < snapshot.epoch.cut:
+        if not snapshot.older_tokens:
+            return Draft(tail=entries)
+        first = entries[0].seq
+        standing = tuple(entry for entry in must_stay(snapshot.kept, entries) if entry.seq < first)
+        references = tuple(each for each in snapshot.epoch.references if each.last_seq < first)
+        return Draft(cut=first, kept=standing, tail=entries, references=references)
+    restored = _restore(snapshot, snapshot.epoch)
+    if restored.tail or not snapshot.entries:
+        # What an earlier cut took has been counted and indexed then.
+        return replace(restored, head=(), gone=(), prefixes=(), retrieved=())
+    # History was rewritten from before the cut: there is nothing left to keep of the old epoch.
+    return Draft(tail=snapshot.entries)
+
+
+def _limits(start: Start, *, cuts_itself: bool, by_turns: bool) -> tuple[int | None, int | None]:
+    """Above how many tokens of content this plan has to cut, and down to how many; None: it need not."""
+    marks = start.watermarks
+    if start.is_overflow or start.advance.reason == "compact":
+        return marks.low, marks.low
+    if isinstance(start.policy, EveryRequest):
+        return marks.room, marks.room
+    if isinstance(start.policy, Stride) and by_turns:
+        return marks.room, None if marks.room is None else marks.room * 3 // 4
+    if start.advance.reason in {"first", "edit", "config"}:
+        return marks.high, marks.low
+    # A strategy's own cut that leaves hardly less than the limit would be due again at once.
+    return (int(marks.high * PROGRESS) if cuts_itself else marks.low), marks.low

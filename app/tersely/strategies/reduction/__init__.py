@@ -1,0 +1,1 @@
+"""Stages that make a context smaller: shortening, archiving, trimming, compaction, memory levels."""

@@ -1,0 +1,105 @@
+"""The stages that strategies are composed of. Each is a function that returns a `Stage`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tersely.domain.history.history import Entry, EpochInputs, TerseEntry
+from tersely.domain.tokens import Encode
+from tersely.strategies.epochs.cutting import Cut, cut_to_tokens, cut_to_turns
+from tersely.strategies.head.layers import exchange
+from tersely.strategies.pipeline import Draft, Stage, count_entries
+from tersely.strategies.prompts import ACTIVITY_LOG_ACK
+from tersely.strategies.summaries.activity_log import (
+    derive_missing,
+    derive_steps,
+    read_activity_log,
+    render_activity_log,
+)
+
+
+def keep_all(floor: int = 1) -> Stage:
+    """Make a stage that keeps every loaded message from ``floor`` on, in order, and what is kept before it."""
+
+    def stage(draft: Draft) -> Draft:
+        kept = tuple(entry for entry in draft.kept if entry.seq < floor)
+        whole = (*draft.gone, *draft.kept, *draft.tail)
+        return replace(draft, cut=floor, kept=kept, tail=tuple(e for e in whole if e.seq >= floor), gone=())
+
+    return stage
+
+
+def keep_recent_turns(turns: int) -> Stage:
+    """Make a stage that keeps the last ``turns`` turns in full, and before them only messages that must stay
+    (flo.monster, "Context Builder", step 2).
+    """
+
+    def stage(draft: Draft) -> Draft:
+        return _apply(draft, cut_to_turns(draft.kept, draft.tail, turns))
+
+    return stage
+
+
+def keep_within(target: int, *, recent_turns: int, hard: int | None = None) -> Stage:
+    """Make a stage that cuts kept messages and tail down to ``target`` tokens. A draft that fits stays as it is."""
+
+    def stage(draft: Draft) -> Draft:
+        if count_entries(draft.entries) <= target:
+            return draft
+        cut = cut_to_tokens(draft.kept, draft.tail, target=target, recent_turns=recent_turns, hard=hard)
+        if draft.tail and len(cut.kept) < len(draft.kept):
+            return draft.with_cut(cut.first, cut.kept)
+        return _apply(draft, cut)
+
+    return stage
+
+
+def _apply(draft: Draft, cut: Cut) -> Draft:
+    return draft.with_cut(cut.first, cut.kept) if draft.tail and cut.first > draft.tail[0].seq else draft
+
+
+def insert_activity_log(inputs: EpochInputs, *, limit: int, encode: Encode, derive: bool, earlier: str = "") -> Stage:
+    """Return the log of what the cut took, with its acknowledgement; nothing when nothing was cut.
+
+    An entry is shown when the message it belongs to is before the cut. ``derive``: turns that are cut without
+    any entry, and the steps that a cut inside a turn takes, get entries made without a model. ``earlier`` is the log of
+    the last epoch, where the steps that were cut then are to be found.
+    """
+
+    def stage(draft: Draft) -> Draft:
+        if draft.cut == 1:
+            return draft
+        terse = [entry for entry in inputs.terse if entry.seq < draft.cut]
+        if derive:
+            steps = _derived_steps(draft, terse, earlier)
+            terse = _in_order([*terse, *_derived(draft, terse), *steps])
+            # They are stored nowhere else: the next epoch takes them over.
+            draft = replace(draft, summary_covers_to=draft.cut) if steps else draft
+        text = render_activity_log(replace(inputs, terse=tuple(terse)), limit=limit, encode=encode)
+        return draft.with_head(*exchange("activity_log", text, ACTIVITY_LOG_ACK, encode))
+
+    return stage
+
+
+def _derived(draft: Draft, terse: list[TerseEntry]) -> list[TerseEntry]:
+    """Entries for the turns that are cut without any."""
+    running = frozenset(entry.turn for entry in draft.tail)
+    gone = {entry.turn for entry in draft.gone}
+    past = [e for e in _by_seq([*draft.kept, *draft.gone]) if e.turn in gone and e.turn not in running]
+    return [*derive_missing(past, terse)]
+
+
+def _derived_steps(draft: Draft, terse: list[TerseEntry], earlier: str) -> list[TerseEntry]:
+    """Return entries for the cut steps of turns that continue in the tail."""
+    running = frozenset(entry.turn for entry in draft.tail)
+    known = {(entry.turn, entry.text) for entry in terse}
+    carried = [line for line in read_activity_log(earlier, running) if (line.turn, line.text) not in known]
+    return [*carried, *derive_steps(entry for entry in draft.gone if entry.turn in running)]
+
+
+def _by_seq(entries: list[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda entry: entry.seq)
+
+
+def _in_order(terse: list[TerseEntry]) -> list[TerseEntry]:
+    return sorted(terse, key=lambda entry: (entry.turn, entry.seq))

@@ -1,0 +1,1 @@
+"""Texts that replace removed turns: the activity log, the reference index, and summaries."""

@@ -1,0 +1,242 @@
+"""A summary without a model: what was asked, decided and done, which names were touched, what failed, what is open.
+
+Deterministic, bounded in tokens, and in the same sections as the checkpoint that a model is asked for. It is written
+from the facts of the messages (`tersely.strategies.summaries.facts`). Lines compete for the budget: each section in
+turn gets its best next line until nothing fits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tersely.domain.history.history import CoveredFacts, Entry
+from tersely.domain.messages import Message, Text, ToolResult
+from tersely.domain.text.clipping import ends, head
+from tersely.domain.tokens import Encode
+from tersely.strategies.summaries.activity_log import clip_line
+from tersely.strategies.summaries.anchors import find_anchors, without_markup
+from tersely.strategies.summaries.facts import DONE, LINE, NAMES, SECTIONS, TASK, cover, write_sections
+
+# Of a longer history the beginning and the newest messages are looked through: of each section the first lines and the
+# newest are what stays anyway, and reading ten thousand messages takes seconds.
+FIRST_ENTRIES, NEWEST_ENTRIES = 100, 900
+LOOK_AT = 20_000
+HEADING = "### STATE"
+# Stands between a summary that a model wrote and what came after it.
+SINCE = "(After that:)"
+# What other checkpoints call the sections.
+ALIASES = {
+    "constraints": "Goals",
+    "task": "Goals",
+    "key decisions": "Decisions",
+    "critical": "Files and names",
+    "next": "Open",
+    "in progress": "Open",
+    "blocked": "Open",
+    "to do": "Open",
+}
+# A round gives each section one line; names are short and many.
+PER_ROUND = {NAMES: 3}
+
+_HEADING = re.compile(r"#{1,4} +(.{1,40})")
+
+
+def summarize_without_model(entries: Sequence[Entry], *, limit: int, encode: Encode, earlier: str = "") -> str:
+    """Return the summary of ``entries`` in at most ``limit`` tokens; never empty unless there is nothing to summarise.
+
+    ``earlier`` is a summary of what came before: it stands in front as it is, as far as there is room. Of very many
+    entries the first and the newest are read.
+    """
+    if not entries and not earlier:
+        return ""
+    new = write_covered(cover_bounded(entries), limit=limit * 3 // 4 if earlier else limit, encode=encode)
+    text = join_summaries(earlier, new, limit=limit, encode=encode) if earlier else new
+    return text or _least(entries, earlier, limit=limit, encode=encode)
+
+
+def cover_bounded(entries: Sequence[Entry]) -> CoveredFacts:
+    """Return the facts of ``entries``; of very many, of the first and the newest.
+
+    What the messages in between would take back is told by none of the first ones.
+    """
+    if len(entries) <= FIRST_ENTRIES + NEWEST_ENTRIES:
+        return cover(CoveredFacts(), entries)
+    return cover(without_ends(cover(CoveredFacts(), entries[:FIRST_ENTRIES])), entries[-NEWEST_ENTRIES:])
+
+
+def without_ends(covered: CoveredFacts) -> CoveredFacts:
+    """Return ``covered`` without what later messages can make untrue."""
+    lasting = tuple(fact for fact in covered.facts if fact.section in ("Goals", "Decisions", "Done", "used"))
+    return replace(covered, facts=lasting, names=())
+
+
+def write_covered(
+    covered: CoveredFacts, *, limit: int, encode: Encode, after: int = 0, up_to: int | None = None
+) -> str:
+    """Write the facts of messages behind ``after`` and up to ``up_to``; empty if there are none that fit."""
+    return _render(write_sections(covered, after=after, up_to=up_to), limit=limit, encode=encode)
+
+
+def write_least(covered: CoveredFacts) -> str:
+    """Return the shortest summary where no fact exists or fits; empty if nothing is covered."""
+    if not covered.last_seq:
+        return ""
+    return f"Messages {covered.first_seq} to {covered.last_seq} of the conversation are not shown."
+
+
+def join_summaries(earlier: str, later: str, *, limit: int, encode: Encode) -> str:
+    """Return a summary and that of what came after it, in at most ``limit`` tokens: the end of the first gives way."""
+    if not earlier or not later:
+        return _fitting(earlier or later, limit, encode)
+    room = limit - encode(later) - encode(SINCE) - 4
+    front = _fitting(earlier, room, encode)
+    return f"{front}\n\n{SINCE}\n{later}" if front else later
+
+
+def _fitting(text: str, limit: int, encode: Encode) -> str:
+    """As many whole lines of ``text`` from its beginning as fit."""
+    lines = text.splitlines()
+    if encode(text) <= limit:
+        return text
+    low, high = 0, len(lines)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if encode("\n".join(lines[:middle])) <= limit else (low, middle - 1)
+    return "\n".join(lines[:low])
+
+
+def digest_result(call: str, text: str, *, runes: int) -> str:
+    """Digest one archived tool result without a model: its call, then beginning and end, in at most ``runes``
+    characters.
+    """
+    body = text.strip() or "(no output)"
+    return ends(f"{clip_line(call, runes // 4)}\n{body}" if call else body, runes, "\n[...]\n")
+
+
+def derive_state(entries: Sequence[Entry], *, limit: int, encode: Encode) -> str:
+    """Return a ``### STATE`` block (std::slop, "State Format") in at most ``limit`` tokens: as much of each line as
+    fits.
+
+    Empty where no user message says a goal in words. Markup and unlabelled numbers are read as nothing.
+    """
+    plain = without_markup(entries)
+    goal = _current_goal(plain)
+    if not goal:
+        return ""
+    covered = cover_bounded(plain)
+    names = [name.text for name in covered.names]
+    anchors = find_anchors([_texts(entry.message) for entry in plain])
+    lines = {
+        "Goal": [goal],
+        "Context": [name for name in names if not _is_value(name, anchors)][:12],
+        "Resolved": [_bare(line) for line in write_sections(covered)[DONE][-6:]],
+        "Technical Anchors": anchors[-12:],
+    }
+    for runes in (TASK, LINE, LINE // 2, LINE // 4, LINE // 8):
+        text = "\n".join([HEADING, *(f"{name}: {clip_line('; '.join(said), runes)}" for name, said in lines.items())])
+        if encode(text) <= limit:
+            return text
+    return HEADING
+
+
+def _current_goal(entries: Sequence[Entry]) -> str:
+    """Return the newest words of the user that say something."""
+    asked = (clip_line(entry.message.text, TASK) for entry in reversed(entries) if entry.message.starts_turn)
+    return next((line for line in asked if any(map(str.isalpha, line))), "")
+
+
+def _is_value(name: str, anchors: Sequence[str]) -> bool:
+    """Return whether a name is a number or (part of) an anchor: no file, class or identifier."""
+    return not any(map(str.isalpha, name)) or any(name in anchor for anchor in anchors)
+
+
+def read_sections(text: str) -> dict[str, list[str]]:
+    """Return the lines of a summary by section; what stands under no known heading is taken for done."""
+    found: dict[str, list[str]] = {}
+    section = "Done"
+    for raw in text.splitlines():
+        line = raw.strip()
+        if heading := _HEADING.fullmatch(line):
+            section = _known(heading[1])
+        elif line and line not in ("-", "(none)", "none"):
+            found.setdefault(section, []).append(clip_line(line.removeprefix("- "), TASK))
+    return found
+
+
+def _known(heading: str) -> str:
+    word = heading.strip(" :").lower()
+    known = {**{name.split()[0].lower().rstrip("s"): name for name in SECTIONS}, **ALIASES}
+    return next((section for start, section in known.items() if word.startswith(start)), "Done")
+
+
+def _texts(message: Message) -> str:
+    return "\n".join(ends(part.text, LOOK_AT, "\n") for part in message.parts if isinstance(part, Text | ToolResult))
+
+
+def _bare(line: str) -> str:
+    """Return a line without the turn that it is of."""
+    return re.sub(r"^t\d+: | t\d+$", "", line)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    section: str
+    place: int
+    text: str
+
+
+def _render(sections: Mapping[str, list[str]], *, limit: int, encode: Encode) -> str:
+    chosen: list[_Line] = []
+    spent = 0
+    for line in _by_turns(sections):
+        is_first = all(other.section != line.section for other in chosen)
+        cost = encode(f"- {line.text}\n") + (encode(f"## {line.section}\n") if is_first else 0)
+        if spent + cost <= limit:
+            spent += cost
+            chosen.append(line)
+    # Tokens of pieces need not add up to those of the whole.
+    while chosen and encode(_write(chosen)) > limit:
+        chosen.pop()
+    return _write(chosen)
+
+
+def _by_turns(sections: Mapping[str, list[str]]) -> Iterator[_Line]:
+    """Yield the lines in the order in which they get room: round by round, one section after the other."""
+    queues = {name: list(_preferred(name, sections.get(name, []))) for name in SECTIONS}
+    while any(queues.values()):
+        for name, queue in queues.items():
+            for _ in range(PER_ROUND.get(name, 1)):
+                if queue:
+                    yield queue.pop(0)
+
+
+def _preferred(section: str, lines: Sequence[str]) -> Iterator[_Line]:
+    """Names as they are ranked; of everything else the first line, then the newest backwards."""
+    placed = [_Line(section=section, place=place, text=text) for place, text in enumerate(lines)]
+    if section == NAMES:
+        return iter(placed)
+    return iter([*placed[:1], *reversed(placed[1:])])
+
+
+def _write(chosen: Sequence[_Line]) -> str:
+    pieces = []
+    for name in SECTIONS:
+        lines = sorted((line for line in chosen if line.section == name), key=lambda line: line.place)
+        if lines:
+            pieces.append("\n".join([f"## {name}", *(f"- {line.text}" for line in lines)]))
+    return "\n".join(pieces)
+
+
+def _least(entries: Sequence[Entry], earlier: str, *, limit: int, encode: Encode) -> str:
+    """Return as much of one line as fits, where not one whole line does."""
+    said = next((clip_line(text) for entry in entries if (text := _any_words(entry.message))), "") or clip_line(earlier)
+    text = said or f"{len(entries)} messages without words"
+    while len(text) > 1 and encode(text) > limit:
+        text = head(text, len(text) // 2) or text[0]
+    return text
+
+
+def _any_words(message: Message) -> str:
+    return " ".join(part.text for part in message.parts if isinstance(part, Text | ToolResult))[:LINE].strip()

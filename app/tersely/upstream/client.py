@@ -1,0 +1,263 @@
+"""The HTTP client towards model hosts.
+
+An HTTP error of the host is a reply, not an exception; only a host that cannot be reached or that breaks off is.
+Bytes pass as they come: nothing is decompressed, redirected, or taken from the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+
+from yarl import URL
+
+from tersely.domain.errors import ShuttingDown, UpstreamUnavailable
+from tersely.upstream.connection import BrokenOff, Connection, Headers, Interrupted
+from tersely.upstream.pool import ConnectionPool
+from tersely.upstream.request_head import write_head
+
+# How much comes out of a compressed piece at a time, however much is in it.
+MAX_INFLATED = 1024 * 1024
+MAX_TRAILER = 64 * 1024
+# The pieces of a larger reply are joined in a thread.
+LARGE_REPLY = 1024 * 1024
+# Requests that may be sent again when it is not known whether the host has seen them.
+_REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """In seconds: to connect, to the first byte of the reply, between two pieces of it."""
+
+    connect: float = 10.0
+    first_byte: float = 600.0
+    idle: float = 300.0
+
+
+class UpstreamReply:
+    """A host's reply whose headers have arrived. Close it, whatever happens."""
+
+    def __init__(self, connection: Connection, release: Callable[[Connection], None], idle: float) -> None:
+        """``release`` takes the connection back; ``idle``: how many seconds the host may be silent."""
+        self._connection: Connection | None = connection
+        self._release = release
+        self._idle = idle
+        self._now = asyncio.get_running_loop().time
+        self._inflate: zlib._Decompress | None = None
+        self._inflated = 0
+        self._most_inflated = 0
+        self.status = connection.status
+        self.headers: Headers = connection.headers
+        # The media type, without parameters, in lower case.
+        self.content_type = self._header("content-type").partition(";")[0].strip()
+
+    def _header(self, wanted: str) -> str:
+        """Return the first value under that name, in lower case; empty without one."""
+        for name, value in self.headers:
+            if len(name) == len(wanted) and name.lower() == wanted:
+                return value.strip().lower()
+        return ""
+
+    def unpack(self, limit: int) -> None:
+        """Give the body uncompressed from here on, where the host compressed it although it was not asked to.
+
+        Over ``limit`` bytes of that the reply is broken off: a few packed bytes can stand for any number.
+        """
+        self._most_inflated = limit
+        if self._header("content-encoding") in ("gzip", "x-gzip", "deflate"):
+            self._inflate = zlib.decompressobj(wbits=32 + zlib.MAX_WBITS)
+            self.headers = [
+                (name, value)
+                for name, value in self.headers
+                if name.lower() not in ("content-encoding", "content-length")
+            ]
+
+    def _at_hand(self) -> bytes | None:
+        """What has arrived already, ``b""`` at the end; None where one has to wait."""
+        if self._connection is None:
+            raise BrokenOff("closed")
+        inflate = self._inflate
+        if inflate is None:
+            return self._connection.take()
+        while packed := inflate.unconsumed_tail or self._connection.take():
+            room = self._most_inflated - self._inflated
+            if piece := inflate.decompress(packed, min(MAX_INFLATED, room) or 1):
+                self._inflated += len(piece)
+                if self._inflated > self._most_inflated:
+                    raise UpstreamUnavailable(f"the model host's compressed reply is over {self._most_inflated} bytes")
+                return piece
+        return packed
+
+    async def _next(self, deadline: float) -> bytes | None:
+        """Return the next bytes, ``b""`` at the end; None when it is ``deadline``, in the loop's time, before that."""
+        while (piece := self._at_hand()) is None:
+            assert self._connection is not None
+            if not await self._connection.wait(deadline):
+                return None
+        return piece
+
+    async def peek(self, wait: float) -> bytes:
+        """Return the first bytes of the body, or ``b""`` when there are none within ``wait`` seconds."""
+        try:
+            return await self._next(self._now() + wait) or b""
+        except (OSError, zlib.error) as error:
+            raise _broken_off(error) from error
+
+    async def trailer(self, wait: float) -> bytes:
+        """What comes after a reply's own end mark, if it comes within ``wait`` seconds; nothing depends on it."""
+        found = b""
+        deadline = self._now() + wait
+        try:
+            while len(found) < MAX_TRAILER and (piece := await self._next(deadline)):
+                found += piece
+        except (OSError, zlib.error):
+            pass
+        return found
+
+    async def chunks(self, heartbeat: float | None = None) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives; ``b""`` stands for ``heartbeat`` seconds of silence.
+
+        Raises `UpstreamUnavailable` when the host breaks off or is silent for too long.
+        """
+        pause = min(heartbeat or self._idle, self._idle)
+        heard = self._now()
+        try:
+            while True:
+                if (chunk := await self._next(min(self._now() + pause, heard + self._idle))) is None:
+                    silence = self._now() - heard
+                    if silence >= self._idle:
+                        raise UpstreamUnavailable(f"the model host was silent for {silence:.0f} s")
+                    yield b""
+                    continue
+                if not chunk:
+                    return
+                yield chunk
+                heard = self._now()
+        except (OSError, zlib.error) as error:
+            raise _broken_off(error) from error
+
+    async def read(self, limit: int) -> bytes:
+        """Return the whole body. Raises `UpstreamUnavailable` where it is over ``limit`` bytes."""
+        body, is_whole = await self.read_up_to(limit)
+        if not is_whole:
+            raise UpstreamUnavailable(f"the model host's reply is over {limit} bytes")
+        return body
+
+    async def read_up_to(self, limit: int) -> tuple[bytes, bool]:
+        """Return the body until it ends or passes ``limit`` bytes, and whether that is all of it."""
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            while size <= limit and (chunk := await self._next(self._now() + self._idle)):
+                size += len(chunk)
+                pieces.append(chunk)
+        except (OSError, zlib.error) as error:
+            raise _broken_off(error) from error
+        if size <= limit and chunk is None:
+            raise UpstreamUnavailable(f"the model host was silent for {self._idle:.0f} s")
+        body = b"".join(pieces) if size < LARGE_REPLY else await asyncio.to_thread(b"".join, pieces)
+        return body, size <= limit
+
+    def close(self) -> None:
+        """Return the connection to the pool if the body has arrived, else cut it: the host stops working."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._release(connection)
+
+
+class Upstream:
+    """A pool of connections to one model host."""
+
+    def __init__(self, base_url: str, timeouts: Timeouts) -> None:
+        """``base_url`` comes from the operator's configuration alone."""
+        self._base = base_url.rstrip("/")
+        self._timeouts = timeouts
+        self._pool: ConnectionPool | None = None
+        self._host = self._path = ""
+        self._login: tuple[str, str] | None = None
+        self._is_interrupted = False
+
+    async def open(self) -> None:
+        """Make the pool; connects to nobody yet. Raises `ValueError` for a base URL without host or port."""
+        base = URL(self._base, encoded=True)
+        if not base.raw_host or base.port is None or base.scheme not in ("http", "https"):
+            raise ValueError("the base URL of a model host must be http:// or https:// and a host")
+        self._host = base.host_port_subcomponent or ""
+        self._path = base.raw_path.rstrip("/")
+        if base.raw_user is not None:
+            login = f"{base.user or ''}:{base.password or ''}"
+            self._login = ("authorization", "Basic " + b64encode(login.encode()).decode())
+        self._pool = ConnectionPool(
+            base.raw_host, base.port, secure=base.scheme == "https", connect=self._timeouts.connect
+        )
+
+    def interrupt(self) -> None:
+        """End every call that is under way, and begin no more: `ShuttingDown` is raised in their place."""
+        self._is_interrupted = True
+        if self._pool is not None:
+            self._pool.interrupt()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._pool is not None:
+            await self._pool.close()
+
+    async def send(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> UpstreamReply:
+        """Send a request; returns when the reply's headers are there.
+
+        ``path`` follows the base URL and carries the query, already encoded. Raises `UpstreamUnavailable`.
+        """
+        assert self._pool is not None
+        if self._is_interrupted:
+            raise ShuttingDown
+        deadline = asyncio.get_running_loop().time() + self._timeouts.first_byte
+        try:
+            head = self._head(method, path, headers, len(body))
+            connection = await self._exchange(self._pool, method, head, body, deadline)
+        except TimeoutError as error:
+            raise UpstreamUnavailable("the model host did not answer in time") from error
+        except Interrupted as error:
+            raise ShuttingDown from error
+        except (OSError, ValueError) as error:
+            raise UpstreamUnavailable(f"the model host cannot be reached: {type(error).__name__}") from error
+        return UpstreamReply(connection, self._pool.release, self._timeouts.idle)
+
+    def _head(self, method: str, path: str, headers: Iterable[tuple[str, str]], length: int) -> bytes:
+        if self._login is not None:
+            headers = [(name, value) for name, value in headers if name.lower() != "authorization"] + [self._login]
+        return write_head(method, self._path + path, self._host, headers, length)
+
+    async def _exchange(
+        self, pool: ConnectionPool, method: str, head: bytes, body: bytes, deadline: float
+    ) -> Connection:
+        """Return the connection on which the reply's headers have arrived."""
+        used = pool.take()
+        if used is not None:
+            try:
+                return await _ask(used, method, head, body, deadline)
+            except BrokenOff:
+                # The host may have hung up while the request was on its way, or while it worked on it.
+                if used.has_begun or method not in _REPEATABLE or self._is_interrupted:
+                    raise
+        return await _ask(await pool.make(deadline), method, head, body, deadline)
+
+
+async def _ask(connection: Connection, method: str, head: bytes, body: bytes, deadline: float) -> Connection:
+    try:
+        connection.send(method, head, body)
+        if await connection.wait_for_head(deadline):
+            return connection
+    except BaseException:
+        connection.abort()
+        raise
+    connection.abort()
+    raise TimeoutError
+
+
+def _broken_off(error: Exception) -> UpstreamUnavailable:
+    if isinstance(error, Interrupted):
+        return ShuttingDown()
+    return UpstreamUnavailable(f"the model host broke off: {type(error).__name__}")

@@ -1,0 +1,78 @@
+"""A host of an embedding model, spoken to in OpenAI's ``/v1/embeddings`` format."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+from tersely.domain.errors import UpstreamRefused, UpstreamUnavailable
+from tersely.upstream.client import Timeouts, Upstream
+
+MAX_REPLY = 64 * 1024 * 1024
+# Statuses that say something about the host or our key, not about what was sent.
+_NOT_NOW = frozenset({401, 403, 404, 408, 425, 429})
+
+
+class _Item(msgspec.Struct):
+    index: int
+    embedding: list[float]
+
+
+class _Reply(msgspec.Struct):
+    data: list[_Item]
+
+
+_reply_decoder = msgspec.json.Decoder(_Reply)
+
+
+class EmbeddingsHost:
+    """Texts in, vectors out."""
+
+    def __init__(self, base_url: str, *, model: str, api_key: str | None, timeout: float) -> None:
+        """``base_url`` is that of the API (``.../v1``); ``timeout`` in seconds, for a whole call's every wait."""
+        self.model = model
+        self._upstream = Upstream(base_url, Timeouts(connect=timeout, first_byte=timeout, idle=timeout))
+        self._headers = [("Content-Type", "application/json"), ("Accept", "application/json")]
+        if api_key:
+            self._headers.append(("Authorization", f"Bearer {api_key}"))
+
+    async def open(self) -> None:
+        """Get ready; connects to nobody yet."""
+        await self._upstream.open()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._upstream.close()
+
+    async def embed(self, texts: Sequence[str]) -> list[array[float]]:
+        """One vector of 32-bit floats for each text, all of one length.
+
+        Raises `UpstreamRefused` where the host will not have these texts, `UpstreamUnavailable` for any other failure.
+        """
+        body = msgspec.json.encode({"model": self.model, "input": list(texts), "encoding_format": "float"})
+        reply = await self._upstream.send("POST", "/embeddings", self._headers, body)
+        try:
+            reply.unpack(MAX_REPLY)
+            content = await reply.read(MAX_REPLY)
+        finally:
+            reply.close()
+        if 400 <= reply.status < 500 and reply.status not in _NOT_NOW:
+            raise UpstreamRefused(f"the embedding model refused the texts: {reply.status}")
+        if reply.status != 200:
+            raise UpstreamUnavailable(f"the embedding model answered {reply.status}")
+        return _read(content, len(texts))
+
+
+def _read(content: bytes, count: int) -> list[array[float]]:
+    try:
+        items = sorted(_reply_decoder.decode(content).data, key=lambda item: item.index)
+        vectors = [array("f", item.embedding) for item in items]
+    except (msgspec.DecodeError, UnicodeDecodeError, OverflowError) as error:
+        raise UpstreamUnavailable("the embedding model's reply cannot be read") from error
+    if [item.index for item in items] != list(range(count)) or len({len(vector) for vector in vectors}) > 1:
+        raise UpstreamUnavailable("the embedding model's reply does not fit the texts")
+    if not all(vectors):
+        raise UpstreamUnavailable("the embedding model's reply holds an empty vector")
+    return vectors
