@@ -108,7 +108,8 @@ class Conversation:
         self.stream = stream
         self.turn = 0
         self.parts = [_message(b"system", texts.SYSTEM), *self._history()]
-        self.tail = b'],"model":"gpt-4o-mini"' + (b',"stream":true}' if stream else b"}")
+        tools = b"," + texts.tools(shape.tools) if shape.tools else b""
+        self.tail = b'],"model":"gpt-4o-mini"' + tools + (b',"stream":true}' if stream else b"}")
 
     def _history(self) -> Iterator[bytes]:
         """What was said before the server came in: the model's own answers, padded to the wanted size."""

@@ -16,12 +16,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from app.dialects.registry import DIALECTS
-from app.domain.history import Entry
-from app.domain.messages import searchable_text
-from app.domain.relevance import collect, document_text, look, rank_turns, search, tokenize
-from app.domain.turns import group_turns, number_turns
-from app.service.tokens import count_text
+from tersely.dialects.registry import DIALECTS
+from tersely.domain.history.history import Entry
+from tersely.domain.history.turns import group_turns, number_turns
+from tersely.domain.messages import searchable_text
+from tersely.domain.search.relevance import (
+    build_corpus,
+    build_query,
+    document_terms,
+    document_text,
+    rank_turns,
+    search_corpus,
+    tokenize,
+)
+from tersely.service.common.tokens import count_text
 
 ROOT: Final = Path(__file__).parent.parent
 TABLE: Final = ROOT / "bench" / "recall.md"
@@ -58,7 +66,8 @@ class Conversation:
         read = DIALECTS["openai_chat"].read_message
         messages = [read(_wire(message)) for message in record["messages"]]
         self.texts = [document_text(message) for message in messages]
-        self.terms = [tokenize(text) for text in self.texts]
+        self.terms = [document_terms(message) for message in messages]
+        self.named = [tokenize(text) for text in self.texts]
         self.nameless = [tokenize(searchable_text(message)) for message in messages]
         self.tokens = [count_text(text, "o200k_base") for text in self.texts]
         turns = number_turns(messages)
@@ -71,16 +80,18 @@ class Conversation:
         self.questions = [question for question in found if question.evidence]
 
     def tersely(self) -> Rank:
-        corpus = collect(self.terms)
+        corpus = build_corpus(self.terms)
 
         def rank(text: str) -> Sequence[int]:
-            first = look(text, corpus)
-            return [each.number for each in search(first, corpus, [self.terms[each.number] for each in first.best])]
+            first = build_query(text, corpus)
+            return [
+                each.number for each in search_corpus(first, corpus, [self.terms[each.number] for each in first.best])
+            ]
 
         return rank
 
     def bm25(self, k1: float, b: float, *, names: bool) -> Rank:
-        documents = [Counter(terms) for terms in (self.terms if names else self.nameless)]
+        documents = [Counter(terms) for terms in (self.named if names else self.nameless)]
         lengths = [document.total() for document in documents]
         mean = sum(lengths) / len(lengths)
         having = Counter(term for document in documents for term in document)

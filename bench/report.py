@@ -67,7 +67,8 @@ def render(results: dict[str, Any]) -> str:
     """The whole results page."""
     out = ["# What was measured", ""]
     out += ["Written by `make bench` and the commands below; the raw figures are in `results.json`.", ""]
-    for section, draw in (("speed", _speed), ("memory", _memory), ("flat", _flat)):
+    sections = (("speed", _speed), ("memory", _memory), ("bodies", _bodies), ("flat", _flat))
+    for section, draw in sections:
         if section in results:
             out += [*draw(results[section]), *_origin(results[section]), ""]
     return "\n".join(out)
@@ -162,6 +163,28 @@ def _memory(data: dict[str, Any]) -> list[str]:
         *_table(["proxied calls", "sessions", "worker resident MiB", "Postgres MiB (proportional)", "errors"], rows),
         f"From {data['from_calls']:,} calls on it grew by {data['growth_mib']:.1f} MiB "
         f"({100 * data['growth_share']:.1f} %): {verdict}. {data['mix']}",
+        "",
+    ]
+
+
+def _bodies(data: dict[str, Any]) -> list[str]:
+    rows = [
+        [
+            f"{row['bodies']} of {row['mib']:g} MiB",
+            f"{row['message_bytes'] / 1024:,.0f} KiB",
+            ", ".join(f"{count} x {status}" for status, count in row["statuses"].items()),
+            *(_number(row[name]) for name in ("before_mib", "peak_mib", "after_mib", "seconds")),
+        ]
+        for row in data["rows"]
+    ]
+    head = ["bodies at once", "messages of", "answers", "MiB before", "MiB at most", "MiB after", "seconds"]
+    return [
+        "## Memory of one worker under large bodies",
+        "",
+        *_table(head, rows),
+        "",
+        f"`TERSELY_BODY_MEMORY` is {data['budget_mib']} MiB; what does not fit gets 503 with `Retry-After`. "
+        "Goals: at most the budget and 200 MiB during, at most 100 MiB more than before after.",
         "",
     ]
 

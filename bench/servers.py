@@ -258,7 +258,7 @@ def tersely(host: Server, scratch: Path, env: Mapping[str, str] | None = None) -
     }
     server = launch(
         "tersely",
-        [sys.executable, "-m", "app", "serve", "--port", str(port), "--workers", "1"],
+        [str(Path(sys.executable).with_name("tersely")), "serve", "--port", str(port), "--workers", "1"],
         port=port,
         ready="/readyz",
         scratch=scratch,

@@ -23,16 +23,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from app.dialects.openai_chat.read import read_message
-from app.domain.context import ContextMessage
-from app.domain.history import Entry, Epoch, Material, Snapshot, TerseEntry
-from app.domain.messages import Message
-from app.domain.tokens import estimate, estimate_text
-from app.domain.turns import group_turns, number_turns
-from app.strategies.activity_log import derive_terse
-from app.strategies.epochs import Advance, Auto, EveryRequest, Policy
-from app.strategies.planning import build, decide, plan_epoch
-from app.strategies.presets import Full, Slim, Strategy
+from tersely.dialects.openai_chat.read import read_message
+from tersely.domain.history.context import ContextMessage
+from tersely.domain.history.history import Entry, Epoch, EpochInputs, Snapshot, TerseEntry
+from tersely.domain.history.turns import group_turns, number_turns
+from tersely.domain.messages import Message
+from tersely.domain.tokens import estimate, estimate_text
+from tersely.strategies.epochs.policies import Advance, Auto, EveryRequest, Policy
+from tersely.strategies.planning import build_context, decide, plan_epoch
+from tersely.strategies.presets import Full, Slim, Strategy
+from tersely.strategies.summaries.activity_log import derive_terse
 
 TRANSCRIPTS = Path(__file__).resolve().parents[2] / "shared" / "data" / "transcripts"
 # Instructions and tools, which the recordings leave out or only partly hold, in tokens.
@@ -137,12 +137,12 @@ def simulate(conversation: Conversation, strategy: Strategy, policy: Policy, *, 
         decision = decide(snapshot, strategy=strategy, policy=policy, now=now)
         if isinstance(decision, Advance) or epoch is None:
             assert isinstance(decision, Advance)
-            material = Material(terse=tuple(t for t in terse if t.seq < entry.seq and t.turn < entry.turn)[-MEMORY:])
+            material = EpochInputs(terse=tuple(t for t in terse if t.seq < entry.seq and t.turn < entry.turn)[-MEMORY:])
             epoch = plan_epoch(
                 snapshot, material, strategy=strategy, policy=policy, advance=decision, now=now, encode=estimate_text
             )
             tally.epochs[decision.reason] = tally.epochs.get(decision.reason, 0) + 1
-        context = build(snapshot, epoch, strategy=strategy, encode=estimate_text)
+        context = build_context(snapshot, epoch, strategy=strategy, encode=estimate_text)
         tally.slowest = max(tally.slowest, perf_counter() - started)
         rendered = [_render(message) for message in context.messages]
         full = conversation.fixed + sum(e.tokens for e in history)

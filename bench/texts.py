@@ -146,7 +146,7 @@ _WORDS: Final = [
     "colour",
     "palette",
     "layout",
-    "app/main.py",
+    "app/tersely/main.py",
     "tests/test_store.py",
     "src/index.ts",
     "README.md",
@@ -168,6 +168,8 @@ class Shape(NamedTuple):
     turns: int
     """Requests before the client begins another conversation."""
     question_bytes: int
+    tools: int = 0
+    """Tools that the client offers, of about a kilobyte each."""
 
 
 SHAPES: Final = {
@@ -181,6 +183,18 @@ SHAPES: Final = {
         Shape("200k-first", 120, 194_000, 1, 560),
         # The same history for long: what a request costs when the server knows all but the newest.
         Shape("200k-later", 108, 170_000, 60, 200),
+        # What a call costs that adds two messages to a conversation: for `bench.growth`, which takes the difference
+        # between long and short runs.
+        *(
+            Shape(f"{name}-{turns}", messages, size, turns, 300, tools)
+            for turns in (4, 34)
+            for name, messages, size, tools in (
+                ("grow4k", 6, 2_500, 0),
+                ("agent42k", 24, 30_000, 10),
+                ("agent121k", 60, 98_000, 20),
+                ("agent221k", 110, 198_000, 20),
+            )
+        ),
     )
 }
 
@@ -210,6 +224,17 @@ def passage(key: bytes, size: int) -> bytes:
     """`size` bytes of prose chosen by a marker."""
     start = int(key, 16) % (POOL_BYTES - size)
     return POOL[start : start + size]
+
+
+def tools(count: int) -> bytes:
+    """The definitions of so many tools, as a member of a request."""
+    made = (
+        b'{"type":"function","function":{"name":"tool_%d","description":"%s","parameters":{"type":"object",'
+        b'"properties":{"path":{"type":"string","description":"%s"}},"required":["path"]}}}'
+        % (n, passage(mark("tool", n), 600), passage(mark("path", n), 260))
+        for n in range(count)
+    )
+    return b'"tools":[' + b",".join(made) + b"]" if count else b""
 
 
 def question(key: bytes, size: int) -> bytes:

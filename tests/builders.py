@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
-from app.dialects.openai_chat.write import write_message
-from app.domain.messages import Message, Part, Role, Text, ToolCall, ToolResult
+from tersely.dialects.openai_chat.write import write_message
+from tersely.domain.history.chain import set_injected_apart
+from tersely.domain.messages import Message, Part, Role, Text, ToolCall, ToolResult
 
 
 def message(role: Role, *parts: Part) -> Message:
-    """A message of these parts."""
-    bare = Message(role=role, parts=parts, raw=b"")
-    return replace(bare, raw=write_message(bare))
+    """A message of these parts, as a dialect reads it: injected blocks stand apart."""
+    raw = write_message(Message(role=role, parts=parts, raw=b""))
+    own, injected = set_injected_apart(role, parts)
+    return Message(role=role, parts=own, raw=raw, injected=injected)
 
 
 def system(text: str) -> Message:

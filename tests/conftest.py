@@ -13,6 +13,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +26,11 @@ import asyncpg
 import pytest
 from hypothesis import HealthCheck, settings
 
-from app.store.embedded import open_embedded_postgres
-from app.store.migrations import migrate
+from tersely.embedded_postgres import open_embedded_postgres
+from tersely.store.db.migrations import migrate
+
+# The console script of the environment that runs the tests: what a user calls.
+TERSELY = str(Path(sys.executable).with_name("tersely"))
 
 SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 
@@ -36,11 +40,12 @@ OWNER = "tersely_test_owner"
 _RUN_DIR = "TERSELY_TEST_RUN_DIR"
 _TEMPLATE_LOCK = "template.lock"
 
-settings.register_profile("quick", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples at every run: what fails, fails because of a change. HYPOTHESIS_PROFILE=random looks for more.
 settings.register_profile(
-    "ci", max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "same", max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "quick"))
+settings.register_profile("random", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or "same")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +126,33 @@ async def database(server: Server) -> AsyncIterator[Database]:
         await admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
     finally:
         await admin.close()
+
+
+async def _execute(server: Server, statement: str) -> None:
+    admin = await asyncpg.connect(server.admin_dsn)
+    try:
+        await admin.execute(statement)
+    finally:
+        await admin.close()
+
+
+@pytest.fixture(scope="module")
+def store(server: Server) -> Iterator[Database]:
+    """A database for the module, with the current schema."""
+    name = f"tersely_test_{secrets.token_hex(6)}"
+    with ThreadPoolExecutor(max_workers=1) as pool:
+
+        def run(statement: str) -> None:
+            pool.submit(asyncio.run, _execute(server, statement)).result()
+
+        run(f"CREATE DATABASE {name} TEMPLATE {server.template} OWNER {OWNER} STRATEGY FILE_COPY")
+        yield Database(name=name, dsn=server.dsn(name, user=OWNER), admin_dsn=server.dsn(name))
+        run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+def data_directory() -> Path:
+    """The data directory of services that run in the tests' own process."""
+    return Path(os.environ[_RUN_DIR]) / "data"
 
 
 def _quickest_directory() -> str:

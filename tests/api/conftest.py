@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from app.api.proxy import ProxyRoutes
-from app.main import build, clock
-from app.service.auth import new_key
-from app.settings import Settings
-from app.store import connection, keys
+from tersely.api.proxy import ProxyRoutes
+from tersely.main import build, clock
+from tersely.service.common.auth import new_key
+from tersely.settings import Settings
+from tersely.store.db import connection
+from tersely.store.ops import keys
 from tests.conftest import Database
 
 UPSTREAM = "http://127.0.0.1:9"  # nobody answers there

@@ -10,11 +10,11 @@ import asyncpg
 import httpx
 import pytest
 
-from app.domain.tool_output import LEAST_SPILLED, normalize
-from app.upstream.scripted import ScriptedReply
+from tersely.domain.text.tool_output import LEAST_SPILLED, normalize
+from tersely.fakellm.scripted import ScriptedReply
 from tests.api.conftest import Api, NewKey, serve
 from tests.conftest import Database
-from tests.proxy.harness import MODEL, scripted
+from tests.support.upstreams import MODEL, scripted
 
 LARGE = "".join(f"line {number} é\n" for number in range(20_000))
 SHA = sha256(LARGE.encode()).hexdigest()
@@ -122,7 +122,7 @@ async def test_a_sha256_has_its_form(api: Api, sha: str) -> None:
     assert (refused.status_code, refused.json()["field"]) == (422, "sha256")
 
 
-async def test_what_is_not_there_or_another_tenant_s_is_not_found(guarded: Api, new_tenant: NewKey) -> None:
+async def test_unknown_artifacts_and_another_tenants_are_not_found(guarded: Api, new_tenant: NewKey) -> None:
     ours, theirs = await new_tenant("ours"), await new_tenant("theirs")
     assert (await fetch(guarded)).status_code == 401
     assert (await guarded.append("s", *exchange(LARGE), **ours)).status_code == 201

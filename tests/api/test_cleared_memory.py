@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.service import remembering
-from app.strategies.presets import STRATEGIES
+from tersely.service.summaries import memory_updates as remembering
+from tersely.strategies.presets import STRATEGIES
 from tests.api.conftest import Api
 
 
@@ -40,7 +40,7 @@ async def clear(api: Api, session: str = "s") -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_what_is_cleared_is_found_again(api: Api, strategy: str) -> None:
+async def test_cleared_messages_are_found_in_the_memory(api: Api, strategy: str) -> None:
     await fill(api, 4, strategy=strategy)
     await clear(api)
     told = await memory(api)
@@ -57,7 +57,7 @@ async def test_a_single_turn_is_remembered_too(api: Api) -> None:
     assert "wombat_01" in await memory(api)
 
 
-async def test_what_is_cleared_twice_is_remembered_once(api: Api) -> None:
+async def test_messages_cleared_twice_are_remembered_once(api: Api) -> None:
     await fill(api, 3)
     await clear(api)
     await clear(api)
@@ -71,7 +71,7 @@ async def test_what_is_cleared_twice_is_remembered_once(api: Api) -> None:
     assert "wombat_03" not in later["text"]
 
 
-async def test_what_was_trimmed_before_is_not_told_again(api: Api) -> None:
+async def test_trimmed_messages_are_not_remembered_again_by_a_clear(api: Api) -> None:
     await fill(api, 4, strategy="trim")
     assert (await api.http.post("/api/sessions/s/compact")).status_code == 200
     await clear(api)
@@ -89,7 +89,9 @@ async def test_an_empty_session_leaves_nothing(api: Api) -> None:
     [("POST", "turns/t2/drop", "02"), ("POST", "undo", "04"), ("DELETE", "turns/t2", "02")],
 )
 @pytest.mark.parametrize("is_first", [True, False], ids=["before", "after"])
-async def test_what_is_hidden_is_not_in_the_memory(api: Api, method: str, path: str, gone: str, is_first: bool) -> None:
+async def test_hidden_messages_are_not_in_the_memory(
+    api: Api, method: str, path: str, gone: str, is_first: bool
+) -> None:
     await fill(api, 4)
     if not is_first:
         await clear(api)

@@ -24,7 +24,7 @@ async def talk(api: Api) -> Api:
     return api
 
 
-async def test_looking(talk: Api) -> None:
+async def test_commands_that_show(talk: Api) -> None:
     assert (await told(talk, "/context")).startswith("7 messages: 1 system, 3 user, 3 assistant\n284 characters\n")
     shown = await told(talk, "/context show")
     assert "--- user ---\nQuestion 1 about the palette\n" in shown
@@ -36,9 +36,16 @@ async def test_looking(talk: Api) -> None:
     assert "--- assistant ---\nAnswer 2." in whole
     assert "Question 3" not in whole
     assert await told(talk, "/session scratchpad") == "The scratchpad is empty."
+    assert (await told(talk, "/help")).startswith("/context ")
 
 
-async def test_taking_back(talk: Api) -> None:
+async def test_the_scratchpad_is_written_to(talk: Api) -> None:
+    assert await told(talk, "/session scratchpad - [ ] test it") == "Added. The scratchpad is now:\n- [ ] test it"
+    assert await told(talk, "/session scratchpad ship") == "Added. The scratchpad is now:\n- [ ] test it\nship"
+    assert await told(talk, "/session scratchpad") == "- [ ] test it\nship"
+
+
+async def test_commands_that_undo(talk: Api) -> None:
     assert await told(talk, "/undo") == "t3 was taken back."
     assert await told(talk, "/context drop t1") == "t1 is hidden from every context."
     assert (await told(talk, "/context")).startswith("3 messages: 1 system, 1 user, 1 assistant")
@@ -53,7 +60,7 @@ async def test_taking_back(talk: Api) -> None:
         assert (await talk.http.post("/api/sessions/s/commands", json={"text": text})).status_code == status
 
 
-async def test_marking(talk: Api) -> None:
+async def test_commands_that_pin(talk: Api) -> None:
     shown = await told(talk, "/message show t1")
     assert "message 1\n--- user ---\nQuestion 1" in shown
     assert await told(talk, "/message pin 1") == "Message 1 stays in every context."
@@ -78,7 +85,7 @@ async def test_clear_and_rebuild(talk: Api) -> None:
     assert "Question 1" in (await talk.http.post("/api/sessions/s/search", json={"mode": "head"})).json()["text"]
 
 
-async def test_configuring(talk: Api) -> None:
+async def test_commands_that_configure(talk: Api) -> None:
     assert await told(talk, "/config") == "strategy: slim\nepoch: auto"
     assert '"recent_turns": 5' in await told(talk, "/context window 5")
     assert await told(talk, "/config strategy trim") == "strategy: trim\nepoch: auto"
@@ -89,12 +96,16 @@ async def test_configuring(talk: Api) -> None:
     assert session["strategy"] == {"name": "trim", "max_context_tokens": 80_000, "max_context_turns": 30}
     for text in ("/config agent_max_context_tokens lots", "/config colour red", "/config strategy none"):
         assert (await talk.http.post("/api/sessions/s/commands", json={"text": text})).status_code == 422
+    refused = await talk.http.post("/api/sessions/s/commands", json={"text": "/config recent_turns 5"})
+    assert refused.json()["detail"].startswith("recent_turns is a parameter of slim; this session's strategy is trim.")
+    refused = await talk.http.post("/api/sessions/s/commands", json={"text": "/config colour red"})
+    assert "max_context_tokens" in refused.json()["detail"]
     await told(talk, "/config strategy full")
     refused = await talk.http.post("/api/sessions/s/commands", json={"text": "/context window 3"})
     assert "/config strategy window" in refused.json()["detail"]
 
 
-async def test_nobody_elses(guarded: Api, new_tenant: NewKey) -> None:
+async def test_commands_on_another_tenants_session_are_404(guarded: Api, new_tenant: NewKey) -> None:
     north, south = await new_tenant("north"), await new_tenant("south")
     await guarded.append("s", {"role": "user", "content": "hi"}, **north)
     for text in ("/context", "/context show", "/undo", "/message list", "/message show 1", "/config", "/context clear"):

@@ -7,8 +7,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from app.strategies.presets import STRATEGIES
-from app.strategies.prompts import TERSE_INSTRUCTIONS
+from tersely.strategies.presets import STRATEGIES
+from tersely.strategies.prompts import TERSE_INSTRUCTIONS
 from tests.api.conftest import Api
 
 # Made when a session is first looked at by relevance, of what is stored already.

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from app.domain.errors import StoreUnavailable
-from app.service.metrics import _forget_the_dead
-from app.service.search import Searcher
+from tersely.domain.errors import StoreUnavailable
+from tersely.service.common.metrics import _remove_dead_workers
+from tersely.service.search.session_search import Searcher
 from tests.api.conftest import Api, NewKey, serve
 from tests.conftest import Database
 
@@ -39,6 +39,8 @@ ROUTES: list[tuple[str, str, object]] = [
     ("GET", "/api/sessions/{id}/terse", None),
     ("GET", "/api/sessions/{id}/stats", None),
     ("GET", "/api/sessions/{id}/events", None),
+    ("GET", "/api/sessions/{id}/calls", None),
+    ("GET", "/api/sessions/{id}/epochs", None),
     ("GET", "/api/sessions/{id}/export", None),
     ("GET", "/api/sessions/{id}/state", None),
     ("PUT", "/api/sessions/{id}/state", {"text": "Goal: x"}),
@@ -49,6 +51,7 @@ ROUTES: list[tuple[str, str, object]] = [
     ("POST", "/api/sessions/{id}/messages/1/pin", None),
     ("DELETE", "/api/sessions/{id}/messages/1/pin", None),
     ("PUT", "/api/sessions/{id}/messages/1/priority", {"priority": 80}),
+    ("PATCH", "/api/sessions/{id}/messages/1", {"model_visible": False}),
     ("POST", "/api/sessions/{id}/query", {"sql": "SELECT content FROM messages"}),
     ("POST", "/api/sessions/{id}/compact", {}),
     ("POST", "/api/sessions/{id}/clear", None),
@@ -74,10 +77,24 @@ OTHERS: list[tuple[str, str, object]] = [
     ("POST", "/api/memory/search", {"query": "x"}),
     ("GET", "/api/memory/export", None),
     ("GET", "/api/tools", None),
+    ("GET", "/api/calls", None),
+    ("GET", "/api/events?since=2026-01-01T00:00:00Z", None),
+    ("GET", "/api/savings", None),
+    ("POST", "/api/search", {"query": "x"}),
+    ("GET", "/api/sessions/{id}/calls/1", None),
+    ("GET", "/api/sessions/{id}/calls/1/context", None),
 ]
 
 
-EXAMPLES = {"id": "{id}", "turn": "t1", "memo_id": "m1", "sha256": SHA, "seq": "1", "name": "context_search"}
+EXAMPLES = {
+    "id": "{id}",
+    "turn": "t1",
+    "memo_id": "m1",
+    "sha256": SHA,
+    "seq": "1",
+    "name": "context_search",
+    "number": "1",
+}
 
 
 async def call(api: Api, method: str, path: str, body: object, **headers: str) -> httpx.Response:
@@ -86,8 +103,8 @@ async def call(api: Api, method: str, path: str, body: object, **headers: str) -
 
 
 def test_the_lists_above_name_every_route() -> None:
-    from app.main import build
-    from app.settings import Settings
+    from tersely.main import build
+    from tersely.settings import Settings
 
     app = build(Settings(), database_url="postgresql://").rest
     known = {
@@ -178,7 +195,7 @@ async def test_faults_show_nothing_of_the_inside(api: Api, monkeypatch: pytest.M
     async def break_(*_: object) -> None:
         raise ZeroDivisionError("postgresql://user:password@host")
 
-    monkeypatch.setattr(Searcher, "look_up", break_)
+    monkeypatch.setattr(Searcher, "search", break_)
     answer = await api.http.post("/api/sessions/s/search", json={"mode": "tail"})
     assert answer.status_code == 500
     assert answer.headers["content-type"] == "application/problem+json"
@@ -190,7 +207,7 @@ async def test_an_outage_in_the_middle_of_a_request(api: Api, monkeypatch: pytes
     async def away(*_: object) -> None:
         raise StoreUnavailable
 
-    monkeypatch.setattr(Searcher, "look_up", away)
+    monkeypatch.setattr(Searcher, "search", away)
     answer = await api.http.post("/api/sessions/s/search", json={"mode": "tail"})
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "2"
@@ -239,7 +256,7 @@ def test_the_gauges_of_dead_workers_are_forgotten(tmp_path: Path, monkeypatch: p
     counted = tmp_path / f"counter_{gone.pid}.db"
     for file in (dead, alive, counted):
         file.write_bytes(b"")
-    _forget_the_dead()
+    _remove_dead_workers()
     assert [file.exists() for file in (dead, alive, counted)] == [False, True, True]
 
 
@@ -247,13 +264,13 @@ def test_the_gauges_of_dead_workers_are_forgotten(tmp_path: Path, monkeypatch: p
 async def test_a_wrong_role_is_said_once(database: Database, user: str, caplog: pytest.LogCaptureFixture) -> None:
     parts = urlsplit(database.dsn)
     wrong = parts._replace(netloc=f"{user}:x@{parts.netloc.rpartition('@')[2]}").geturl()
-    with caplog.at_level("INFO", "app.lifetime"):
+    with caplog.at_level("INFO", "tersely.lifespan"):
         async with serve(wrong):
             for _ in range(100):
                 await asyncio.sleep(0.05)
                 if caplog.records:
                     break
-    said = [record for record in caplog.records if record.name == "app.lifetime"]
+    said = [record for record in caplog.records if record.name == "tersely.lifespan"]
     assert [record.levelname for record in said] == ["WARNING"]
     assert "authorization" in said[0].getMessage()
 

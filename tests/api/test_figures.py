@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import asyncpg
 
 from tests.api.conftest import Api
@@ -17,8 +19,19 @@ INSERT INTO epochs (tenant_id, session_id, number, cut, reason, head_tokens, tok
 VALUES ('default', 's', $1, $1 * 10, $2, 5, 100, 40, now(), '')
 """
 
+NO_SUMMARIES: dict[str, Any] = {
+    "total": 0,
+    "compression_ratio": None,
+    "last_at": None,
+    "calls": 0,
+    "input_tokens": 0,
+    "output_tokens": 0,
+    "money": None,
+    "today": {"calls": 0, "tokens": 0, "max_calls": 200, "max_tokens": 2_000_000, "refused": 0},
+}
 
-async def test_figures(api: Api, database) -> None:
+
+async def test_figures_of_a_session(api: Api, database) -> None:
     for n in range(3):
         await api.append("s", {"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"a{n}."})
     await api.http.post("/api/sessions/s/undo")
@@ -49,7 +62,7 @@ async def test_figures(api: Api, database) -> None:
         "cache_hit_share": 0.25,
         "epochs": {"total": 3, "current": 3, "by_reason": {"first": 1, "high_watermark": 2}},
         "terse": {"derived": 3},
-        "summaries": {"total": 0, "compression_ratio": None, "last_at": None},
+        "summaries": NO_SUMMARIES,
         "tiered": None,
     }
     turn = (await api.http.get("/api/sessions/s/turns/t1")).json()
@@ -97,4 +110,4 @@ async def test_figures_of_tiered(api: Api) -> None:
     await api.append("plain", {"role": "user", "content": "hi"})
     plain = (await api.http.get("/api/sessions/plain/stats")).json()
     assert plain["tiered"] is None
-    assert plain["summaries"] == {"total": 0, "compression_ratio": None, "last_at": None}
+    assert plain["summaries"] == NO_SUMMARIES

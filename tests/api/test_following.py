@@ -6,10 +6,11 @@ import json
 
 import asyncpg
 
-from app.api.rest.figures import write_stream
-from app.main import clock
-from app.service.following import Cursor, Followers
-from app.store import connection, events
+from tersely.api.rest.stats import write_stream
+from tersely.main import clock
+from tersely.service.sessions.event_stream import Cursor, EventStream
+from tersely.store.db import connection
+from tersely.store.ops import events
 from tests.api.conftest import Api
 from tests.conftest import Database
 
@@ -32,7 +33,7 @@ async def test_a_stream_goes_on_as_things_happen_and_ends_with_the_session(api: 
     await store.open()
     try:
         await admin.execute(EPOCH, 1)
-        stream = write_stream(Followers(store, pause=0.01).follow("default", "s", Cursor()))
+        stream = write_stream(EventStream(store, pause=0.01).follow("default", "s", Cursor()))
         place, name, data = read(await anext(stream))
         assert (place, name, data["type"], data["number"], data["reason"]) == (
             "1-0", "epoch", "epoch", 1, "high_watermark",
@@ -47,7 +48,7 @@ async def test_a_stream_goes_on_as_things_happen_and_ends_with_the_session(api: 
         blocks = [block async for block in until_told(stream)]
         assert read(blocks[-1])[:2] == ("2-1", "epoch")
 
-        again = write_stream(Followers(store).follow("default", "s", Cursor.read("1-1", field="Last-Event-ID")))
+        again = write_stream(EventStream(store).follow("default", "s", Cursor.read("1-1", field="Last-Event-ID")))
         assert read(await anext(again))[0] == "2-1"
 
         await api.http.delete("/api/sessions/s")
@@ -64,7 +65,7 @@ async def until_told(stream):
             return
 
 
-async def test_what_cannot_be_followed_is_refused_at_once(api: Api) -> None:
+async def test_an_event_stream_of_an_unknown_session_is_refused_at_once(api: Api) -> None:
     accept = {"accept": "text/event-stream"}
     assert (await api.http.get("/api/sessions/none/events", headers=accept)).status_code == 404
     await api.http.post("/api/sessions", json={"id": "s"})

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.domain.tool_catalog import OFFERED, TOOLS
-from app.upstream.scripted import ScriptedModel, ScriptedReply, run_scripted
+from tersely.domain.tools.catalog import OFFERED_BY_DEFAULT, TOOLS
+from tersely.fakellm.scripted import ScriptedModel, ScriptedReply, run_scripted
 from tests.api.conftest import Api, serve
 from tests.conftest import Database
 
@@ -49,7 +49,7 @@ def named_in(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_over_rest(api: Api, strategy: str) -> None:
+async def test_hints_in_contexts_over_rest(api: Api, strategy: str) -> None:
     setting = {"name": strategy, **STRATEGIES[strategy]}
     await api.http.post("/api/sessions", json={"id": "s", "strategy": setting, "epoch": "every_request"})
     await api.append("s", *history(8))
@@ -94,7 +94,7 @@ CIRCUMSTANCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("circumstances", CIRCUMSTANCES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_in_a_chat(
+async def test_hints_in_proxied_chats(
     database: Database, proxied: tuple[ScriptedModel, str], strategy: str, circumstances: str
 ) -> None:
     model, url = proxied
@@ -115,7 +115,7 @@ async def test_in_a_chat(
             assert named_in(json.dumps(sent["messages"])) <= offered
             epoch = int(answer.headers["x-tersely-epoch"])
             if "tools" not in settings and not more:
-                assert offered <= set(OFFERED[strategy])
+                assert offered <= set(OFFERED_BY_DEFAULT[strategy])
         # What is shown of the context names what the model has, too, and goes on in its epoch.
         shown = await api.http.post("/api/sessions/s/context", json={"epoch": headers["X-Tersely-Epoch"]})
         assert named_in(shown.text) <= offered

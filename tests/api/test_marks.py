@@ -7,14 +7,7 @@ import json
 import pytest
 
 from tests.api.conftest import Api, NewKey
-
-
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
-def assistant(text: str) -> dict[str, str]:
-    return {"role": "assistant", "content": text}
+from tests.support.chat_messages import assistant, user
 
 
 async def context(api: Api, session: str = "s", **wish: object):
@@ -61,7 +54,7 @@ async def test_a_pinned_message_comes_back_and_stays(api: Api) -> None:
     assert "port table of old" not in json.dumps((await context(api))["messages"])
 
 
-async def test_priorities(api: Api) -> None:
+async def test_priorities_are_set_and_listed(api: Api) -> None:
     await long_session(api, "slim")
     assert (await api.http.get("/api/sessions/s/messages?limit=1")).json()["items"][0]["priority"] == 50
     marked = await api.http.put("/api/sessions/s/messages/5/priority", json={"priority": 90})
@@ -80,7 +73,7 @@ async def test_priorities(api: Api) -> None:
         ("POST", "/api/sessions/s/messages/first/pin", 422),
     ],
 )
-async def test_what_is_not_there(api: Api, method: str, path: str, status: int) -> None:
+async def test_an_unknown_message_cannot_be_pinned(api: Api, method: str, path: str, status: int) -> None:
     await api.append("s", user("hi"))
     assert (await api.http.request(method, path)).status_code == status
 
@@ -92,7 +85,7 @@ async def test_a_removed_message_has_no_marks(api: Api) -> None:
     assert (await api.http.put("/api/sessions/s/messages/1/priority", json={"priority": 90})).status_code == 409
 
 
-async def test_nobody_elses(guarded: Api, new_tenant: NewKey) -> None:
+async def test_another_tenants_messages_cannot_be_pinned(guarded: Api, new_tenant: NewKey) -> None:
     north, south = await new_tenant("north"), await new_tenant("south")
     await guarded.append("s", user("hi"), **north)
     path = "/api/sessions/s/messages/1"

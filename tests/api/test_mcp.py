@@ -11,7 +11,7 @@ from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult, TextContent
 
-from app.domain.tool_catalog import TOOLS
+from tersely.domain.tools.catalog import TOOLS
 from tests.api.conftest import Api, NewKey, serve
 from tests.conftest import Database
 
@@ -81,7 +81,7 @@ async def test_the_session_by_header(api: Api) -> None:
             assert "session" in said(answer)
 
 
-async def test_nobody_elses(guarded: Api, new_tenant: NewKey) -> None:
+async def test_another_tenants_session_is_not_found_over_mcp(guarded: Api, new_tenant: NewKey) -> None:
     north, south = await new_tenant("north"), await new_tenant("south")
     await guarded.append("s", USER, **north)
     await guarded.append("own", USER, **south)

@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.store import connection, memory
-from app.store.memory import MemoryEntry
+from tersely.store.db import connection
+from tersely.store.notes import daily_memory as memory
+from tersely.store.notes.daily_memory import MemoryEntry
 from tests.api.conftest import Api, NewKey
 from tests.conftest import Database
 
@@ -41,7 +42,7 @@ def texts(answer) -> list[str]:
     return [item["text"].split()[0] for item in answer.json()["items"]]
 
 
-async def test_listed(filled: Api) -> None:
+async def test_memory_is_listed_by_day(filled: Api) -> None:
     whole = await filled.http.get("/api/memory")
     assert texts(whole) == ["Migrations", "Ports:", "The"]
     assert whole.json()["items"][1] == {
@@ -68,7 +69,7 @@ async def test_listed(filled: Api) -> None:
         assert (await filled.http.get(f"/api/memory?{wrong}")).status_code == 422, wrong
 
 
-async def test_searched(filled: Api) -> None:
+async def test_memory_is_searched(filled: Api) -> None:
     async def search(**wish: object) -> list[str]:
         return texts(await filled.http.post("/api/memory/search", json=wish))
 
@@ -112,7 +113,7 @@ async def test_exported_and_deleted(filled: Api) -> None:
     assert (await filled.http.get("/api/memory")).json() == {"items": [], "next": None}
 
 
-async def test_as_a_tool(filled: Api) -> None:
+async def test_memory_search_as_a_tool(filled: Api) -> None:
     await filled.append("s", {"role": "user", "content": "hi"})
 
     async def told(**arguments: object):
@@ -129,7 +130,7 @@ async def test_as_a_tool(filled: Api) -> None:
     assert "query is missing" in await told(day="2026-01-05")
 
 
-async def test_nobody_elses(guarded: Api, new_tenant: NewKey, database: Database) -> None:
+async def test_another_tenants_memory_is_not_found(guarded: Api, new_tenant: NewKey, database: Database) -> None:
     north, south = await new_tenant("north"), await new_tenant("south")
     await remember(database, "north", "a", MONDAY, "The secret port")
     assert (await guarded.http.get("/api/memory", headers=south)).json()["items"] == []

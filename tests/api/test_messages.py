@@ -8,7 +8,7 @@ import json
 import asyncpg
 import pytest
 
-from app.dialects import raw_json
+from tersely.dialects.wire import raw_json
 from tests.api.conftest import Api
 
 ODD = [
@@ -200,7 +200,7 @@ DEEP = b'{"messages":[{"role":"user","content":"a","x":' + b"[" * 200_000 + b"]"
         (b'{"messages":[{"role":"user","content":"a"}],"message":1}', "message"),
     ],
 )
-async def test_what_cannot_be_read_is_refused_and_nothing_is_stored(api: Api, body: bytes, field: str | None) -> None:
+async def test_an_unreadable_message_is_refused_and_nothing_is_stored(api: Api, body: bytes, field: str | None) -> None:
     refused = await api.post_raw("/api/sessions/bad/messages", body)
     assert refused.status_code == 422, refused.text
     assert refused.headers["content-type"] == "application/problem+json"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.domain.state import MAX_BLOCK
-from app.service.notes import MAX_SCRATCHPAD
+from tersely.domain.text.state import MAX_BLOCK
+from tersely.service.sessions.notes import MAX_SCRATCHPAD
 from tests.api.conftest import Api
 
 USER = {"role": "user", "content": "q"}
@@ -66,7 +66,7 @@ async def test_a_removed_turn_takes_its_states_along(api: Api) -> None:
     assert await get(api, "state/history") == {"items": [], "next": None}
 
 
-async def test_the_scratchpad(api: Api) -> None:
+async def test_the_scratchpad_is_read_and_written(api: Api) -> None:
     await api.append("s", USER)
     assert await get(api, "scratchpad") == {"text": "", "updated_at": None}
     for added, text in (("- a", "- a"), ("- b\n", "- a\n- b\n"), ("- c", "- a\n- b\n- c")):
@@ -78,7 +78,7 @@ async def test_the_scratchpad(api: Api) -> None:
 
 
 @pytest.mark.parametrize(("what", "most"), [("state", MAX_BLOCK), ("scratchpad", MAX_SCRATCHPAD)])
-async def test_sizes(api: Api, what: str, most: int) -> None:
+async def test_notes_are_limited_in_size(api: Api, what: str, most: int) -> None:
     await api.append("s", USER)
     assert (await put(api, what, "é" * most)).status_code == 200
     refused = await put(api, what, "x" * (most + 1))
@@ -90,7 +90,7 @@ async def test_sizes(api: Api, what: str, most: int) -> None:
         assert more.status_code == 413
 
 
-async def test_bad_values(api: Api) -> None:
+async def test_bad_notes_are_refused(api: Api) -> None:
     await api.append("s", USER)
     assert (await api.http.put("/api/sessions/s/state", json={"text": 5})).status_code == 422
     assert (await api.http.put("/api/sessions/s/scratchpad", json={})).status_code == 422
@@ -99,7 +99,7 @@ async def test_bad_values(api: Api) -> None:
     assert (await api.http.put("/api/sessions/none/state", json={"text": "x"})).status_code == 404
 
 
-async def test_what_a_client_writes_starts_a_new_epoch(api: Api) -> None:
+async def test_a_state_written_by_the_client_starts_a_new_epoch(api: Api) -> None:
     await api.append("s", USER, REPLY)
     before = (await api.http.get("/api/sessions/s")).json()["updated_at"]
     await put(api, "scratchpad", "plan")

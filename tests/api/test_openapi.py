@@ -12,11 +12,11 @@ from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from pydantic import BaseModel
 
-from app.api.openapi import openapi_document
-from app.api.targets import PREFIXES, find_target
-from app.dialects.registry import DIALECTS
-from app.main import build
-from app.settings import Settings
+from tersely.api.openapi.document import openapi_document
+from tersely.api.routes import PREFIXES, find_target
+from tersely.dialects.registry import DIALECTS
+from tersely.main import build
+from tersely.settings import Settings
 from tests.api.conftest import Api
 
 COMMITTED = Path(__file__).resolve().parents[2] / "openapi" / "openapi.json"
@@ -177,7 +177,7 @@ async def test_it_is_served_with_its_pages(api: Api) -> None:
 
 async def test_answers_have_the_described_shape(api: Api) -> None:
     """Every answer of a session with something in it validates against its model."""
-    from app.api.rest import schemas
+    from tersely.api.rest import schemas
 
     await api.append("s", {"role": "user", "content": "q"}, {"role": "assistant", "content": "a <terse>b</terse>"})
     shapes: dict[str, type[BaseModel]] = {
@@ -193,6 +193,8 @@ async def test_answers_have_the_described_shape(api: Api) -> None:
         "/state": schemas.StateOut,
         "/state/history": schemas.StatePage,
         "/scratchpad": schemas.ScratchpadOut,
+        "/calls": schemas.CallPage,
+        "/epochs": schemas.EpochPage,
     }
     for path, model in shapes.items():
         answer = (await api.http.get(f"/api/sessions/s{path}")).json()

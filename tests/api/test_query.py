@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from app.domain.errors import InvalidRequest
-from app.sandbox.child import Limits
-from app.service.metrics import Metrics
-from app.service.queries import Queries
-from app.store import connection
-from app.store.query_rows import Portions
+from tersely.domain.errors import InvalidRequest
+from tersely.sandbox.child import Limits
+from tersely.service.common.metrics import Metrics
+from tersely.service.search.queries import Queries
+from tersely.store.db import connection
+from tersely.store.search.query_rows import Portions
 from tests.api.conftest import Api, NewKey
 from tests.conftest import Database
 
@@ -104,7 +104,7 @@ async def test_the_document_s_own_query(api: Api) -> None:
         ("SELECT 1;  ", [[1]]),
     ],
 )  # fmt: skip
-async def test_what_agents_ask(api: Api, sql: str, expected: list[list[Any]]) -> None:
+async def test_queries_that_agents_send(api: Api, sql: str, expected: list[list[Any]]) -> None:
     await api.append("s", *TALK)
     assert await rows(api, sql) == expected
 
@@ -220,7 +220,7 @@ async def test_the_limits_are_settings(api: Api, database: Database) -> None:
             for sample in family.samples
             if sample.name.endswith("_total")
         }
-        assert counted == {"too_long": 1, "too_large": 1, "error": 1, "ok": 1}
+        assert counted == {"too_long": 1, "too_large": 1, "error": 1, "ok": 1, "busy": 0}
     finally:
         await few.close()
         await store.close()

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from app.sandbox import child
+from tersely.sandbox import child
 from tests.api.conftest import Api, serve
 from tests.conftest import Database
 
@@ -141,7 +141,7 @@ async def attack(api: Api, sql: str, expected: str) -> str | None:
 
 
 @pytest.mark.parametrize("sql", REFUSED)
-async def test_refused(api: Api, sql: str) -> None:
+async def test_attacks_are_refused(api: Api, sql: str) -> None:
     await fill(api, count=4)
     assert await attack(api, sql, "refused") is None
     assert (await ask(api, "SELECT count(*) FROM messages")).json()["rows"] == [[4]]
@@ -181,7 +181,7 @@ async def test_a_runaway_is_stopped_and_a_spinning_one_killed(api: Api) -> None:
     assert (await ask(api, "SELECT count(*) FROM messages")).json()["rows"] == [[4]]
 
 
-async def test_twenty_at_once(api: Api) -> None:
+async def test_twenty_attacks_at_once_are_bounded(api: Api) -> None:
     await fill(api, count=50)
     sqls = [f"SELECT count(*) + {n} FROM messages" for n in range(20)]
     answers = await asyncio.gather(*(ask(api, sql, ("s", "other")[n % 2]) for n, sql in enumerate(sqls)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 import time
@@ -10,7 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from app.store import search as pages
+from tersely.store.search import pages as pages
 from tests.api.conftest import Api, NewKey
 
 ASKED = {"mode": "relevant", "before": 0, "after": 0, "first": 1}
@@ -55,16 +56,28 @@ async def test_the_most_relevant_message_comes(api: Api, query: str, seq: int) -
     assert seqs(await find(api, "s", query)) == [seq]
 
 
-async def test_the_format_is_that_of_the_other_modes(api: Api) -> None:
+async def test_matches_are_marked_among_their_neighbours(api: Api) -> None:
     await talk(api)
     found = await find(api, "s", "dentist", first=2, after=1)
     assert found["text"] == (
         "--- messages 1-3 of 6 ---\n"
-        "[user t1] Book me a dentist appointment\n"
-        "[assistant t1] Main Street, Tuesday at nine.\n"
+        "[user t1, best match] Book me a dentist appointment\n"
+        "[assistant t1, match 2] Main Street, Tuesday at nine.\n"
         "[user t2] Now the holidays: which islands are warm in March?"
     )
     assert (found["total"], found["truncated"]) == (6, False)
+    assert [message["rank"] for message in found["excerpts"][0]["messages"]] == [1, 2, None]
+
+
+async def test_neighbours_come_only_where_they_are_asked_for(api: Api) -> None:
+    await talk(api)
+    body = {"mode": "relevant", "query": "which islands are warm?", "first": 1}
+    found = (await api.http.post("/api/sessions/s/search", json=body)).json()
+    assert found["text"] == (
+        "--- messages 3-3 of 6 ---\n[user t2, best match] Now the holidays: which islands are warm in March?"
+    )
+    called = await api.http.post("/api/sessions/s/tools/context_search", json={"arguments": body})
+    assert called.json()["text"] == found["text"]
 
 
 @pytest.mark.parametrize("query", ["continue", "please go on", "next?", "zebra", "..."])
@@ -101,7 +114,7 @@ async def test_hidden_and_removed_messages_neither_come_nor_come_back(api: Api, 
         await admin.close()
 
 
-async def test_what_is_appended_is_found_at_once(api: Api) -> None:
+async def test_an_appended_message_is_found_at_once(api: Api) -> None:
     for start in range(1, pages.PAGE * 3, 50):
         texts = [f"filler number {n}" for n in range(start, start + 50)]
         await api.append(
@@ -162,3 +175,14 @@ async def test_20_000_messages_are_ranked_quickly(api: Api, database) -> None:
         assert seqs(await find(api, "long", f"the xylophone, word{n + 50} and word{n * 300}, word3"))
         times.append(time.perf_counter() - start)
     assert statistics.median(times) < 0.5, times
+
+
+async def test_a_match_inside_a_long_argument_is_shown(api: Api) -> None:
+    arguments = json.dumps({"path": "a.py", "content": "left " * 500 + "heron42 " + "right " * 500})
+    function = {"name": "write", "arguments": arguments}
+    call = {"id": "c", "type": "function", "function": function}
+    await api.append(
+        "long", {"role": "user", "content": "go"}, {"role": "assistant", "content": None, "tool_calls": [call]}
+    )
+    found = await api.http.post("/api/sessions/long/search", json={"mode": "relevant", "query": "heron42"})
+    assert "heron42" in found.json()["text"]

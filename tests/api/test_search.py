@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from app.store import search as pages
+from tersely.store.search import pages as pages
 from tests.api.conftest import Api
 
 CALL = {
@@ -75,7 +76,7 @@ async def test_the_document_s_format_to_the_letter(api: Api) -> None:
         ("?", [1, 5]),
     ],
 )
-async def test_what_is_found(api: Api, query: str, numbers: list[int]) -> None:
+async def test_search_finds_text_names_inputs_and_results(api: Api, query: str, numbers: list[int]) -> None:
     await small(api)
     found = await find(api, mode="search", query=query, before=0, after=0)
     assert [m["number"] for e in found["excerpts"] for m in e["messages"]] == numbers
@@ -242,3 +243,36 @@ async def test_a_rare_word_among_100_000_messages_is_found_quickly(api: Api, dat
         start = time.perf_counter()
         await find(api, "long", **wish)
         assert time.perf_counter() - start < 0.5
+
+
+async def test_a_hit_inside_an_argument_is_shown(api: Api) -> None:
+    arguments = {
+        "path": "src/app.py",
+        "mode": "w",
+        "content": "def main():\n    " + "pass\n    " * 40 + "launch(port=8484)  # the needle\n" + "    pass\n" * 40,
+        "options": {"encoding": "utf-8", "newline": "thistle"},
+    }
+    function = {"name": "write", "arguments": json.dumps(arguments)}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+    await api.append("h", {"role": "user", "content": "write it"}, call)
+    shown = {}
+    for query in ("needle", "THISTLE", "src/app", "mode", '"mode": "w"', "write"):
+        (excerpt,) = (await find(api, "h", mode="search", query=query, before=0, after=0))["excerpts"]
+        shown[query] = excerpt["messages"][-1]["text"]
+    for query, text in shown.items():
+        assert query.casefold() in text.casefold(), text
+        assert len(text) < 300
+    assert shown["src/app"] == "[assistant t1] [tool: write({path: 'src/app.py', ...})]"
+    assert shown["mode"] == "[assistant t1] [tool: write({path: 'src/app.py', mode: 'w', ...})]"
+    assert shown["needle"].startswith("[assistant t1] [tool: write({path: 'src/app.py', ..., content: '...")
+
+
+async def test_a_hit_far_inside_a_long_text_is_shown(api: Api) -> None:
+    text = "x " * 30_000 + "the needle" + " y" * 30_000
+    await api.append("l", {"role": "user", "content": text})
+    found = await find(api, "l", mode="search", query="The Needle")
+    (message,) = found["excerpts"][0]["messages"]
+    assert "the needle" in message["text"]
+    assert "characters before]" in message["text"]
+    assert len(message["text"]) < 21_000
+    assert found["truncated"]

@@ -33,10 +33,22 @@ async def test_a_session_comes_back_as_it_was_made(api: Api) -> None:
         "client_id": None,
         "strategy": {"name": "slim", "recent_turns": 5},
         "epoch": "every_request",
+        "last_call_strategy": None,
+        "last_call_epoch": None,
         "metadata": {"b": 1.0, "a": [None, "ü"]},
         "turns": 0,
         "messages": 0,
         "tokens": 0,
+        "title": None,
+        "client": None,
+        "models": [],
+        "calls": 0,
+        "tokens_saved": 0,
+        "reported": {"input": 0, "cached": 0, "output": 0},
+        "cache_hit_share": None,
+        "money": None,
+        "last_call_at": None,
+        "live": False,
     }
     assert parent["strategy"] == "slim"
     assert parent["epoch"] == "auto"

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import httpx
 
-from tests.proxy.harness import serve
+from tests.support.services import serve
 
 
 async def test_encoded_slashes_and_a_stream_over_a_real_socket(database) -> None:

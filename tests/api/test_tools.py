@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from app.domain.tool_catalog import TOOLS
-from app.service.notes import MAX_SCRATCHPAD
-from app.service.tools import MAX_RESULT
-from app.settings import Settings
+from tersely.domain.tools.catalog import TOOLS
+from tersely.service.sessions.notes import MAX_SCRATCHPAD
+from tersely.service.tools.tools import MAX_RESULT
+from tersely.settings import Settings
 from tests.api.conftest import Api, NewKey, serve
 from tests.conftest import Database
 
@@ -36,7 +36,7 @@ async def refused(api: Api, name: str, arguments: object = None):
     return answer["text"]
 
 
-async def test_definitions(api: Api) -> None:
+async def test_tool_definitions_by_dialect(api: Api) -> None:
     items = {item["name"]: item for item in (await api.http.get("/api/tools")).json()["items"]}
     assert list(items) == list(TOOLS)
     assert items["context_search"]["strategies"] == ["slim", "full", "trim", "compact", "tiered"]
@@ -76,7 +76,7 @@ async def test_an_answer_is_bounded(api: Api) -> None:
     assert len(rows) < MAX_RESULT + 2_000
 
 
-async def test_query_db(api: Api) -> None:
+async def test_query_db_answers_over_rest(api: Api) -> None:
     await api.append("s", USER, REPLY)
     text = await told(api, "query_db", {"sql": "SELECT id, role FROM messages ORDER BY id DESC"})
     assert text == '{"columns":["id","role"],"rows":[[2,"assistant"],[1,"user"]]}'
@@ -158,7 +158,7 @@ async def test_odd_characters(api: Api) -> None:
     await call(api, "read_artifact", {"sha256": odd})
 
 
-async def test_what_is_not_there_is_404(api: Api) -> None:
+async def test_an_unknown_tool_is_404(api: Api) -> None:
     await api.append("s", USER)
     for name in TOOLS:
         assert (await api.http.post(f"/api/sessions/none/tools/{name}", json={})).status_code == 404
@@ -167,7 +167,7 @@ async def test_what_is_not_there_is_404(api: Api) -> None:
     assert "context_search" in answer.json()["detail"]
 
 
-async def test_nobody_elses(guarded: Api, new_tenant: NewKey) -> None:
+async def test_tools_on_another_tenants_session_are_404(guarded: Api, new_tenant: NewKey) -> None:
     north, south = await new_tenant("north"), await new_tenant("south")
     big = "secret " * 40_000
     made = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -205,3 +205,12 @@ async def test_configured_offers(database: Database) -> None:
         assert not any(item["strategies"] for item in (await api.http.get("/api/tools")).json()["items"])
     with pytest.raises(ValueError, match="must be off or some of context_search"):
         Settings(_env_file=None, tools="query_db,grep")
+
+
+async def test_guidelines_stand_in_the_descriptions(api: Api) -> None:
+    """std::slop: when to save and look for memos, and to pass over what was dropped."""
+    items = {item["name"]: item["description"] for item in (await api.http.get("/api/tools")).json()["items"]}
+    assert "architectural decisions, gotchas, API designs" in items["save_memo"]
+    assert "before assuming how something is built or why" in items["retrieve_memos"]
+    assert "ORDER BY id DESC" in items["query_db"]
+    assert "leave out whatever has the status 'dropped'" in items["query_db"]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from app.dialects import raw_json
+from tersely.dialects.wire import raw_json
 from tests.api.conftest import Api
 from tests.api.test_messages import ODD, append_raw, raws_of
 
@@ -153,3 +153,72 @@ async def test_an_import_takes_no_other_session_s_place(api: Api) -> None:
     refused = await api.http.post("/api/sessions/import", json={"id": "taken", "context": []})
     assert refused.status_code == 409
     assert (await api.http.get("/api/sessions/taken")).json()["messages"] == 1
+
+
+def in_dialects() -> dict[str, list[dict[str, object]]]:
+    """One conversation with a tool call, as each dialect writes it."""
+    asked = "Is it windy in Kiel?"
+    function = {"name": "wind", "arguments": '{"city": "Kiel"}'}
+    use = {"type": "tool_use", "id": "c1", "name": "wind", "input": {"city": "Kiel"}}
+    return {
+        "openai_chat": [
+            {"role": "user", "content": asked},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "8 Beaufort"},
+        ],
+        "openai_responses": [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": asked}]},
+            {"type": "function_call", "call_id": "c1", **function},
+            {"type": "function_call_output", "call_id": "c1", "output": "8 Beaufort"},
+        ],
+        "anthropic": [
+            {"role": "user", "content": asked},
+            {"role": "assistant", "content": [use]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "8 Beaufort"}]},
+        ],
+        "gemini": [
+            {"role": "user", "parts": [{"text": asked}]},
+            {"role": "model", "parts": [{"functionCall": {"name": "wind", "args": {"city": "Kiel"}}}]},
+            {"role": "user", "parts": [{"functionResponse": {"name": "wind", "response": {"output": "8 Beaufort"}}}]},
+        ],
+    }
+
+
+@pytest.mark.parametrize("dialect", ["openai_chat", "openai_responses", "anthropic", "gemini"])
+async def test_the_dialect_is_told_by_the_messages_where_nobody_names_it(api: Api, dialect: str) -> None:
+    messages = in_dialects()[dialect]
+    made = await api.http.post("/api/sessions/import", json={"id": "i", "context": messages})
+    assert made.status_code == 201, made.text
+    done = await api.http.post("/api/sessions/a/messages", json={"messages": messages})
+    assert done.status_code == 201, done.text
+    for session in ("i", "a"):
+        items = (await api.http.get(f"/api/sessions/{session}/messages")).json()["items"]
+        assert {item["dialect"] for item in items} == {dialect}
+        assert {item["turn"] for item in items} == {"t1"}
+        found = await api.http.post(f"/api/sessions/{session}/search", json={"mode": "search", "query": "beaufort"})
+        assert found.json()["total"] == 3
+        assert "8 Beaufort" in found.json()["text"]
+
+
+async def test_shapes_of_several_dialects_are_refused_with_their_places(api: Api) -> None:
+    mixed = [*in_dialects()["openai_chat"], *in_dialects()["anthropic"]]
+    for path, field, more in (
+        ("/api/sessions/import", "context", {"id": "m"}),
+        ("/api/sessions/m/messages", "messages", {}),
+    ):
+        refused = await api.http.post(path, json={field: mixed, **more})
+        assert (refused.status_code, refused.json()["field"]) == (422, "dialect")
+        assert f"openai_chat ({field}[1]), anthropic ({field}[4])" in refused.json()["detail"]
+    assert (await api.http.get("/api/sessions/m")).status_code == 404
+
+
+async def test_plain_words_and_a_named_dialect_are_taken_as_ever(api: Api) -> None:
+    words = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [{"type": "text", "text": "hello"}]}]
+    for session, more in (("p", {}), ("q", {"dialect": "anthropic"})):
+        assert (await api.http.post("/api/sessions/import", json={"id": session, "context": words, **more})).is_success
+        items = (await api.http.get(f"/api/sessions/{session}/messages")).json()["items"]
+        assert {item["dialect"] for item in items} == {more.get("dialect", "openai_chat")}

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from app.upstream.scripted import ScriptedReply
+from tersely.fakellm.scripted import ScriptedReply
 from tests.api.conftest import Api, serve
 from tests.conftest import Database
-from tests.proxy.harness import MODEL, Model, scripted
+from tests.support.upstreams import MODEL, Model, scripted
 
 Message = dict[str, Any]
 
@@ -171,7 +171,7 @@ async def test_it_goes_upstream_no_more(
             assert PINNED_NAME in seen, number
 
 
-async def test_what_does_not_fit_goes_out_without_it_too(database: Database) -> None:
+async def test_an_overflow_retry_leaves_hidden_messages_out_too(database: Database) -> None:
     """A request that is over the model's window goes out as the client sent it, but for what is hidden."""
     async with chatting(database, "slim", "auto", resends=True) as chat:
         await chat.turn(1)

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-import asyncpg
 import httpx
 import pytest
 
-from app.upstream.scripted import Queues, ScriptedModel, ScriptedReply, run_scripted
+from tersely.fakellm.scripted import Queues, ScriptedModel, ScriptedReply, run_scripted
 from tests.cli.terminal import Ran, Terminal, open_terminal, run
-from tests.conftest import OWNER, Database, Server
-from tests.proxy.harness import background, serve
-
-
-async def _execute(server: Server, statement: str) -> None:
-    admin = await asyncpg.connect(server.admin_dsn)
-    try:
-        await admin.execute(statement)
-    finally:
-        await admin.close()
-
-
-@pytest.fixture(scope="module")
-def shared_database(server: Server) -> Iterator[Database]:
-    """A database for the module, with the current schema."""
-    name = f"tersely_test_{secrets.token_hex(6)}"
-    with ThreadPoolExecutor(max_workers=1) as pool:
-
-        def execute(statement: str) -> None:
-            pool.submit(asyncio.run, _execute(server, statement)).result()
-
-        execute(f"CREATE DATABASE {name} TEMPLATE {server.template} OWNER {OWNER} STRATEGY FILE_COPY")
-        yield Database(name=name, dsn=server.dsn(name, user=OWNER), admin_dsn=server.dsn(name))
-        execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+from tests.conftest import Database
+from tests.support.loops import background
+from tests.support.services import serve
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,13 +47,13 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def running(shared_database: Database) -> Iterator[Running]:
+def running(store: Database) -> Iterator[Running]:
     """A service for the module."""
     queues = Queues()
     with background() as there:
         model = run_scripted(model=ScriptedModel(script=queues, is_strict=True))
         upstream = there.run(model.__aenter__())
-        with serve(shared_database, upstream.base_url) as service:
+        with serve(store, upstream.base_url) as service:
             found = Running(url=service.url, upstream=upstream.base_url, _queues=queues)
             yield found
             for terminal in found._terminals:

@@ -11,8 +11,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.conftest import TERSELY
+
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-m", "app"]
+COMMAND = [TERSELY]
 # Makes standard input the terminal of a session of its own, as a terminal's window does for its shell.
 AT_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
 CTRL_C, CTRL_D, ENTER, UP = b"\x03", b"\x04", b"\r", b"\x1b[A"

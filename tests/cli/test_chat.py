@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.upstream.scripted import ScriptedReply
+from tersely.fakellm.scripted import ScriptedReply
 from tests.cli.conftest import Running, Say
 from tests.cli.terminal import CTRL_C, CTRL_D, ENTER, UP, Terminal
 from tests.conftest import Database
@@ -33,6 +33,19 @@ def test_ctrl_c_forgets_the_line_and_then_leaves(running: Running, session: str)
     assert terminal.end() == 0
     said = [m["raw"]["content"] for m in running.ask("GET", f"/sessions/{session}/messages").json()["items"]]
     assert said[0] == "whole"
+
+
+def test_a_prompt_says_where_one_is_and_what_can_be_typed(running: Running, session: str) -> None:
+    terminal = running.at_terminal("chat", "-s", session, "--model", "some-model")
+    said = terminal.wait_for("/exit leaves.")
+    assert f"Session {session}, model some-model." in said
+    assert "/help lists the commands" in said
+    terminal.wait_for(f"{session}>")
+    terminal.type("/help", ENTER)
+    terminal.wait_for("/exit                     leave the chat")
+    terminal.wait_for(PROMPT)
+    terminal.type(CTRL_D)
+    assert terminal.end() == 0
 
 
 def test_ctrl_d_leaves(running: Running, session: str) -> None:
@@ -73,7 +86,7 @@ def test_without_a_service_replies_stream_too(running: Running, session: str, da
     assert terminal.end() == 0
 
 
-def test_what_was_typed_comes_back(running: Running, session: str) -> None:
+def test_typed_lines_come_back_from_the_history(running: Running, session: str) -> None:
     terminal = chat(running, session)
     terminal.type("/session scratchpad", ENTER)
     terminal.wait_for("The scratchpad is empty.")
@@ -85,7 +98,7 @@ def test_what_was_typed_comes_back(running: Running, session: str) -> None:
     assert terminal.end() == 0
 
 
-def test_what_a_model_says_has_no_power_over_the_terminal(running: Running, session: str) -> None:
+def test_control_characters_of_a_reply_are_made_harmless(running: Running, session: str) -> None:
     model = running.script(ScriptedReply(message={"role": "assistant", "content": "\x1b]0;mine\x07\x1b[31mred"}))
     terminal = chat(running, session, "--model", model)
     terminal.type("hi", ENTER)
@@ -164,7 +177,7 @@ def test_calls_are_told_of(running: Running, session: str) -> None:
         (("--strategy", "bogus"), b"hi\n", "bogus"),
         ((), b"/context bogus\n", "is not how it is written"),
         ((), b"\xff\xfe\n", "a line of standard input is not UTF-8 text (byte 0)"),
-        (("--key", "é"), b"hi\n", "--key: that is no Tersely key"),
+        (("--key", "é"), b"hi\n", "--key: not a Tersely key"),
         (("--upstream", "notaurl"), b"hi\n", "--upstream: 'notaurl' is not an http(s) address"),
         (("--url", "http://127.0.0.1:1"), b"hi\n", "does not answer"),
         (("--url", "nowhere:8484"), b"hi\n", "--url: 'nowhere:8484' is not an http(s) address"),
@@ -172,7 +185,7 @@ def test_calls_are_told_of(running: Running, session: str) -> None:
         (("-s", ".."), b"hi\n", "'..'"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_a_code(
+def test_an_error_is_one_line_and_an_exit_code(
     running: Running, session: str, arguments: tuple[str, ...], said: bytes, error: str
 ) -> None:
     done = running.run("chat", *(() if "-s" in arguments else ("-s", session)), *arguments, said=said)

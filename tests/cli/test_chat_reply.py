@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.cli.chat_reply import read_reply
-from app.cli.refusals import Refused
+from tersely.cli.chat.reply import read_reply
+from tersely.server.errors import CommandError
 
 
 def event(**choice: Any) -> str:
@@ -65,7 +65,7 @@ async def test_calls_are_put_together() -> None:
         ("", "broke off"),
     ],
 )
-async def test_what_fails_is_told(line: str, error: str) -> None:
+async def test_a_failed_reply_is_reported(line: str, error: str) -> None:
     pieces: list[str] = []
 
     async def given() -> AsyncIterator[str]:
@@ -76,6 +76,6 @@ async def test_what_fails_is_told(line: str, error: str) -> None:
         async for piece in read_reply(given()):
             pieces.append(piece)  # noqa: PERF401 to see what comes before the end
 
-    with pytest.raises(Refused, match=error):
+    with pytest.raises(CommandError, match=error):
         await show()
     assert pieces == ["half"]

@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from app.cli import commands
-from app.settings import Settings, explain, unknown_settings
+from tersely.cli import program as commands
+from tersely.settings import Settings, explain, unknown_settings
 from tests.conftest import Database
 
 

@@ -12,8 +12,8 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from app.cli import commands
-from app.cli.refusals import Refused
+from tersely.cli import program as commands
+from tersely.server.errors import CommandError
 from tests.cli.conftest import Running, Say
 from tests.cli.terminal import ROOT
 
@@ -46,7 +46,7 @@ def test_turns_are_dropped_removed_and_undone(typed: Typed, say: Say) -> None:
         "t1": "dropped",
         "t3": "undone",
     }
-    with pytest.raises(Refused, match="turn id"):
+    with pytest.raises(CommandError, match="turn id"):
         typed("drop", "first")
 
 
@@ -75,7 +75,7 @@ def test_messages_are_pinned_and_marked(running: Running, session: str, typed: T
     typed("important", "1")
     assert stored()["priority"] == 75
     assert json.loads(typed("important", "1", "50", "--json"))["priority"] == 50
-    with pytest.raises(Refused):
+    with pytest.raises(CommandError):
         typed("pin", "99")
 
 
@@ -90,9 +90,9 @@ def test_the_context_is_cleared_looked_at_and_configured(typed: Typed, say: Say)
     assert json.loads(typed("window", "4", "--json"))["strategy"] == {"name": "window", "context_size": 4}
     assert json.loads(typed("config", "epoch", '{"stride": 8}', "--json"))["epoch"] == {"stride": 8}
     assert '"context_size": 4' in typed("config")
-    with pytest.raises(Refused, match="bogus"):
+    with pytest.raises(CommandError, match="bogus"):
         typed("config", "strategy", "bogus")
-    with pytest.raises(Refused, match="how a command is written"):
+    with pytest.raises(CommandError, match="is not a valid command"):
         typed("config", "strategy slim", "x")
 
 
@@ -107,7 +107,7 @@ def test_the_state_and_the_scratchpad(typed: Typed, say: Say) -> None:
     assert json.loads(typed("scratchpad", "--json"))["text"] == "- [ ] one\n- [ ] two"
 
 
-def test_the_memory(running: Running, session: str, typed: Typed, tmp_path: Path) -> None:
+def test_memory_is_listed_and_deleted(running: Running, session: str, typed: Typed, tmp_path: Path) -> None:
     made, trim = f"{session}-m", {"name": "trim", "max_context_turns": 1}
     running.ask("POST", "/sessions", json={"id": made, "strategy": trim}).raise_for_status()
     messages = [
@@ -125,7 +125,7 @@ def test_the_memory(running: Running, session: str, typed: Typed, tmp_path: Path
     file = tmp_path / "memory.jsonl"
     typed("memory", "--export", str(file))
     assert made in {json.loads(line)["session"] for line in file.read_text().splitlines()}
-    with pytest.raises(Refused, match="day or session"):
+    with pytest.raises(CommandError, match="day or session"):
         typed("memory", "--forget")
     assert json.loads(typed("memory", "--forget", "--session", made, "--json"))["deleted"] == len(found)
     assert json.loads(typed("memory", "--session", made, "--json")) == []
@@ -138,7 +138,7 @@ def test_memos_are_exported_and_deleted_by_their_tags(typed: Typed, session: str
     file = tmp_path / "memos.jsonl"
     typed("memos", "--export", str(file), "--tag", session)
     assert {json.loads(line)["content"] for line in file.read_text().splitlines()} == {"first", "second"}
-    with pytest.raises(Refused):
+    with pytest.raises(CommandError):
         typed("memos", "--forget")
     assert typed("memos", "--forget", "--tag", session) == "2 deleted.\n"
     assert json.loads(typed("memos", "--json", "--tag", f"{session}-other"))[0]["content"] == "other"
@@ -157,20 +157,20 @@ def test_brackets_are_text(typed: Typed, text: str) -> None:
 
 def test_a_memo_s_id_leads_nowhere_else(running: Running, session: str, typed: Typed, say: Say) -> None:
     say("one")
-    with pytest.raises(Refused):
+    with pytest.raises(CommandError):
         typed("memos", "--delete", f"../sessions/{session}")
-    with pytest.raises(Refused):
+    with pytest.raises(CommandError):
         typed("remove", f"../../{session}")
-    with pytest.raises(Refused):
+    with pytest.raises(CommandError):
         typed("show", "../../../memos", "--json")
     assert running.ask("GET", f"/sessions/{session}").json()["messages"] == 1
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a\nb", "\udcff"])
 def test_names_of_nothing(typed: Typed, name: str) -> None:
-    with pytest.raises(Refused, match="named"):
+    with pytest.raises(CommandError, match="is not a valid name"):
         typed("add", "user", "x", "-s", name)
-    with pytest.raises(Refused, match="named"):
+    with pytest.raises(CommandError, match="is not a valid name"):
         typed("memos", "--delete", name)
 
 
@@ -181,14 +181,14 @@ def test_export_says_where_to(typed: Typed, session: str, say: Say, tmp_path: Pa
     said = json.loads(typed("export", str(file), "--json"))
     assert said == {"session": session, "file": str(file), "bytes": file.stat().st_size}
     assert json.loads(typed("export", "--json"))["context"][0]["content"] == "one"
-    with pytest.raises(Refused, match="/nonexistent/x: No such file"):
+    with pytest.raises(CommandError, match="/nonexistent/x: No such file"):
         typed("export", "/nonexistent/x")
 
 
 def test_text_that_is_no_text(typed: Typed) -> None:
-    with pytest.raises(Refused, match="standard input is not UTF-8 text"):
+    with pytest.raises(CommandError, match="standard input is not UTF-8 text"):
         typed("add", "user", "-", said=b"\xff\xfe")
-    with pytest.raises(Refused, match="not UTF-8 text"):
+    with pytest.raises(CommandError, match="not UTF-8 text"):
         typed("add", "user", "\udcff")
 
 

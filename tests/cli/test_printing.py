@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.cli import printing
+from tersely.cli import printing
 from tests.cli.conftest import Running, Say
 from tests.cli.terminal import Terminal
 
@@ -21,7 +21,7 @@ SHOWN = r"\x1b]0;mine\x07\x1b[31mred\x9b1m\u202edrow\r"
 
 @given(st.text())
 def test_nothing_visible_is_lost_and_nothing_else_is_left(text: str) -> None:
-    shown = printing.visible(text)
+    shown = printing.escape_controls(text)
     assert not any(unicodedata.category(each) == "Cc" and each not in "\n\t\r" for each in shown)
     assert "\r" not in shown.replace("\r\n", "")
     if not any(unicodedata.category(each) in {"Cc", "Cf"} for each in text):
@@ -38,7 +38,7 @@ def test_json_is_the_same_text_and_bytes_of_any_encoding(text: str) -> None:
         stream.flush()
         written = stream.buffer.getvalue().decode(encoding)
         assert json.loads(written) == {"text": text}
-        assert printing.visible(written) == written
+        assert printing.escape_controls(written) == written
 
 
 @pytest.mark.parametrize("command", [("show", "t1"), ("search", "mine"), ("build",), ("show",)])

@@ -5,28 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.cli.replay import model as model_side
-from app.cli.replay.checks import Stored, check_prefix, check_stored, compare_reply, is_mended
-from app.cli.replay.conversations import Asking, BadTranscript, Step
-from app.cli.replay.forms import steps_of
-from app.cli.replay.measure import Counter, Shown, Tally, common, measure, own_tokens
-from app.cli.replay.model import CLOSE, OPEN, Turned, with_tag
-from app.cli.replay.play import Variant
-from app.cli.replay.references import Past, identifiers
-from app.cli.replay.run import Plan, run_here
-from app.cli.replay.table import COLUMNS, Result, as_markdown
-from app.cli.replay.transcripts import load_transcript
-from app.dialects import raw_json
-from app.domain.terse import strip_terse
-from app.settings import Settings
-from tests.conftest import SHARED_DATA, Database
+from tersely.dialects.wire import raw_json
+from tersely.domain.text.terse import strip_terse
+from tersely.replay import model as model_side
+from tersely.replay.checks import Stored, check_prefix, check_stored, compare_reply, is_mended
+from tersely.replay.conversations import BadTranscript, RecordedCall, ReplyForm
+from tersely.replay.lost_references import PastIdentifiers, identifiers
+from tersely.replay.measure import Counter, Shown, Tally, common, measure, own_tokens
+from tersely.replay.model import CLOSE, OPEN, TurnedAway, with_tag
+from tersely.replay.play import Variant
+from tersely.replay.run import Plan, run_here
+from tersely.replay.table import COLUMNS, Result, as_markdown
+from tersely.replay.transcripts import load_transcript
+from tersely.replay.wire_forms import steps_of
+from tersely.settings import Settings
+from tests.conftest import SHARED_DATA, TERSELY, Database
+from tests.support.chat_messages import user
 
 MESSY = Path(__file__).resolve().parents[1] / "data" / "messy_conversations.jsonl"
 REAL = SHARED_DATA / "transcripts" / "claude_code_sessions.jsonl"
@@ -36,8 +36,8 @@ SMALL_EPOCHS = '{"high": 2500, "low": 1200}'
 async def replay(database: Database, *arguments: str) -> tuple[int, str, str]:
     """The command as a user runs it: exit code, output, errors."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "app", "replay", *arguments),
+        TERSELY,
+        *("replay", *arguments),
         env={**os.environ, "DATABASE_URL": database.dsn, "TERSELY_DATABASE_TIMEOUT": "20"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -87,7 +87,7 @@ async def test_a_messy_transcript_comes_through_and_is_measured(database: Databa
     assert table.read_text().count("\n") == 2 + len(results)
 
 
-async def test_what_was_stored_for_a_replay_is_gone_afterwards(database: Database) -> None:
+async def test_a_replay_removes_its_sessions(database: Database) -> None:
     await play_here(database, Variant(strategy="slim", epoch="auto"))
     import asyncpg
 
@@ -113,7 +113,7 @@ async def test_a_reply_that_was_altered_on_the_way_is_told(database: Database, m
 
 
 async def test_a_refused_request_is_told(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.cli.replay.run.RecordedModel", lambda window: model_side.RecordedModel(window=40))
+    monkeypatch.setattr("tersely.replay.run.RecordedModel", lambda window: model_side.RecordedModel(window=40))
     (result,) = await play_here(database, Variant(strategy="full", epoch="auto"))
     assert any("the upstream refused it: \"This model's maximum" in str(failure) for failure in result.failures)
 
@@ -142,10 +142,6 @@ async def test_a_real_session_costs_less_and_loses_nothing(database: Database) -
 # The pieces
 
 
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
 def said(text: str | None, *arguments: str) -> dict[str, Any]:
     calls = [
         {"id": f"c{number}", "type": "function", "function": {"name": "tool", "arguments": each}}
@@ -165,7 +161,7 @@ def test_annotations_are_no_part_of_what_is_sent(tmp_path: Path) -> None:
         '{"role": "assistant", "content": "ho", "x_usage": {}}, {"role": "user", "content": "hm"}]}\n\n'
     )
     (step,) = load_transcript(path).conversations[0].steps
-    assert step.request(Asking(model="m")).body == b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
+    assert step.request(ReplyForm(model="m")).body == b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
     assert step.reply == {"role": "assistant", "content": "ho"}
     with pytest.raises(BadTranscript, match="No such file"):
         load_transcript(tmp_path / "none.jsonl")
@@ -205,9 +201,9 @@ def test_differences_between_replies_are_found() -> None:
 
 
 def test_a_request_that_was_too_long_may_be_tried_once_more() -> None:
-    overflow = Turned(body=b"", status=400, refusal=b'{"error":{"code":"context_length_exceeded"}}')
-    other = Turned(body=b"", status=400, refusal=b'{"error":{"code":"invalid_value"}}')
-    fine = Turned(body=b"", status=200, refusal=None)
+    overflow = TurnedAway(body=b"", status=400, refusal=b'{"error":{"code":"context_length_exceeded"}}')
+    other = TurnedAway(body=b"", status=400, refusal=b'{"error":{"code":"invalid_value"}}')
+    fine = TurnedAway(body=b"", status=200, refusal=None)
     assert is_mended([overflow, fine])
     assert not any(map(is_mended, ([fine], [overflow], [other, fine], [overflow, overflow, fine], [])))
 
@@ -298,22 +294,22 @@ def test_lost_references_by_hand() -> None:
         step({"messages": [asked, said(None, arguments)]}) for arguments in ('{"path":"src/a.py"}', long_text)
     )
 
-    def counted(one: Step, shown: bytes) -> Sequence[int]:
-        losses = Past().losses(one, given, shown)
+    def counted(one: RecordedCall, shown: bytes) -> Sequence[int]:
+        losses = PastIdentifiers().losses(one, given, shown)
         return [losses.referring, losses.lost, losses.pointing, losses.lost_pointing]
 
     assert counted(first, b"... src/a.py ...") == [1, 0, 1, 0]
     assert counted(first, b"nothing") == [1, 1, 1, 1]
     assert counted(second, b"... src/a.py ...") == [1, 1, 1, 0]
-    assert Past().losses(first, b"hello", b"").referring == 0
+    assert PastIdentifiers().losses(first, b"hello", b"").referring == 0
 
 
-def step(line: Mapping[str, Any]) -> Step:
+def step(line: Mapping[str, Any]) -> RecordedCall:
     (one,) = steps_of(line, "openai_chat")
     return one
 
 
-def test_what_an_identifier_is() -> None:
+def test_identifiers_of_a_text() -> None:
     found = identifiers('{"a":"src/app.py and order_id 77, HATX4321 or it\\nlib.load"}')
     assert found == ["src/app.py", "order_id", "HATX4321", "lib.load"]
 

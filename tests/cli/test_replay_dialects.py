@@ -13,25 +13,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.cli.replay.checks import compare_reply
-from app.cli.replay.client import read_answer
-from app.cli.replay.conversations import Asking, BadTranscript
-from app.cli.replay.forms import recognise, steps_of
-from app.cli.replay.model import Expected, tagged
-from app.cli.replay.play import Variant
-from app.cli.replay.replies import bits, has_calls, last_text, with_last_text
-from app.cli.replay.run import Plan, run_here
-from app.cli.replay.table import Result
-from app.cli.replay.transcripts import load_transcript
-from app.dialects.registry import DIALECTS
-from app.domain.messages import Dialect
-from app.settings import Settings
-from app.upstream.scripted import ScriptedReply
-from app.upstream.scripted.anthropic import ANTHROPIC
-from app.upstream.scripted.chat import CHAT
-from app.upstream.scripted.gemini import GCA, GEMINI
-from app.upstream.scripted.replies import Counted, Exchange, Wire
-from app.upstream.scripted.responses import RESPONSES
+from tersely.dialects.registry import DIALECTS
+from tersely.domain.messages import Dialect
+from tersely.fakellm.scripted import ScriptedReply
+from tersely.fakellm.scripted.anthropic import ANTHROPIC
+from tersely.fakellm.scripted.gemini import GCA, GEMINI
+from tersely.fakellm.scripted.openai_chat import CHAT
+from tersely.fakellm.scripted.openai_responses import RESPONSES
+from tersely.fakellm.scripted.replies import Counted, ScriptedExchange, Wire
+from tersely.replay.checks import compare_reply
+from tersely.replay.client import read_answer
+from tersely.replay.conversations import BadTranscript, ReplyForm
+from tersely.replay.model import Expected, tagged
+from tersely.replay.play import Variant
+from tersely.replay.replies import bits, has_calls, last_text, with_last_text
+from tersely.replay.run import Plan, run_here
+from tersely.replay.table import Result
+from tersely.replay.transcripts import load_transcript
+from tersely.replay.wire_forms import recognise, steps_of
+from tersely.settings import Settings
 from tests.conftest import SHARED_DATA, Database
 
 RECORDINGS = sorted((SHARED_DATA / "clients").glob("*/requests.jsonl"))
@@ -207,7 +207,7 @@ def test_each_reply_is_a_step_and_its_request_holds_all_before_it(dialect: Diale
     assert said == _wants(talk)
     before: list[bytes] = []
     for step in steps:
-        request = step.request(Asking(model="m", is_streamed=True))
+        request = step.request(ReplyForm(model="m", is_streamed=True))
         assert WIRES[dialect].check(json.loads(request.body)) is None
         assert b"x_ts" not in request.body
         read = DIALECTS[dialect].read_request(request.body)
@@ -219,13 +219,11 @@ def test_each_reply_is_a_step_and_its_request_holds_all_before_it(dialect: Diale
 
 
 @given(dialects, turns, st.booleans(), st.integers(min_value=1, max_value=9))
-def test_what_a_provider_streams_is_put_together_again(
-    dialect: Dialect, talk: list[Turn], is_streamed: bool, size: int
-) -> None:
+def test_a_providers_stream_is_assembled(dialect: Dialect, talk: list[Turn], is_streamed: bool, size: int) -> None:
     for step in steps_of(json.loads(json.dumps(LINES[dialect](talk))), dialect):
         reply = step.reply or {}
         said = {key: value for key, value in reply.items() if key != "role"}
-        exchange = Exchange(
+        exchange = ScriptedExchange(
             request={}, reply=ScriptedReply(message=said, chunk_chars=size),
             counted=Counted(input=1, cached=0, output=1), id="i", model="m",
         )  # fmt: skip
@@ -325,7 +323,7 @@ async def test_plain_words_keep_their_form_within_an_epoch(database: Database, t
 async def test_a_reply_that_was_altered_on_the_way_is_told(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.cli.replay.model.with_tag", lambda text, seed, share: text.replace("degrees", "inches"))
+    monkeypatch.setattr("tersely.replay.model.with_tag", lambda text, seed, share: text.replace("degrees", "inches"))
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps(_anthropic(TALK[:1])) + "\n")
     (result,) = await play(database, [path], Variant(strategy="slim", epoch="auto"))

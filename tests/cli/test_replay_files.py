@@ -9,16 +9,28 @@ from typing import Any
 
 import pytest
 
-from app.cli.replay.conversations import Asking, BadTranscript, Conversation, Step
-from app.cli.replay.play import Variant
-from app.cli.replay.recordings import going_on_from
-from app.cli.replay.replies import bits
-from app.cli.replay.transcripts import load_transcript
-from app.upstream import strict, strict_anthropic, strict_gemini, strict_responses
+from tersely.fakellm.strict import (
+    anthropic as strict_anthropic,
+)
+from tersely.fakellm.strict import (
+    gemini as strict_gemini,
+)
+from tersely.fakellm.strict import (
+    openai_chat as strict,
+)
+from tersely.fakellm.strict import (
+    openai_responses as strict_responses,
+)
+from tersely.replay.conversations import BadTranscript, Conversation, RecordedCall, ReplyForm
+from tersely.replay.play import Variant
+from tersely.replay.recordings import going_on_from
+from tersely.replay.replies import bits
+from tersely.replay.transcripts import load_transcript
 from tests.cli.test_replay_dialects import play
 from tests.conftest import Database
+from tests.support.chat_messages import assistant, user
 
-ASKING = Asking(model="m")
+ASKING = ReplyForm(model="m")
 
 
 def write(path: Path, *lines: object) -> Path:
@@ -32,17 +44,9 @@ def only(path: Path, **options: Any) -> Conversation:
     return conversation
 
 
-def body(step: Step) -> dict[str, Any]:
+def body(step: RecordedCall) -> dict[str, Any]:
     said: dict[str, Any] = json.loads(step.request(ASKING).body)
     return said
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-def assistant(text: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": text}
 
 
 # Recordings

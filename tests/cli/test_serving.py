@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,27 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.crash.test_kill import postgres_of
-
-ROOT = Path(__file__).resolve().parents[2]
-AWAY = "postgresql://nobody@127.0.0.1:1/none"
-
-
-def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TERSELY", "DATABASE"))}
-    return subprocess.Popen(
-        [sys.executable, "-m", "app", "serve", *arguments],
-        cwd=ROOT,
-        env={**clean, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def greeting(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline()
+from tests.support.processes import AWAY, greeting, postgres_of, start
 
 
 @pytest.fixture
@@ -89,3 +68,40 @@ def test_a_port_in_use_is_one_line(workers: str) -> None:
     assert process.returncode == 1
     assert out == ""
     assert errors.splitlines() == [f"tersely: port {port} of 127.0.0.1 is in use: choose another one with --port"]
+
+
+def test_metrics_of_two_workers_name_both_processes() -> None:
+    process = start("--port", "0", "--workers", "2", DATABASE_URL=AWAY)
+    try:
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", greeting(process))
+        assert found is not None
+        text = ""
+        for _ in range(100):
+            text = httpx.get(f"{found[0]}/metrics", timeout=60).text
+            if text.count("process_resident_memory_bytes{") == 2:
+                break
+            time.sleep(0.2)
+        workers = set(re.findall(r'process_resident_memory_bytes\{worker="(\d+)"\}', text))
+        assert len(workers) == 2
+        assert workers <= {str(each.pid) for each in psutil.Process(process.pid).children(recursive=True)}
+        assert re.search(r'^tersely_build_info\{version="[^"]+"\} 1\.0$', text, re.MULTILINE)
+        assert re.search(r'^tersely_fail_open_total\{reason="read"\} 0\.0$', text, re.MULTILINE)
+        assert "_created" not in text
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+
+
+def test_a_start_that_waits_for_its_database_says_so() -> None:
+    """A server that accepts and does not answer stands for one that takes its time."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        process = start("--port", "0", DATABASE_URL=f"postgresql://nobody@127.0.0.1:{port}/none")
+        try:
+            assert process.stderr is not None
+            lines = [json.loads(process.stderr.readline())["message"]]
+            assert lines[0].startswith("preparing the database: 3 s so far")
+            assert "Tersely serves on" in greeting(process)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)

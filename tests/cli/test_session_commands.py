@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from app.cli import commands
-from app.cli.printing import ago
-from app.cli.refusals import Refused
-from app.cli.replay.service import run_service
-from app.main import clock
-from app.service.auth import new_key
-from app.settings import Settings
-from app.store import connection, keys
-from app.upstream.scripted import run_scripted
+from tersely.cli import program as commands
+from tersely.cli.printing import ago
+from tersely.fakellm.scripted import run_scripted
+from tersely.main import clock
+from tersely.replay.service import run_service
+from tersely.server.errors import CommandError
+from tersely.service.common.auth import new_key
+from tersely.settings import Settings
+from tersely.store.db import connection
+from tersely.store.ops import keys
 from tests.conftest import Database
 
 
@@ -88,7 +89,7 @@ async def test_looking_and_undoing(run) -> None:
     assert (await run("undo", "-s", "a")).output == "t1 was taken back.\n"
     again = await run("undo", "-s", "a")
     assert again.code == 1
-    assert isinstance(again.error, Refused)
+    assert isinstance(again.error, CommandError)
     assert str(again.error) == "there is no turn to take back"
     assert str((await run("stats", "-s", "none")).error) == "there is no such session"
     assert (await run("search", "x", "--mode", "grep")).code == 2
@@ -100,7 +101,7 @@ async def test_transfer_and_memos(run, tmp_path: Path) -> None:
     assert (await run("export", str(file), "-s", "a")).code == 0
     assert (await run("import", str(file), "-s", "b c/d")).output == "b c/d: 1 messages in 1 turns\n"
     assert (await run("export", "-s", "b c/d")).output.encode().strip() == file.read_bytes().strip()
-    assert isinstance((await run("import", str(tmp_path / "none"))).error, Refused)
+    assert isinstance((await run("import", str(tmp_path / "none"))).error, CommandError)
     made = (await run("memos", "--add", "Ports are fixed.", "--tag", "net", "--json")).json[0]
     assert made["tags"] == ["net"]
     assert "Ports are fixed." in (await run("memos", "ports")).output
@@ -109,7 +110,7 @@ async def test_transfer_and_memos(run, tmp_path: Path) -> None:
     assert (await run("memos", "--json")).json == []
 
 
-async def test_a_chat(run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_is_filled_and_read_by_commands(run, monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_scripted() as server:
         done = await run(
             "chat", "--upstream", server.base_url, "-s", "talk", said="Hello there\n/message list\n/nope\n/exit\n"
@@ -140,7 +141,7 @@ async def test_through_a_running_service(run, database: Database) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(-5, "just now"), (59, "just now"), (60, "1 minute ago"), (7_300, "2 hours ago")]
 )
-def test_ago(seconds: int, text: str) -> None:
+def test_ages_are_printed_in_plain_units(seconds: int, text: str) -> None:
     from datetime import timedelta
 
     assert ago(timedelta(seconds=seconds)) == text

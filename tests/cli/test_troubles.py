@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from typing_extensions import override
 
-from app.cli.quiet_server import serving
+from tersely.server.embedded_server import serving
 from tests.cli.conftest import Running
 from tests.cli.terminal import ROOT, Ran, environment, run
 
@@ -40,11 +40,13 @@ def complains(done: Ran) -> str:
         (("stats", "--url", "ftp://127.0.0.1"), b"", "--url: 'ftp://127.0.0.1' is not an http(s) address"),
         (("stats", "--url", "http://127.0.0.1:99999"), b"", "is not an http(s) address"),
         (("stats", "--url", "http://127.0.0.1:1"), b"", "the service at http://127.0.0.1:1 does not answer"),
-        (("stats", "--key", "é"), b"", "--key: that is no Tersely key"),
+        (("stats", "--key", "é"), b"", "--key: not a Tersely key"),
         (("stats", "-s", "nowhere"), b"", "there is no such session"),
     ],
 )
-def test_one_line(running: Running, session: str, arguments: tuple[str | bytes, ...], said: bytes, error: str) -> None:
+def test_an_error_is_one_line(
+    running: Running, session: str, arguments: tuple[str | bytes, ...], said: bytes, error: str
+) -> None:
     running.ask("POST", "/sessions", json={"id": session}).raise_for_status()
     given = [each.replace("{session}", session) if isinstance(each, str) else each for each in arguments]
     assert error in complains(running.run(*given, said=said))
@@ -70,11 +72,11 @@ def test_somebody_else_s_service(session: str) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        assert f"what answers at {url} is no Tersely" in complains(run("stats", "-s", session, "--url", url))
+        assert f"the server at {url} is not a Tersely service" in complains(run("stats", "-s", session, "--url", url))
         server.shutdown()
 
 
-def test_bad_settings() -> None:
+def test_bad_settings_are_refused_by_name() -> None:
     assert "TERSELY_DATABASE_POOL" in complains(run("stats", "--local", TERSELY_DATABASE_POOL="0"))
     assert "DATABASE_URL must begin with postgresql://" in complains(run("keys", "list", DATABASE_URL="mysql://x"))
 
@@ -94,9 +96,17 @@ async def test_an_application_that_does_not_start_is_not_waited_for(
 
 
 def test_who_talks_to_a_service_does_not_import_it() -> None:
-    code = "import sys, app.cli; print(*sys.modules)"
+    code = "import sys, tersely.cli; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, check=True)
     loaded = set(done.stdout.decode().split())
-    assert {"app.cli.chat", "app.cli.session_commands"} <= loaded
-    heavy = {"app.main", "app.settings", "app.store", "app.upstream", "app.api", "app.cli.replay", "app.cli.serving"}
+    assert {"tersely.cli.chat.command", "tersely.cli.commands.sessions"} <= loaded
+    heavy = {
+        "tersely.main",
+        "tersely.settings",
+        "tersely.store",
+        "tersely.upstream",
+        "tersely.api",
+        "tersely.replay",
+        "tersely.server.run",
+    }
     assert loaded.isdisjoint({*heavy, "fastapi", "mcp", "sqlalchemy", "asyncpg", "uvicorn", "prompt_toolkit"})

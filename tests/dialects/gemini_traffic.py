@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.dialects.json_array import ArrayDecoder
-from app.dialects.sse import SseDecoder
+from tersely.dialects.wire.json_array import ArrayDecoder
+from tersely.dialects.wire.sse import SseDecoder
 from tests.dialects.recordings import MISSING, SHARED, WIRE, index, requests
 
 CLI = SHARED / "clients" / "gemini-cli" / "requests.jsonl"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dialects.anthropic.write import write_request
+from tersely.dialects.anthropic.write import write_request
 from tests.dialects.recordings import client_requests
 
 EPHEMERAL = {"type": "ephemeral"}
@@ -166,7 +166,9 @@ CONTROL = st.sampled_from([None, None, EPHEMERAL, HOUR])
 
 @given(st.lists(CONTROL, max_size=2), st.lists(CONTROL, max_size=3), st.lists(CONTROL, min_size=1, max_size=8),
        st.lists(st.integers(0, 7), max_size=3))  # fmt: skip
-def test_the_rules_hold(tools: list[Any], system: list[Any], controls: list[Any], places: list[int]):
+def test_cache_breakpoints_follow_the_rules(
+    tools: list[Any], system: list[Any], controls: list[Any], places: list[int]
+):
     every = [*tools, *system, *controls]
     lives = sorted((each for each in every if each), key=lambda each: "ttl" not in each)[:4]
     own = iter([*lives, *[None] * len(every)])

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from app.dialects import raw_json
-from app.dialects.anthropic.read import read_message, read_request, read_usage
-from app.dialects.anthropic.write import write_message, write_request
-from app.dialects.dialect import Usage
-from app.domain.chain import canonical
-from app.domain.errors import InvalidRequest
-from app.domain.messages import Media, Message, Reasoning, Text, ToolCall, ToolResult
-from app.domain.pairing import prove_pairing
+from tersely.dialects.anthropic.read import read_message, read_request, read_usage
+from tersely.dialects.anthropic.write import write_message, write_request
+from tersely.dialects.dialect import Usage
+from tersely.dialects.wire import raw_json
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.history.chain import canonical, without_injected
+from tersely.domain.history.pairing import prove_pairing
+from tersely.domain.messages import Media, Message, Reasoning, Text, ToolCall, ToolResult
 from tests.dialects.recordings import MISSING, client_requests, requests
 
 REQUESTS = requests("anthropic.messages")
@@ -38,7 +38,7 @@ def result(call_id: str, content: Any = "ok") -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": call_id, "content": content}
 
 
-def test_a_request():
+def test_a_request_is_read():
     body = (
         b'{"model":"m","max_tokens":9,"system":[ {"type":"text","text":"S"} ],'
         b'"messages":[{"role":"user","content":"hi"}],'
@@ -55,7 +55,7 @@ def test_a_request():
     assert request.unreadable is None
 
 
-def test_what_is_absent_or_null():
+def test_absent_members_and_nulls_read_the_same():
     plain = read_request(b'{"messages":[]}')
     nulls = b'{"messages":[],"model":null,"stream":null,"tools":null,"tool_choice":null,"metadata":null,"max_tokens":0}'
     assert read_request(nulls) == plain
@@ -78,7 +78,7 @@ def test_what_is_absent_or_null():
         (b'{"messages":' + b"[" * 200_000, None, "too deep"),
     ],
 )
-def test_refused(body: bytes, field: str | None, words: str):
+def test_malformed_requests_are_refused(body: bytes, field: str | None, words: str):
     with pytest.raises(InvalidRequest) as caught:
         read_request(body)
     assert caught.value.field == field
@@ -106,7 +106,7 @@ def test_odd_characters_and_numbers_survive_in_raw_and_text():
     assert message.text == "a\x00\ud800b"
 
 
-def test_words():
+def test_texts_are_read():
     assert parts("user", text("a", cache_control={})) == (Text(text="a"),)
     assert parts("user", text("")) == ()
     assert read_message(b'{"role":"user","content":"a"}').parts == (Text(text="a"),)
@@ -122,7 +122,7 @@ def test_thoughts_are_reasoning_and_no_part_of_the_identity():
     assert canonical(said) == canonical(read("assistant", text("a")))
 
 
-def test_tools():
+def test_calls_and_results_are_read():
     call = {"type": "tool_use", "id": "c", "name": "f", "input": {"x": 1.0, "a": "é"}}
     assert parts("assistant", call) == (ToolCall(id="c", name="f", arguments='{"x":1.0,"a":"é"}'),)
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
@@ -145,7 +145,7 @@ def test_results_with_words_of_the_user_start_a_turn():
     assert canonical(reminded) != canonical(read("user", result("c", "other")))
 
 
-def test_media():
+def test_media_are_read():
     source = {"type": "base64", "media_type": "image/gif", "data": "R0lGODlhBwAFAAAA"}
     (image,) = parts("user", {"type": "image", "source": source, "cache_control": {"type": "ephemeral"}})
     assert (image.kind, image.width, image.height) == ("image", 7, 5)
@@ -205,7 +205,7 @@ def test_usage_counts_the_cache_as_input():
         b'{"role":"system","content":"s"}',
     ],
 )
-def test_what_is_written_is_read(raw: bytes):
+def test_written_messages_read_the_same(raw: bytes):
     assert write_message(read_message(raw)) == raw.replace(b": 1.0", b":1.0")
 
 
@@ -252,4 +252,7 @@ def _check_messages(messages: tuple[Message, ...], body: dict[str, Any]) -> None
         assert [result.call_id for result in message.results] == [block["tool_use_id"] for block in of["tool_result"]]
         assert [json.loads(call.arguments) for call in message.calls] == [block["input"] for block in of["tool_use"]]
         if not isinstance(wire["content"], str):
-            assert message.text == "\n".join(block["text"] for block in of["text"] if block["text"])
+            texts = [block["text"] for block in of["text"] if block["text"]]
+            if message.role == "user":
+                texts = [words for text in texts if (words := without_injected(text)).strip() or words is text]
+            assert message.text == "\n".join(texts)

@@ -12,24 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.dialects.anthropic.read import read_message, read_reply, read_usage
-from app.dialects.anthropic.stream import ReplyStream, split_reply
-from app.dialects.anthropic.write import as_input, restore_reply
-from app.dialects.dialect import Reply
-from app.dialects.sse import SseDecoder
-from app.domain.extraction import NOTHING, Extract
+from tersely.dialects.anthropic.read import read_message, read_reply, read_usage
+from tersely.dialects.anthropic.stream import ReplyStream, split_reply
+from tersely.dialects.anthropic.write import as_input, restore_reply
+from tersely.dialects.dialect import Reply
+from tersely.dialects.wire.sse import SseDecoder
+from tersely.domain.text.tags import NOTHING, TagKinds
 from tests.dialects.recordings import MISSING, cut, replies
 
 STREAMS = replies("anthropic.messages", stream=True)
 BODIES = replies("anthropic.messages", stream=False)
-TERSE = Extract(terse=True)
-STATE = Extract(state=True)
-BOTH = Extract(terse=True, state=True)
+TERSE = TagKinds(terse=True)
+STATE = TagKinds(state=True)
+BOTH = TagKinds(terse=True, state=True)
 needs_recordings = pytest.mark.skipif(not STREAMS, reason=MISSING)
 
 
-def run(chunks: list[bytes], *, extract: Extract = TERSE) -> tuple[bytes, Reply]:
-    reader = ReplyStream(extract=extract, strip_usage=False)
+def run(chunks: list[bytes], *, extract: TagKinds = TERSE) -> tuple[bytes, Reply]:
+    reader = ReplyStream(tags=extract, strip_usage=False)
     sent = b"".join([reader.feed(chunk) for chunk in chunks])
     return sent + reader.close(), reader.reply
 
@@ -215,7 +215,7 @@ def test_state_blocks_are_taken_out():
     assert reply.choices[0].state == "task: x\nnext: y"
 
 
-def test_what_proves_to_be_no_tag_goes_out_as_it_came():
+def test_text_that_only_begins_like_a_tag_passes_unchanged():
     chunks = [HEAD, *words("a ", "<", "b> ", "<", "terse", ">x", " <te"), LAST, DONE]
     for extract in (TERSE, BOTH):
         sent, reply = run(chunks, extract=extract)
@@ -361,7 +361,7 @@ def test_a_stream_that_breaks_off():
         b"data: {}\n\n\n\n\n",
     ],
 )
-def test_what_is_not_understood_goes_through(junk: bytes):
+def test_unknown_events_pass_through(junk: bytes):
     for chunks in ([junk], [bytes([byte]) for byte in junk[:300]] + [junk[300:]]):
         for extract in (NOTHING, TERSE):
             assert run(chunks, extract=extract)[0] == junk
@@ -369,7 +369,7 @@ def test_what_is_not_understood_goes_through(junk: bytes):
 
 @pytest.mark.parametrize("size", [50_000, 100_000, 400_000])
 def test_an_event_beyond_the_limit_goes_through(size: int):
-    reader = ReplyStream(extract=TERSE, strip_usage=False, max_event=70_000)
+    reader = ReplyStream(tags=TERSE, strip_usage=False, max_event=70_000)
     huge = delta("x" * 150_000)
     before = [HEAD, start(), delta("a" + TAG), delta("<")]
     stream = b"".join([*before, huge, stop(), *words("b", TAG, index=1), LAST, DONE])
@@ -395,7 +395,7 @@ PIECES = st.lists(
 
 @settings(max_examples=300)
 @given(PIECES, PIECES, st.lists(st.integers(0, 10**5), max_size=12), st.booleans(), st.sampled_from([TERSE, BOTH]))
-def test_the_cuts_do_not_matter(first: list[str], second: list[str], places: list[int], crlf: bool, extract: Extract):
+def test_the_cuts_do_not_matter(first: list[str], second: list[str], places: list[int], crlf: bool, extract: TagKinds):
     stream = b"".join([HEAD, *words(*first), PING, *words(*second, index=1), LAST, DONE])
     if crlf:
         stream = stream.replace(b"\n", b"\r\n")
@@ -437,7 +437,7 @@ def test_split_reply():
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b'{"content":null}', b'{"content":[1]}'])
 def test_split_reply_lets_through_what_is_none(body: bytes):
-    assert split_reply(body, TERSE) == (body, Reply())
+    assert split_reply(body, TERSE) == (body, Reply(unread=(body,) if body else ()))
 
 
 def test_split_reply_of_an_error():

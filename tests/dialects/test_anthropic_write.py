@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.dialects.anthropic.read import read_message
-from app.dialects.anthropic.write import (
+from tersely.dialects.anthropic.read import read_message
+from tersely.dialects.anthropic.write import (
     OPENING,
     as_input,
     error_body,
@@ -21,11 +21,11 @@ from app.dialects.anthropic.write import (
     write_request,
     write_text,
 )
-from app.dialects.errors import classify_error
-from app.dialects.registry import DIALECTS
-from app.domain.errors import InvalidRequest
-from app.domain.extraction import Extract
-from app.domain.messages import Media, Message, Reasoning, Role, Text, ToolCall, ToolResult
+from tersely.dialects.errors import classify_error
+from tersely.dialects.registry import DIALECTS
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.messages import Media, Message, Reasoning, Role, Text, ToolCall, ToolResult
+from tersely.domain.text.tags import TagKinds
 
 USER = b'{"role":"user","content":"u"}'
 CALLS = (
@@ -127,7 +127,7 @@ def test_a_context_begins_with_the_user():
 @pytest.mark.parametrize(
     ("role", "expected"), [("user", "user"), ("assistant", "assistant"), ("system", "system"), ("developer", "system")]
 )
-def test_plain_text(role: Role, expected: str):
+def test_plain_text_is_written_as_a_string(role: Role, expected: str):
     assert json.loads(write_text(role, "ä")) == {"role": expected, "content": "ä"}
 
 
@@ -222,7 +222,7 @@ def test_the_models_own_words_are_put_back(echo: Any, said: list[dict[str, Any]]
         ([text("a"), {"type": "image"}], "", [{"type": "image"}]),
     ],
 )
-def test_other_words(content: Any, words: str | None, expected: Any):
+def test_with_text_replaces_the_text_of_a_message(content: Any, words: str | None, expected: Any):
     raw = json.dumps({"role": "user", "content": content, "x": 1.0}).encode()
     assert json.loads(with_text(raw, words)) == {"role": "user", "content": expected, "x": 1.0}
 
@@ -267,7 +267,7 @@ def test_a_text_in_front():
         ("server_error", "database_unavailable", "api_error"),
     ],
 )
-def test_an_error(given: str, code: str | None, expected: str):
+def test_errors_in_the_providers_shape(given: str, code: str | None, expected: str):
     body = error_body("no", type=given, code=code, param="p")
     assert json.loads(body) == {"type": "error", "error": {"type": expected, "message": "no"}}
     assert error_event(body) == b"event: error\ndata: " + body + b"\n\n"
@@ -276,9 +276,9 @@ def test_an_error(given: str, code: str | None, expected: str):
 def test_the_registry_knows_the_dialect_by_its_name():
     dialect = DIALECTS["anthropic"]
     assert dialect.read_request(dialect.write_request(BODY, messages=[USER])).messages[0].text == "u"
-    stream = dialect.open_stream(extract=Extract(terse=True), strip_usage=True)
+    stream = dialect.open_stream(tags=TagKinds(terse=True), strip_usage=True)
     event = dialect.error_event(dialect.error_body("prompt is too long: 2 tokens > 1 maximum"))
     assert stream.feed(event) + stream.close() == event
     assert classify_error(200, event) is not None
     stopped = b'{"type":"message","content":[],"stop_reason":"model_context_window_exceeded"}'
-    assert classify_error(200, dialect.split_reply(stopped, Extract())[0]) is not None
+    assert classify_error(200, dialect.split_reply(stopped, TagKinds())[0]) is not None

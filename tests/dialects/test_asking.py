@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from app.dialects.asking import PlainReply, read_answer
-from app.dialects.registry import ASKING, DIALECTS
-from app.domain.messages import Dialect
-from app.upstream.strict import check
+from tersely.dialects.completion import PlainReply, read_completion
+from tersely.dialects.registry import COMPLETIONS, DIALECTS
+from tersely.domain.messages import Dialect
+from tersely.fakellm.strict.openai_chat import check
 
 NAMES: tuple[Dialect, ...] = ("openai_chat", "openai_responses", "anthropic", "gemini")
 
@@ -43,7 +43,7 @@ CALLS: dict[Dialect, bytes] = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_question_can_be_read_and_offers_no_tools(name: Dialect) -> None:
-    asked = ASKING[name].write(model="m", instructions="be brief", message="what?", max_tokens=9)
+    asked = COMPLETIONS[name].write(model="m", instructions="be brief", message="what?", max_tokens=9)
     body = json.loads(asked.body)
     assert not body.keys() & {"tools", "functions", "tool_choice", "stream"}
     assert "9" in asked.body.decode()
@@ -55,20 +55,22 @@ def test_a_question_can_be_read_and_offers_no_tools(name: Dialect) -> None:
 
 def test_openais_own_rules_are_kept() -> None:
     for model, member in (("gpt-4o", "max_tokens"), ("openai/gpt-5-mini", "max_completion_tokens"), ("o3", None)):
-        asked = json.loads(ASKING["openai_chat"].write(model=model, instructions="i", message="m", max_tokens=9).body)
+        asked = json.loads(
+            COMPLETIONS["openai_chat"].write(model=model, instructions="i", message="m", max_tokens=9).body
+        )
         assert check(asked) is None
         assert (member or "max_completion_tokens") in asked
 
 
 def test_keys_go_where_each_host_looks() -> None:
-    assert ASKING["openai_chat"].authorize("k") == [("authorization", "Bearer k")]
-    assert ASKING["anthropic"].authorize("k")[0] == ("x-api-key", "k")
-    assert ASKING["gemini"].authorize("k") == [("x-goog-api-key", "k")]
+    assert COMPLETIONS["openai_chat"].authorize("k") == [("authorization", "Bearer k")]
+    assert COMPLETIONS["anthropic"].authorize("k")[0] == ("x-api-key", "k")
+    assert COMPLETIONS["gemini"].authorize("k") == [("x-goog-api-key", "k")]
 
 
 @pytest.mark.parametrize(("name", "said"), [(name, said) for name in NAMES for said in FINISHES[name]])
 def test_an_answer_is_read(name: Dialect, said: str) -> None:
-    answer = read_answer(DIALECTS[name], ANSWERS[name] % said.encode())
+    answer = read_completion(DIALECTS[name], ANSWERS[name] % said.encode())
     assert answer == PlainReply(
         text="words",
         finish=FINISHES[name][said],  # type: ignore[arg-type]
@@ -80,19 +82,19 @@ def test_an_answer_is_read(name: Dialect, said: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_call_is_noticed(name: Dialect) -> None:
-    answer = read_answer(DIALECTS[name], CALLS[name])
+    answer = read_completion(DIALECTS[name], CALLS[name])
     assert (answer.text, answer.has_calls) == ("", True)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b"[]", b'{"choices":[]}', b'{"error":{"message":"no"}}'])
-def test_what_is_no_answer_is_refused(name: Dialect, body: bytes) -> None:
+def test_an_unreadable_answer_is_refused(name: Dialect, body: bytes) -> None:
     with pytest.raises(ValueError, match="not a reply"):
-        read_answer(DIALECTS[name], body)
+        read_completion(DIALECTS[name], body)
 
 
 def test_a_model_that_refuses_system_text_is_told_all_in_one_message() -> None:
-    write = ASKING["gemini"].write
+    write = COMPLETIONS["gemini"].write
     question = write(model="gemma-3-27b-it", instructions="Sum up.", message="All.", max_tokens=9)
     body = json.loads(question.body)
     assert "systemInstruction" not in body

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.dialects.dialect import Overflow
-from app.dialects.errors import classify_error
+from tersely.dialects.dialect import Overflow
+from tersely.dialects.errors import classify_error
 
 CASES = Path(__file__).parents[3] / "shared" / "data" / "overflow_errors_dev.json"
 
@@ -98,7 +98,7 @@ def test_recorded_errors():
         (200, b'{"choices":[{"finish_reason":"model_context_window_exceeded"}]}', None, None),
     ],
 )
-def test_overflows(status: int, body: bytes, limit: int | None, needed: int | None):
+def test_overflow_errors_are_recognised(status: int, body: bytes, limit: int | None, needed: int | None):
     assert classify_error(status, body) == Overflow(limit=limit, needed=needed)
 
 
@@ -129,5 +129,5 @@ def test_overflows(status: int, body: bytes, limit: int | None, needed: int | No
         (400, b"[" * 100_000),
     ],
 )
-def test_look_alikes(status: int, body: bytes):
+def test_errors_that_resemble_overflows_are_none(status: int, body: bytes):
     assert classify_error(status, body) is None

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dialects import raw_json
-from app.dialects.dialect import Dialect, Request
-from app.dialects.errors import classify_error
-from app.dialects.gemini.dialect import GEMINI
-from app.dialects.gemini.read import read_message, read_request
-from app.dialects.gemini.write import (
+from tersely.dialects.clients.known import side_call
+from tersely.dialects.dialect import Dialect, Request
+from tersely.dialects.errors import classify_error
+from tersely.dialects.gemini.dialect import GEMINI
+from tersely.dialects.gemini.read import read_message, read_request
+from tersely.dialects.gemini.write import (
     NO_SIGNATURE,
     as_input,
     error_body,
@@ -29,14 +29,14 @@ from app.dialects.gemini.write import (
     write_request,
     write_text,
 )
-from app.dialects.gemini_gca.dialect import GEMINI_GCA
-from app.domain.chain import canonical, chain
-from app.domain.clients import side_call
-from app.domain.errors import InvalidRequest
-from app.domain.extraction import Extract
-from app.domain.history import Entry
-from app.domain.messages import Media, Message, Reasoning, Text, ToolCall, ToolResult
-from app.domain.pairing import prove_pairing, repair
+from tersely.dialects.gemini_gca.dialect import GEMINI_GCA
+from tersely.dialects.wire import raw_json
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.history.chain import canonical, chain
+from tersely.domain.history.history import Entry
+from tersely.domain.history.pairing import prove_pairing, repair
+from tersely.domain.messages import Media, Message, Reasoning, Text, ToolCall, ToolResult
+from tersely.domain.text.tags import TagKinds
 from tests.dialects.gemini_traffic import CLI, REQUESTS, needs_client, needs_recordings
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -125,7 +125,7 @@ def test_the_recorded_client_is_read():
 # Requests
 
 
-def test_a_request():
+def test_a_request_is_read():
     request = read(
         content({"text": "Hi"}),
         systemInstruction={"parts": [{"text": "Be brief."}]},
@@ -189,7 +189,7 @@ def test_other_spellings():
         b'{"contents": [{"role": ["user"], "parts": []}]}',
     ],
 )
-def test_what_only_the_provider_can_judge_is_unreadable(sent: bytes):
+def test_a_request_that_only_the_provider_can_judge_is_unreadable(sent: bytes):
     request = read_request(sent)
     assert request.unreadable
     assert request.messages == ()
@@ -197,7 +197,7 @@ def test_what_only_the_provider_can_judge_is_unreadable(sent: bytes):
 
 @both
 @pytest.mark.parametrize("sent", [b"", b"[]", b"{", b'"x"', b'{"a":"\xff"}', b'{"a":' + b"[" * 5000])
-def test_what_is_no_object_is_refused(sent: bytes, dialect: Dialect):
+def test_a_body_that_is_no_object_is_refused(sent: bytes, dialect: Dialect):
     with pytest.raises(InvalidRequest):
         dialect.read_request(sent)
     with pytest.raises(InvalidRequest):
@@ -212,7 +212,7 @@ def test_everything_else_of_a_request_keeps_its_bytes():
     )
 
 
-def test_instructions():
+def test_instructions_are_read():
     sent = body(content({"text": "Hi"}), system_instruction={"role": "user", "parts": [{"text": "S"}]})
     messages = [message.raw for message in read_request(sent).messages]
     unchanged = json.loads(write_request(sent, messages=messages))
@@ -306,7 +306,7 @@ def test_a_result_that_answers_nothing_stays_one():
         (None, ""),
     ],
 )
-def test_result_texts(said: Any, text: str):
+def test_texts_of_results_are_read(said: Any, text: str):
     message = read_message(raw(content(response("f", said, "c"))))
     assert message.results == (ToolResult(call_id="c", text=text),)
     patched = read_message(with_results(message.raw, {"c": "short"}))
@@ -333,7 +333,7 @@ def test_a_result_is_also_known_by_our_own_id():
     assert json.loads(patched)["parts"] == [response("f", {"output": "short"}, "mine")]
 
 
-def test_what_repair_adds_stands_beside_what_came():
+def test_repaired_results_stand_beside_the_clients():
     sent = body(
         content({"text": "Go"}),
         content(call("f", "c1"), call("g", "c2"), call("h"), role="model"),
@@ -352,7 +352,7 @@ def test_what_repair_adds_stands_beside_what_came():
     prove_pairing(read_request(written).messages)
 
 
-def test_what_a_client_sent_apart_stays_apart():
+def test_separate_contents_stay_separate():
     sent = body(
         content(call("f", "c1"), call("f", "c2"), role="model"),
         content(response("f", {"output": "1"}, "c1")),
@@ -384,7 +384,7 @@ def test_names_and_ids_of_another_kind_do_no_harm():
 # Contents
 
 
-def test_parts():
+def test_parts_are_read():
     message = read_message(
         raw(
             content(
@@ -504,7 +504,7 @@ def test_messages_of_our_own():
         max_size=5,
     )
 )
-def test_what_is_written_reads_the_same(parts: list[Text | ToolCall]):
+def test_written_messages_read_the_same(parts: list[Text | ToolCall]):
     message = Message(role="assistant", parts=tuple(parts), raw=b"")
     again = read_message(write_message(message))
     assert [(each.id, each.name, json.loads(each.arguments)) for each in again.calls] == [
@@ -552,7 +552,7 @@ def test_overflows_in_googles_framings():
         ([], (None, None, None)),
     ],
 )
-def test_usage(usage: Any, expected: tuple[int | None, ...]):
+def test_usage_is_read(usage: Any, expected: tuple[int | None, ...]):
     read = GEMINI.read_usage(raw(usage))
     assert (read.input, read.cached, read.output) == expected
     assert GEMINI.read_usage(b"") == GEMINI.read_usage(b"{}")
@@ -561,6 +561,6 @@ def test_usage(usage: Any, expected: tuple[int | None, ...]):
 @both
 def test_a_message_on_its_own_is_split_like_a_reply(dialect: Dialect):
     said = raw(content({"text": "Hi<terse>x</terse>"}, role="model"))
-    (choice,) = dialect.split_reply(dialect.as_reply(said), Extract(terse=True))[1].choices
+    (choice,) = dialect.split_reply(dialect.as_reply(said), TagKinds(terse=True))[1].choices
     assert (choice.model_message, choice.terse) == (said, ("x",))
     assert json.loads(choice.client_message) == content({"text": "Hi"}, role="model")

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.dialects.dialect import Dialect, Reply
-from app.dialects.gemini.dialect import GEMINI
-from app.dialects.gemini.stream import ReplyStream
-from app.dialects.gemini_gca.dialect import GEMINI_GCA
-from app.domain.extraction import NOTHING, Extract
+from tersely.dialects.dialect import Dialect, Reply
+from tersely.dialects.gemini.dialect import GEMINI
+from tersely.dialects.gemini.stream import ReplyStream
+from tersely.dialects.gemini_gca.dialect import GEMINI_GCA
+from tersely.domain.text.tags import NOTHING, TagKinds
 from tests.dialects.gemini_traffic import (
     REPLIES,
     as_array,
@@ -31,15 +31,15 @@ from tests.dialects.gemini_traffic import (
 )
 from tests.dialects.recordings import cut
 
-TERSE = Extract(terse=True)
-BOTH = Extract(terse=True, state=True)
+TERSE = TagKinds(terse=True)
+BOTH = TagKinds(terse=True, state=True)
 
 FRAMINGS: list[Callable[[Sequence[dict[str, Any]]], bytes]] = [as_sse, as_array]
 by_framing = pytest.mark.parametrize("frame", FRAMINGS, ids=["sse", "array"])
 
 
-def run(chunks: Sequence[bytes], extract: Extract = TERSE, dialect: Dialect = GEMINI) -> tuple[bytes, Reply]:
-    reader = dialect.open_stream(extract=extract, strip_usage=True)
+def run(chunks: Sequence[bytes], extract: TagKinds = TERSE, dialect: Dialect = GEMINI) -> tuple[bytes, Reply]:
+    reader = dialect.open_stream(tags=extract, strip_usage=True)
     sent = b"".join([reader.feed(chunk) for chunk in chunks])
     return sent + reader.close(), reader.reply
 
@@ -178,9 +178,9 @@ def test_candidates_are_texts_of_their_own(frame: Callable[..., bytes]):
     assert [choice.terse for choice in reply.choices] == [("x",), ()]
 
 
-def test_what_proves_to_be_no_tag_goes_out_as_it_came():
+def test_text_that_only_begins_like_a_tag_passes_unchanged():
     stream = as_sse([event(text("a <ter")), event({"functionCall": {"name": "f", "args": {}}}), event(text("m"))])
-    reader = ReplyStream(extract=TERSE)
+    reader = ReplyStream(tags=TERSE)
     assert reader.feed(stream[:-10]) == b""
     assert reader.feed(stream[-10:]) == stream
 
@@ -237,7 +237,7 @@ def test_an_error_in_the_middle_comes_behind_what_was_held(frame: Callable[..., 
     "events", [[{"error": {"code": 400, "message": "no", "status": "X"}}], [{"candidates": 5}], [{}]]
 )
 @by_framing
-def test_what_is_no_reply_goes_through(events: list[dict[str, Any]], frame: Callable[..., bytes]):
+def test_a_body_that_is_no_reply_passes_through(events: list[dict[str, Any]], frame: Callable[..., bytes]):
     sent, reply = run([frame(events)])
     assert sent == frame(events)
     assert reply.choices == ()
@@ -267,21 +267,31 @@ def test_a_reply_that_is_not_streamed():
     assert texts(sent) == {0: "Hi"}
     assert json.loads(sent)["more"] == [1.0]
     assert (reply.id, reply.model, reply.is_done, reply.choices[0].terse) == ("r1", "m", True, ("x",))
-    assert GEMINI.split_reply(b"not json", TERSE) == (b"not json", Reply())
+    assert GEMINI.split_reply(b"not json", TERSE) == (b"not json", Reply(unread=(b"not json",)))
 
 
 @pytest.mark.parametrize(
-    "stream", [b"", b"  \n", b"data: nonsense\n\n", b": hi\n\n", b"<html>", b"\xff\xfe", b"[", b"[\n]"]
+    ("stream", "unread"),
+    [
+        (b"", ()),
+        (b"  \n", ()),
+        (b"data: nonsense\n\n", (b"nonsense",)),
+        (b": hi\n\n", ()),
+        (b"<html>", (b"<html>",)),
+        (b"\xff\xfe", (b"\xff\xfe",)),
+        (b"[", ()),
+        (b"[\n]", ()),
+    ],
 )
-def test_anything_else_goes_through(stream: bytes):
+def test_anything_else_goes_through(stream: bytes, unread: tuple[bytes, ...]):
     for extract in (NOTHING, TERSE):
-        assert run(cut(stream, list(range(len(stream)))), extract) == (stream, Reply())
+        assert run(cut(stream, list(range(len(stream)))), extract) == (stream, Reply(unread=unread))
 
 
 def test_an_event_beyond_the_limit_goes_through():
     for frame in FRAMINGS:
         stream = frame([event(text("a <terse>")), event(text("x" * 2000)), event(text("<terse>y</terse>"))])
-        reader = ReplyStream(extract=TERSE, max_event=1000)
+        reader = ReplyStream(tags=TERSE, max_event=1000)
         assert (
             b"".join(reader.feed(piece) for piece in cut(stream, list(range(0, len(stream), 50)))) + reader.close()
             == stream
@@ -295,7 +305,7 @@ def test_an_event_beyond_the_limit_goes_through():
     st.sampled_from(FRAMINGS),
 )
 def test_where_a_stream_is_cut_makes_no_difference(
-    pieces: list[str], places: list[int], extract: Extract, frame: Callable[..., bytes]
+    pieces: list[str], places: list[int], extract: TagKinds, frame: Callable[..., bytes]
 ):
     stream = frame([*(event(text(piece)) for piece in pieces), event(text(""), finish="STOP")])
     assert run(cut(stream, places), extract) == run([stream], extract)

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from app.dialects.media import image_size
+from tersely.dialects.wire.media import image_size
 
 PNG = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", 640, 480) + b"\x08\x02"
 GIF = b"GIF89a" + struct.pack("<HH", 320, 200) + b"\xf7"
@@ -28,12 +28,12 @@ def url(content: bytes, kind: str = "png") -> str:
     [(PNG, (640, 480)), (GIF, (320, 200)), (JPEG, (800, 600)), (VP8X, (640, 480)), (VP8L, (100, 50)), (VP8, (176, 144)),
      (b"BM", (0, 0)), (PNG[:18], (0, 0)), (b"\xff\xd8\xff\xe0\x00\x01", (0, 0)), (b"", (0, 0))]
 )  # fmt: skip
-def test_image_size(content: bytes, size: tuple[int, int]):
+def test_the_size_of_an_image_is_read(content: bytes, size: tuple[int, int]):
     assert image_size(url(content)) == size
 
 
 @pytest.mark.parametrize(
     "address", ["http://x/y.png", "", "data:image/png,xx", "data:image/png;base64,ää", "data:;base64,"]
 )
-def test_what_has_no_size(address: str):
+def test_media_without_a_size(address: str):
     assert image_size(address) == (0, 0)

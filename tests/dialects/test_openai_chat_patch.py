@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from app.dialects.openai_chat.read import read_message
-from app.dialects.openai_chat.write import with_prefix, with_results
+from tersely.dialects.openai_chat.read import read_message
+from tersely.dialects.openai_chat.write import with_prefix, with_results
 
 IMAGE = b'{"type":"image_url" , "image_url":{"url":"data:image/png;base64,AAAA"}}'
 
@@ -46,7 +46,7 @@ def test_a_result_gets_another_text(raw: bytes, patched: bytes):
     assert with_results(raw, {"c": "new", "function_call:c": "new"}) == patched
 
 
-def test_what_stands_for_media_in_a_result_is_not_said_twice():
+def test_the_placeholder_of_media_in_a_result_is_written_once():
     raw = b'{"role":"tool","tool_call_id":"c","content":[' + IMAGE + b',{"type":"text","text":"words"}]}'
     (result,) = read_message(raw).results
     assert result.text == "[image]\nwords"

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.dialects.dialect import Reply
-from app.dialects.openai_chat.stream import ReplyStream
-from app.dialects.openai_chat.whole import split_reply
-from app.dialects.sse import SseDecoder
-from app.domain.extraction import NOTHING, Extract
+from tersely.dialects.dialect import Reply
+from tersely.dialects.openai_chat.stream import ReplyStream
+from tersely.dialects.openai_chat.whole import split_reply
+from tersely.dialects.wire.sse import SseDecoder
+from tersely.domain.text.tags import NOTHING, TagKinds
 
 WIRE = Path(__file__).parents[3] / "shared" / "data" / "wire"
 
@@ -33,9 +33,9 @@ def recordings(*, stream: bool) -> list[Path]:
 
 STREAMS = recordings(stream=True)
 BODIES = recordings(stream=False)
-TERSE = Extract(terse=True)
-STATE = Extract(state=True)
-BOTH = Extract(terse=True, state=True)
+TERSE = TagKinds(terse=True)
+STATE = TagKinds(state=True)
+BOTH = TagKinds(terse=True, state=True)
 needs_recordings = pytest.mark.skipif(not STREAMS, reason=f"the recorded provider traffic is not there: {WIRE}")
 
 
@@ -44,8 +44,8 @@ def cut(stream: bytes, places: list[int]) -> list[bytes]:
     return [stream[start:end] for start, end in pairwise(ends)]
 
 
-def run(chunks: list[bytes], *, extract: Extract = TERSE, strip_usage: bool = False) -> tuple[bytes, Reply]:
-    reader = ReplyStream(extract=extract, strip_usage=strip_usage)
+def run(chunks: list[bytes], *, extract: TagKinds = TERSE, strip_usage: bool = False) -> tuple[bytes, Reply]:
+    reader = ReplyStream(tags=extract, strip_usage=strip_usage)
     sent = b"".join([reader.feed(chunk) for chunk in chunks])
     return sent + reader.close(), reader.reply
 
@@ -213,7 +213,7 @@ def test_tags_are_taken_out_and_the_rest_keeps_its_bytes():
 
 
 def test_an_event_goes_out_as_soon_as_its_words_cannot_be_a_tag():
-    reader = ReplyStream(extract=TERSE, strip_usage=False)
+    reader = ReplyStream(tags=TERSE, strip_usage=False)
     sent = [texts(reader.feed(chunk))[0] for chunk in said("a <", "b <te", "r", "e> <terse", ">x")]
     assert sent == ["", "a <", "", "b <ter", ""]
     assert texts(reader.feed(event({}, "stop"))) == {0: "e> <terse>x"}
@@ -248,7 +248,7 @@ def test_a_finish_chunk_that_carries_text():
 
 def test_a_call_ends_the_words_before_it():
     call = {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
-    reader = ReplyStream(extract=BOTH, strip_usage=False)
+    reader = ReplyStream(tags=BOTH, strip_usage=False)
     assert reader.feed(event({"content": "Let me see.\n\n"})) == b""
     assert reader.feed(event(call)) == event({"content": "Let me see.\n\n"}) + event(call)
     chunks = [*said("So.", "\n### STATE\nGoal: x"), event(call), *said("\n### STATE\nGoal: y"), event({}, "tool_calls")]
@@ -364,7 +364,7 @@ def test_an_error_in_the_stream_comes_after_what_was_held_back():
         b"data: {}\n\n\n\n\n",
     ],
 )
-def test_what_is_not_understood_goes_through(junk: bytes):
+def test_unknown_events_pass_through(junk: bytes):
     for chunks in ([junk], [bytes([byte]) for byte in junk[:300]] + [junk[300:]]):
         assert run(chunks)[0] == junk
         assert run(chunks, extract=NOTHING)[0] == junk
@@ -372,7 +372,7 @@ def test_what_is_not_understood_goes_through(junk: bytes):
 
 @pytest.mark.parametrize("size", [50_000, 100_000, 400_000])
 def test_an_event_beyond_the_limit_goes_through(size: int):
-    reader = ReplyStream(extract=TERSE, strip_usage=True, max_event=70_000)
+    reader = ReplyStream(tags=TERSE, strip_usage=True, max_event=70_000)
     huge = event({"content": "x" * 150_000})
     stream = b"".join([*said("a<terse>1</terse>", "<"), huge, *said("<terse>2</terse>"), DONE])
     sent = b"".join([reader.feed(stream[at : at + size]) for at in range(0, len(stream), size)]) + reader.close()
@@ -390,6 +390,20 @@ def test_lone_surrogates_in_two_halves():
     sent, reply = run([first, second])
     assert sent == first + second.replace(b"<terse>x</terse>", b"")
     assert json.loads(reply.choices[0].client_message)["content"] == "<b>\U0001f600"
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        b'{"choices":"words","usage":{"prompt_tokens":1}}',
+        b'{"choices":[{"index":"x","message":{"content":"words"}}],"usage":5}',
+        b'{"role":"assistant","content":"words","usage":[5]}',
+    ],
+)
+@pytest.mark.parametrize("extract", [TERSE, NOTHING])
+def test_a_chunk_of_unknown_shape_with_usage_passes(chunk: bytes, extract: TagKinds):
+    stream = b"data: " + chunk + b"\n\n" + DONE
+    assert run([stream], extract=extract, strip_usage=True)[0] == stream
 
 
 def test_usage_that_only_we_asked_for():
@@ -413,7 +427,7 @@ def test_usage_that_only_we_asked_for():
     assert run([azure], strip_usage=True)[0] == azure
 
 
-def test_what_was_said_is_put_together():
+def test_the_stream_is_assembled_into_a_reply():
     chunks = [
         event({"role": "assistant", "reasoning_content": "h", "content": None}),
         event({"reasoning_content": "m"}),
@@ -504,7 +518,8 @@ def test_split_reply_with_parts():
     "body", [b"", b"<html>", b"[]", b'{"choices":null}', b'{"choices":[1]}', b'{"choices":[{"message":5}]}']
 )
 def test_split_reply_lets_through_what_is_none(body: bytes):
-    assert split_reply(body, TERSE) == (body, Reply(is_done=b"[" in body and body != b"[]"))
+    unread = (body,) if body else ()
+    assert split_reply(body, TERSE) == (body, Reply(is_done=b"[" in body and body != b"[]", unread=unread))
 
 
 def test_split_reply_of_an_error():
@@ -570,7 +585,7 @@ STATE_PIECES = st.lists(
 
 @settings(max_examples=300)
 @given(STATE_PIECES, st.lists(st.integers(0, 10**5), max_size=12), st.booleans(), st.sampled_from([STATE, BOTH]))
-def test_the_cuts_do_not_matter_to_states(pieces: list[str], places: list[int], crlf: bool, extract: Extract):
+def test_the_cuts_do_not_matter_to_states(pieces: list[str], places: list[int], crlf: bool, extract: TagKinds):
     stream = b"".join([*said(*pieces), event({}, "stop"), DONE])
     if crlf:
         stream = stream.replace(b"\n\n", b"\r\n\r\n")

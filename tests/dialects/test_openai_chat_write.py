@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from app.dialects.errors import classify_error
-from app.dialects.openai_chat.read import read_request
-from app.dialects.openai_chat.write import (
+from tersely.dialects.errors import classify_error
+from tersely.dialects.openai_chat.read import read_request
+from tersely.dialects.openai_chat.write import (
     add_instructions,
     as_input,
     error_body,
@@ -18,10 +18,10 @@ from app.dialects.openai_chat.write import (
     write_request,
     write_text,
 )
-from app.dialects.registry import DIALECTS
-from app.domain.errors import InvalidRequest
-from app.domain.extraction import Extract
-from app.domain.messages import Media, Message, Reasoning, Text
+from tersely.dialects.registry import DIALECTS
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.messages import Media, Message, Reasoning, Text
+from tersely.domain.text.tags import TagKinds
 
 BODY = (
     b'{ "model" : "m", "seed": 1.0, "messages" : [ {"role":"user","content":"old"} ],\n "x": {"y" :[1 ,2]},"seed":2.50, '  # noqa: E501
@@ -168,7 +168,7 @@ def test_messages_of_our_own():
     )
 
 
-def test_an_error():
+def test_errors_in_the_providers_shape():
     assert json.loads(error_body("no", code="c", param="p")) == {
         "error": {"message": "no", "type": "invalid_request_error", "param": "p", "code": "c"}
     }
@@ -179,8 +179,8 @@ def test_the_registry_knows_the_dialect_by_its_name():
         assert dialect.name == name
     dialect = DIALECTS["openai_chat"]
     assert dialect.read_request(dialect.write_request(BODY, messages=[USER])).messages[0].text == "u"
-    stream = dialect.open_stream(extract=Extract(terse=True), strip_usage=True)
+    stream = dialect.open_stream(tags=TagKinds(terse=True), strip_usage=True)
     assert stream.feed(b"data: [DONE]\n\n") + stream.close() == b"data: [DONE]\n\n"
     assert stream.reply.is_done
-    assert dialect.split_reply(b"{}", Extract(terse=True))[0] == b"{}"
+    assert dialect.split_reply(b"{}", TagKinds(terse=True))[0] == b"{}"
     assert classify_error(400, dialect.error_body("x", code="context_length_exceeded")) is not None

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from app.dialects.openai_responses.kept import lacks_history
-from app.dialects.openai_responses.read import read_request
-from app.dialects.openai_responses.write import as_input
+from tersely.dialects.openai_responses.missing_history import lacks_history
+from tersely.dialects.openai_responses.read import read_request
+from tersely.dialects.openai_responses.write import as_input
 from tests.dialects.recordings import SHARED
 
 
@@ -32,7 +32,7 @@ def error(message: str, **more: object) -> bytes:
         (200, b'event: error\ndata: {"type":"error","error":{"code":"previous_response_not_found","message":"x"}}\n\n'),
     ],
 )
-def test_it_is_not_there(status: int, body: bytes) -> None:
+def test_a_missing_history_is_recognised(status: int, body: bytes) -> None:
     assert lacks_history(status, body)
 
 
@@ -69,8 +69,8 @@ def test_a_reply_that_is_fetched_later_is_only_passed_on() -> None:
     request = read_request(b'{"model":"m","input":"x","background":true,"previous_response_id":"resp_1"}')
     assert request.unreadable
     assert not request.messages
-    assert (request.reply_id, request.names_history, request.is_kept) == ("resp_1", True, True)
-    assert not read_request(b'{"model":"m","input":"x","store":false}').is_kept
+    assert (request.reply_id, request.references_history, request.is_stored) == ("resp_1", True, True)
+    assert not read_request(b'{"model":"m","input":"x","store":false}').is_stored
 
 
 def test_a_thought_that_is_left_out_takes_along_what_only_the_provider_knows() -> None:

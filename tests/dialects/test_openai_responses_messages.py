@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from app.dialects import raw_json
-from app.dialects.dialect import Usage
-from app.dialects.openai_chat.dialect import OPENAI_CHAT
-from app.dialects.openai_responses.dialect import OPENAI_RESPONSES
-from app.dialects.openai_responses.items import items_of
-from app.dialects.openai_responses.read import read_message, read_request, read_usage
-from app.dialects.openai_responses.write import (
+from tersely.dialects.dialect import Usage
+from tersely.dialects.openai_chat.dialect import OPENAI_CHAT
+from tersely.dialects.openai_responses.dialect import OPENAI_RESPONSES
+from tersely.dialects.openai_responses.items import items_of
+from tersely.dialects.openai_responses.read import read_message, read_request, read_usage
+from tersely.dialects.openai_responses.write import (
     as_input,
     as_reply,
     error_event,
@@ -27,10 +26,11 @@ from app.dialects.openai_responses.write import (
     write_request,
     write_text,
 )
-from app.domain.chain import canonical
-from app.domain.errors import InvalidRequest
-from app.domain.messages import Media, Message, Part, Reasoning, Text, ToolCall, ToolResult
-from app.domain.pairing import prove_pairing
+from tersely.dialects.wire import raw_json
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.history.chain import canonical
+from tersely.domain.history.pairing import prove_pairing
+from tersely.domain.messages import Media, Message, Part, Reasoning, Text, ToolCall, ToolResult
 from tests.dialects.recordings import MISSING, SHARED, client_requests, requests
 
 REQUESTS = requests("openai.responses")
@@ -77,7 +77,7 @@ def text(words: str, kind: str = "input_text") -> dict[str, Any]:
 # Requests
 
 
-def test_a_request():
+def test_a_request_is_read():
     request = read_request(
         b'{"model":"m","instructions":"S","input":[ {"role":"user","content":"hi"} ],"stream":true,'
         b'"tools":[ {"x":1} ],"tool_choice":"auto","text":{"format":{"type":"json_schema"}},"max_output_tokens":9,'
@@ -88,11 +88,11 @@ def test_a_request():
     assert request.response_format == b'{"type":"json_schema"}'
     assert [(each.role, each.text) for each in request.messages] == [("system", "S"), ("user", "hi")]
     assert [each.raw for each in request.messages] == [b'{"instructions":"S"}', b'{"role":"user","content":"hi"}']
-    assert request.ids == {"previous_response_id": "resp_0", "conversation": "conv_1", "prompt_cache_key": "k"}
+    assert request.ids == {"previous_response_id": "resp_0", "conversation": "conv_1"}
     assert request.unreadable is None
 
 
-def test_what_is_absent_or_null():
+def test_absent_members_and_nulls_read_the_same():
     nulls = (
         b'{"input":null,"instructions":null,"model":null,"stream":null,"tools":null,"text":{"format":{"type":"text"}}}'
     )
@@ -113,7 +113,7 @@ def test_what_is_absent_or_null():
         (b'{"stream":1}', "stream"),
     ],
 )
-def test_refused(sent: bytes, field: str | None):
+def test_malformed_requests_are_refused(sent: bytes, field: str | None):
     with pytest.raises(InvalidRequest) as caught:
         read_request(sent)
     assert caught.value.field == field
@@ -165,7 +165,7 @@ def test_an_echo_without_thoughts_ids_and_states_is_the_same_message():
     assert canonical(said) == canonical(echo)
 
 
-def test_what_codex_tells_the_provider_is_no_part_of_the_history():
+def test_codex_metadata_is_no_part_of_the_history():
     items = (
         {"type": "additional_tools", "role": "developer", "tools": []},
         USER,
@@ -201,7 +201,7 @@ def test_results_of_calls_that_are_only_referred_to_cannot_be_placed():
         ({"type": "function_call", "call_id": "c", "name": "n"}, ("n", "")),
     ],
 )
-def test_calls(item: dict[str, Any], expected: tuple[str, str]):
+def test_calls_are_read(item: dict[str, Any], expected: tuple[str, str]):
     name, arguments = expected
     assert parts(item) == (ToolCall(id="c", name=name, arguments=arguments),)
 
@@ -227,7 +227,7 @@ def test_calls(item: dict[str, Any], expected: tuple[str, str]):
         ({"type": "brand_new_output", "output": "a"}, "a"),
     ],
 )
-def test_results(item: dict[str, Any], expected: str):
+def test_results_are_read(item: dict[str, Any], expected: str):
     message = read_message(raw({**item, "call_id": "c"}))
     assert (message.role, message.parts) == ("tool", (ToolResult(call_id="c", text=expected),))
 
@@ -277,7 +277,7 @@ def test_calls_that_the_provider_answers_itself_are_none():
     prove_pairing(messages)
 
 
-def test_media():
+def test_media_are_read():
     png = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAMAAAAFCAYAAAA="
     content = [
         {"type": "input_image", "image_url": png, "detail": "low"},
@@ -311,7 +311,7 @@ def test_a_refusal_is_something_said():
         (b'{"input_tokens":"x"}', Usage()),
     ],
 )
-def test_usage(sent: bytes, expected: Usage):
+def test_usage_is_read(sent: bytes, expected: Usage):
     assert read_usage(sent) == expected
 
 
@@ -437,7 +437,7 @@ def test_the_models_own_words_are_put_back():
     assert (thought, words["content"], call) == (THOUGHT, "I <terse>x</terse>look.", CALL)
 
 
-def test_other_words():
+def test_with_text_replaces_the_text_of_a_message():
     image = {"type": "input_image", "image_url": "u"}
     user = {"role": "user", "content": [text("a"), image, text("b")]}
     assert json.loads(with_text(raw(user), "c")) == {"role": "user", "content": [text("c"), image]}
@@ -495,7 +495,7 @@ def test_requests_of_real_clients_are_understood(client: str, number: int, sent:
     if "previous_response_id" not in sent:
         prove_pairing(linked)
     if client == "codex":
-        assert read_request(raw(sent)).ids["prompt_cache_key"]
+        assert not read_request(raw(sent)).ids, "a key for the prompt cache names no conversation"
         assert not any("<environment_context>" in message.text and canonical(message) for message in linked[:1])
 
 

@@ -12,26 +12,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.dialects.dialect import Overflow, Reply
-from app.dialects.errors import classify_error
-from app.dialects.openai_responses.read import read_message, read_usage
-from app.dialects.openai_responses.stream import ReplyStream, split_reply
-from app.dialects.openai_responses.write import as_input
-from app.dialects.sse import SseDecoder
-from app.domain.extraction import NOTHING, Extract
+from tersely.dialects.dialect import Overflow, Reply
+from tersely.dialects.errors import classify_error
+from tersely.dialects.openai_responses.read import read_message, read_usage
+from tersely.dialects.openai_responses.stream import ReplyStream, split_reply
+from tersely.dialects.openai_responses.write import as_input
+from tersely.dialects.wire.sse import SseDecoder
+from tersely.domain.text.tags import NOTHING, TagKinds
 from tests.dialects.recordings import MISSING, cut, replies
 
 STREAMS = replies("openai.responses", stream=True)
 BODIES = replies("openai.responses", stream=False)
-TERSE = Extract(terse=True)
-BOTH = Extract(terse=True, state=True)
+TERSE = TagKinds(terse=True)
+BOTH = TagKinds(terse=True, state=True)
 needs_recordings = pytest.mark.skipif(not STREAMS, reason=MISSING)
 
 TAG = "<terse>did x</terse>"
 
 
-def run(chunks: list[bytes], *, extract: Extract = TERSE, **more: Any) -> tuple[bytes, Reply]:
-    reader = ReplyStream(extract=extract, strip_usage=False, **more)
+def run(chunks: list[bytes], *, extract: TagKinds = TERSE, **more: Any) -> tuple[bytes, Reply]:
+    reader = ReplyStream(tags=extract, strip_usage=False, **more)
     sent = b"".join([reader.feed(chunk) for chunk in chunks])
     return sent + reader.close(), reader.reply
 
@@ -292,7 +292,7 @@ def test_where_a_stream_is_cut_changes_nothing(places: list[int], newline: str, 
 
 
 def test_events_go_out_as_soon_as_their_text_is_certain():
-    reader = ReplyStream(extract=TERSE, strip_usage=False)
+    reader = ReplyStream(tags=TERSE, strip_usage=False)
     first, second, third = delta("a "), delta("b <te"), delta("a> c")
     assert reader.feed(written([first])) == written([first])
     assert reader.feed(written([second])) == b""
@@ -400,7 +400,7 @@ def test_an_incomplete_reply_says_why():
     assert (reply.is_done, reply.choices[0].finish_reason) == (True, "max_output_tokens")
 
 
-def test_what_only_the_end_says_counts():
+def test_text_that_only_the_last_event_has_counts():
     end = {"type": "response.completed", "response": response("completed", message(f"a{TAG}"))}
     sent, reply = run([written([end])])
     assert payloads(sent)[0]["response"]["output"] == [message("a")]
@@ -446,7 +446,7 @@ def test_an_event_that_is_too_large_goes_through():
 # Replies that are not streamed
 
 
-def test_a_body():
+def test_a_whole_reply_is_read():
     body = json.dumps(response("completed", message(f"a{TAG}"), CALL, usage=USAGE, output_text=f"a{TAG}")).encode()
     sent, reply = split_reply(body, TERSE)
     assert json.loads(sent) == response("completed", message("a"), CALL, usage=USAGE, output_text="a")
@@ -493,7 +493,7 @@ def test_the_client_is_told_what_it_asked(own: dict[str, Any]):
         assert assembled(told_stream) == {(0, 0): "a <"}
 
 
-def test_what_was_not_added_to_is_repeated_to_the_byte():
+def test_an_unchanged_request_is_repeated_to_the_byte():
     same = response("completed", message("a"), instructions="S", tools=[tool("own")], previous_response_id="resp_0")
     body = json.dumps(same, indent=1).encode()
     sent = json.dumps({**ASKED, "tools": [tool("own")]}).encode()

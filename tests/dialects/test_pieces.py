@@ -7,10 +7,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dialects.pieces import Piece, PieceFilter
-from app.domain.extraction import Extract, Extraction
+from tersely.dialects.wire.pieces import Piece, PieceFilter
+from tersely.domain.text.tags import TagKinds, TagStripper
 
-BOTH = Extract(terse=True, state=True)
+BOTH = TagKinds(terse=True, state=True)
 
 
 @given(
@@ -27,7 +27,7 @@ def test_the_pieces_shown_are_the_text_shown(words: list[str], ends: list[int]):
     sieve = PieceFilter(BOTH)
     told = [sieve.feed(piece) for piece in pieces]
     told.append(sieve.close())
-    whole = Extraction(BOTH)
+    whole = TagStripper(BOTH)
     assert "".join(piece.shown for piece in pieces) == "".join(told) == whole.feed(text) + whole.close()
     assert not any(piece.waiting for piece in pieces)
 

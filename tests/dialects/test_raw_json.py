@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dialects import raw_json
+from tersely.dialects.wire import raw_json
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(alphabet=st.characters()),
@@ -57,7 +57,7 @@ def test_split_object(raw: bytes, members: dict[str, bytes]):
 @pytest.mark.parametrize(
     "raw", [b"", b"{", b"[1]", b'"x"', b'{"a":1}x', b'{"a":"\\ud800"', b"\xff", b'["\\ud800"]', b"nul"]
 )
-def test_not_an_object(raw: bytes):
+def test_json_that_is_no_object_is_refused(raw: bytes):
     with pytest.raises(ValueError, match=r"."):
         raw_json.split_object(raw)
 
@@ -73,7 +73,7 @@ WORDS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
 @given(WORDS, WORDS, WORDS, JSON, st.sampled_from([None, 1]), st.booleans())
-def test_what_is_written_anew_looks_as_it_did(
+def test_rewritten_json_keeps_its_form(
     one: str, cut: str, other: str, beside: object, indent: int | None, ascii_only: bool
 ):
     members: dict[str, object] = {"a": [beside, one + cut + other], "n": 1.50, "z": beside}
@@ -82,7 +82,7 @@ def test_what_is_written_anew_looks_as_it_did(
         for text in (one + cut + other, one + other)
     )
     after = raw_json.dump(raw_json.load(expected))
-    written = raw_json.as_written(before, after)
+    written = raw_json.like_original(before, after)
     assert repr(raw_json.load(written)) == repr(raw_json.load(after))
 
 
@@ -102,4 +102,4 @@ def test_what_is_written_anew_looks_as_it_did(
     ],
 )
 def test_blanks_and_escapes_stay(before: bytes, after: bytes, written: bytes):
-    assert raw_json.as_written(before, after) == written
+    assert raw_json.like_original(before, after) == written

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dialects.anthropic.dialect import ANTHROPIC
-from app.dialects.dialect import Dialect, Reply
-from app.dialects.gemini.dialect import GEMINI
-from app.dialects.openai_chat.dialect import OPENAI_CHAT
-from app.dialects.openai_responses.dialect import OPENAI_RESPONSES
-from app.dialects.rounds import add_usage, tool_names
-from app.domain.extraction import NOTHING
-from app.service.told import Told
+from tersely.dialects.anthropic.dialect import ANTHROPIC
+from tersely.dialects.dialect import Dialect, Reply
+from tersely.dialects.gemini.dialect import GEMINI
+from tersely.dialects.openai_chat.dialect import OPENAI_CHAT
+from tersely.dialects.openai_responses.dialect import OPENAI_RESPONSES
+from tersely.dialects.tool_rounds import add_usage, tool_names
+from tersely.domain.text.tags import NOTHING
+from tersely.service.proxy.round_transcript import RoundTranscript
 from tests.dialects.recordings import MISSING, replies
 
 OURS = frozenset({"context_search", "save_memo"})
@@ -173,24 +173,24 @@ def responses_stream(number: int, said: Round, step: int) -> bytes:
 def relayed(dialect: Dialect, streams: list[bytes], step: int) -> tuple[bytes, Reply]:
     """The client's stream of several rounds, and the reply as it is kept."""
     assert dialect.rounds is not None
-    shown, told = dialect.rounds.open(OURS), Told(dialect, OURS)
+    shown, told = dialect.rounds.open(OURS), RoundTranscript(dialect, OURS)
     out, said = b"", Reply()
     for number, stream in enumerate(streams):
-        reader = dialect.open_stream(extract=NOTHING, strip_usage=False)
+        reader = dialect.open_stream(tags=NOTHING, strip_usage=False)
         for at in range(0, len(stream), step):
             out += shown.feed(reader.feed(stream[at : at + step]))
         out += shown.feed(reader.close())
         said = reader.reply
         if number < len(streams) - 1:
             told.go_on(said, [])
-            out += shown.next_round(usage=told.usage, has_said=told.has_words)
+            out += shown.next_round(usage=told.usage, has_text=told.has_words)
     out += shown.close()
     return out, told.end(said)[0]
 
 
 def read_back(dialect: Dialect, stream: bytes) -> Reply:
     """What a client makes of its stream."""
-    reader = dialect.open_stream(extract=NOTHING, strip_usage=False)
+    reader = dialect.open_stream(tags=NOTHING, strip_usage=False)
     reader.feed(stream)
     reader.close()
     return reader.reply
@@ -263,12 +263,12 @@ def test_a_client_of_responses_sees_one_stream_and_can_send_all_of_it_back(round
     assert OPENAI_RESPONSES.rounds is not None
     told = [OPENAI_RESPONSES.split_reply(body, NOTHING)[1].choices[0].client_message for body in bodies]
     shown = [OPENAI_RESPONSES.rounds.without_calls(message, OURS) for message in told]
-    joined = OPENAI_RESPONSES.rounds.join(shown)
+    joined = OPENAI_RESPONSES.rounds.merge_messages(shown)
     whole = json.loads(OPENAI_RESPONSES.rounds.write_body(bodies[0], bodies[-1], joined, b'{"n":1}'))
     assert whole == {"id": "c0", "created_at": 0, "status": "completed", "output": output, "usage": {"n": 1}}
 
 
-def test_what_has_nothing_of_ours_goes_through_byte_for_byte():
+def test_a_reply_without_our_tools_passes_byte_for_byte():
     for stream in (
         chat_stream(0, Round(text="hello", calls=(("add", "{}"), ("sub", '{"a": 1}'))), 4),
         chat_stream(0, Round(text="hello", calls=()), 4),
@@ -320,7 +320,7 @@ def test_recorded_streams_of_responses_come_through_and_any_of_their_calls_can_b
         assert [item["id"] for item in events[-1]["response"]["output"]] in ([], left)
 
 
-def test_what_only_bears_a_name_of_ours_is_the_clients():
+def test_a_client_tool_with_one_of_our_names_stays_the_clients():
     approval = {"type": "mcp_approval_request", "id": "mcpr_1", "name": "save_memo", "arguments": "{}"}
     spaced = {"type": "function_call", "call_id": "c", "name": "save_memo", "namespace": "notes", "arguments": "{}"}
     custom = {"id": "c", "type": "custom", "custom": {"name": "save_memo", "input": "x"}}
@@ -330,7 +330,7 @@ def test_what_only_bears_a_name_of_ours_is_the_clients():
         (OPENAI_CHAT, {"choices": [{"message": {"role": "assistant", "content": "", "tool_calls": [custom]}}]}),
     ):
         said = dialect.split_reply(json.dumps(body).encode(), NOTHING)[1]
-        assert Told(dialect, OURS).calls(said) == ([], True)
+        assert RoundTranscript(dialect, OURS).calls(said) == ([], True)
 
 
 def test_items_of_responses_that_come_without_a_beginning_are_known_all_the_same():
@@ -363,9 +363,9 @@ def test_tools_of_responses_are_found_among_the_items():
         ],
     }
     assert OPENAI_RESPONSES.rounds is not None
-    assert OPENAI_RESPONSES.rounds.brought_along(json.dumps(body).encode()) == {"space", "b", "c"}
+    assert OPENAI_RESPONSES.rounds.tools_outside_list(json.dumps(body).encode()) == {"space", "b", "c"}
     for other in (b"", b"{", b'{"input": "say \\"additional_tools\\""}', b'{"input": "additional_tools"}'):
-        assert OPENAI_RESPONSES.rounds.brought_along(other) == frozenset()
+        assert OPENAI_RESPONSES.rounds.tools_outside_list(other) == frozenset()
 
 
 def test_names_are_read_in_every_dialect():

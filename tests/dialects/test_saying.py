@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from app.dialects.dialect import Request
-from app.dialects.registry import DIALECTS, SAYING
-from app.dialects.saying import EVENT_STREAM, JSON
-from app.domain.extraction import NOTHING
-from app.domain.messages import Dialect as DialectName
+from tersely.dialects.dialect import Request
+from tersely.dialects.local_reply import EVENT_STREAM, JSON
+from tersely.dialects.registry import DIALECTS, REPLY_WRITERS
+from tersely.domain.messages import Dialect as DialectName
+from tersely.domain.text.tags import NOTHING
 
 TEXT = 'One line,\n\nanother with "quotes", <terse>tags</terse> and é\U0001f600.'
 
 
 def test_every_dialect_can_say_something() -> None:
-    assert SAYING.keys() == DIALECTS.keys()
+    assert REPLY_WRITERS.keys() == DIALECTS.keys()
 
 
 @pytest.mark.parametrize("name", sorted(DIALECTS))
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("as_array", [False, True])
-def test_it_is_read_back(name: DialectName, stream: bool, as_array: bool) -> None:
+def test_a_local_reply_is_read_back(name: DialectName, stream: bool, as_array: bool) -> None:
     dialect = DIALECTS[name]
     request = Request(model="m", messages=(), stream=stream, include_usage=True)
 
-    written = SAYING[name](TEXT, request=request, name="tersely_1", created=1, as_array=as_array)
+    written = REPLY_WRITERS[name](TEXT, request=request, name="tersely_1", created=1, as_array=as_array)
 
     is_array = as_array and dialect.streaming.has_arrays
     assert written.content_type == (EVENT_STREAM if stream and not is_array else JSON)
     if stream:
-        reader = dialect.open_stream(extract=NOTHING, strip_usage=False)
+        reader = dialect.open_stream(tags=NOTHING, strip_usage=False)
         assert reader.feed(written.body) + reader.close() == written.body
         reply = reader.reply
     else:

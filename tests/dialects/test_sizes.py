@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dialects.media import opaque_size
-from app.dialects.registry import DIALECTS
-from app.domain.messages import Dialect
-from app.domain.tokens import AUDIO_TOKENS, FILE_TOKENS, IMAGE_UNKNOWN
-from app.service.tokens import count_message
-from app.upstream.scripted.anthropic import ANTHROPIC
-from app.upstream.scripted.chat import CHAT
-from app.upstream.scripted.gemini import GEMINI
-from app.upstream.scripted.replies import Wire
-from app.upstream.scripted.responses import RESPONSES
+from tersely.dialects.registry import DIALECTS
+from tersely.dialects.wire.media import opaque_size
+from tersely.domain.messages import Dialect
+from tersely.domain.tokens import AUDIO_TOKENS, FILE_TOKENS, IMAGE_UNKNOWN
+from tersely.fakellm.scripted.anthropic import ANTHROPIC
+from tersely.fakellm.scripted.gemini import GEMINI
+from tersely.fakellm.scripted.openai_chat import CHAT
+from tersely.fakellm.scripted.openai_responses import RESPONSES
+from tersely.fakellm.scripted.replies import Wire
+from tersely.service.common.tokens import count_message
 
 WIRES: Mapping[Dialect, tuple[str, Wire]] = {
     "openai_chat": ("messages", CHAT),
@@ -92,7 +92,7 @@ def count(dialect: Dialect, message: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize(("what", "dialect", "message"), SIZED)
-def test_what_has_a_size_counts_by_it(what: str, dialect: Dialect, message: dict[str, Any]) -> None:
+def test_media_with_a_known_size_count_by_it(what: str, dialect: Dialect, message: dict[str, Any]) -> None:
     key, wire = WIRES[dialect]
     measured = sum(wire.sizes({key: [message]})) // 4
     assert measured / 2 <= count(dialect, message) <= measured * 2, what

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dialects.sse import EventTooLarge, SseDecoder, SseEvent, parse_event, with_data
+from tersely.dialects.wire.sse import BOM, DataLines, EventTooLarge, SseDecoder, SseEvent, parse_event, with_data
 
 TOKENS = st.sampled_from(
     [
@@ -47,7 +47,7 @@ def cut(stream: bytes, places: list[int]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
-def test_fields(newline: bytes):
+def test_fields_of_an_event(newline: bytes):
     stream = newline.join(
         [b"event: error", b"data: {", b"data:}", b"", b": ping", b"", b"", b"data", b"", b"id: 7", b"", b"data: last"]
     )
@@ -97,3 +97,27 @@ def test_with_data_keeps_the_rest():
     lines = parse_event(b": c\ndata: {\ndata: }\n\n")
     assert with_data(lines, b"{b}") == b": c\ndata: {b}\n\n"
     assert parse_event(with_data(parse_event(b"data: data\n\n"), b"x")).data == b"x"
+
+
+@given(stream=STREAMS, cuts=st.lists(st.integers(min_value=0, max_value=400), max_size=6))
+def test_data_lines_do_not_depend_on_where_the_stream_was_cut(stream: bytes, cuts: list[int]) -> None:
+    places = sorted({0, *(min(cut, len(stream)) for cut in cuts), len(stream)})
+    lines = DataLines()
+    out = b"".join(lines.feed(stream[start:end]) for start, end in pairwise(places)) + lines.close()
+    whole = DataLines()
+
+    assert out == whole.feed(stream) + whole.close()
+
+
+@given(stream=STREAMS.map(lambda stream: stream.replace(BOM, b"")), mark=st.sampled_from([b"", BOM]))
+def test_data_lines_keep_the_data_and_nothing_else(stream: bytes, mark: bytes) -> None:
+    stream = mark + stream
+    lines = DataLines()
+    before, after = decode(stream), decode(lines.feed(stream) + lines.close())
+
+    assert [event.data for event in after if event.data is not None] == [
+        event.data for event in before if event.data is not None
+    ]
+    assert not any(event.event or event.is_comment for event in after)
+    shown = b"".join(event.raw for event in after).replace(b"\r", b"\n").split(b"\n")
+    assert not any(line.startswith((b":", b"event:", b"id:", b"retry:")) for line in shown)

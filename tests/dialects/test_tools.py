@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from app.dialects.dialect import Dialect, ToolOffer
-from app.dialects.registry import DIALECTS
-from app.domain.errors import InvalidRequest
-from app.domain.messages import Dialect as DialectName
+from tersely.dialects.dialect import Dialect, ToolOffer
+from tersely.dialects.registry import DIALECTS
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.messages import Dialect as DialectName
 
 OFFER = ToolOffer(name="look", description="Looks.", parameters={"type": "object", "properties": {}})
 BODIES: dict[str, dict[str, Any]] = {
@@ -90,12 +90,12 @@ CLOSED = [
 
 
 @pytest.mark.parametrize(("name", "body"), CLOSED)
-def test_what_takes_no_more_functions(name: DialectName, body: dict[str, Any]) -> None:
+def test_requests_that_take_no_more_functions(name: DialectName, body: dict[str, Any]) -> None:
     assert not DIALECTS[name].read_request(json.dumps(body).encode()).takes_tools
 
 
 @pytest.mark.parametrize(("dialect", "body"), [*NAMED, *BARE])
-def test_what_takes_more_functions(dialect: Dialect, body: dict[str, Any]) -> None:
+def test_requests_that_take_more_functions(dialect: Dialect, body: dict[str, Any]) -> None:
     assert dialect.read_request(json.dumps(body).encode()).takes_tools
 
 

@@ -11,17 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dialects.openai_chat.read import read_message
-from app.domain.chain import (
+from tersely.dialects.openai_chat.read import read_message
+from tersely.domain.history.chain import (
     INJECTED_BLOCKS,
     canonical,
     canonical_arguments,
     chain,
     link,
     summary_anchors,
+    without_calls_as_text,
     without_injected,
 )
-from app.domain.messages import Media, Message, Reasoning, Text
+from tersely.domain.messages import Media, Message, Reasoning, Text, ToolCall
 from tests.builders import assistant, call, message, result, system, user
 
 CLIENTS = Path(__file__).parents[3] / "shared" / "data" / "clients"
@@ -60,7 +61,7 @@ def read(**members: Any) -> Message:
         (user("<current_datetime>2026</current_datetime>\n\nhi"), user("<current_datetime>2027</current_datetime>\n\nhi")),  # noqa: E501
     ],
 )  # fmt: skip
-def test_equal(one: Message, other: Message):
+def test_equal_messages_have_equal_digests(one: Message, other: Message):
     assert canonical(one) == canonical(other) != b""
     assert link(b"x", one) == link(b"x", other) != b"x"
 
@@ -84,7 +85,7 @@ def test_equal(one: Message, other: Message):
         (user(""), user("hi")),
     ],
 )
-def test_different(one: Message, other: Message):
+def test_different_messages_have_different_digests(one: Message, other: Message):
     assert canonical(one) != canonical(other)
 
 
@@ -100,7 +101,7 @@ def test_different(one: Message, other: Message):
         user("# AGENTS.md instructions for /p\n\n<INSTRUCTIONS>\nBe brief.\n</INSTRUCTIONS>"),
     ],
 )
-def test_no_links(no_link: Message):
+def test_messages_that_are_no_links(no_link: Message):
     assert canonical(no_link) == b""
     assert link(b"previous", no_link) == b"previous"
 
@@ -163,7 +164,7 @@ def test_no_two_texts_have_one_form(one: str, other: str):
 def test_text_that_is_not_injected_is_the_same_object(text: str, block: Any, inside: str):
     assert without_injected(text) is text
     injected = f"{block.opening}{inside}{block.closing}"
-    if block.closing not in inside:
+    if block.opening not in text and block.closing not in inside:
         assert without_injected(text + injected) == text
 
 
@@ -255,3 +256,49 @@ def test_recorded_clients_continue_their_chain(client: str):
             known.add(link(values[-1], read_message(json.dumps(reply).encode())))
     assert followed >= 1
     assert missed == ALLOWED_MISSES.get(client, 0)
+
+
+# smolagents writes the calls of a reply as text when it sends that again
+
+
+def _echoed(text: str) -> Message:
+    return Message(role="assistant", parts=(Text(text=text),), raw=b"")
+
+
+_WRITTEN = (
+    "Calling tools:\n[{'id': 'call_1', 'type': 'function', 'function': {'name': 'add', 'arguments': {'a': 1.0}}}]"
+)
+
+
+def test_calls_written_as_text_are_the_calls_of_the_reply() -> None:
+    call = ToolCall(id="call_1", name="add", arguments='{"a": 1}')
+    alone = Message(role="assistant", parts=(call,), raw=b"")
+    assert canonical(_echoed(_WRITTEN)) == canonical(alone)
+    with_words = Message(role="assistant", parts=(Text(text="I add."), call), raw=b"")
+    assert canonical(_echoed(f"I add.\n{_WRITTEN}")) == canonical(with_words)
+    assert canonical(_echoed(_WRITTEN.replace("call_1", "call_2"))) != canonical(alone)
+
+
+def test_calls_made_of_the_replys_own_code_are_no_part_of_it() -> None:
+    reply = "Thought: done\n<code>\nfinal_answer('two files')\n</code>"
+    made = "Calling tools:\n[{'id': 'call_1', 'type': 'function', 'function': {'name': 'python_interpreter', "
+    assert canonical(_echoed(f"{reply}\n{made}'arguments': \"final_answer('two files')\"}}}}]")) == canonical(
+        _echoed(reply)
+    )
+    other = _echoed(f"{reply}\n{made}'arguments': \"something_else()\"}}}}]")
+    assert canonical(other) != canonical(_echoed(reply))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Calling tools:\n[{'id': 'call_1'",
+        "Calling tools:\n[{'id': 'call_1'}]",
+        "Calling tools:\n[{'id':" + "[" * 5_000,
+        "Calling tools:\n[{'id': __import__('os').getcwd()}]",
+        f"as in: {_WRITTEN}",
+        f"{_WRITTEN} and so on",
+    ],
+)
+def test_text_that_only_looks_like_calls_stays_text(text: str) -> None:
+    assert without_calls_as_text(text) == (text, ())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.domain.chat_commands import HELP, Command, is_command, parse_command
-from app.domain.errors import InvalidRequest
+from tersely.domain.chat_commands import HELP, Command, is_command, parse_command
+from tersely.domain.errors import InvalidRequest
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,9 @@ from app.domain.errors import InvalidRequest
         ("/message important 12", Command(verb="important", number=12, priority=75)),
         ("/message important 12 0", Command(verb="important", number=12, priority=0)),
         ("/session scratchpad", Command(verb="scratchpad")),
+        ("/session scratchpad - [ ]  test it", Command(verb="scratchpad", value="- [ ]  test it")),
+        ("/help", Command(verb="help")),
+        (" /help\n", Command(verb="help")),
         ("/config", Command(verb="config")),
         (
             "/config agent_max_context_tokens 80000",
@@ -36,13 +39,13 @@ from app.domain.errors import InvalidRequest
         ('/config epoch {"high":  9}', Command(verb="config", key="epoch", value='{"high":  9}')),
     ],
 )
-def test_commands(text: str, command: Command) -> None:
+def test_commands_are_parsed(text: str, command: Command) -> None:
     assert is_command(text)
     assert parse_command(text) == command
 
 
-@pytest.mark.parametrize("text", ["", "hello", "/contextual", "see /undo", "/undo\nplease", "/message\n", "/help"])
-def test_what_is_said_to_the_model(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "hello", "/contextual", "see /undo", "/undo\nplease", "/message\n", "/help me"])
+def test_text_for_the_model_is_no_command(text: str) -> None:
     assert is_command(text) == (text == "/message\n")  # a line's end alone says nothing
 
 
@@ -65,4 +68,9 @@ def test_usage_names_the_right_lines() -> None:
         parse_command("/context foo")
     with pytest.raises(InvalidRequest, match=r"/message show TURN"):
         parse_command("/messages foo")
-    assert HELP.count("\n") == 14
+    assert HELP.count("\n") == 16
+
+
+def test_commands_that_write_are_told_from_those_that_look() -> None:
+    lines = ("/session scratchpad", "/session scratchpad x", "/config", "/config a b", "/help")
+    assert [parse_command(line).is_mutating for line in lines] == [False, True, False, True, False]

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from app.domain.clients import BODY_IDS, SESSION_HEADERS, ClientIds, SideCall, client_ids, is_retry, side_call
-from app.domain.messages import Message
+from tersely.dialects.clients.known import (
+    BODY_IDS,
+    SESSION_HEADERS,
+    SideCall,
+    client_ids,
+    is_retry,
+    side_call,
+)
+from tersely.domain.client_ids import ClientIds
+from tersely.domain.messages import Message
 from tests.builders import assistant, call, result, system, user
 
 TASK = [system("You are a coding agent."), user("Fix the bug."), assistant("Done."), user("Thanks.")]
@@ -23,12 +31,12 @@ def test_a_member_of_the_body_does_too(name: str) -> None:
 
 def test_headers_come_before_the_body_and_earlier_ones_before_later_ones() -> None:
     headers = {"x-session-affinity": "second", "x-session-id": "first"}
-    assert client_ids(headers, {"prompt_cache_key": "third"}) == ClientIds(id="first", source="header")
+    assert client_ids(headers, {"session_id": "third"}) == ClientIds(id="first", source="header")
 
 
 @pytest.mark.parametrize("value", ["", " abc", "a b", "a\nb", "ä", "x" * 257, 7, None, ["abc"]])
 def test_unusable_ids_are_no_ids(value: object) -> None:
-    assert client_ids({}, {"prompt_cache_key": value}) == ClientIds()
+    assert client_ids({}, {"session_id": value}) == ClientIds()
 
 
 def test_an_unusable_id_does_not_hide_a_usable_one() -> None:
@@ -56,6 +64,28 @@ def test_a_subagent_names_its_parent() -> None:
 )
 def test_side_calls_are_known_by_their_marks(messages: list[Message], kind: SideCall) -> None:
     assert side_call({}, messages, has_tools=False) == kind
+
+
+COMPONENT = (
+    "You are the component that summarizes a conversation when its context window is about to overflow. The summary"
+)
+
+
+@pytest.mark.parametrize("has_tools", [False, True])
+@pytest.mark.parametrize(
+    ("messages", "kind"),
+    [
+        ([*TASK, user(COMPONENT)], "summary"),
+        (
+            [system(COMPONENT), user("First, reason in your <analysis> block. Then, produce the <state_snapshot>.")],
+            "summary",
+        ),
+        ([*TASK, user("First, reason in your <analysis> block. Then, produce the <state_snapshot> XML.")], "summary"),
+        ([*TASK, user("Managed memory has TWO directories. Choose which one to write each memory into")], "memory"),
+    ],
+)
+def test_side_calls_of_qwen_code_since_0_24(messages: list[Message], kind: SideCall, *, has_tools: bool) -> None:
+    assert side_call({}, messages, has_tools=has_tools) == kind
 
 
 def test_a_header_may_say_that_a_call_is_beside_the_conversation() -> None:

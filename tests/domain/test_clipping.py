@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.clipping import count_bytes, ends, head, head_bytes, tail
+from tersely.domain.text.clipping import count_bytes, ends, head, head_bytes, tail
 
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
 texts = st.text(st.sampled_from("ab\n\r\u0301\u200d\U0001f468\U0001f3fd\ud83d\ude00é"), max_size=60) | st.text(
@@ -28,7 +28,7 @@ texts = st.text(st.sampled_from("ab\n\r\u0301\u200d\U0001f468\U0001f3fd\ud83d\ud
         ("abc", 5, "abc", "abc"),
     ],
 )
-def test_what_is_read_as_one_stays_whole_or_goes(text: str, chars: int, first: str, last: str) -> None:
+def test_joined_characters_are_kept_or_cut_together(text: str, chars: int, first: str, last: str) -> None:
     assert head(text, chars) == first
     assert tail(text, chars) == last
 

@@ -6,25 +6,26 @@ from dataclasses import replace
 
 import pytest
 
-from app.domain.command_traces import MARK, command_in, mark_answer, without_traces
-from app.domain.messages import Media, Message, Reasoning, Role, Text, ToolCall, ToolResult
+from tersely.dialects.clients.command_traces import MARK, command_in, mark_reply, without_traces
+from tersely.domain.history.chain import set_injected_apart
+from tersely.domain.messages import Media, Message, Reasoning, Role, Text, ToolCall, ToolResult
 
 
 def say(role: Role, *parts: str | Reasoning | ToolCall | ToolResult | Media) -> Message:
-    return Message(
-        role=role, parts=tuple(Text(text=each) if isinstance(each, str) else each for each in parts), raw=b""
-    )
+    read = tuple(Text(text=each) if isinstance(each, str) else each for each in parts)
+    own, injected = set_injected_apart(role, read)
+    return Message(role=role, parts=own, raw=b"", injected=injected)
 
 
 def only(message: Message, text: str) -> Message:
     return replace(message, parts=(Text(text=text),))
 
 
-ANSWER = say("assistant", mark_answer("t2 was taken back."))
+ANSWER = say("assistant", mark_reply("t2 was taken back."))
 
 
 @pytest.mark.parametrize("text", ["/undo", " /undo\n", "/context window 3", "/context nonsense"])
-def test_commands(text: str) -> None:
+def test_commands_are_found_in_a_history(text: str) -> None:
     assert command_in(say("user", text)) == text.strip()
     assert without_traces([say("user", "hello"), say("user", text), ANSWER], only) == [say("user", "hello")]
 
@@ -42,7 +43,7 @@ def test_commands(text: str) -> None:
         say("user", ToolResult(call_id="c", text="r"), "/undo"),
     ],
 )
-def test_what_is_no_command(message: Message) -> None:
+def test_text_that_is_no_command(message: Message) -> None:
     assert command_in(message) == ""
     assert without_traces([message, ANSWER], only) == [message, ANSWER]
 
@@ -52,11 +53,11 @@ def test_what_is_no_command(message: Message) -> None:
     [
         say("assistant", f"It says {MARK}"),
         say("assistant", MARK, ToolCall(id="c", name="f", arguments="{}")),
-        say("user", mark_answer("done")),
+        say("user", mark_reply("done")),
         say("assistant", "done"),
     ],
 )
-def test_what_is_no_answer(answer: Message) -> None:
+def test_text_that_is_no_command_answer(answer: Message) -> None:
     history = [say("user", "/undo"), answer]
     assert without_traces(history, only) == history
 
@@ -73,7 +74,7 @@ def test_commands_in_a_row() -> None:
     assert without_traces([command, command, ANSWER, ANSWER, bye], only) == [command, ANSWER, bye]
 
 
-def test_what_stands_beside_a_command_stays() -> None:
+def test_text_beside_a_command_stays() -> None:
     reminder = "<system-reminder>a b</system-reminder>"
     (kept,) = without_traces([say("user", reminder, "/undo"), ANSWER], only)
     assert kept.text == reminder

@@ -8,30 +8,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.errors import InvalidRequest
-from app.domain.excerpts import (
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.history.turns import number_turns
+from tersely.domain.messages import Media, Message, Reasoning, Text
+from tersely.domain.search.excerpts import (
     NOTHING_FOUND,
-    Head,
-    InTurn,
+    ExcerptRow,
+    FirstMessages,
+    LastMessages,
     Range,
-    Row,
-    Search,
-    Tail,
-    look_up,
+    TextSearch,
+    TurnMessages,
+    find_excerpts,
     matches,
     parse_lookup,
     plan_windows,
     render_excerpts,
     render_row,
 )
-from app.domain.messages import Media, Message, Reasoning, Text
-from app.domain.turns import number_turns
 from tests.builders import assistant, call, message, result, user
 
 
-def rows(*messages: Message) -> list[Row]:
+def rows(*messages: Message) -> list[ExcerptRow]:
     turns = number_turns(messages)
-    return [Row(position=n, turn=t, message=m) for n, (t, m) in enumerate(zip(turns, messages, strict=True), start=1)]
+    return [
+        ExcerptRow(number=n, turn=t, message=m) for n, (t, m) in enumerate(zip(turns, messages, strict=True), start=1)
+    ]
 
 
 # The document's "Example result", rule "Search Mode - Find Messages by Keyword".
@@ -52,7 +54,7 @@ def test_the_example_of_the_document() -> None:
         (8, user("Can you make the greens warmer?")),
         (8, assistant("Updated the palette with warmer greens.")),
     ]
-    shown = [Row(position=n, turn=turn, message=m) for n, (turn, m) in enumerate(said, start=14)]
+    shown = [ExcerptRow(number=n, turn=turn, message=m) for n, (turn, m) in enumerate(said, start=14)]
     ranges = plan_windows([15, 16, 17], before=1, after=1, total=42)
     assert render_excerpts(ranges, shown, 42) == EXAMPLE
 
@@ -82,15 +84,15 @@ def test_a_search_looks_at_text_tool_names_inputs_and_results_whatever_the_case(
     assert not matches(Message(role="assistant", parts=(Reasoning(text="secret"),), raw=b""), "secret")
 
 
-def test_the_four_modes() -> None:
+def test_the_four_modes_of_a_search() -> None:
     history = rows(user("a"), assistant("b"), user("c"), assistant("d"), user("e"), assistant("f"))
-    assert look_up(Search(query="C", before=1, after=0), history) == (Range(first=2, last=3),)
-    assert look_up(Tail(last=2), history) == (Range(first=5, last=6),)
-    assert look_up(Head(first=99), history) == (Range(first=1, last=6),)
-    assert look_up(InTurn(turn=2), history) == (Range(first=3, last=4),)
-    assert look_up(InTurn(turn=2, before=1, after=1), history) == (Range(first=1, last=6),)
-    assert look_up(InTurn(turn=9), history) == ()
-    assert look_up(Tail(last=0), history) == ()
+    assert find_excerpts(TextSearch(query="C", before=1, after=0), history) == (Range(first=2, last=3),)
+    assert find_excerpts(LastMessages(last=2), history) == (Range(first=5, last=6),)
+    assert find_excerpts(FirstMessages(first=99), history) == (Range(first=1, last=6),)
+    assert find_excerpts(TurnMessages(turn=2), history) == (Range(first=3, last=4),)
+    assert find_excerpts(TurnMessages(turn=2, before=1, after=1), history) == (Range(first=1, last=6),)
+    assert find_excerpts(TurnMessages(turn=9), history) == ()
+    assert find_excerpts(LastMessages(last=0), history) == ()
     assert render_excerpts((), [], 6) == NOTHING_FOUND
 
 
@@ -98,12 +100,12 @@ def test_the_four_modes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "lookup"),
     [
-        ({"mode": "search", "query": "x"}, Search(query="x", before=2, after=2)),
-        ({"mode": "search", "query": "x", "before": 0, "after": 5.0}, Search(query="x", before=0, after=5)),
-        ({"mode": "tail"}, Tail(last=10)),
-        ({"mode": "head", "first": 3, "query": "", "turnId": None}, Head(first=3)),
-        ({"mode": "turn", "turnId": "t5"}, InTurn(turn=5, before=0, after=0)),
-        ({"mode": "turn", "turnId": "t5", "before": 2, "after": 1}, InTurn(turn=5, before=2, after=1)),
+        ({"mode": "search", "query": "x"}, TextSearch(query="x", before=2, after=2)),
+        ({"mode": "search", "query": "x", "before": 0, "after": 5.0}, TextSearch(query="x", before=0, after=5)),
+        ({"mode": "tail"}, LastMessages(last=10)),
+        ({"mode": "head", "first": 3, "query": "", "turnId": None}, FirstMessages(first=3)),
+        ({"mode": "turn", "turnId": "t5"}, TurnMessages(turn=5, before=0, after=0)),
+        ({"mode": "turn", "turnId": "t5", "before": 2, "after": 1}, TurnMessages(turn=5, before=2, after=1)),
     ],
 )
 def test_defaults_are_the_documented_ones(arguments: dict[str, object], lookup: object) -> None:
@@ -132,7 +134,7 @@ def test_defaults_are_the_documented_ones(arguments: dict[str, object], lookup: 
         ({"mode": "tail", "lats": 5}, "lats"),
     ],
 )
-def test_what_is_not_documented_is_refused_by_name(arguments: dict[str, object], field: str) -> None:
+def test_undocumented_parameters_are_refused_by_name(arguments: dict[str, object], field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         parse_lookup(arguments)
     assert refused.value.field == field
@@ -151,10 +153,10 @@ def test_what_is_not_documented_is_refused_by_name(arguments: dict[str, object],
     ],
 )
 def test_calls_are_shown_with_their_first_argument(arguments: str, shown: str) -> None:
-    row = Row(position=1, turn=3, message=assistant(None, call("1", "dom", arguments)))
+    row = ExcerptRow(number=1, turn=3, message=assistant(None, call("1", "dom", arguments)))
     assert render_row(row) == f"[assistant t3] [tool: dom({shown})]"
 
 
 def test_media_are_named() -> None:
-    row = Row(position=1, turn=1, message=message("user", Text(text="look"), Media(kind="image", digest="d")))
+    row = ExcerptRow(number=1, turn=1, message=message("user", Text(text="look"), Media(kind="image", digest="d")))
     assert render_row(row) == "[user t1] look [image]"

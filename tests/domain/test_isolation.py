@@ -5,20 +5,20 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.isolation import Said, isolate
-from app.domain.messages import Message, Text, ToolResult
+from tersely.domain.history.isolation import StoredInDialect, isolate
+from tersely.domain.messages import Message, Text, ToolResult
 from tests.builders import assistant, call, result, user
 
 
-def ours(message: Message) -> Said:
-    return Said(message=message)
+def ours(message: Message) -> StoredInDialect:
+    return StoredInDialect(message=message)
 
 
-def theirs(message: Message) -> Said:
-    return Said(message=message, is_own=False)
+def theirs(message: Message) -> StoredInDialect:
+    return StoredInDialect(message=message, is_own=False)
 
 
-def shown(*history: Said) -> list[list[str]]:
+def shown(*history: StoredInDialect) -> list[list[str]]:
     """For each message its words, calls and results."""
     return [
         [
@@ -71,8 +71,8 @@ def test_several_results_and_words_in_one_message() -> None:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[Said]:
-    made: list[Said] = []
+def histories(draw: st.DrawFn) -> list[StoredInDialect]:
+    made: list[StoredInDialect] = []
     for number in range(draw(st.integers(1, 8))):
         kind, which = draw(st.sampled_from("ucr")), str(draw(st.integers(0, 2)))
         message = {
@@ -80,12 +80,12 @@ def histories(draw: st.DrawFn) -> list[Said]:
             "c": assistant(f"said {number}", call(which)),
             "r": result(which, f"result {number}"),
         }[kind]
-        made.append(Said(message=message, is_own=draw(st.booleans())))
+        made.append(StoredInDialect(message=message, is_own=draw(st.booleans())))
     return made
 
 
 @given(histories())
-def test_no_words_are_lost_and_nothing_of_theirs_is_left(history: list[Said]) -> None:
+def test_no_words_are_lost_and_nothing_of_theirs_is_left(history: list[StoredInDialect]) -> None:
     placed = isolate(history)
     assert len(placed) == len(history)
     own_calls: set[str] = set()
@@ -106,7 +106,7 @@ def test_no_words_are_lost_and_nothing_of_theirs_is_left(history: list[Said]) ->
 
 
 @given(histories())
-def test_without_another_dialect_nothing_changes(history: list[Said]) -> None:
+def test_without_another_dialect_nothing_changes(history: list[StoredInDialect]) -> None:
     called: set[str] = set()
     for said, stand_in in zip(history, isolate([ours(each.message) for each in history]), strict=True):
         called |= {each.id for each in said.message.calls}

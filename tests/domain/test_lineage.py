@@ -13,7 +13,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from app.domain.lineage import Decision, Incoming, Row, align, append, reconcile
+from tersely.domain.history.reconciliation import (
+    Incoming,
+    Reconciliation,
+    StoredLink,
+    align,
+    append_messages,
+    as_incoming,
+    reconcile,
+)
 
 
 def said(words: str) -> Incoming:
@@ -36,14 +44,14 @@ def history(*words: str) -> list[Incoming]:
 class Stored:
     """A session's rows as the store keeps them."""
 
-    rows: dict[int, Row] = field(default_factory=dict)
+    rows: dict[int, StoredLink] = field(default_factory=dict)
     last_seq: int = 0
     turns: int = 0
     calls: int = 0
 
     @property
-    def in_order(self) -> list[Row]:
-        return sorted(self.rows.values(), key=lambda row: (row.place, row.seq))
+    def in_order(self) -> list[StoredLink]:
+        return sorted(self.rows.values(), key=lambda row: (row.position, row.seq))
 
     @property
     def live(self) -> list[str]:
@@ -53,14 +61,14 @@ class Stored:
     def live_turns(self) -> list[int]:
         return [row.turn for row in self.in_order if row.status == "live" and row.is_link]
 
-    def decide(self, incoming: Sequence[Incoming]) -> Decision:
+    def decide(self, incoming: Sequence[Incoming]) -> Reconciliation:
         given = (self.in_order, incoming)
-        decision = reconcile(*given, last_seq=self.last_seq, turns=self.turns, revivable=True)
+        decision = reconcile(*given, last_seq=self.last_seq, turns=self.turns, allow_restore=True)
         # The quick way, where it is open, leads to the same place.
-        assert decision == align(*given, last_seq=self.last_seq, turns=self.turns, revivable=True)
+        assert decision == align(*given, last_seq=self.last_seq, turns=self.turns, allow_restore=True)
         return decision
 
-    def ask(self, *words: str, reply: str | None = None) -> Decision:
+    def ask(self, *words: str, reply: str | None = None) -> Reconciliation:
         """A request with its whole history, and the reply to it."""
         incoming = history(*words)
         decision = self.decide(incoming)
@@ -69,13 +77,15 @@ class Stored:
             self.reply(decision, reply)
         return decision
 
-    def apply(self, incoming: Sequence[Incoming], decision: Decision) -> None:
+    def apply(self, incoming: Sequence[Incoming], decision: Reconciliation) -> None:
+        before = 0
         for message, placed in zip(incoming, decision.placed, strict=True):
+            follows, before = before, placed.seq if placed.turn > 0 else before
             if placed.is_new:
                 assert placed.seq not in self.rows
-                self.rows[placed.seq] = Row(
+                self.rows[placed.seq] = StoredLink(
                     seq=placed.seq,
-                    place=placed.place,
+                    position=placed.position,
                     turn=placed.turn,
                     tokens=1,
                     role=message.role,
@@ -83,20 +93,21 @@ class Stored:
                     digest=message.digest,
                     relayed=False,
                     call=0,
+                    follows=follows,
                 )
         for seq in decision.superseded:
             self.rows[seq] = structs.replace(self.rows[seq], status="superseded")
-        for seq in decision.revived:
+        for seq in decision.restored:
             self.rows[seq] = structs.replace(self.rows[seq], status="live")
         self.last_seq, self.turns = decision.last_seq, decision.turns
         self.calls += 1
 
-    def reply(self, decision: Decision, words: str) -> None:
+    def reply(self, decision: Reconciliation, words: str) -> None:
         assert decision.answered is not None
         self.last_seq += 1
-        self.rows[self.last_seq] = Row(
+        self.rows[self.last_seq] = StoredLink(
             seq=self.last_seq,
-            place=float(self.last_seq),
+            position=float(self.last_seq),
             turn=decision.answered.turn,
             tokens=1,
             role="assistant",
@@ -104,6 +115,7 @@ class Stored:
             digest=words.encode(),
             relayed=True,
             call=self.calls,
+            follows=decision.answered.seq,
         )
 
 
@@ -121,10 +133,10 @@ BEFORE = ("s:1", "u:1", "a:1", "u:2", "a:2")
 def test_a_first_request_is_new() -> None:
     decision = Stored().ask("s:1", "u:1")
     assert decision.kind == "new"
-    assert [(p.seq, p.turn, p.place, p.is_new) for p in decision.placed] == [(1, 0, 1.0, True), (2, 1, 2.0, True)]
+    assert [(p.seq, p.turn, p.position, p.is_new) for p in decision.placed] == [(1, 0, 1.0, True), (2, 1, 2.0, True)]
 
 
-def test_what_is_new_is_appended() -> None:
+def test_new_messages_are_appended() -> None:
     stored = conversation()
     decision = stored.ask(*BEFORE, "u:3")
     assert decision.kind == "continue"
@@ -184,7 +196,7 @@ def test_an_edit_in_the_middle_goes_between_its_neighbours() -> None:
     assert decision.kind == "edited"
     assert stored.live == ["s:1", "u:1", "a:mine", "u:2", "a:2", "u:3"]
     assert stored.live_turns == [1, 1, 2, 2, 3]
-    assert decision.placed[2].place == pytest.approx(3.0)
+    assert decision.placed[2].position == pytest.approx(3.0)
 
 
 def test_returning_to_an_earlier_branch_revives_it() -> None:
@@ -192,7 +204,7 @@ def test_returning_to_an_earlier_branch_revives_it() -> None:
     stored.ask("s:1", "u:1", "a:1", "u:other", reply="a:other")
     decision = stored.ask(*BEFORE, "u:3")
     assert decision.kind == "edited"
-    assert [stored.rows[seq].digest for seq in decision.revived] == [b"u:2", b"a:2"]
+    assert [stored.rows[seq].digest for seq in decision.restored] == [b"u:2", b"a:2"]
     assert [stored.rows[seq].digest for seq in decision.superseded] == [b"u:other", b"a:other"]
     assert stored.live == [*BEFORE, "u:3"]
     assert sum(p.is_new for p in decision.placed) == 1
@@ -203,7 +215,7 @@ def test_a_live_message_is_preferred_to_its_superseded_twin() -> None:
     stored.ask("u:1", reply="a:Ok.")
     stored.ask("u:1", reply="a:Ok.")
     decision = stored.ask("u:1", "a:Ok.", "u:2")
-    assert (decision.kind, decision.revived, decision.superseded) == ("continue", (), ())
+    assert (decision.kind, decision.restored, decision.superseded) == ("continue", (), ())
 
 
 def test_instructions_that_change_are_no_edit() -> None:
@@ -214,7 +226,7 @@ def test_instructions_that_change_are_no_edit() -> None:
     assert stored.live[0] == "s:2"
     back = stored.ask("s:1", *BEFORE[1:], "u:3", "a:3", "u:4")
     assert back.kind == "continue"
-    assert [stored.rows[seq].digest for seq in back.revived] == [b"s:1"]
+    assert [stored.rows[seq].digest for seq in back.restored] == [b"s:1"]
 
 
 def test_context_injected_in_the_middle_has_no_turn() -> None:
@@ -275,7 +287,7 @@ def test_repeated_insertions_at_one_place_never_run_out_of_room() -> None:
     for number in range(300):
         middle.append(f"u:{number}")
         stored.ask("u:first", *middle, "u:last", "a:end")
-        places = [row.place for row in stored.in_order if row.status == "live"]
+        places = [row.position for row in stored.in_order if row.status == "live"]
         assert places == sorted(set(places))
     assert stored.live == ["u:first", *middle, "u:last", "a:end"]
     assert stored.last_seq < 1_000
@@ -294,7 +306,7 @@ def test_the_later_part_of_a_history_suffices() -> None:
     stored = conversation()
     tail = [row for row in stored.in_order if row.seq >= 4 or not row.is_link]
     decision = reconcile(
-        tail, history(*BEFORE, "u:3"), last_seq=stored.last_seq, turns=stored.turns, first_link=2, revivable=True
+        tail, history(*BEFORE, "u:3"), last_seq=stored.last_seq, turns=stored.turns, first_link=2, allow_restore=True
     )
     assert decision.kind == "continue"
     assert [(p.seq, p.is_new) for p in decision.placed] == [
@@ -318,13 +330,13 @@ def test_hidden_messages_that_the_client_goes_on_sending_stay_hidden() -> None:
 
 
 def test_append_gives_each_message_the_next_number_and_turn() -> None:
-    decision = append(history("t:1", "u:3", "u:4"), last_seq=5, turns=2, turn=2, superseded=[1])
+    decision = append_messages(history("t:1", "u:3", "u:4"), last_seq=5, turns=2, turn=2, superseded=[1])
     assert [(p.seq, p.turn) for p in decision.placed] == [(6, 2), (7, 3), (8, 4)]
     assert (decision.kind, decision.last_seq, decision.turns, decision.superseded) == ("delta", 8, 4, (1,))
 
 
 def test_append_to_an_empty_session_starts_at_one() -> None:
-    decision = append(history("s:1", "a:hello", "u:1"), last_seq=0, turns=0, turn=0)
+    decision = append_messages(history("s:1", "a:hello", "u:1"), last_seq=0, turns=0, turn=0)
     assert [(p.seq, p.turn) for p in decision.placed] == [(1, 0), (2, 1), (3, 1)]
 
 
@@ -359,13 +371,13 @@ def edits(draw: st.DrawFn) -> list[list[str]]:
     return requests
 
 
-def check(before: Stored, incoming: Sequence[Incoming], decision: Decision, after: Stored) -> None:
+def check(before: Stored, incoming: Sequence[Incoming], decision: Reconciliation, after: Stored) -> None:
     placed = decision.placed
     assert len(placed) == len(incoming), "every message has its place"
     new = [p for p in placed if p.is_new]
     assert [p.seq for p in new] == [*range(before.last_seq + 1, before.last_seq + 1 + len(new))]
     assert decision.last_seq == before.last_seq + len(new)
-    places = [p.place for p in placed]
+    places = [p.position for p in placed]
     assert all(one < other for one, other in itertools.pairwise(places)), "strictly increasing"
     assert len({p.seq for p in placed}) == len(placed), "no row stands for two messages"
     for message, p in zip(incoming, placed, strict=True):
@@ -377,7 +389,7 @@ def check(before: Stored, incoming: Sequence[Incoming], decision: Decision, afte
     assert decision.turns >= before.turns
     assert after.live == [message.digest.decode() for message in incoming], "the client's view is what it sent"
     again = after.decide(incoming)
-    assert (again.kind, again.superseded, again.revived) == ("retry", (), ())
+    assert (again.kind, again.superseded, again.restored) == ("retry", (), ())
     assert not any(p.is_new for p in again.placed)
 
 
@@ -442,9 +454,9 @@ def test_the_tail_decides_what_everything_would(requests: list[list[str]], data:
     assert all(p.seq == 0 and not p.is_new for p in tail.placed[:cut])
 
 
-def elapsed(rows: Sequence[Row], incoming: Sequence[Incoming]) -> float:
+def elapsed(rows: Sequence[StoredLink], incoming: Sequence[Incoming]) -> float:
     started = time.process_time()
-    reconcile(rows, incoming, last_seq=len(rows), turns=len(rows), revivable=True)
+    reconcile(rows, incoming, last_seq=len(rows), turns=len(rows), allow_restore=True)
     return time.process_time() - started
 
 
@@ -476,3 +488,42 @@ def test_long_and_hostile_histories_are_placed_quickly(case: str) -> None:
             pass
     # Half a second is ten times what it takes; a quadratic algorithm takes minutes.
     assert elapsed(long_session(words).in_order, history(*after)) < 0.5
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 9), st.sampled_from(["u:more", "u:same", "u:else"])), min_size=1, max_size=12
+    ),
+)
+def test_each_live_message_stands_behind_what_it_follows_on_every_branch(steps: list[tuple[int, str]]) -> None:
+    stored = Stored()
+    histories: list[tuple[str, ...]] = [()]
+    for number, (at, question) in enumerate(steps):
+        asked = (*histories[at % len(histories)], question)
+        stored.ask(*asked, reply=f"a:{number}")
+        histories.append((*asked, f"a:{number}"))
+        assert stored.live == list(histories[-1])
+        live = [row for row in stored.in_order if row.status == "live"]
+        assert [row.follows for row in live] == [0, *(row.seq for row in live[:-1])]
+
+
+def test_question_behind_another_reply_is_a_message_of_its_own() -> None:
+    stored = Stored()
+    stored.ask("u:1", reply="a:1")
+    stored.ask("u:1", "a:1", "u:2", reply="a:2")
+    stored.ask("u:1", "a:1", "u:2", "a:2", "u:same", reply="a:3")
+    decision = stored.ask("u:1", "a:1", "u:same", reply="a:4")
+    assert decision.placed[-1].is_new
+    again = stored.ask("u:1", "a:1", "u:2", "a:2", "u:same", "a:3", "u:4")
+    assert [placed.seq for placed in again.placed if not placed.is_new] == [1, 2, 3, 4, 5, 6]
+
+
+def test_named_messages_are_the_ones_with_their_numbers() -> None:
+    stored = Stored()
+    stored.ask("u:1", reply="a:1")
+    stored.ask("u:1", "a:1", "u:2", reply="a:same")
+    stored.ask("u:1", "a:1", "u:2", reply="a:same")
+    for number in (4, 5):
+        named = [as_incoming(stored.rows[seq]) for seq in (1, 2, 3, number)]
+        decision = stored.decide([*named, said("u:3")])
+        assert [placed.seq for placed in decision.placed[:-1]] == [1, 2, 3, number]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.history import Entry
-from app.domain.messages import Message, Part, Reasoning, Text, ToolCall, ToolResult
-from app.domain.pairing import EMPTY_MESSAGE, NO_RESULT, UnpairedMessages, prove_pairing, repair, safe_cuts
+from tersely.domain.history.history import Entry
+from tersely.domain.history.pairing import EMPTY_MESSAGE, NO_RESULT, UnpairedMessages, prove_pairing, repair, safe_cuts
+from tersely.domain.messages import Message, Part, Reasoning, Text, ToolCall, ToolResult
 from tests.builders import assistant, call, result, system, user
 
 NOW = datetime(2024, 1, 15, 10, 30, tzinfo=UTC)
@@ -180,7 +180,7 @@ def test_whatever_came_in_what_goes_out_is_valid(history: tuple[Entry, ...]) -> 
 
 
 @given(histories)
-def test_what_the_proof_accepts_is_not_touched(history: tuple[Entry, ...]) -> None:
+def test_a_valid_history_is_not_repaired(history: tuple[Entry, ...]) -> None:
     mended, repairs = repair(history)
     try:
         prove_pairing([entry.message for entry in history])

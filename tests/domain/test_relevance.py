@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,10 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.history import Entry
-from app.domain.messages import Message, Text
-from app.domain.relevance import Ranked, collect, look, rank_documents, rank_turns, search, tokenize
-from app.domain.turns import Turn, group_turns
+from tersely.domain.history.history import Entry
+from tersely.domain.history.turns import Turn, group_turns
+from tersely.domain.messages import Message, Text
+from tersely.domain.search.cues import is_mark
+from tersely.domain.search.relevance import (
+    Ranked,
+    build_corpus,
+    build_query,
+    document_terms,
+    fuse,
+    rank_documents,
+    rank_turns,
+    search_corpus,
+    tokenize,
+)
+from tests.builders import assistant, user
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 SMALL_TALK = ("continue", "go on", "next", "Yes, please continue!", "ok thanks", "and now?", "", "   ", "?!")
@@ -78,9 +91,9 @@ def found(texts: list[str], query: str) -> list[int]:
 
 
 def ranked(documents: list[list[str]], query: str, **options: Any) -> list[Ranked]:
-    corpus = collect(documents)
-    first = look(query, corpus, **options)
-    return search(first, corpus, [documents[each.number] for each in first.best])
+    corpus = build_corpus(documents)
+    first = build_query(query, corpus, **options)
+    return search_corpus(first, corpus, [documents[each.number] for each in first.best])
 
 
 def test_rare_words_count_more_than_frequent_ones() -> None:
@@ -98,7 +111,7 @@ def test_an_answer_is_found_by_its_question() -> None:
     assert found(texts, "dentist")[:3] == [2, 3, 1]
 
 
-def test_what_is_no_part_of_the_collection_is_not_found() -> None:
+def test_documents_outside_the_collection_are_not_found() -> None:
     assert set(found(["dentist", "", "dentist appointment"], "dentist")) == {0, 2}
 
 
@@ -185,3 +198,89 @@ def test_who_asks_for_memos_gets_all_that_share_a_word() -> None:
 
 def test_at_most_five_memos() -> None:
     assert len(rank_documents([["parser", "rule", str(n)] for n in range(9)], ["parser", "rule"])) == 5
+
+
+def test_a_turn_is_as_relevant_as_the_share_of_the_question_that_it_covers() -> None:
+    texts = ["deploy the payments service", "the migration failed " + "with many words beside it " * 60]
+    texts += ["weather?", "rain in Kiel"]
+    said = [
+        Message(role="assistant" if number % 2 else "user", parts=(Text(text=text),), raw=b"x")
+        for number, text in enumerate(texts)
+    ]
+    turns = group_turns(
+        Entry(seq=seq, turn=1 + (seq > 2), message=message, tokens=1, created_at=AT)
+        for seq, message in enumerate(said, start=1)
+    )
+    question = "back to the payments service deploy: which migration was it, and what about zebras?"
+    relevance = {ranked.turn.number: ranked.relevance for ranked in rank_turns(turns, question)}
+    assert relevance == {1: 1.0}  # what no turn speaks of does not count against it
+    half = {ranked.turn.number: ranked.relevance for ranked in rank_turns(turns, "payments in Kiel")}
+    assert all(0.5 <= share < 0.6 for share in (half[1], half[2]))  # a short message may be a little closer still
+
+
+def marked(*messages: Message) -> list[list[str]]:
+    return [document_terms(message) for message in messages]
+
+
+def test_a_standing_instruction_counts_more_unless_the_question_looks_back() -> None:
+    messages = marked(
+        *(
+            user(text)
+            for text in ("the reports, all of them", "filler", "more", "Always a table when I ask for reports.")
+        )
+    )
+
+    asked = {each.number: each.score for each in ranked(messages, "How should I write the reports?")}
+    recalled = {each.number: each.score for each in ranked(messages, "How were the reports written?")}
+    assert asked[3] / asked[0] > 2 * recalled[3] / recalled[0]
+
+
+def test_a_short_question_passes_a_share_of_its_score_to_its_answer() -> None:
+    asked = ranked(marked(user("x"), user("Where is the dentist?"), assistant("Main Street 5."), user("z")), "dentist")
+    told = ranked(marked(user("x"), user("There is the dentist."), assistant("Main Street 5."), user("z")), "dentist")
+
+    assert {each.number: each.score for each in asked}[2] > {each.number: each.score for each in told}[2]
+
+
+def test_a_speaker_whom_the_question_names_counts_more() -> None:
+    def by(name: str, text: str) -> Message:
+        raw = json.dumps({"role": "user", "name": name, "content": text}).encode()
+        return Message(role="user", parts=(Text(text=text),), raw=raw)
+
+    documents = marked(by("Ann", "Bob swims in lakes"), by("x", "y"), by("z", "y"), by("Bob", "Ann swims in lakes"))
+
+    assert ranked(documents, "Where does Bob swim?")[0].number == 3
+    assert ranked(documents, "Where does Ann swim?")[0].number == 0
+
+
+def test_words_about_the_conversation_count_less() -> None:
+    texts = ["a summary of the list in order", "the garden plan", "x", "y"]
+
+    assert found(texts, "summary of the garden")[0] == 1
+
+
+@pytest.mark.parametrize("text", ["\x01standing", "a \x01question b", "\x01by ann"])
+def test_no_text_has_a_mark_as_a_term(text: str) -> None:
+    assert not any(is_mark(term) for term in tokenize(text))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.floats(0.1, 9)), max_size=8, unique_by=lambda pair: pair[0]),
+    st.lists(st.tuples(st.integers(1, 20), st.floats(-1, 1)), max_size=8, unique_by=lambda pair: pair[0]),
+)
+def test_fuse_ranks_every_document_of_both_once(words: list[tuple[int, float]], near: list[tuple[int, float]]) -> None:
+    by_words = [Ranked(number=number, score=score) for number, score in sorted(words, key=lambda pair: -pair[1])]
+    by_meaning = [Ranked(number=number, score=score) for number, score in near]
+    order = fuse(by_words, by_meaning)
+
+    assert sorted(order) == sorted({each.number for each in (*by_words, *by_meaning)})
+    if by_words and not by_meaning:
+        best = max(score for _, score in words)
+        assert dict(words)[order[0]] == best
+
+
+def test_fuse_lets_meaning_decide_between_documents_that_words_rank_alike() -> None:
+    words = [Ranked(number=1, score=2.0), Ranked(number=2, score=1.9)]
+
+    assert fuse(words, [Ranked(number=2, score=0.9), Ranked(number=3, score=0.1)]) == [2, 1, 3]
+    assert fuse(words, []) == [1, 2]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.clients import CODEX_MARKS, CODEX_METADATA, SIDE_HEADERS, SideCall, side_call
-from app.domain.messages import Message
+from tersely.dialects.clients.known import CODEX_MARKS, CODEX_METADATA, SIDE_HEADERS, SideCall, side_call
+from tersely.domain.messages import Message
 from tests.builders import assistant, system, user
 
 TASK = [system("You are a coding agent."), user("Fix the bug."), assistant("Done."), user("Thanks.")]
@@ -20,11 +20,11 @@ def codex(**said: object) -> dict[str, str]:
 
 
 def test_every_header_has_a_mark_of_its_own() -> None:
-    assert len({(header, value) for header, value, _ in SIDE_HEADERS}) == len(SIDE_HEADERS)
-    assert all(header == header.lower() for header, _, _ in SIDE_HEADERS)
+    assert len({(header, value) for _, header, value, _ in SIDE_HEADERS}) == len(SIDE_HEADERS)
+    assert all(header == header.lower() for _, header, _, _ in SIDE_HEADERS)
 
 
-@pytest.mark.parametrize(("header", "value", "kind"), SIDE_HEADERS)
+@pytest.mark.parametrize(("header", "value", "kind"), [mark[1:] for mark in SIDE_HEADERS])
 @pytest.mark.parametrize("has_tools", [False, True])
 def test_a_header_marks_whatever_is_said(header: str, value: str, kind: SideCall, has_tools: bool) -> None:
     assert side_call({header: value}, TASK, has_tools=has_tools) == kind
@@ -94,5 +94,5 @@ def test_a_question_of_one_token_for_the_quota(words: str, has_tools: bool) -> N
         ([], 1),
     ],
 )
-def test_what_is_no_question_for_the_quota(messages: list[Message], max_tokens: int | None) -> None:
+def test_other_short_questions_are_no_quota_probes(messages: list[Message], max_tokens: int | None) -> None:
     assert side_call({}, messages, has_tools=False, max_tokens=max_tokens) is None

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.fences import Fences
-from app.domain.state import HEADING, MAX_BLOCK, StateStream, state_text, strip_state
+from tersely.domain.text.code_fences import Fences
+from tersely.domain.text.state import HEADING, MAX_BLOCK, StateStream, state_text, strip_state
 
 # Small pieces of everything that the rule speaks of, so that random texts are full of it.
 TOKENS = st.sampled_from(
@@ -125,7 +125,7 @@ def by_lines(text: str) -> tuple[str, tuple[str, ...]]:
         ("  ### STATE\nx", "  ### STATE\nx", ()),
     ],
 )
-def test_the_rule(text: str, shown: str, entries: tuple[str, ...]):
+def test_state_blocks_are_taken_out_of_a_text(text: str, shown: str, entries: tuple[str, ...]):
     assert strip_state(text) == (shown, entries)
     assert stream(list(text)) == (shown, entries)
     assert by_lines(text) == (shown, entries)

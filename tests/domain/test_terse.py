@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.terse import CLOSE, MAX_TAG, OPEN, TerseStream, strip_terse
+from tersely.domain.text.terse import CLOSE, MAX_TAG, OPEN, TerseStream, strip_terse
 
 # Small pieces of everything that the rule speaks of, so that random texts are full of it.
 TOKENS = st.sampled_from(
@@ -86,14 +86,33 @@ def stream(pieces: list[str]) -> tuple[str, tuple[str, ...]]:
         ("``\n<terse>x</terse>", "``\n", ("x",)),
         ("use ``` here <terse>x</terse>", "use ``` here ", ("x",)),
         ("```py <terse>x</terse>", "```py <terse>x</terse>", ()),
-        ("```\ncode\n```<terse>x</terse>", "```\ncode\n```<terse>x</terse>", ()),
+        # Behind the mark that closes a fence stands a tag, and the fence ends there; behind no such mark it is code.
+        ("```\ncode\n```<terse>x</terse>", "```\ncode\n```", ("x",)),
+        ("```\ncode\n``` \t<terse>x</terse>\n<terse>y</terse>", "```\ncode\n``` \t\n", ("x", "y")),
+        ("~~~~\ncode\n~~~~~<terse>x\ny</terse>!", "~~~~\ncode\n~~~~~!", ("x y",)),
+        ("````\ncode\n```<terse>x</terse>", "````\ncode\n```<terse>x</terse>", ()),
+        ("~~~\ncode\n```<terse>x</terse>", "~~~\ncode\n```<terse>x</terse>", ()),
+        ("```\ncode\n```py<terse>x</terse>", "```\ncode\n```py<terse>x</terse>", ()),
+        ("```\ncode\n```<terse>x", "```\ncode\n```<terse>x", ()),
+        ("```\ncode\n```<b><terse>x</terse>", "```\ncode\n```<b><terse>x</terse>", ()),
+        # Code spans are text; a backtick without its fellow on the line is no span.
+        ("write `<terse>x</terse>` last", "write `<terse>x</terse>` last", ()),
+        ("between `<terse>` and `</terse>`", "between `<terse>` and `</terse>`", ()),
+        ("``a ` <terse>x</terse>``", "``a ` <terse>x</terse>``", ()),
+        ("`npm test` <terse>x</terse> `a`", "`npm test`  `a`", ("x",)),
+        ("a ` b <terse>x</terse> c", "a ` b  c", ("x",)),
+        ("a ` b\n<terse>x</terse> ` c", "a ` b\n ` c", ("x",)),
+        ("a ` b <terse>x</terse> c\n ` d", "a ` b  c\n ` d", ("x",)),
+        ("a `` b <terse>x</terse> ` c", "a `` b  ` c", ("x",)),
+        ("``` ` <terse>x</terse>` <terse>y</terse>", "``` ` <terse>x</terse>` ", ("y",)),
+        ("a `<terse>x</terse>", "a `", ("x",)),
         # The fences are those of the full text: a mark with a tag in front of it is none, one inside a tag
         # counts.
         ("<terse>x</terse>```\n<terse>y</terse>", "```\n", ("x", "y")),
         ("<terse>x\n```\n</terse><terse>y</terse>", "<terse>y</terse>", ("x ```",)),
     ],
 )
-def test_the_rule(text: str, shown: str, entries: tuple[str, ...]):
+def test_terse_tags_are_taken_out_of_a_text(text: str, shown: str, entries: tuple[str, ...]):
     assert strip_terse(text) == (shown, entries)
     assert stream(list(text)) == (shown, entries)
 
@@ -129,11 +148,14 @@ def test_no_more_is_held_back_than_the_beginning_of_a_possible_tag(text: str):
     for end in range(1, len(text) + 1):
         shown += reader.feed(text[end - 1])
         held = reader.held
-        assert held == "" or OPEN.startswith(held) or (held.startswith(OPEN) and CLOSE not in held)
+        is_line_open = "`" in text[:end] and not re.search("[\r\n]", held)
+        is_open = CLOSE not in held or is_line_open  # a span may still make it code
+        assert held == "" or OPEN.startswith(held) or (held.startswith(OPEN) and is_open)
         assert len(held) < MAX_TAG
         if not held and CLOSE not in text[:end]:
             assert shown == text[:end]
         assert text[:end].endswith(held)
+    assert shown + reader.close() == strip_terse(text)[0]
 
 
 @given(
@@ -144,10 +166,10 @@ def test_no_more_is_held_back_than_the_beginning_of_a_possible_tag(text: str):
     st.lists(st.sampled_from(["x", " ", "\n", "<b>", "é", "``"]), min_size=1, max_size=8).map("".join),
 )
 def test_a_planted_tag_leaves_no_trace(text: str, place: int, inside: str):
-    """Outside of fences; three backticks in a row would open one."""
+    """Outside of code; three backticks in a row would open a fence, and two runs on a line begin and end a span."""
     place %= len(text) + 1
     planted = text[:place] + OPEN + inside + CLOSE + text[place:]
-    if "```" in planted:
+    if "```" in planted or (re.search("`[^\r\n]*$", text[:place]) and re.search("[^\r\n]*`", inside + text[place:])):
         return
     entry = " ".join(inside.split())
     assert strip_terse(planted) == (text, (entry,) if entry else ())
@@ -160,4 +182,9 @@ def test_entries_are_single_lines(text: str):
 
 def test_many_tags_that_never_close_take_linear_time():
     text = OPEN * 40_000
+    assert strip_terse(text) == (text, ())
+
+
+def test_a_backtick_before_many_tags_that_never_close_takes_linear_time():
+    text = "`" + OPEN * 40_000
     assert strip_terse(text) == (text, ())

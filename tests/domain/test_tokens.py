@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.messages import Media, Text
-from app.domain.tokens import (
+from tersely.domain.messages import Media, Text
+from tersely.domain.tokens import (
     FILE_TOKENS,
     GPT_4_TOOLS,
     GPT_4O_TOOLS,
@@ -20,7 +20,7 @@ from app.domain.tokens import (
     count_tools,
     estimate,
 )
-from app.service.tokens import count_text, encoding_for
+from tersely.service.common.tokens import count_text, encoding_for
 from tests.builders import assistant, call, message, system, user
 
 

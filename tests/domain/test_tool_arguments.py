@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from app.domain.errors import InvalidRequest
-from app.domain.tool_arguments import MAX_ARGUMENTS, read_arguments
-from app.domain.tool_catalog import OFFERED, TOOLS, parse_offer
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.tools.arguments import MAX_ARGUMENTS, read_arguments
+from tersely.domain.tools.catalog import OFFERED_BY_DEFAULT, TOOLS, parse_offer
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from app.domain.tool_catalog import OFFERED, TOOLS, parse_offer
         ("read_artifact", {"sha256": "ab", "offset": 0}, {"sha256": "ab", "offset": 0}),
     ],
 )
-def test_what_is_right(name: str, given: object, read: object) -> None:
+def test_valid_arguments(name: str, given: object, read: object) -> None:
     assert read_arguments(TOOLS[name], given) == read
 
 
@@ -42,14 +42,14 @@ def test_what_is_right(name: str, given: object, read: object) -> None:
         ("retrieve_memos", {"query": "x" * 1_001}, "query must have at most 1000 characters, not 1001"),
     ],
 )
-def test_what_is_wrong(name: str, given: object, told: str) -> None:
+def test_invalid_arguments_are_refused(name: str, given: object, told: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         read_arguments(TOOLS[name], given)
     assert told in refused.value.detail
 
 
 def test_every_strategy_offers_known_tools() -> None:
-    assert {name for names in OFFERED.values() for name in names} <= set(TOOLS)
+    assert {name for names in OFFERED_BY_DEFAULT.values() for name in names} <= set(TOOLS)
     assert parse_offer(" OFF ") == ()
     assert parse_offer("query_db, context_search,query_db") == ("query_db", "context_search")
     for wrong in ("", "search", "off,query_db"):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.domain.clipping import count_bytes
-from app.domain.tool_output import Normalized, ToolOutputLimits, count_lines, digest, normalize
+from tersely.domain.text.clipping import count_bytes
+from tersely.domain.text.tool_output import NormalizedOutput, ToolOutputLimits, count_lines, normalize, output_digest
 
 WAY = "Use query_db(...) to see full output"
 
@@ -35,9 +35,9 @@ def test_order_1_over_the_threshold_in_runes_a_notice_with_the_checksum_replaces
     readable = f"[Large tool output: {size}; sha256 {sha}. Use read_artifact with it to see full output]"
     for way in ("", WAY):
         done = normalize(text, way=way, is_readable=True)
-        assert done == Normalized(text=readable, is_truncated=True, spilled_sha256=sha)
+        assert done == NormalizedOutput(text=readable, is_truncated=True, spilled_sha256=sha)
     done = normalize(text, way=WAY)
-    assert done == Normalized(text=f"[Large tool output: {size}. {WAY}]", is_truncated=True, spilled_sha256=sha)
+    assert done == NormalizedOutput(text=f"[Large tool output: {size}. {WAY}]", is_truncated=True, spilled_sha256=sha)
     assert normalize("é" * (200 * 1024)).spilled_sha256 is None
 
 
@@ -83,7 +83,7 @@ def test_order_3_statistics_are_appended_when_something_was_cut() -> None:
     assert normalize("x" * 60_000, way=WAY).text.endswith(
         f"\n[Output truncated: 1 of 1 lines, 51200 of 60000 characters, 51200 of 60000 bytes shown. {WAY}]"
     )
-    assert normalize("x" * 51_200) == Normalized(text="x" * 51_200)
+    assert normalize("x" * 51_200) == NormalizedOutput(text="x" * 51_200)
 
 
 limits = st.builds(
@@ -99,13 +99,13 @@ outputs = st.lists(st.text(st.sampled_from("ab é\n\ud800\U0001f600"), max_size=
 
 @settings(deadline=None)
 @given(outputs, limits, st.sampled_from(["", WAY]), st.booleans())
-def test_bounds(text: str, bounds: ToolOutputLimits, way: str, is_readable: bool) -> None:
+def test_tool_output_is_bounded(text: str, bounds: ToolOutputLimits, way: str, is_readable: bool) -> None:
     done = normalize(text, bounds, way=way, is_readable=is_readable)
     assert normalize(text, bounds, way=way, is_readable=is_readable) == done
     assert len(done.text) <= len(text)
     assert done.is_truncated == (done.text != text)
     if done.spilled_sha256:
-        assert done.spilled_sha256 == digest(text)
+        assert done.spilled_sha256 == output_digest(text)
         assert (done.spilled_sha256 in done.text) is is_readable
     elif done.is_truncated:
         body = done.text[: done.text.rindex("\n[Output truncated")]
@@ -116,5 +116,5 @@ def test_bounds(text: str, bounds: ToolOutputLimits, way: str, is_readable: bool
 
 @settings(deadline=None)
 @given(outputs)
-def test_what_is_within_the_limits_is_left_alone(text: str) -> None:
+def test_output_within_the_limits_is_unchanged(text: str) -> None:
     assert normalize(text).text is text

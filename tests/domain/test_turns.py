@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from app.domain.errors import InvalidRequest
-from app.domain.history import Entry
-from app.domain.messages import Message, ToolResult
-from app.domain.turns import group_turns, number_turns, read_turn_id, write_turn_id
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.history.history import Entry
+from tersely.domain.history.turns import group_turns, number_turns, read_turn_id, write_turn_id
+from tersely.domain.messages import Message, ToolResult
 from tests.builders import assistant, call, message, result, system, user
 
 NOW = datetime(2024, 1, 15, 10, 30, tzinfo=UTC)
@@ -33,7 +33,7 @@ def test_a_user_message_of_results_only_starts_no_turn() -> None:
     assert number_turns([user("a"), assistant(None, call("1")), carrier]) == (1, 1, 1)
 
 
-def test_what_comes_before_the_first_user_message_belongs_to_its_turn() -> None:
+def test_messages_before_the_first_user_message_belong_to_its_turn() -> None:
     assert number_turns([assistant("hello"), user("hi"), user("there")]) == (1, 1, 2)
     assert number_turns([user("hi")], turn=1, opened=False) == (1,)
 

@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
+import io
+import logging
 import secrets
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import sys
+from collections.abc import AsyncIterator, Iterator
 
-import asyncpg
 import pytest
 
-from tests.conftest import OWNER, Database, Server
-from tests.proxy.harness import Model, RawUpstream, Service, raw_upstream, scripted, serve
-
-
-async def _execute(server: Server, statement: str) -> None:
-    admin = await asyncpg.connect(server.admin_dsn)
-    try:
-        await admin.execute(statement)
-    finally:
-        await admin.close()
-
-
-@pytest.fixture(scope="module")
-def store(server: Server) -> Iterator[Database]:
-    """A database for the module, with the current schema."""
-    name = f"tersely_test_{secrets.token_hex(6)}"
-    with ThreadPoolExecutor(max_workers=1) as pool:
-
-        def run(statement: str) -> None:
-            pool.submit(asyncio.run, _execute(server, statement)).result()
-
-        run(f"CREATE DATABASE {name} TEMPLATE {server.template} OWNER {OWNER} STRATEGY FILE_COPY")
-        yield Database(name=name, dsn=server.dsn(name, user=OWNER), admin_dsn=server.dsn(name))
-        run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+from tersely.server.run import log_as_json
+from tersely.store.db.connection import Database as Store
+from tests.conftest import Database
+from tests.support.services import Service, serve
+from tests.support.upstreams import Model, RawUpstream, raw_upstream, scripted
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +91,34 @@ def plain_behind_raw(store: Database, raw: RawUpstream) -> Iterator[Service]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def locked(store: Database, model: Model) -> Iterator[Service]:
+    """A service that wants keys."""
+    with serve(store, model.url, auth="keys") as running:
+        yield running
+
+
+@pytest.fixture
+async def keyring(store: Database) -> AsyncIterator[Store]:
+    database = Store(dsn=store.dsn)
+    await database.open()
+    yield database
+    await database.close()
+
+
 @pytest.fixture
 def key() -> str:
     """A word that no other test uses: a session id, a user, a marker."""
     return f"k{secrets.token_hex(8)}"
+
+
+@pytest.fixture
+def log_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """What the service writes to stderr at its default level."""
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", written)
+    root = logging.getLogger()
+    before = (root.handlers[:], root.level)
+    log_as_json("info")
+    yield written
+    root.handlers[:], root.level = before

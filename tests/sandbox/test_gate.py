@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from app.domain.errors import Busy
-from app.sandbox.gate import Gate
+from tersely.domain.errors import Busy
+from tersely.sandbox.gate import Gate
 
 
 class Crowd:

@@ -7,24 +7,24 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from app.domain.errors import Busy
-from app.sandbox.child import Limits
-from app.sandbox.pool import Pool
-from app.sandbox.process import Child, ChildDied, frame
+from tersely.domain.errors import Busy
+from tersely.sandbox.child import Limits
+from tersely.sandbox.pool import ChildPool
+from tersely.sandbox.process import Child, ChildDied, frame
 
 ROW = [1, 1, "user", "text", "live", "hello", None, "2026-01-01T10:00:00.5Z", 3, [], []]
 CONTENTS = "SELECT content FROM messages"
 
 
 @pytest.fixture
-async def pool() -> AsyncIterator[Pool[list[str]]]:
+async def pool() -> AsyncIterator[ChildPool[list[str]]]:
     """Two processes."""
-    pool: Pool[list[str]] = Pool(list, width=2)
+    pool: ChildPool[list[str]] = ChildPool(list, width=2)
     yield pool
     await pool.close()
 
 
-async def ask(pool: Pool[list[str]], key: str, *add: str) -> list[object]:
+async def ask(pool: ChildPool[list[str]], key: str, *add: str) -> list[object]:
     async with pool.desk("tenant", key) as desk:
         for text in add:
             await desk.child.feed(frame({"add": [[*ROW[:5], text, *ROW[6:]]]}))
@@ -34,21 +34,21 @@ async def ask(pool: Pool[list[str]], key: str, *add: str) -> list[object]:
     return found
 
 
-async def test_a_session_s_rows_are_kept_for_its_next_query_and_for_no_other(pool: Pool[list[str]]) -> None:
+async def test_a_session_s_rows_are_kept_for_its_next_query_and_for_no_other(pool: ChildPool[list[str]]) -> None:
     assert await ask(pool, "a", "mine") == ["mine"]
     assert await ask(pool, "b") == []
     assert await ask(pool, "a") == ["mine"]
 
 
-async def test_what_rests_goes_after_a_while() -> None:
-    pool: Pool[list[str]] = Pool(list, idle=0.1)
+async def test_an_idle_child_is_ended_after_a_while() -> None:
+    pool: ChildPool[list[str]] = ChildPool(list, idle=0.1)
     await ask(pool, "a", "mine")
     await asyncio.sleep(0.3)
     assert await ask(pool, "a") == []
     await pool.close()
 
 
-async def test_the_longest_at_rest_makes_room(pool: Pool[list[str]]) -> None:
+async def test_the_longest_at_rest_makes_room(pool: ChildPool[list[str]]) -> None:
     await ask(pool, "a", "a")
     await ask(pool, "b", "b")
     assert await ask(pool, "c") == []
@@ -56,7 +56,7 @@ async def test_the_longest_at_rest_makes_room(pool: Pool[list[str]]) -> None:
     assert await ask(pool, "a") == []
 
 
-async def test_after_a_failure_a_child_is_not_used_again(pool: Pool[list[str]]) -> None:
+async def test_after_a_failure_a_child_is_not_used_again(pool: ChildPool[list[str]]) -> None:
     await ask(pool, "a", "mine")
     with pytest.raises(RuntimeError):
         async with pool.desk("tenant", "a"):
@@ -64,7 +64,7 @@ async def test_after_a_failure_a_child_is_not_used_again(pool: Pool[list[str]]) 
     assert await ask(pool, "a") == []
 
 
-async def test_a_killed_child_says_so(pool: Pool[list[str]]) -> None:
+async def test_a_killed_child_says_so(pool: ChildPool[list[str]]) -> None:
     async with pool.desk("tenant", "a") as desk:
         desk.child.kill()
         with pytest.raises(ChildDied):
@@ -72,7 +72,7 @@ async def test_a_killed_child_says_so(pool: Pool[list[str]]) -> None:
 
 
 async def test_after_closing_nothing_is_started() -> None:
-    pool: Pool[list[str]] = Pool(list)
+    pool: ChildPool[list[str]] = ChildPool(list)
     await ask(pool, "a")
     await pool.close()
     with pytest.raises(Busy):

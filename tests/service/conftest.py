@@ -11,12 +11,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from app.service.metrics import Metrics
-from app.service.summarizer import Summarizer
-from app.service.summary_models import Host, Models, SummarizerConfig
-from app.store import connection as store
-from app.upstream.client import Timeouts, Upstream
-from app.upstream.scripted import ScriptedModel, ScriptedServer, run_scripted
+from tersely.fakellm.scripted import ScriptedModel, ScriptedServer, run_scripted
+from tersely.service.common.metrics import Metrics
+from tersely.service.summaries.models import Host, Models, SummarizerConfig
+from tersely.service.summaries.summarizer import Summarizer
+from tersely.store.db import connection as store
+from tersely.upstream.client import Timeouts, Upstream
 from tests.conftest import Database
 
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -6,12 +6,12 @@ import asyncio
 import sys
 import time
 
-from app.service.metrics import Metrics
-from app.service.summarizer import Summarizer
-from app.service.summary_jobs import Job
-from app.service.summary_models import Host, Models, SummarizerConfig
-from app.store.connection import Database
-from app.upstream.client import Timeouts, Upstream
+from tersely.service.common.metrics import Metrics
+from tersely.service.summaries.jobs import Job
+from tersely.service.summaries.models import Host, Models, SummarizerConfig
+from tersely.service.summaries.summarizer import Summarizer
+from tersely.store.db.connection import Database
+from tersely.upstream.client import Timeouts, Upstream
 from tests.service.conftest import START
 
 
@@ -26,7 +26,7 @@ async def main(dsn: str, base_url: str) -> None:
         database, models, metrics, clock=lambda: START, monotonic=time.monotonic, name="the killed one"
     )
     await summarizer.open()
-    summarizer.ensure(
+    summarizer.submit(
         Job(tenant="north", session_id="s1", purpose="checkpoint", first_seq=1, last_seq=8, strategy="compact")
     )
     await asyncio.sleep(60)

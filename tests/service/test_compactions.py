@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from app.domain.errors import NotFound
-from app.service.compactions import Compactions, Means
-from app.service.epoch_keeping import EpochKeeper
-from app.service.recipes import Recipes
-from app.service.remembering import Remembering
-from app.store import sessions, states
-from app.upstream.scripted import ScriptedReply
+from tersely.domain.errors import NotFound
+from tersely.fakellm.scripted import ScriptedReply
+from tersely.service.common.calibrations import Calibrations
+from tersely.service.common.metrics import Metrics
+from tersely.service.context.context_configs import ContextConfigs
+from tersely.service.context.retrieval import Retriever
+from tersely.service.search.session_search import Searcher
+from tersely.service.sessions.compactions import CompactionOptions, Compactions
+from tersely.service.sessions.epochs import EpochKeeper
+from tersely.service.summaries.memory_updates import MemoryUpdates
+from tersely.service.summaries.prefetcher import SummaryPrefetcher
+from tersely.store.history import sessions
+from tersely.store.notes import states
 
-MEANS = Means()
+MEANS = CompactionOptions()
 STATE = "### STATE\nGoal: alpha\nContext: src/alpha_1.py\nResolved: none\nTechnical Anchors: 8484"
 
 
@@ -21,9 +27,18 @@ def say(host, text):
 
 
 def compactions_with(pool, summarizer, clock, strategy="compact"):
-    recipes = Recipes(strategy=strategy, epoch="auto", references=None, instructions=True, derive_terse=True)
-    keeper = EpochKeeper(pool, recipes, clock=clock)
-    return Compactions(pool, recipes, summarizer, keeper, Remembering(pool, summarizer), clock=clock)
+    recipes = ContextConfigs(strategy=strategy, epoch="auto", references=None, instructions=True, derive_terse=True)
+    metrics = Metrics()
+    keeper = EpochKeeper(
+        pool,
+        recipes,
+        Calibrations(),
+        Retriever(pool, Searcher(pool, metrics)),
+        SummaryPrefetcher(summarizer),
+        metrics,
+        clock=clock,
+    )
+    return Compactions(pool, recipes, summarizer, keeper, MemoryUpdates(pool, summarizer, clock=clock), clock=clock)
 
 
 @pytest.fixture
@@ -47,7 +62,7 @@ async def test_everything_before_the_last_turn_becomes_a_checkpoint_and_an_epoch
     assert len(host.model.received) == 1
 
 
-async def test_what_was_tried_in_vain_spares_nothing(fill, compactions, admin):
+async def test_a_failed_compaction_saves_nothing(fill, compactions, admin):
     await fill(turns=2)
     await admin.execute("UPDATE messages SET tokens = 2")
     for result in ("unchanged", "done"):
@@ -84,7 +99,7 @@ async def test_a_cleared_context_begins_anew_and_its_state_is_empty(fill, compac
     async with pool.transaction("north") as connection:
         session = await sessions.get(connection, "north", "s1")
         assert session is not None
-        assert session.floor == 9
+        assert session.cleared_at == 9
         state = await states.newest(connection, "north", "s1")
     assert state is not None
     assert state.text == ""

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from app.domain import tokens as rules
-from app.service.tokens import FixedTokens, count_text, encoding_for
+from tersely.domain import tokens as rules
+from tersely.service.common.tokens import FixedTokens, count_text, encoding_for
 
 TOOL = {
     "type": "function",
@@ -29,7 +29,7 @@ def test_functions_are_counted_by_the_rule_of_their_model(model: str, layout: ru
     )
 
 
-def test_what_is_no_list_of_functions_is_counted_by_its_text() -> None:
+def test_tools_that_are_no_list_count_by_their_text() -> None:
     for raw in (b'{"a": 1}', b"[not json"):
         assert FixedTokens().count("gpt-4o", [], raw) == count_text(raw.decode(), "o200k_base")
     assert FixedTokens().count("gpt-4o", [], b"") == 0

@@ -12,22 +12,17 @@ from typing import Any
 
 import pytest
 
-from app.service.auth import new_key
-from app.store import keys
-from app.store.connection import Database as Pool
-from app.upstream.scripted import Received, ScriptedModel, ScriptedReply, run_scripted
+from tersely.fakellm.scripted import Received, ScriptedModel, ScriptedReply, run_scripted
+from tersely.service.common.auth import new_key
+from tersely.store.db.connection import Database as Pool
+from tersely.store.ops import keys
 from tests.conftest import Database
-from tests.proxy.running import Answered, Stored, Worker, query, run_worker, stored_messages
+from tests.support.chat_messages import system, user
+from tests.support.http import Answered
+from tests.support.rows import StoredMessage, query, stored_messages
+from tests.support.services import Worker, run_worker
 
 Wire = dict[str, Any]
-
-
-def user(text: str) -> Wire:
-    return {"role": "user", "content": text}
-
-
-def system(text: str) -> Wire:
-    return {"role": "system", "content": text}
 
 
 class Upstream:
@@ -98,7 +93,7 @@ class Service:
         rows = await query(self.database, "SELECT id, parent FROM sessions ORDER BY created_at, id")
         return {row["id"]: row["parent"] for row in rows}
 
-    async def settled(self, count: int) -> list[Stored]:
+    async def settled(self, count: int) -> list[StoredMessage]:
         """All messages, once there are so many."""
         async with asyncio.timeout(10):
             while len(stored := await stored_messages(self.database)) < count:
@@ -106,7 +101,7 @@ class Service:
         return stored
 
 
-def words(stored: Stored) -> str:
+def words(stored: StoredMessage) -> str:
     return str(stored.message["content"])
 
 
@@ -179,7 +174,7 @@ async def test_a_session_that_was_told_bit_by_bit_is_known_when_it_is_sent_whole
     assert (third.session, third.source) == ("mine", "lineage")
 
 
-async def test_what_is_told_bit_by_bit_is_not_taken_for_a_conversation_of_those_words_alone(service: Service) -> None:
+async def test_deltas_are_not_taken_for_a_conversation_of_their_words_alone(service: Service) -> None:
     await service.ask(user("one"), X_Tersely_Session="mine")
     second = await service.ask(user("two"), X_Tersely_Session="mine")
     # Somebody else's history happens to consist of the second turn alone: its reply is ours all the same.
@@ -231,10 +226,21 @@ async def test_a_clients_own_id_becomes_the_sessions_and_its_other_histories_are
 
 
 async def test_an_id_in_the_body_counts_too(service: Service) -> None:
-    body = {"model": "gpt-4o", "prompt_cache_key": "abc"}
+    body = {"model": "gpt-4o", "session_id": "abc"}
     first = await service.workers[0].post({**body, "messages": [user("one")]})
     second = await service.workers[1].post({**body, "messages": [user("one"), said(first), user("two")]})
     assert (first.session, second.session, second.source) == ("abc", "abc", "body")
+
+
+async def test_a_key_for_the_prompt_cache_names_no_session(service: Service) -> None:
+    body = {"model": "gpt-4o", "prompt_cache_key": "one for all of an application"}
+    first = await service.workers[0].post({**body, "messages": [user("one")]})
+    other = await service.workers[1].post({**body, "messages": [user("one")]})
+    second = await service.workers[1].post({**body, "messages": [user("one"), said(first), user("two")]})
+    assert (first.source, other.source) == ("new", "new")
+    assert first.session != other.session
+    assert second.source == "lineage"
+    assert await service.sessions() == {first.session: None, other.session: None}
 
 
 async def test_one_id_for_everything_does_not_mix_conversations_that_start_at_once(service: Service) -> None:

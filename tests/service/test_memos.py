@@ -8,8 +8,8 @@ from itertools import count
 
 import pytest
 
-from app.service.memos import RELEVANT, Memos, relevant
-from app.store.connection import Database as Store
+from tersely.service.memos.memos import RELEVANT, Memos, relevant
+from tersely.store.db.connection import Database as Store
 from tests.conftest import Database
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -56,4 +56,4 @@ async def test_no_more_than_a_few(memos: Memos, store: Store) -> None:
     for number in range(RELEVANT + 3):
         await memos.save("north", content=f"The palette of page {number} is blue.", tags=[], session_id=None)
     assert len(await find(store, "which palette?")) == RELEVANT
-    assert len(await find(store, "which palette?", most=2)) == 2
+    assert len(await find(store, "which palette?", limit=2)) == 2

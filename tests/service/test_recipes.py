@@ -1,8 +1,8 @@
-from app.domain.state import strip_state
-from app.service.recipes import Recipes
-from app.strategies.epochs import Auto, EveryRequest
-from app.strategies.planning import fingerprint_of
-from app.strategies.presets import Slim
+from tersely.domain.text.state import strip_state
+from tersely.service.context.context_configs import ContextConfigs
+from tersely.strategies.epochs.policies import Auto, EveryRequest
+from tersely.strategies.planning import fingerprint_of
+from tersely.strategies.presets import Slim
 
 
 def make(**settings):
@@ -13,7 +13,7 @@ def make(**settings):
         "instructions": True,
         "derive_terse": True,
     }
-    return Recipes(**(defaults | settings))
+    return ContextConfigs(**(defaults | settings))
 
 
 def test_by_default_every_request_is_literally_the_documents_and_has_no_index():

@@ -13,15 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.serving import log_as_json
-from app.domain.errors import NotFound
-from app.hosts import summarizer_host
-from app.service import summarizer as module
-from app.service.summary_jobs import Job, credentials_of
-from app.service.summary_models import SESSION
-from app.settings import Settings
-from app.store import breakers, events, leases, memory, summaries
-from app.upstream.scripted import ScriptedReply
+from tersely.domain.errors import NotFound
+from tersely.fakellm.scripted import ScriptedReply
+from tersely.hosts import summarizer_host
+from tersely.server.run import log_as_json
+from tersely.service.summaries import summarizer as module
+from tersely.service.summaries.jobs import Job, credentials_of
+from tersely.service.summaries.models import SESSION
+from tersely.settings import Settings
+from tersely.store.db import leases
+from tersely.store.notes import daily_memory as memory
+from tersely.store.notes import summaries
+from tersely.store.ops import breakers, events
 from tests.builders import assistant, user
 from tests.strategies.histories import place
 
@@ -97,11 +100,11 @@ async def test_it_is_done_in_the_background_and_once(fill, pool, host, start):
     await fill()
     say(host, GOOD)
     summarizer = await start()
-    assert summarizer.ensure(job())
-    assert not summarizer.ensure(job()), "it is under way"
-    assert summarizer.ensure(job(last_seq=10))
+    assert summarizer.submit(job())
+    assert not summarizer.submit(job()), "it is under way"
+    assert summarizer.submit(job(last_seq=10))
     await until_done(summarizer)
-    assert summarizer.ensure(job())
+    assert summarizer.submit(job())
     await until_done(summarizer)
 
     assert [summary.last_seq for summary in await newest(pool, limit=9)] == [8, 10]
@@ -114,8 +117,8 @@ async def test_a_full_queue_says_so(fill, start):
     summarizer = await start()
     await summarizer.close()
     summarizer._room, summarizer._room_each = 3, 2
-    assert [summarizer.ensure(job(last_seq=seq)) for seq in (2, 4, 6)] == [True, True, False]
-    assert [summarizer.ensure(job(session_id=name)) for name in ("s2", "s3")] == [True, False]
+    assert [summarizer.submit(job(last_seq=seq)) for seq in (2, 4, 6)] == [True, True, False]
+    assert [summarizer.submit(job(session_id=name)) for name in ("s2", "s3")] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +143,7 @@ async def test_a_full_queue_says_so(fill, start):
         ),
     ],
 )
-async def test_what_will_not_do_is_replaced_by_an_extract(fill, pool, host, start, reply, error):
+async def test_an_unusable_summary_is_replaced_by_an_extract(fill, pool, host, start, reply, error):
     await fill()
     host.model.script = lambda _received: reply
     done = await (await start()).run_now(job())
@@ -193,7 +196,8 @@ async def test_after_repeated_failures_no_replica_asks_until_the_pause_is_over(f
 
 async def test_without_a_model_nothing_is_asked(fill, host, start):
     await fill()
-    assert (await (await start(model=None)).run_now(job())).result == "extractive"
+    done = await (await start(model=None)).run_now(job())
+    assert (done.result, done.error) == ("extractive", "")
     assert not host.model.received
 
 
@@ -201,11 +205,12 @@ async def test_the_sessions_model_is_asked_with_the_callers_key_or_not_at_all(fi
     await fill()
     say(host, GOOD)
     summarizer = await start(own=False, model=SESSION)
-    assert (await summarizer.run_now(job())).result == "extractive"
+    without = await summarizer.run_now(job())
+    assert (without.result, "no key" in without.error) == ("extractive", True)
     headers = [("authorization", "Bearer mine"), ("cookie", "c"), ("x-api-key", "tsk_1")]
     mine = credentials_of(headers, drop=frozenset({"x-api-key"}))
     assert mine == (("authorization", "Bearer mine"),)
-    done = await summarizer.run_now(job(credentials=mine, again=True))
+    done = await summarizer.run_now(job(credentials=mine, is_forced=True))
     assert done.result == "model"
     (asked,) = host.model.received
     assert asked.headers["Authorization"] == "Bearer mine"
@@ -247,7 +252,7 @@ async def test_a_long_range_is_summarised_in_pieces(fill, pool, host, start):
 
 
 async def test_of_a_very_long_range_the_beginning_is_condensed_without_a_model(fill, host, start, monkeypatch):
-    monkeypatch.setattr("app.service.summary_writing.MAX_RECORDS", 2)
+    monkeypatch.setattr("tersely.service.summaries.writing.MAX_RECORDS", 2)
     await fill(turns=40)
     say(host, "- all of it")
     done = await (await start(window=4_000)).run_now(job(last_seq=80))
@@ -272,7 +277,7 @@ async def test_trimmed_turns_go_into_the_days_memory(fill, pool, host, start, cl
 async def test_a_result_is_summarised_with_its_call(fill, pool, host, start):
     await fill()
     say(host, "it printed alpha")
-    await (await start()).run_now(job(purpose="tool_result", first_seq=4, last_seq=4, given='read {"path":"a.py"}'))
+    await (await start()).run_now(job(purpose="tool_result", first_seq=4, last_seq=4, earlier='read {"path":"a.py"}'))
     assert 'read {"path":"a.py"}' in host.model.received[0].request["messages"][1]["content"]
     assert (await newest(pool, "tool_result"))[0].text == "it printed alpha"
 
@@ -285,7 +290,7 @@ async def test_messages_at_hand_are_not_loaded_unless_history_was_edited(fill, p
     await summarizer.run_now(job(last_seq=2, entries=marked, edits=0))
     assert "at hand" in host.model.received[-1].request["messages"][1]["content"]
     await admin.execute("UPDATE sessions SET edits = 1")
-    await summarizer.run_now(job(last_seq=2, entries=marked, edits=0, again=True))
+    await summarizer.run_now(job(last_seq=2, entries=marked, edits=0, is_forced=True))
     assert "at hand" not in host.model.received[-1].request["messages"][1]["content"]
 
 
@@ -321,7 +326,7 @@ async def test_a_summary_of_what_changes_meanwhile_is_not_stored(fill, pool, hos
     assert await newest(pool) == []
 
 
-async def test_what_cannot_be_shortened_is_not_tried_again_until_something_changes(fill, pool, host, start, admin):
+async def test_a_range_that_cannot_be_shortened_is_retried_only_after_a_change(fill, pool, host, start, admin):
     await fill()
     await admin.execute("UPDATE messages SET tokens = 2")
     say(host, GOOD)
@@ -415,7 +420,7 @@ async def test_stopping_gives_up_and_gives_back(fill, pool, host, start, admin):
     await fill()
     say(host, GOOD, first_delay=30)
     summarizer = await start()
-    summarizer.ensure(job())
+    summarizer.submit(job())
     async with asyncio.timeout(10):
         while not host.model.received:
             await asyncio.sleep(0.01)
@@ -429,7 +434,7 @@ async def test_stopping_gives_up_and_gives_back(fill, pool, host, start, admin):
     assert (await (await start()).run_now(job())).result == "model"
 
 
-async def test_what_a_killed_process_was_at_is_taken_over(fill, database, pool, host, start, clock, monkeypatch):
+async def test_the_job_of_a_killed_process_is_taken_over(fill, database, pool, host, start, clock, monkeypatch):
     monkeypatch.setattr(module, "PATIENCE", 0)
     await fill()
     say(host, GOOD, first_delay=60)
@@ -485,10 +490,10 @@ async def test_neither_keys_nor_content_are_logged_or_told(fill, pool, host, sta
         summarizer = await start(own=False, model=SESSION)
         credentials = (("authorization", "Bearer sk-marker77"),)
         for last in (2, 4, 6, 8):
-            summarizer.ensure(job(last_seq=last, credentials=credentials))
+            summarizer.submit(job(last_seq=last, credentials=credentials))
         await until_done(summarizer)
         monkeypatch.setattr(summarizer._scribe, "write", _explode)
-        summarizer.ensure(job(last_seq=10, credentials=credentials))
+        summarizer.submit(job(last_seq=10, credentials=credentials))
         await until_done(summarizer)
     finally:
         root.handlers[:], root.level = before

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tiktoken_ext.openai_public
 
-from app.service.vocabulary import load_encoding
+from tersely.service.common.vocabulary import load_encoding
 
 NAMES = ("o200k_base", "cl100k_base")
 
@@ -59,7 +59,7 @@ def test_loading_opens_no_socket():
         "import socket\n"
         "def refuse(*_): raise AssertionError('a socket was opened')\n"
         "socket.socket.connect = refuse; socket.getaddrinfo = refuse\n"
-        "from app.service.vocabulary import load_encoding\n"
+        "from tersely.service.common.vocabulary import load_encoding\n"
         "print(len(load_encoding('o200k_base').encode('hello world')), len(load_encoding('cl100k_base').encode('hi')))"
     )
     said = subprocess.run(

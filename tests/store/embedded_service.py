@@ -16,7 +16,7 @@ from pathlib import Path
 
 import asyncpg
 
-from app.store.embedded import EmbeddedPostgres, embedded_postgres
+from tersely.embedded_postgres import EmbeddedPostgres, embedded_postgres
 
 
 async def serve(data_dir: Path, *, write: bool) -> None:

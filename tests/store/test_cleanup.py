@@ -7,11 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from app.service.cleanup import Cleanup
-from app.service.recipes import Recipes
-from app.store import cleanup, sessions
-from app.store.connection import Database
-from app.store.sessions import Configuration
+from tersely.service.context.context_configs import ContextConfigs
+from tersely.service.sessions.cleanup import Cleanup
+from tersely.store.db.connection import Database
+from tersely.store.history import sessions
+from tersely.store.history.sessions import Configuration
+from tersely.store.ops import cleanup, limits
 from tests import conftest
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -19,7 +20,7 @@ TRIM = '{"name": "trim", "max_steps": 3}'
 
 
 def keeper(database: Database, *, strategy: str = "slim", days: int | None = None) -> Cleanup:
-    recipes = Recipes(strategy=strategy, epoch="auto", references=None, instructions=True, derive_terse=True)
+    recipes = ContextConfigs(strategy=strategy, epoch="auto", references=None, instructions=True, derive_terse=True)
     return Cleanup(database, recipes, clock=lambda: NOW, days=days)
 
 
@@ -66,7 +67,7 @@ async def test_sessions_under_trim_go_after_thirty_days_of_every_tenant(
     assert await left(database, *two_tenants) == {f"{tenant}/{name}" for tenant in two_tenants for name in kept}
 
 
-async def test_what_is_configured_for_all_counts_for_sessions_without_a_strategy_of_their_own(
+async def test_the_configured_strategy_counts_for_sessions_without_their_own(
     database: Database, two_tenants: tuple[str, str]
 ) -> None:
     assert await keeper(database, strategy="trim").run(tenant=two_tenants[0]) == 2
@@ -86,11 +87,42 @@ async def test_the_operator_may_say_after_how_many_days_all_go_and_of_whom(
 async def test_a_session_that_is_used_again_meanwhile_stays(database: Database, two_tenants: tuple[str, str]) -> None:
     tenant = two_tenants[0]
     before = NOW - timedelta(days=30)
-    found = await cleanup.idle(database, before, after=(datetime(1, 1, 1, tzinfo=UTC), "", ""), limit=100)
-    chosen = next(each for each in found if (each.tenant, each.id) == (tenant, "old-trim"))
+    assert set(two_tenants) <= set(await cleanup.tenants(database))
+    found = await cleanup.idle(database, tenant, before, older_than=(NOW, ""), limit=100)
+    ids = [each.id for each in found]
+    assert set(ids) == {"old-trim", "old-slim", "old-plain"}
     async with database.transaction(tenant) as connection:
         assert await sessions.mark_edited(connection, tenant, "old-trim", NOW)
-    assert not await cleanup.delete_idle(database, chosen, before)
+    assert await cleanup.delete_idle(database, tenant, ids, before) == 2
+    assert await left(database, tenant) == {f"{tenant}/old-trim", f"{tenant}/new-trim"}
+
+
+async def test_a_tenant_may_have_a_retention_of_its_own(database: Database, two_tenants: tuple[str, str]) -> None:
+    first, second = two_tenants
+    await limits.set_retention(database, first, 10, NOW)
+    await limits.set_retention(database, second, 1_000, NOW)
+    assert await keeper(database, days=30).run() == 4
+    assert await left(database, first) == set()
+    assert len(await left(database, second)) == 4
+    await limits.set_retention(database, second, None, NOW)
+    assert await keeper(database, days=30).run() == 3
+
+
+async def test_one_process_at_a_time_cleans_up(database: Database, two_tenants: tuple[str, str]) -> None:
+    later = NOW + timedelta(minutes=10)
+    assert await cleanup.take_lease(database, "first", until=later, now=NOW)
+    assert await keeper(database, days=30).run(has_lease=True) == 0
+    assert await cleanup.take_lease(database, "first", until=later, now=NOW)
+    assert await cleanup.take_lease(database, "operator", until=later + timedelta(minutes=10), now=later)
+    assert await keeper(database, days=30).run(has_lease=True) > 0
+    assert len(await left(database, *two_tenants)) == 2
+
+
+async def test_idle_sessions_are_found_by_an_index(database: Database) -> None:
+    async with database.transaction("cleanup-a") as connection:
+        await connection.execute("SET LOCAL enable_seqscan = off")
+        plan = await connection.fetch("EXPLAIN " + cleanup.IDLE, "cleanup-a", NOW, NOW, "", 200)
+    assert "sessions_recent" in " ".join(row[0] for row in plan)
 
 
 async def test_a_tenant_sees_no_other_tenants_sessions(database: Database, two_tenants: tuple[str, str]) -> None:

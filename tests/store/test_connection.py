@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from app.domain.errors import StoreUnavailable
-from app.store import sessions
-from app.store.connection import Connection, Database
-from app.store.sessions import Configuration
+from tersely.domain.errors import StoreUnavailable
+from tersely.store.db.connection import Connection, Database
+from tersely.store.history import sessions
+from tersely.store.history.sessions import Configuration
 from tests import conftest
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -103,3 +104,39 @@ async def test_a_statement_that_takes_too_long_is_given_up(opened: tuple[Databas
             await connection.fetchval("SELECT pg_sleep(30)")
     async with database.statements("north") as connection:
         assert await connection.fetchval(ALL) == "of-north"
+
+
+async def test_a_given_up_statement_ends_at_the_server(opened: tuple[Database, bool]) -> None:
+    database, _ = opened
+    for use in (database.statements, database.transaction):
+        with pytest.raises(StoreUnavailable):
+            async with use("north", limit=0.2) as connection:
+                await connection.fetchval("SELECT pg_sleep(30)")
+        async with database.statements("north") as connection:
+            sleeping = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query ~ $1"
+            assert await connection.fetchval(sleeping, "^SELECT pg_sleep") == 0
+    assert not database.is_away
+
+
+async def test_a_tenant_leaves_connections_to_the_others(database: conftest.Database) -> None:
+    one = Database(dsn=database.dsn, size=5, timeout=2)
+    await one.open()
+    began = asyncio.Semaphore(0)
+    done = asyncio.Event()
+
+    async def hold(tenant: str) -> None:
+        async with one.transaction(tenant):
+            began.release()
+            await done.wait()
+
+    holders = [asyncio.create_task(hold("north")) for _ in range(8)]
+    for _ in range(4):
+        await began.acquire()
+    await asyncio.sleep(0.05)
+    assert one.sizes()[0] == 4
+    async with one.statements("south") as connection:
+        assert await connection.fetchval("SELECT 1") == 1
+    done.set()
+    await asyncio.gather(*holders)
+    assert one.sizes()[0] == 0
+    await one.close()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncpg
 
-from app.store import sessions, tenants
-from app.store.connection import Database
+from tersely.store.db.connection import Database
+from tersely.store.history import sessions
+from tersely.store.ops import tenants
 from tests import conftest
 from tests.store.test_tails import TENANT, Talk, Worker
 

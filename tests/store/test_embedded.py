@@ -22,10 +22,10 @@ import asyncpg
 import psutil
 import pytest
 
-from app.store.embedded import EmbeddedPostgresError, embedded_postgres, open_embedded_postgres
-from app.store.embedded.account import Account, choose_account, default_data_dir
-from app.store.embedded.install import find_install, reachable_install
-from app.store.embedded.locks import is_held
+from tersely.embedded_postgres import EmbeddedPostgresError, embedded_postgres, open_embedded_postgres
+from tersely.embedded_postgres.account import Account, choose_account, default_data_dir
+from tersely.embedded_postgres.install import find_install, reachable_install
+from tersely.embedded_postgres.locks import is_held
 
 HELPER = Path(__file__).with_name("embedded_service.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -216,7 +216,7 @@ def test_ctrl_c_reaches_the_service_which_stops_the_server_in_its_own_time(data_
     assert server_processes(data_dir) == []
 
 
-def test_what_a_killed_service_left_running_is_joined_and_then_stopped(data_dir, launch):
+def test_the_server_of_a_killed_service_is_joined_and_then_stopped(data_dir, launch):
     service = launch("write")
     last = acknowledged(service, at_least=50)
     service.kill()

@@ -9,12 +9,12 @@ from hashlib import blake2b
 
 import pytest
 
-from app.domain.errors import StoreUnavailable
-from app.domain.lineage import Incoming, append
-from app.store import messages, sessions
-from app.store.connection import Database
-from app.store.writer import LARGE, Writer
-from app.store.writes import NewSession, RequestWrite
+from tersely.domain.errors import StoreUnavailable
+from tersely.domain.history.reconciliation import Incoming, append_messages
+from tersely.store.commit.records import NewSession, RequestWrite
+from tersely.store.commit.writer import LARGE, Writer
+from tersely.store.db.connection import Database
+from tersely.store.history import messages, sessions
 from tests import conftest
 
 TENANT = "north"
@@ -46,7 +46,7 @@ def appended(session_id: str, count: int, word: str) -> RequestWrite:
         incoming=said,
         raws=[b'{"role":"user","content":"%s"}' % word.encode()] * count,
         tokens=[3] * count,
-        decision=append(said, last_seq=0, turns=0, turn=0),
+        decision=append_messages(said, last_seq=0, turns=0, turn=0),
         session=None,
         now=NOW,
         is_call=False,

@@ -10,8 +10,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from app.store import epochs, messages, sessions, terse, turns, writer
-from app.store.sessions import in_flight
+from tersely.store.commit import epochs, late_writes, turns, writer
+from tersely.store.history import messages, sessions, terse
+from tersely.store.history.sessions import in_flight
 from tests.conftest import Database
 
 TENANT = "north"
@@ -44,11 +45,12 @@ LOOKUPS: dict[str, tuple[str, tuple[Any, ...], str]] = {
     "by chain, with a client's id": (sessions.BY_CHAIN, ([CHAIN] * 8, "client3", None), "messages_chain"),
     "by a long history": (sessions.BY_CHAIN, ([CHAIN] * 1024, None, None), "messages_chain"),
     "by reply": (sessions.BY_REPLY, (CHAIN, None), "messages_reply"),
-    "by side reply": (sessions.BY_SIDE_REPLY, ([CHAIN] * 4, NOW, None), "side_replies_anchor"),
+    "by side reply": (sessions.BY_SIDE_REPLY, ([CHAIN] * 4, NOW, CHAIN), "side_replies_anchor"),
     "by open chain": (sessions.BY_OPEN_CHAIN, ([CHAIN, in_flight(CHAIN)], NOW, None), "sessions_open"),
     "by client's id": (sessions.BY_CLIENT_ID, ("client3",), "sessions_client"),
     "by id": (sessions.GET, ("s3",), "sessions_pkey"),
     "the tail": (messages.TAIL_ROWS, ("s3", 25), "messages_pkey"),
+    "by a reply that a client brought": (late_writes.FIND_SINCE, (NOW, "client3", 64, CHAIN), "messages_resent"),
     "a reply's chain": (messages.CHAIN_OF, ("s3", 25), "messages_pkey"),
 }
 
@@ -121,7 +123,9 @@ OF_ONE_SESSION: dict[str, tuple[str, tuple[Any, ...], str]] = {
     "the live tail": (messages.LIVE_FROM, ("s3", 25), "seq"),
     "a reply's chain": (messages.CHAIN_OF, ("s3", 25), "seq"),
     "content": (messages.CONTENT, ("s3", [25, 26]), "seq"),
-    "tokens of the tail": (epochs.TAIL_TOKENS, ("s3", 25), "seq"),
+    "the size of the tail": (epochs.TAIL_SIZE, ("s3", 25, [3, 7]), "seq"),
+    "the pause before a message": (epochs.TIMES, ("s3", 25), "seq"),
+    "the newest message": (messages.NEWEST_AT, ("s3",), ""),
     "the last turn": (writer.LAST_TURN, ("s3",), ""),
     "the log": (terse.NEWEST_ENTRIES, ("s3", 5), "seq"),
     "the messages of turns": (turns.GROUPS, ("s3", 3, 4), "turn"),

@@ -9,10 +9,14 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest
 
-from app.store import events, leases, memory, summaries, turns
-from app.store.connection import Database as Store
-from app.store.memory import MemoryEntry
-from app.store.summaries import NewSummary
+from tersely.store.commit import turns
+from tersely.store.db import leases
+from tersely.store.db.connection import Database as Store
+from tersely.store.notes import daily_memory as memory
+from tersely.store.notes import summaries
+from tersely.store.notes.daily_memory import MemoryEntry
+from tersely.store.notes.summaries import NewSummary
+from tersely.store.ops import events
 from tests.conftest import Database
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -62,7 +66,7 @@ async def add(store: Store, first: int, last: int, *, purpose: str = "checkpoint
 
 
 @pytest.mark.parametrize("is_analysed", [False, True])
-async def test_what_counts_is_found_by_the_exceptions_alone(
+async def test_current_summaries_are_found_by_the_exceptions_alone(
     store: Store, admin: asyncpg.Connection[asyncpg.Record], is_analysed: bool
 ) -> None:
     for last in (1_000, 3_000, 5_000):
@@ -108,7 +112,7 @@ async def test_without_the_lease_nothing_is_added(store: Store, admin: asyncpg.C
     assert not await add(store, 1, 20)
 
 
-async def test_what_was_made_of_a_removed_turn_goes_with_it(store: Store) -> None:
+async def test_summaries_of_a_removed_turn_are_removed(store: Store) -> None:
     for first, last in ((1, 10), (11, 20)):
         await add(store, first, last, purpose="trim")
         async with store.transaction("north") as connection:

@@ -10,16 +10,17 @@ from hashlib import blake2b
 
 import pytest
 
-from app.domain.history import Epoch, HeadMessage
-from app.domain.lineage import Incoming, reconcile
-from app.service.arrival import extend
-from app.store import sessions, turns
-from app.store.connection import Database
-from app.store.lookups import Lookups
-from app.store.sessions import Hit, write_epoch
-from app.store.tails import Tails, tail_of
-from app.store.writer import Writer
-from app.store.writes import CallReport, NewEpoch, NewReply, NewSession, ReplyWrite, RequestWrite
+from tersely.domain.history.history import Epoch, HeadMessage
+from tersely.domain.history.reconciliation import Incoming, reconcile
+from tersely.service.recognition.incoming_history import extend
+from tersely.store.commit import turns
+from tersely.store.commit.records import CallReport, NewEpoch, NewReply, NewSession, ReplyWrite, RequestWrite
+from tersely.store.commit.writer import Writer
+from tersely.store.db.connection import Database
+from tersely.store.history import sessions
+from tersely.store.history.lookups import Lookups
+from tersely.store.history.sessions import ReplyMatch, write_epoch
+from tersely.store.history.tail_cache import TailCache, cached_tail
 from tests import conftest
 
 TENANT = "north"
@@ -45,11 +46,11 @@ class Worker:
 
     def __init__(self, database: Database, budget: int = 1_000_000) -> None:
         self.database = database
-        self.tails = Tails(budget)
-        self.writer = Writer(database, tails=self.tails)
+        self.tails = TailCache(budget)
+        self.writer = Writer(database, tail_cache=self.tails)
         self.lookups = Lookups(database, self.tails)
 
-    async def find(self, talk: Talk) -> Hit:
+    async def find(self, talk: Talk) -> ReplyMatch:
         hit = await self.lookups.find(TENANT, talk.chains, None)
         assert hit is not None
         return hit
@@ -108,7 +109,7 @@ class Worker:
         talk.chains.insert(0, chain)
 
 
-def _before(hit: Hit | None, talk: Talk) -> int:
+def _before(hit: ReplyMatch | None, talk: Talk) -> int:
     """Links of the history in front of the rows at hand."""
     if hit is None:
         return 0
@@ -132,7 +133,7 @@ async def database(request: pytest.FixtureRequest, database: conftest.Database) 
     await opened.close()
 
 
-async def as_stored(database: Database, talk: Talk) -> Hit:
+async def as_stored(database: Database, talk: Talk) -> ReplyMatch:
     """What somebody finds who remembers nothing."""
     return await Worker(database).find(talk)
 
@@ -146,7 +147,7 @@ async def is_right(worker: Worker, talk: Talk, *, remembered: bool) -> None:
 
 
 @pytest.mark.parametrize("apart", [False, True])
-async def test_what_is_remembered_is_what_is_stored(database: Database, apart: bool) -> None:
+async def test_the_tail_cache_equals_the_store(database: Database, apart: bool) -> None:
     worker, talk = Worker(database), Talk("s")
     for number in range(4):
         await worker.turn(talk, f"question {number}", f"answer {number}", at=number, apart=apart)
@@ -207,7 +208,7 @@ async def test_nothing_of_another_tenant_is_found(database: Database) -> None:
     assert [hit is not None for hit in found] == [True, False] * 10
 
 
-async def test_what_was_not_used_for_long_is_forgotten_and_found_all_the_same(database: Database) -> None:
+async def test_an_evicted_tail_is_read_again(database: Database) -> None:
     talks = [Talk(f"s{number}") for number in range(8)]
     worker = Worker(database, budget=20_000)
     for number, talk in enumerate(talks):
@@ -223,13 +224,13 @@ async def test_the_budget_holds(database: Database) -> None:
     worker, talk = Worker(database), Talk("s")
     await worker.turn(talk, "first", "one", at=0)
     hit = await worker.find(talk)
-    size = tail_of(hit.session, hit.tail or (), b"").size
-    small = Tails(size * 2)
+    size = cached_tail(hit.session, hit.tail or (), b"").size
+    small = TailCache(size * 2)
     for number in range(5):
-        small.put(str(number), tail_of(hit.session, hit.tail or (), b"chain"))
+        small.put(str(number), cached_tail(hit.session, hit.tail or (), b"chain"))
         assert len(small) == min(number + 1, 2)
     assert small.ending_with("3", b"chain") is not None
     assert small.ending_with("2", b"chain") is None
-    small.put("9", tail_of(hit.session, list(hit.tail or ()) * 9, b"chain"))
+    small.put("9", cached_tail(hit.session, list(hit.tail or ()) * 9, b"chain"))
     assert small.ending_with("9", b"chain") is None, "what is over the whole budget is not remembered at all"
     assert len(small) == 2

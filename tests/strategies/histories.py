@@ -9,14 +9,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from app.domain.context import Context
-from app.domain.history import Entry, Epoch, HeadMessage, Material, Snapshot, TerseEntry
-from app.domain.messages import Message
-from app.domain.tokens import estimate, estimate_text
-from app.domain.turns import number_turns
-from app.strategies.epochs import Advance, Policy
-from app.strategies.planning import build, decide, plan_epoch, with_retrieved
-from app.strategies.presets import Strategy
+from tersely.domain.history.context import Context
+from tersely.domain.history.history import Entry, Epoch, EpochInputs, HeadMessage, Snapshot, TerseEntry
+from tersely.domain.history.turns import number_turns
+from tersely.domain.messages import Message
+from tersely.domain.tokens import estimate, estimate_text
+from tersely.strategies.epochs.policies import Advance, Policy
+from tersely.strategies.planning import build_context, decide, plan_epoch, with_retrieved_turns
+from tersely.strategies.presets import Strategy
 from tests.builders import assistant, call, result, user
 
 START = datetime(2024, 1, 15, 10, 30, tzinfo=UTC)
@@ -88,7 +88,7 @@ def call_model(
     *,
     strategy: Strategy,
     policy: Policy,
-    material: Material | None = None,
+    material: EpochInputs | None = None,
     now: datetime = START,
     overflow: bool = False,
     overflows: int = 1,
@@ -99,7 +99,7 @@ def call_model(
     if isinstance(decision, Advance):
         epoch = plan_epoch(
             snapshot,
-            material or Material(),
+            material or EpochInputs(),
             strategy=strategy,
             policy=policy,
             advance=decision,
@@ -108,8 +108,8 @@ def call_model(
             overflows=overflows,
         )
     assert epoch is not None
-    whole = with_retrieved(snapshot, material or Material(), epoch)
-    return build(whole, epoch, strategy=strategy, encode=estimate_text)
+    whole = with_retrieved_turns(snapshot, material or EpochInputs(), epoch)
+    return build_context(whole, epoch, strategy=strategy, encode=estimate_text)
 
 
 def shape(context: Context) -> list[str]:

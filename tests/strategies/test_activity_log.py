@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -9,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.domain.history import Entry, Material, TerseEntry
-from app.domain.messages import Message
-from app.domain.tokens import estimate_text
-from app.domain.turns import group_turns
-from app.strategies.activity_log import (
+from tersely.domain.history.history import Entry, EpochInputs, TerseEntry
+from tersely.domain.history.turns import group_turns
+from tersely.domain.messages import Message
+from tersely.domain.tokens import estimate_text
+from tersely.strategies.summaries.activity_log import (
     TERSE_LIMIT,
     clip_line,
     derive_missing,
@@ -36,7 +37,7 @@ DOCUMENT = """\
 
 
 def render(entries: tuple[TerseEntry, ...], *, limit: int = 2_000, older: int = 0) -> str:
-    material = Material(terse=entries, older_turns=older, oldest_at=START if older else None)
+    material = EpochInputs(terse=entries, older_turns=older, oldest_at=START if older else None)
     return render_activity_log(material, limit=limit, encode=estimate_text)
 
 
@@ -71,7 +72,7 @@ def test_nothing_to_say_is_no_log() -> None:
     assert render(()) == ""
 
 
-def test_what_does_not_fit_is_rolled_up_and_never_dropped() -> None:
+def test_entries_that_do_not_fit_are_rolled_up_and_never_dropped() -> None:
     log = render(terse(*(f"did thing number {n} with care and attention" for n in range(1, 201))), limit=600)
     lines = log.splitlines()
     assert estimate_text(log) <= 600
@@ -91,7 +92,7 @@ def test_what_does_not_fit_is_rolled_up_and_never_dropped() -> None:
 def test_entries_that_were_not_loaded_are_counted_in_the_first_line() -> None:
     log = render(terse("x", "y", first=901), older=900)
     assert log.splitlines()[1:] == [
-        "[t1-t900 2024-01-15T10:30] assistant: 900 turns",
+        "[t1-t900 2024-01-15T10:30] assistant: 900 turns: nothing is noted of them here",
         "[t901 2024-01-16T16:30] assistant: x",
         "[t902 2024-01-16T16:32] assistant: y",
     ]
@@ -176,3 +177,21 @@ def test_calls_to_our_own_tools_are_no_steps_to_tell_of() -> None:
 def test_a_long_line_is_clipped_with_a_mark() -> None:
     assert clip_line("a  b\nc") == "a b c"
     assert clip_line("x" * 200) == "x" * 157 + "..."
+
+
+@pytest.mark.parametrize("limit", [30, 60, 100, 200, 500, 2_000])
+@pytest.mark.parametrize("older", [0, 40])
+def test_every_rolled_up_line_says_something(limit: int, older: int) -> None:
+    lines = terse(*(f"mended the fence {number} behind the barn, with oak boards" for number in range(300)))
+    material = EpochInputs(terse=lines, older_turns=older, oldest_at=START if older else None)
+    text = render_activity_log(material, limit=limit, encode=estimate_text)
+    rolled = [line for line in text.splitlines() if " turns" in line]
+    assert rolled
+    for line in rolled:
+        assert re.fullmatch(r"\[t\d+-t\d+ [^]]+\] assistant: \d+ turns: .*mended.*", line)
+    assert estimate_text(text) <= max(limit, 60)
+
+
+def test_a_step_without_words_and_tools_has_no_line() -> None:
+    history = place(user("go"), assistant("First I look."), assistant(None), assistant(None, call("c1", "read")))
+    assert [entry.text for entry in derive_steps(history)] == ["First I look.", "used read"]

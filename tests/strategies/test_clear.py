@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from app.domain.context import Context
-from app.domain.history import Entry, Epoch, HeadMessage, Material
-from app.domain.tokens import estimate_text
-from app.strategies.activity_log import derive_missing
-from app.strategies.epochs import Advance, Auto, EveryRequest, Policy
-from app.strategies.planning import load_from, plan_epoch
-from app.strategies.presets import STRATEGIES, Strategy
+from tersely.domain.history.context import Context
+from tersely.domain.history.history import Entry, Epoch, EpochInputs, HeadMessage
+from tersely.domain.tokens import estimate_text
+from tersely.strategies.epochs.policies import Advance, Auto, EveryRequest, Policy
+from tersely.strategies.planning import first_seq_needed, plan_epoch
+from tersely.strategies.presets import STRATEGIES, Strategy
+from tersely.strategies.summaries.activity_log import derive_missing
 from tests.builders import assistant, user
 from tests.strategies.histories import START, call_model, chat, load, place
 
@@ -24,7 +24,7 @@ def cleared(history: tuple[Entry, ...], strategy: Strategy, policy: Policy) -> E
     before = call_model(load(history, None), strategy=strategy, policy=policy).epoch
     return plan_epoch(
         load(history, before),
-        Material(),
+        EpochInputs(),
         strategy=strategy,
         policy=policy,
         advance=Advance(reason="clear"),
@@ -35,25 +35,25 @@ def cleared(history: tuple[Entry, ...], strategy: Strategy, policy: Policy) -> E
 
 def go_on(history: tuple[Entry, ...], epoch: Epoch, strategy: Strategy, policy: Policy) -> Context:
     """A call after the clear, with as much loaded as the service would load, and a log that knows everything."""
-    reach = load_from(epoch, strategy=strategy, policy=policy)
+    reach = first_seq_needed(epoch, strategy=strategy, policy=policy)
     snapshot = replace(load(history, epoch), entries=tuple(entry for entry in history if entry.seq >= reach))
-    material = Material(terse=derive_missing(list(history), ()))
+    material = EpochInputs(terse=derive_missing(list(history), ()))
     return call_model(snapshot, strategy=strategy, policy=policy, material=material)
 
 
 @pytest.mark.parametrize("policy", [AUTO, EveryRequest()], ids=["auto", "every_request"])
 @pytest.mark.parametrize("strategy", EVERY, ids=list(STRATEGIES))
-def test_what_was_before_is_forgotten(strategy: Strategy, policy: Policy) -> None:
+def test_nothing_before_the_clear_is_in_the_context(strategy: Strategy, policy: Policy) -> None:
     old = (*chat(6, size=300)[:-1],)
     epoch = cleared(old, strategy, policy)
-    assert (epoch.floor, epoch.head, epoch.kept) == (old[-1].seq + 1, (), ())
+    assert (epoch.cleared_at, epoch.head, epoch.kept) == (old[-1].seq + 1, (), ())
     said = [entry.message for entry in old]
     for turn in range(1, 40):
         said += [user(f"fresh question {turn}"), assistant(f"fresh answer {turn}. " + "y" * 300)]
         history = place(*said)
         context = go_on(history[:-1], epoch, strategy, policy)
         epoch = context.epoch
-        assert epoch.floor == old[-1].seq + 1
+        assert epoch.cleared_at == old[-1].seq + 1
         for message in context.messages:
             text = message.text if isinstance(message, HeadMessage) else message.message.text
             assert "question 1" not in text.replace("fresh question", "")
@@ -62,7 +62,7 @@ def test_what_was_before_is_forgotten(strategy: Strategy, policy: Policy) -> Non
 
 
 @pytest.mark.parametrize("strategy", EVERY, ids=list(STRATEGIES))
-def test_what_is_pinned_stays(strategy: Strategy) -> None:
+def test_pinned_messages_stay_after_a_clear(strategy: Strategy) -> None:
     history = chat(4)
     pinned = (history[0], replace(history[1], pinned=True), *history[2:])
     assert cleared(pinned, strategy, AUTO).kept == (2,)

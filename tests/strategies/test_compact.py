@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from app.domain.context import Context
-from app.domain.history import Entry, HeadMessage, Material, Summary
-from app.domain.tokens import estimate_text
-from app.domain.tool_output import DEFAULT_LIMITS
-from app.strategies.archiving import archive_tiers
-from app.strategies.compositions import overflow_tries, summary_text
-from app.strategies.epochs import Advance, Auto, EveryRequest, Keep, Policy
-from app.strategies.foresight import after_cut
-from app.strategies.planning import decide, plan_epoch
-from app.strategies.presets import Compact, Trim
+from tersely.domain.history.context import Context
+from tersely.domain.history.history import Entry, EpochInputs, HeadMessage, Summary
+from tersely.domain.text.tool_output import DEFAULT_LIMITS
+from tersely.domain.tokens import estimate_text
+from tersely.strategies.composition import overflow_tries, summary_text
+from tersely.strategies.epochs.policies import Advance, Auto, EveryRequest, Keep, Policy
+from tersely.strategies.planning import decide, plan_epoch
+from tersely.strategies.prefetch import after_cut
+from tersely.strategies.presets import Compact, Trim
+from tersely.strategies.reduction.archiving import archive_tiers
 from tests.builders import assistant, call, result, user
 from tests.strategies.histories import START, call_model, chat, load, place, shape, work
 
@@ -41,7 +41,7 @@ def built(
         load(history, None, **values),
         strategy=strategy or Compact(),
         policy=policy,
-        material=Material(summaries=summaries),
+        material=EpochInputs(summaries=summaries),
     )
 
 
@@ -229,7 +229,7 @@ def test_a_summary_that_was_asked_for_is_used_although_the_newest_turns_stay(
     whole = made(purpose, 1, LONG[-2].seq - 1, "EVERYTHING SO FAR")
     epoch = plan_epoch(
         load(LONG, None),
-        Material(summaries=(whole,)),
+        EpochInputs(summaries=(whole,)),
         strategy=strategy,
         policy=Auto(),
         advance=Advance(reason="compact"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.strategies.compacting import effective_limit, split_by_count, split_by_tokens, tokens_to_keep
-from app.strategies.pipeline import Draft, run
+from tersely.strategies.pipeline import Draft, run
+from tersely.strategies.reduction.compacting import effective_limit, split_by_count, split_by_tokens, tokens_to_keep
 from tests.builders import assistant, call, result, user
 from tests.strategies.histories import chat, place, work
 

@@ -7,13 +7,14 @@ from datetime import timedelta
 from typing import get_args
 
 import pytest
+from msgspec import structs
 
-from app.domain.errors import InvalidRequest
-from app.domain.history import Epoch, HeadMessage, Snapshot
-from app.strategies.epochs import (
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.history.history import Epoch, HeadMessage, Snapshot
+from tersely.strategies.epochs.policies import (
     Advance,
     Auto,
-    Decision,
+    EpochDecision,
     EveryRequest,
     Keep,
     Needs,
@@ -21,13 +22,13 @@ from app.strategies.epochs import (
     Reason,
     Stride,
     break_even_calls,
+    compute_watermarks,
     decide_epoch,
     fingerprint,
     parse_policy,
-    watermarks,
 )
-from app.strategies.planning import fingerprint_of
-from app.strategies.presets import Full, Slim
+from tersely.strategies.planning import fingerprint_of
+from tersely.strategies.presets import Full, Slim
 from tests.strategies.histories import START, chat, load, work
 
 CURRENT = "slim() auto"
@@ -72,7 +73,7 @@ def test_the_forms_of_the_contract(value: object, policy: Policy) -> None:
         ({"read_price": float("nan")}, ["epoch.read_price", "'nan'"]),
     ],
 )
-def test_what_is_wrong_is_refused_with_name_value_and_range(value: object, told: list[str]) -> None:
+def test_a_wrong_policy_is_refused_with_name_value_and_range(value: object, told: list[str]) -> None:
     with pytest.raises(InvalidRequest) as refused:
         parse_policy(value)
     assert refused.value.field == "epoch"
@@ -102,7 +103,7 @@ def test_a_fingerprint_tells_configurations_apart() -> None:
         (1.0, 1.25, 0.1, float("inf")),
     ],
 )
-def test_break_even(q: float, write: float, read: float, calls: float) -> None:
+def test_a_cut_must_break_even(q: float, write: float, read: float, calls: float) -> None:
     assert break_even_calls(q, write=write, read=read) == pytest.approx(calls, abs=0.1)
 
 
@@ -122,7 +123,7 @@ def epoch(cut: int = 1, *, head: int = 0) -> Epoch:
 
 def decided(snapshot: Snapshot, policy: Policy = SMALL, needs: Needs = NEEDS, **values: object) -> str:
     options: dict[str, object] = {"now": START, "current": CURRENT} | values
-    decision: Decision = decide_epoch(snapshot, policy, needs, **options)  # type: ignore[arg-type]
+    decision: EpochDecision = decide_epoch(snapshot, policy, needs, **options)  # type: ignore[arg-type]
     return decision.reason if isinstance(decision, Advance) else "keep"
 
 
@@ -137,7 +138,7 @@ SHORT = load(chat(3), epoch(), calls=3)
         (SHORT, SMALL, "keep"),
         (SHORT, EveryRequest(), "every_request"),
         (replace(SHORT, edited=True), SMALL, "edit"),
-        (replace(SHORT, epoch=replace(epoch(), fingerprint="other")), SMALL, "config"),
+        (replace(SHORT, epoch=structs.replace(epoch(), fingerprint="other")), SMALL, "config"),
         (LONG, SMALL, "high_watermark"),
         (replace(LONG, window=5_000, fixed_tokens=1_000), SMALL, "window"),
         (replace(LONG, window=5_000, fixed_tokens=1_000), Stride(stride=100), "window"),
@@ -146,7 +147,7 @@ SHORT = load(chat(3), epoch(), calls=3)
         (load(chat(11), epoch(), last_call_at=START - timedelta(hours=1)), SMALL, "keep"),
     ],
 )
-def test_reasons(snapshot: Snapshot, policy: Policy, reason: str) -> None:
+def test_epochs_state_their_reason(snapshot: Snapshot, policy: Policy, reason: str) -> None:
     assert decided(snapshot, policy) == reason
 
 
@@ -191,10 +192,10 @@ def test_without_progress_there_is_no_epoch() -> None:
 
 
 def test_marks_hold_within_the_window_and_above_what_must_stay() -> None:
-    assert watermarks(SHORT, Auto(), NEEDS).high == 32_000
-    tight = watermarks(replace(SHORT, window=9_000, fixed_tokens=1_000), Auto(), NEEDS)
+    assert compute_watermarks(SHORT, Auto(), NEEDS).high == 32_000
+    tight = compute_watermarks(replace(SHORT, window=9_000, fixed_tokens=1_000), Auto(), NEEDS)
     assert (tight.high, tight.low, tight.room) == (8_000, 4_000, 8_000)
     task = load(work(3, turn="x" * 160_000), epoch())
-    marks = watermarks(task, Auto(), NEEDS)
+    marks = compute_watermarks(task, Auto(), NEEDS)
     assert 40_000 < marks.low < marks.high
     assert isinstance(decide_epoch(task, Auto(), NEEDS, now=START, current=CURRENT), Keep)

@@ -7,8 +7,9 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.domain.tokens import estimate_text
-from app.strategies.extractive import SECTIONS, derive_state, digest_result, read_sections, summarize
+from tersely.domain.tokens import estimate_text
+from tersely.strategies.summaries.extractive import derive_state, digest_result, read_sections, summarize_without_model
+from tersely.strategies.summaries.facts import SECTIONS
 from tests.builders import assistant, call, result, user
 from tests.strategies.histories import conversations, place
 
@@ -27,7 +28,7 @@ def lines(text: str) -> dict[str, str]:
 
 
 def test_it_says_what_was_asked_decided_touched_and_what_failed_and_is_open():
-    said = lines(summarize(SESSION, limit=500, encode=estimate_text))
+    said = lines(summarize_without_model(SESSION, limit=500, encode=estimate_text))
     assert list(said) == list(SECTIONS)
     assert said["Goals"].startswith("t1: Fix the login bug in src/auth.py. Do not touch the schema.")
     assert "guard instead of a try block" in said["Decisions"]
@@ -40,8 +41,8 @@ def test_it_says_what_was_asked_decided_touched_and_what_failed_and_is_open():
 
 
 def test_an_earlier_summary_is_taken_up():
-    earlier = summarize(SESSION[:4], limit=500, encode=estimate_text)
-    said = lines(summarize(SESSION[4:], limit=500, encode=estimate_text, earlier=earlier))
+    earlier = summarize_without_model(SESSION[:4], limit=500, encode=estimate_text)
+    said = lines(summarize_without_model(SESSION[4:], limit=500, encode=estimate_text, earlier=earlier))
     assert "Fix the login bug" in said["Goals"]
     assert "port 8484" in said["Goals"]
     assert "guard instead" in said["Decisions"]
@@ -50,7 +51,7 @@ def test_an_earlier_summary_is_taken_up():
 
 def test_a_models_checkpoint_is_taken_up_under_its_headings():
     checkpoint = "## Goal\nShip it\n\n## Decisions\n- JWT, because stateless\n## Next steps\n- write docs\nfree text"
-    said = lines(summarize(SESSION[4:], limit=500, encode=estimate_text, earlier=checkpoint))
+    said = lines(summarize_without_model(SESSION[4:], limit=500, encode=estimate_text, earlier=checkpoint))
     assert "Ship it" in said["Goals"]
     assert "JWT, because stateless" in said["Decisions"]
     assert "write docs" in said["Open"]
@@ -62,8 +63,8 @@ def test_of_a_long_history_the_beginning_and_the_newest_are_read():
             (user(f"Do step {n} in src/mod_{n}.py"), assistant(f"I decided it {n}.")) for n in range(3_000)
         )
     )
-    text = summarize(history, limit=2_000, encode=estimate_text)
-    assert text == summarize([*history[:100], *history[-900:]], limit=2_000, encode=estimate_text)
+    text = summarize_without_model(history, limit=2_000, encode=estimate_text)
+    assert text == summarize_without_model([*history[:100], *history[-900:]], limit=2_000, encode=estimate_text)
     assert "t1: Do step 0" in text
     assert "I decided it 2999." in text
 
@@ -71,24 +72,24 @@ def test_of_a_long_history_the_beginning_and_the_newest_are_read():
 def test_summaries_of_summaries_do_not_grow():
     text = ""
     for _ in range(30):
-        text = summarize(SESSION, limit=200, encode=estimate_text, earlier=text)
+        text = summarize_without_model(SESSION, limit=200, encode=estimate_text, earlier=text)
         assert estimate_text(text) <= 200
     assert "Fix the login bug" in text
 
 
 def test_question_and_unanswered_message_are_open_ends():
     asked = place(user("go"), assistant("Done. Shall I push?"))
-    assert "the assistant asked: Shall I push?" in summarize(asked, limit=200, encode=estimate_text)
-    assert "not answered yet" in summarize(asked[:1], limit=200, encode=estimate_text)
+    assert "the assistant asked: Shall I push?" in summarize_without_model(asked, limit=200, encode=estimate_text)
+    assert "not answered yet" in summarize_without_model(asked[:1], limit=200, encode=estimate_text)
 
 
 def test_messages_without_words_are_counted():
     silent = place(user(""), assistant(""))
-    assert summarize(silent, limit=100, encode=estimate_text)
+    assert summarize_without_model(silent, limit=100, encode=estimate_text)
 
 
 def test_nothing_gives_nothing():
-    assert summarize((), limit=100, encode=estimate_text) == ""
+    assert summarize_without_model((), limit=100, encode=estimate_text) == ""
 
 
 def test_a_tool_result_keeps_its_call_and_both_ends():
@@ -112,16 +113,16 @@ def test_a_state_has_the_documents_lines():
 def test_any_history_gives_a_bounded_text(said, limit, earlier):
     entries = place(*chain.from_iterable(said))
     for cut in (0, len(entries) // 2):
-        text = summarize(entries[cut:], limit=limit, encode=estimate_text, earlier=earlier)
+        text = summarize_without_model(entries[cut:], limit=limit, encode=estimate_text, earlier=earlier)
         assert text
         assert estimate_text(text) <= limit
-        assert text == summarize(entries[cut:], limit=limit, encode=estimate_text, earlier=earlier)
+        assert text == summarize_without_model(entries[cut:], limit=limit, encode=estimate_text, earlier=earlier)
 
 
 @given(conversations, st.integers(10, 600))
 def test_any_history_gives_a_bounded_state(said, limit):
     text = derive_state(place(*chain.from_iterable(said)), limit=limit, encode=estimate_text)
-    assert text.startswith("### STATE")
+    assert not text or text.startswith("### STATE")
     assert estimate_text(text) <= limit
 
 

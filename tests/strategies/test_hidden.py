@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.domain.context import Context
-from app.domain.history import Entry, Epoch, HeadMessage, Material, Snapshot, Summary
-from app.domain.messages import Message
-from app.domain.tokens import estimate_text
-from app.strategies.activity_log import derive_missing
-from app.strategies.epochs import Advance, Auto, EveryRequest, Policy, Stride
-from app.strategies.foresight import after_cut, foresee
-from app.strategies.planning import build, decide, load_from, plan_epoch
-from app.strategies.presets import Compact, Full, Slim, Strategy, Tiered, Trim, Window
+from tersely.domain.history.context import Context
+from tersely.domain.history.history import Entry, Epoch, EpochInputs, HeadMessage, Snapshot, Summary
+from tersely.domain.messages import Message
+from tersely.domain.tokens import estimate_text
+from tersely.strategies.epochs.policies import Advance, Auto, EveryRequest, Policy, Stride
+from tersely.strategies.planning import build_context, decide, first_seq_needed, plan_epoch
+from tersely.strategies.prefetch import after_cut, upcoming_summaries
+from tersely.strategies.presets import Compact, Full, Slim, Strategy, Tiered, Trim, Window
+from tersely.strategies.summaries.activity_log import derive_missing
 from tests.builders import assistant, call, result, user
 from tests.strategies.histories import START, place
 
@@ -84,7 +84,7 @@ class Session:
         changed = set(seqs)
         self.gone ^= changed
         left, back = changed & self.gone, changed - self.gone
-        self.epoch = self.epoch.without(left, back, back & self.pinned) if self.epoch else None
+        self.epoch = self.epoch.without_messages(left, back, back & self.pinned) if self.epoch else None
         self.edited |= edits
 
     def act(self, act: str, number: int) -> None:
@@ -123,7 +123,7 @@ class Session:
 
     def call(self, asked: Advance | None = None) -> Context:
         live = self.live
-        reach = load_from(self.epoch, strategy=self.strategy, policy=self.policy)
+        reach = first_seq_needed(self.epoch, strategy=self.strategy, policy=self.policy)
         kept = set(self.epoch.kept) if self.epoch else set()
         snapshot = Snapshot(
             entries=tuple(entry for entry in live if entry.seq >= reach),
@@ -136,7 +136,7 @@ class Session:
         made = tuple(summary for summary, basis in self.summaries if basis == self.basis(summary))
         # The state came with the newest reply.
         reply = next((entry for entry in reversed(live) if entry.message.role == "assistant"), None)
-        material = Material(
+        material = EpochInputs(
             terse=derive_missing([entry for entry in live if entry.turn < live[-1].turn], ()),
             summaries=made,
             state=" ".join(NAME.findall(reply.message.text)) if reply else "",
@@ -155,9 +155,13 @@ class Session:
             )
             self.edited = False
         assert self.epoch is not None
-        context = build(snapshot, self.epoch, strategy=self.strategy, encode=estimate_text)
+        context = build_context(snapshot, self.epoch, strategy=self.strategy, encode=estimate_text)
         is_new = self.epoch is not before
-        asked_for = after_cut(self.strategy, snapshot, self.epoch, made) if is_new else foresee(self.strategy, snapshot)
+        asked_for = (
+            after_cut(self.strategy, snapshot, self.epoch, made)
+            if is_new
+            else upcoming_summaries(self.strategy, snapshot)
+        )
         for each in asked_for:
             names = [name for e in live if each.first_seq <= e.seq <= each.last_seq for name in names_in(e.message)]
             text = f"S{each.first_seq} {' '.join(names)}"
@@ -194,7 +198,7 @@ def sent(context: Context) -> set[str]:
 @given(acts, strategies, policies)
 @example([("compact", 1)], Window(context_size=1), Auto(high=1_000, low=500))
 @example([("pin", 1), ("clear", 0), ("say", 0)], Full(), Auto(high=1_000, low=500))
-def test_what_left_the_history_is_told_of_no_more(
+def test_messages_that_left_the_history_are_mentioned_no_more(
     steps: list[tuple[str, int]], strategy: Strategy, policy: Policy
 ) -> None:
     session = Session(strategy, policy, said=[user("the task mark_1_x")])

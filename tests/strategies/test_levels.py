@@ -8,25 +8,20 @@ from datetime import timedelta
 
 import pytest
 
-from app.domain.history import IMPORTANT, Past
-from app.domain.turns import Turn, group_turns
-from app.strategies.levels import Score, is_older, recency, score_turns
-from app.strategies.situations import (
-    error_signatures,
-    past_topics,
-    repeated_errors,
-    starts_new_task,
-)
+from tersely.domain.history.history import IMPORTANT, PastTurn
+from tersely.domain.history.turns import Turn, group_turns
+from tersely.strategies.reduction.levels import Score, is_older, recency, score_turns
+from tersely.strategies.retrieval_rules import error_signatures, past_topics, repeated_errors
 from tests.builders import assistant, call, result, user
-from tests.strategies.histories import START, chat, place
+from tests.strategies.histories import START, place
 
 
 def turns(*said: str) -> tuple[Turn, ...]:
     return group_turns(place(*[user(text) for text in said]))
 
 
-def bring_back(turn: Turn, relevance: float = 0.0) -> Past:
-    return Past(turn=turn.number, entries=turn.entries, relevance=relevance)
+def bring_back(turn: Turn, relevance: float = 0.0) -> PastTurn:
+    return PastTurn(turn=turn.number, entries=turn.entries, relevance=relevance)
 
 
 def test_priority_scoring_weights() -> None:
@@ -68,7 +63,7 @@ def test_explicit_is_one_if_marked_important() -> None:
     assert [score.explicit for score in score_turns(group_turns(marked), {}, START).values()] == [0, 1, 1]
 
 
-def test_ages() -> None:
+def test_levels_by_age() -> None:
     (turn,) = turns("a")
     assert not is_older(turn, 300, START + timedelta(seconds=300))
     assert is_older(turn, 300, START + timedelta(seconds=301))
@@ -99,16 +94,3 @@ def test_a_repeating_error_brings_back_the_turn_that_met_it() -> None:
 def test_error_signatures_are_bounded_in_time_and_number() -> None:
     huge = "error: " + "a" * 5_000_000 + "\n" + "\n".join(f"error: kind{'z' * i}" for i in range(100))
     assert 0 < len(error_signatures(result("c1", huge))) <= 20
-
-
-def test_a_new_task_names_nothing_of_the_previous_one() -> None:
-    before, fresh = turns("refactor the parser in src/parse.py", "write a poem about autumn")
-    assert starts_new_task(fresh, before)
-    before, related = turns("refactor the parser in src/parse.py", "does the parser pass its tests?")
-    assert not starts_new_task(related, before)
-    assert not starts_new_task(fresh, None)
-
-
-def test_a_task_that_is_under_way_is_not_new() -> None:
-    before, running = group_turns((*chat(1), *place(user("x"), user("paint"), assistant("painting"))[1:]))
-    assert not starts_new_task(running, before)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from app.domain.memos import Memo
-from app.strategies.memo_layer import render_memos
-from app.strategies.prompts import MEMOS_END, MEMOS_TITLE
+from tersely.domain.memos import Memo
+from tersely.strategies.head.memo_layer import render_memos
+from tersely.strategies.prompts import MEMOS_END, MEMOS_TITLE
 
 
 def memo(content: str, *tags: str) -> Memo:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from app.domain.errors import InvalidRequest
-from app.domain.tokens import estimate_text
-from app.strategies.compositions import needs_of
-from app.strategies.presets import Full, Slim, Strategy, Tiered, Window, parse_strategy, strategy_name, strategy_text
-from app.strategies.prompts import TERSE_INSTRUCTIONS
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.tokens import estimate_text
+from tersely.strategies.composition import needs_of
+from tersely.strategies.presets import (
+    Full,
+    Slim,
+    Strategy,
+    Tiered,
+    Window,
+    parse_strategy,
+    strategy_name,
+    strategy_text,
+)
+from tersely.strategies.prompts import TERSE_INSTRUCTIONS
 
 
 @pytest.mark.parametrize(
@@ -49,7 +58,7 @@ def test_the_general_setting_of_the_index_yields_to_the_strategys_own() -> None:
         ({"name": "full", "recent_turns": 3}, ["strategy.recent_turns", "none"]),
     ],
 )
-def test_what_is_wrong_is_refused_with_name_value_and_range(value: object, told: list[str]) -> None:
+def test_a_wrong_parameter_is_refused_with_name_value_and_range(value: object, told: list[str]) -> None:
     with pytest.raises(InvalidRequest) as refused:
         parse_strategy(value)
     assert refused.value.field == "strategy"
@@ -72,6 +81,12 @@ def test_a_strategy_says_what_it_is() -> None:
     assert strategy_text(Slim()) == "slim(derive_terse=True, recent_turns=3, references=None)"
     assert needs_of(Slim(recent_turns=5)).recent_turns == 5
     assert not needs_of(Full()).cuts
+
+
+def test_the_instructions_ask_for_what_was_done_and_the_key_decisions() -> None:
+    """flo.monster: "Write good summaries": one line, what was done, key decisions, specific names."""
+    for wanted in ("one line", "what was done", "key decisions", "with names"):
+        assert wanted in TERSE_INSTRUCTIONS
 
 
 def test_the_instructions_are_short() -> None:

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.domain.context import Context
-from app.domain.errors import ContextTooLarge
-from app.domain.history import Entry, Epoch, HeadMessage, Material
-from app.domain.messages import Message
-from app.domain.pairing import prove_pairing
-from app.strategies.activity_log import derive_missing
-from app.strategies.epochs import Auto, EveryRequest, Policy, Stride
-from app.strategies.presets import Compact, Full, Slim, Strategy, Tiered, Trim, Window
+from tersely.domain.errors import ContextTooLarge
+from tersely.domain.history.context import Context
+from tersely.domain.history.history import Entry, Epoch, EpochInputs, HeadMessage
+from tersely.domain.history.pairing import prove_pairing
+from tersely.domain.messages import Message
+from tersely.strategies.epochs.policies import Auto, EveryRequest, Policy, Stride
+from tersely.strategies.presets import Compact, Full, Slim, Strategy, Tiered, Trim, Window
+from tersely.strategies.summaries.activity_log import derive_missing
 from tests.strategies.histories import call_model, conversations, load, place, rendered
 
 SMALL = Auto(high=2_000, low=800)
@@ -69,7 +69,7 @@ def play(
     for number, batch in enumerate(batches):
         said += batch
         history = place(*said)
-        material = Material(terse=derive_missing([e for e in history if e.turn < history[-1].turn], ()))
+        material = EpochInputs(terse=derive_missing([e for e in history if e.turn < history[-1].turn], ()))
         snapshot = load(history, epoch, window=window, edited=number in edits, calls=number)
         context = call_model(snapshot, strategy=strategy, policy=policy, material=material)
         epoch = context.epoch

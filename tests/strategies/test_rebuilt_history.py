@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.domain.history import Entry
-from app.strategies.epochs import Auto, EveryRequest, Policy
-from app.strategies.presets import Compact, Full, Slim, Strategy, Tiered, Trim, Window
+from tersely.domain.history.history import Entry
+from tersely.strategies.epochs.policies import Auto, EveryRequest, Policy
+from tersely.strategies.presets import Compact, Full, Slim, Strategy, Tiered, Trim, Window
 from tests.strategies.histories import call_model, chat, load
 
 ROOMY: list[Strategy] = [
@@ -41,7 +41,7 @@ def rebuilt(turns: int, left: int) -> tuple[Entry, ...]:
 @pytest.mark.parametrize("strategy", ROOMY, ids=lambda strategy: type(strategy).__name__)
 @given(turns=st.integers(3, 8), left=st.integers(2, 6))
 @settings(deadline=None, max_examples=25)
-def test_what_stands_behind_the_cut_is_sent(strategy: Strategy, policy: Policy, turns: int, left: int) -> None:
+def test_messages_behind_the_cut_are_sent(strategy: Strategy, policy: Policy, turns: int, left: int) -> None:
     history = rebuilt(turns, min(left, turns - 1))
     context = call_model(load(history, None, edited=True), strategy=strategy, policy=policy)
     sent = {message.seq for message in context.messages if isinstance(message, Entry)}

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.domain.history import Entry, Reference
-from app.domain.tokens import estimate_text
-from app.strategies.references import (
+from tersely.domain.history.history import Entry, Reference
+from tersely.domain.tokens import estimate_text
+from tersely.strategies.summaries.references import (
     MAX_CANDIDATES,
     extract_identifiers,
     gather,
@@ -49,7 +49,7 @@ from tests.strategies.histories import place, work
         "API_KEY",
     ],
 )
-def test_identifiers(name: str) -> None:
+def test_identifiers_of_a_text(name: str) -> None:
     assert extract_identifiers(f"see ({name}), then go on.") == [name]
     assert extract_identifiers(f'"{name}"') == [name]
 
@@ -84,12 +84,12 @@ def test_arguments_are_read_without_their_escapes() -> None:
 
 
 def test_candidates_are_merged_with_those_carried_on() -> None:
-    known = (Reference(text="a_b", turn=1, position=2, mentions=3, used_by_model=True),)
+    known = (Reference(text="a_b", turn=1, last_seq=2, mentions=3, used_by_model=True),)
     (merged,) = gather(known, place(user("x"), user("a_b again")))
-    assert merged == Reference(text="a_b", turn=2, position=2, mentions=4, used_by_model=True)
+    assert merged == Reference(text="a_b", turn=2, last_seq=2, mentions=4, used_by_model=True)
 
 
-def test_what_our_own_tools_were_asked_and_said_is_no_mention() -> None:
+def test_calls_of_our_own_tools_are_no_mentions() -> None:
     said = place(user("see src/app.py"), assistant(None, call("1", "context_search", {"query": "src/late.py"})))
     entries = [*said[:1], *(replace(entry, is_ours=True) for entry in said[1:])]
     assert [each.text for each in gather((), entries)] == ["src/app.py"]

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.dialects.openai_chat.dialect import OPENAI_CHAT
-from app.domain.history import Entry, Epoch, Snapshot
-from app.domain.messages import Message
-from app.domain.tiers import Tier, Way
-from app.domain.tokens import estimate_text
-from app.domain.tool_output import ToolOutputLimits
-from app.service.contexts import render
-from app.strategies.pipeline import Draft, seal
-from app.strategies.shortening import (
+from tersely.dialects.openai_chat.dialect import OPENAI_CHAT
+from tersely.domain.history.history import Entry, Epoch, Snapshot
+from tersely.domain.history.tiers import ReadBack, Tier
+from tersely.domain.messages import Message
+from tersely.domain.text.tool_output import ToolOutputLimits
+from tersely.domain.tokens import estimate_text
+from tersely.service.context.contexts import render
+from tersely.strategies.pipeline import Draft, seal
+from tersely.strategies.reduction.shortening import (
     TruncationSettings,
     apply_tiers,
     output_tiers,
@@ -53,18 +53,19 @@ LONG = "x" * 30_000
 def test_std_slop_the_5_most_recent_results_of_the_active_group_keep_5000_characters_older_ones_1000() -> None:
     history = place(*steps("a", *[LONG] * 7))
     short = results(apply_tiers(history, window_tiers(history), encode=estimate_text))
-    assert short == ["x" * 1000 + "... [TRUNCATED]"] * 2 + ["x" * 5000 + "... [TRUNCATED]"] * 5
+    notice = "... [TRUNCATED 30000 characters to {}]"
+    assert short == ["x" * 1000 + notice.format(1000)] * 2 + ["x" * 5000 + notice.format(5000)] * 5
 
 
 def test_std_slop_results_of_inactive_groups_keep_300_characters() -> None:
     history = place(*steps("a", LONG, LONG), assistant("done"), *steps("b", LONG))
     short = results(apply_tiers(history, window_tiers(history), encode=estimate_text))
-    assert [len(text) for text in short] == [315, 315, 5015]
+    assert [len(text.partition("...")[0]) for text in short] == [300, 300, 5000]
 
 
 def test_std_slop_the_hint_names_the_query_for_the_message() -> None:
     history = place(*steps("a", LONG))
-    (text,) = results(apply_tiers(history, window_tiers(history, way="query_db"), encode=estimate_text))
+    (text,) = results(apply_tiers(history, window_tiers(history, read_back="query_db"), encode=estimate_text))
     assert text == (
         "x" * 5000 + '... [TRUNCATED. Use query_db(sql="SELECT content FROM messages WHERE id=3") to see full output]'
     )
@@ -79,10 +80,12 @@ def test_std_slop_limits_are_configurable() -> None:
 
 def test_a_hint_names_the_tool_that_the_model_has_or_none() -> None:
     history = place(*steps("a", "y"), *steps("b", LONG))
-    (_, searched) = results(apply_tiers(history, window_tiers(history, way="context_search"), encode=estimate_text))
+    (_, searched) = results(
+        apply_tiers(history, window_tiers(history, read_back="context_search"), encode=estimate_text)
+    )
     assert searched.endswith('... [TRUNCATED. Use context_search(mode="turn", turnId="t2") to see full output]')
     (_, alone) = results(apply_tiers(history, window_tiers(history), encode=estimate_text))
-    assert alone.endswith("x... [TRUNCATED]")
+    assert alone.endswith("x... [TRUNCATED 30000 characters to 5000]")
 
 
 def test_tiers_of_an_epoch_hold_for_what_comes_later() -> None:
@@ -90,7 +93,7 @@ def test_tiers_of_an_epoch_hold_for_what_comes_later() -> None:
     before = apply_tiers(history[:5], window_tiers(history[:5]), encode=estimate_text)
     after = apply_tiers(history, window_tiers(history[:5]), encode=estimate_text)
     assert after[:5] == before
-    assert len(results(after)[-1]) == 5015
+    assert len(results(after)[-1].partition("...")[0]) == 5000
 
 
 # 001, "Compression Strategy".
@@ -141,7 +144,7 @@ def test_ai_output_limits_hold_for_results_of_any_age() -> None:
 
 def test_ai_a_spilled_output_is_a_notice_where_there_is_a_way_to_the_whole() -> None:
     history = place(*steps("a", "x" * 300_000))
-    tiers = (*output_tiers(way="query_db"), *window_tiers(history, way="query_db"))
+    tiers = (*output_tiers(read_back="query_db"), *window_tiers(history, read_back="query_db"))
     (notice,) = results(apply_tiers(history, tiers, encode=estimate_text))
     assert notice.startswith("[Large tool output: 300000 characters, 300000 bytes, 1 lines. ")
     assert notice.endswith('Use query_db(sql="SELECT content FROM messages WHERE id=3") to see full output]')
@@ -156,7 +159,7 @@ TIERS = st.lists(
         until=st.none() | st.integers(0, 30),
         chars=st.integers(1, 2_000),
         style=st.sampled_from(["head", "ends"]),
-        way=st.sampled_from(get_args(Way)),
+        read_back=st.sampled_from(get_args(ReadBack)),
         limits=st.none()
         | st.builds(
             ToolOutputLimits,
@@ -207,7 +210,7 @@ def test_entries_that_need_nothing_are_the_same_objects() -> None:
 
 def test_a_text_is_left_alone_where_the_notice_would_make_it_longer() -> None:
     history = place(*steps("a", "x" * 310), *steps("b", "y"))
-    assert apply_tiers(history, window_tiers(history, way="query_db"), encode=estimate_text) == history
+    assert apply_tiers(history, window_tiers(history, read_back="query_db"), encode=estimate_text) == history
 
 
 def test_a_prefix_counts_after_shortening_as_before() -> None:

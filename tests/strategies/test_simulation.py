@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from app.strategies.epochs import Auto, EveryRequest
-from app.strategies.presets import Full, Slim
 from bench.simulate import FIXED_DEFAULT, identifiers, load, main, simulate
+from tersely.strategies.epochs.policies import Auto, EveryRequest
+from tersely.strategies.presets import Full, Slim
 
 
 @pytest.fixture
@@ -58,6 +58,6 @@ def test_identifiers_are_names_not_words() -> None:
     assert identifiers('{"path": "src/app.py", "n": 5, "q": "some words HAT001"}') == ["src/app.py", "HAT001"]
 
 
-def test_the_table(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_simulation_prints_a_table(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(recording)]) == 0
     assert "| own | slim auto | 60 |" in capsys.readouterr().out

@@ -10,12 +10,12 @@ from datetime import timedelta
 
 import pytest
 
-from app.domain.context import Context, TurnReport
-from app.domain.errors import ContextTooLarge
-from app.domain.history import Entry, HeadMessage, Material
-from app.strategies.epochs import Auto, EveryRequest, Stride
-from app.strategies.planning import load_from, report_cut_turns
-from app.strategies.presets import Full, Slim
+from tersely.domain.errors import ContextTooLarge
+from tersely.domain.history.context import Context, TurnReport
+from tersely.domain.history.history import Entry, EpochInputs, HeadMessage
+from tersely.strategies.epochs.policies import Auto, EveryRequest, Stride
+from tersely.strategies.planning import first_seq_needed, report_cut_turns
+from tersely.strategies.presets import Full, Slim, Window
 from tests.builders import assistant, call, result, user
 from tests.strategies.histories import START, call_model, chat, load, place, rendered, shape, terse, work
 
@@ -42,7 +42,9 @@ DOCUMENT_TERSE = terse(
 
 
 def test_context_builder_step_5_log_acknowledgement_recent_turns() -> None:
-    context = call_model(load(chat(5), None), strategy=Slim(), policy=LITERAL, material=Material(terse=DOCUMENT_TERSE))
+    context = call_model(
+        load(chat(5), None), strategy=Slim(), policy=LITERAL, material=EpochInputs(terse=DOCUMENT_TERSE)
+    )
     assert shape(context) == [
         "activity_log/user",
         "activity_log/assistant",
@@ -53,14 +55,14 @@ def test_context_builder_step_5_log_acknowledgement_recent_turns() -> None:
 
 def test_context_builder_step_3_no_entry_of_a_recent_turn_is_in_the_log() -> None:
     context = call_model(
-        load(chat(5), None), strategy=Slim(recent_turns=4), policy=LITERAL, material=Material(terse=DOCUMENT_TERSE)
+        load(chat(5), None), strategy=Slim(recent_turns=4), policy=LITERAL, material=EpochInputs(terse=DOCUMENT_TERSE)
     )
     assert head_texts(context)[0] == "\n".join(LOG.splitlines()[:2])
 
 
 def test_up_to_k_turns_there_is_no_log() -> None:
     context = call_model(
-        load(chat(3), None), strategy=Slim(), policy=LITERAL, material=Material(terse=DOCUMENT_TERSE[:2])
+        load(chat(3), None), strategy=Slim(), policy=LITERAL, material=EpochInputs(terse=DOCUMENT_TERSE[:2])
     )
     assert context.messages == chat(3)
     assert context.is_whole
@@ -93,7 +95,9 @@ def test_full_mode_returns_all_messages() -> None:
 
 
 def test_under_auto_a_short_conversation_is_sent_whole() -> None:
-    context = call_model(load(chat(20), None), strategy=Slim(), policy=Auto(), material=Material(terse=DOCUMENT_TERSE))
+    context = call_model(
+        load(chat(20), None), strategy=Slim(), policy=Auto(), material=EpochInputs(terse=DOCUMENT_TERSE)
+    )
     assert (context.messages, context.is_whole, context.epoch.cut, context.epoch.reason) == (chat(20), True, 1, "first")
 
 
@@ -225,9 +229,9 @@ def test_another_configuration_is_another_epoch() -> None:
     old = call_model(load(history, None), strategy=Slim(), policy=SMALL).epoch
     wider = Slim(recent_turns=5)
     assert call_model(load(history, old), strategy=wider, policy=SMALL).epoch.reason == "config"
-    assert load_from(old, strategy=Slim(), policy=SMALL) == old.cut
-    assert load_from(old, strategy=wider, policy=SMALL) == old.cut
-    assert load_from(old, strategy=Full(), policy=SMALL) == load_from(old, strategy=Slim(), policy=LITERAL) == 1
+    assert first_seq_needed(old, strategy=Slim(), policy=SMALL) == old.cut
+    for strategy, policy in ((wider, SMALL), (Full(), SMALL), (Slim(), LITERAL), (Window(), SMALL)):
+        assert first_seq_needed(old, strategy=strategy, policy=policy) == 1
     back = call_model(replace(load(history, None), epoch=old), strategy=Full(), policy=SMALL)
     assert back.messages == history
 
@@ -237,7 +241,7 @@ def test_a_wider_window_brings_back_turns_that_were_cut() -> None:
     old = call_model(load(history, None), strategy=Slim(recent_turns=2), policy=LITERAL).epoch
     wider = Slim(recent_turns=6)
     snapshot = replace(load(history, None), epoch=old)
-    assert (old.cut, load_from(old, strategy=wider, policy=LITERAL)) == (37, 1)
+    assert (old.cut, first_seq_needed(old, strategy=wider, policy=LITERAL)) == (37, 1)
     assert shape(call_model(snapshot, strategy=wider, policy=LITERAL))[2] == "29 user"
 
 
@@ -283,7 +287,10 @@ def test_within_an_epoch_the_head_stays_and_the_tail_grows() -> None:
 
 def test_the_report_names_layers_and_what_became_of_each_turn() -> None:
     context = call_model(
-        load(chat(5), None, fixed_tokens=50), strategy=Slim(), policy=LITERAL, material=Material(terse=DOCUMENT_TERSE)
+        load(chat(5), None, fixed_tokens=50),
+        strategy=Slim(),
+        policy=LITERAL,
+        material=EpochInputs(terse=DOCUMENT_TERSE),
     )
     assert [layer.name for layer in context.report.layers] == ["instructions", "activity_log", "tail"]
     assert [(t.turn, t.kept, t.reason) for t in context.report.turns] == [

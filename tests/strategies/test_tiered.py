@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from app.domain.context import Context
-from app.domain.history import Entry, HeadMessage, Material, Past, Summary
-from app.strategies.epochs import Auto, EveryRequest
-from app.strategies.levels import measure_levels
-from app.strategies.planning import decide
-from app.strategies.presets import Tiered
-from app.strategies.prompts import SESSION_MEMORY_TITLE
-from tests.builders import assistant, user
+from tersely.domain.history.context import Context
+from tersely.domain.history.history import Entry, EpochInputs, HeadMessage, PastTurn, Summary
+from tersely.domain.history.turns import group_turns
+from tersely.strategies.epochs.policies import Auto, EveryRequest
+from tersely.strategies.planning import decide
+from tersely.strategies.presets import Tiered
+from tersely.strategies.prompts import SESSION_MEMORY_TITLE
+from tersely.strategies.reduction.levels import is_older, measure_levels
+from tersely.strategies.reduction.tiering import LOW_SCORE, score_everything
+from tests.builders import assistant, call, result, user
 from tests.strategies.histories import START, call_model, chat, load, place, shape
 
 LITERAL = EveryRequest()
@@ -70,7 +72,7 @@ def test_level_2_prefers_the_summary_of_a_finished_task() -> None:
         first_seq=1, last_seq=2, purpose="task", text="Fixed the parser.", tokens=4, source="model", created_at=START
     )
     context = call_model(
-        load(history, None), strategy=NARROW, policy=LITERAL, now=at(history), material=Material(summaries=(made,))
+        load(history, None), strategy=NARROW, policy=LITERAL, now=at(history), material=EpochInputs(summaries=(made,))
     )
     assert session_memory(context)[0] == "[t1] Fixed the parser."
 
@@ -87,7 +89,7 @@ def test_level_2_is_compressed_after_thirty_minutes_and_bounded() -> None:
             strategy=NARROW,
             policy=LITERAL,
             now=at(history, minutes),
-            material=Material(summaries=(made,)),
+            material=EpochInputs(summaries=(made,)),
         )
         lengths.append(len(session_memory(context)[0]))
     assert lengths[0] > 2 * lengths[1]
@@ -118,6 +120,43 @@ def test_level_4_old_turns_stay_whole_while_there_is_room() -> None:
     assert [line[:4] for line in session_memory(context)] == ["[t2]", "[t3]"]
     full = call_model(load(history, None), strategy=NARROW, policy=LITERAL, now=at(history))
     assert seqs(full)[0] == 7
+
+
+def test_a_turn_of_low_score_is_summarised_although_there_is_room() -> None:
+    """Ages spread the scores on both sides of the limit; nothing else than the score decides, as the room is ample."""
+    said = []
+    for turn in range(1, 12):
+        topic = "parser" if turn % 2 else "weather"
+        said += [user(f"{topic} question {turn}"), assistant(f"{topic} answer {turn}.")]
+    history = place(*said, user("what about the parser?"))
+    now = at(history)
+    scores = score_everything(history, (), now)
+    low = [number for number, score in scores.items() if score.total < LOW_SCORE]
+    old = [turn.number for turn in group_turns(history) if is_older(turn, Tiered().working_age, now)]
+    context = call_model(load(history, None), strategy=Tiered(), policy=LITERAL, now=now)
+    shown = {entry.turn for entry in context.messages if isinstance(entry, Entry)}
+    assert low
+    assert set(old) - set(low)  # some that are old are kept for their score
+    assert set(range(1, 13)) - shown == set(low) & set(old)
+    assert [int(line[2 : line.index("]")]) for line in session_memory(context)] == sorted(set(low) & set(old))
+
+
+def test_a_repeated_error_brings_back_what_was_done_about_it() -> None:
+    failing = "Traceback (most recent call last)\nOSError: [Errno 98] address {} already in use"
+    said = [
+        user("start the server"),
+        assistant(None, call("c1")),
+        result("c1", failing.format(8484)),
+        assistant("A stale process held the port; I ended it by its pid file."),
+    ]
+    for number in range(12):
+        said += [user(f"chat about the weather number {number}"), assistant("it rains " * 12)]
+    history = place(*said, user("begin anew"), assistant(None, call("c2")), result("c2", failing.format(9090)))
+    narrow = replace(NARROW, total_budget=5_000)
+    context = call_model(load(history, None), strategy=narrow, policy=LITERAL, now=at(history, 60))
+    assert seqs(context)[:4] == [1, 2, 3, 4]
+    other = place(*said, user("begin anew"), assistant(None, call("c2")), result("c2", "listening"))
+    assert 1 not in seqs(call_model(load(other, None), strategy=narrow, policy=LITERAL, now=at(other, 60)))
 
 
 def test_level_1_pinned_messages_are_permanent() -> None:
@@ -161,20 +200,65 @@ def test_level_4_has_what_permanent_memory_leaves() -> None:
     assert shown == [[1, 2], [4, 9]]
 
 
+def pressed(question: str, *, minutes: float = 0) -> tuple[Entry, ...]:
+    """Turns of more than 80 % of the total budget, and a question after a pause."""
+    history = (*talk(5, size=14_000)[:-1], *place(*[e.message for e in talk(5)[:-1]], user(question))[-1:])
+    last = history[-1]
+    return (*history[:-1], replace(last, created_at=last.created_at + timedelta(minutes=minutes)))
+
+
 def test_a_new_task_clears_volatile_memory_and_compresses_the_previous_task() -> None:
-    history = (*talk(3)[:-1], *place(*[e.message for e in talk(3)[:-1]], user("write a sonnet about autumn"))[-1:])
+    history = pressed("New task: write a sonnet about autumn")
     context = call_model(load(history, None), strategy=Tiered(), policy=LITERAL, now=at(history))
-    assert seqs(context) == [5]
-    assert [line[:4] for line in session_memory(context)] == ["[t1]", "[t2]"]
+    assert seqs(context) == [9]
+    assert [line[:4] for line in session_memory(context)] == ["[t1]", "[t2]", "[t3]", "[t4]"]
+
+
+def test_nothing_is_cleared_while_the_budget_is_not_under_pressure() -> None:
+    history = (*talk(3)[:-1], *place(*[e.message for e in talk(3)[:-1]], user("New task: a sonnet"))[-1:])
+    context = call_model(load(history, None), strategy=Tiered(), policy=LITERAL, now=at(history))
+    assert seqs(context) == [1, 2, 3, 4, 5]
+
+
+def test_a_follow_up_that_shares_no_word_keeps_working_memory() -> None:
+    for question in ("continue", "yes", "go on", "Please fix that", "why?", "hmm, looks odd to me"):
+        history = pressed(question)
+        context = call_model(load(history, None), strategy=Tiered(), policy=LITERAL, now=at(history))
+        assert seqs(context)[-3:] == [7, 8, 9]
+        assert seqs(context) != [9]
+
+
+def test_a_long_message_without_any_tie_is_a_new_task_after_a_pause_only() -> None:
+    sonnet = (
+        "Draft a marketing campaign for a bakery in Lisbon: three posters, radio spots during breakfast, a loyalty "
+        "card, an opening festival with musicians, free pastries, balloons, and vouchers for neighbours."
+    )
+    cleared = {
+        minutes: seqs(
+            call_model(
+                load(pressed(sonnet, minutes=minutes), None),
+                strategy=replace(Tiered(), working_age=600),
+                policy=LITERAL,
+                now=at(pressed(sonnet, minutes=minutes)),
+            )
+        )
+        == [9]
+        for minutes in (1, 30)
+    }
+    assert cleared == {1: False, 30: True}
 
 
 def test_a_past_topic_is_retrieved_whole_and_in_order() -> None:
     history = talk(9)
     epoch = call_model(load(history[:13], None), strategy=NARROW, policy=LITERAL, now=at(history[:13])).epoch
     assert epoch.cut > 3
-    past = Past(turn=1, entries=history[:2], relevance=0.9)
+    past = PastTurn(turn=1, entries=history[:2], relevance=0.9)
     context = call_model(
-        load(history, epoch), strategy=Tiered(), policy=LITERAL, now=at(history), material=Material(past=(past,))
+        load(history, epoch),
+        strategy=Tiered(),
+        policy=LITERAL,
+        now=at(history),
+        material=EpochInputs(past_turns=(past,)),
     )
     assert seqs(context)[:2] == [1, 2]
     assert context.epoch.retrieved[0] == 1
@@ -186,9 +270,9 @@ def test_a_past_topic_is_retrieved_whole_and_in_order() -> None:
 def test_an_unrelated_past_stays_away() -> None:
     history = talk(9)
     epoch = call_model(load(history[:13], None), strategy=NARROW, policy=LITERAL, now=at(history[:13])).epoch
-    past = Past(turn=1, entries=history[:2], relevance=0.2)
+    past = PastTurn(turn=1, entries=history[:2], relevance=0.2)
     context = call_model(
-        load(history, epoch), strategy=NARROW, policy=LITERAL, now=at(history), material=Material(past=(past,))
+        load(history, epoch), strategy=NARROW, policy=LITERAL, now=at(history), material=EpochInputs(past_turns=(past,))
     )
     assert 1 not in seqs(context)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from itertools import pairwise
 
-from app.domain.context import Context
-from app.domain.history import Entry, Epoch, Material, Summary
-from app.domain.messages import Message
-from app.strategies import prompts
-from app.strategies.compositions import overflow_tries
-from app.strategies.epochs import Auto, EveryRequest, Policy
-from app.strategies.foresight import after_cut
-from app.strategies.presets import Slim, Trim
+import pytest
+
+from tersely.domain.history.context import Context
+from tersely.domain.history.history import Entry, Epoch, EpochInputs, Summary
+from tersely.domain.messages import Message
+from tersely.strategies import prompts
+from tersely.strategies.composition import overflow_tries
+from tersely.strategies.epochs.policies import Auto, EveryRequest, Policy
+from tersely.strategies.prefetch import after_cut
+from tersely.strategies.presets import Slim, Trim
 from tests.builders import assistant, call, result, user
 from tests.strategies.histories import START, call_model, chat, load, place, work
 
@@ -29,7 +32,7 @@ def tool_turns(count: int, *, size: int = 0) -> tuple[Entry, ...]:
 
 def literal(history: tuple[Entry, ...], strategy: Trim | None = None, *summaries: Summary) -> Context:
     return call_model(
-        load(history, None), strategy=strategy or Trim(), policy=LITERAL, material=Material(summaries=summaries)
+        load(history, None), strategy=strategy or Trim(), policy=LITERAL, material=EpochInputs(summaries=summaries)
     )
 
 
@@ -108,6 +111,35 @@ def test_2_what_is_trimmed_stays_trimmed() -> None:
     assert turns(second) == list(range(11, 23))
 
 
+@pytest.mark.parametrize("policy", [LITERAL, Auto()], ids=["every_request", "auto"])
+def test_2_what_was_trimmed_never_comes_back(policy: Policy) -> None:
+    epoch, gone = None, 0
+    for number in range(15, 90):
+        context = call_model(load(chat(number), epoch), strategy=Trim(), policy=policy)
+        epoch = context.epoch
+        first = entries(context)[0].seq
+        assert first >= gone
+        assert len(set(turns(context))) <= 20
+        gone = first
+    assert gone > 100
+
+
+@pytest.mark.parametrize("refusals", [0, 1])
+def test_4_the_ranges_for_the_memory_follow_each_other_without_overlap(refusals: int) -> None:
+    """Whatever leaves the context, by an overflow or by trimming, is to be told once."""
+    epoch, told = None, []
+    for number in range(9, 70):
+        snapshot = load(chat(number), epoch)
+        is_refused = refusals and number == 9
+        context = call_model(snapshot, strategy=Trim(), policy=LITERAL, overflow=bool(is_refused), overflows=refusals)
+        if epoch is None or context.epoch.cut != epoch.cut:
+            told += [(each.first_seq, each.last_seq) for each in after_cut(Trim(), snapshot, context.epoch)]
+        epoch = context.epoch
+    assert len(told) >= 3
+    assert told[0][0] == 1
+    assert all(later[0] == earlier[1] + 1 for earlier, later in pairwise(told))
+
+
 def test_2_tool_call_chains_stay_whole() -> None:
     context = literal(tool_turns(21))
     assert entries(context)[0].message.text == "question 11"
@@ -126,7 +158,7 @@ def test_2_the_summary_stands_in_front_of_the_first_retained_user_message_once_i
     before = entries(first)[0].prefix
     assert "question 1" in before  # until the model's is ready, what can be said without one
     later = call_model(
-        load(chat(22), first.epoch), strategy=Trim(), policy=LITERAL, material=Material(summaries=(summary(20),))
+        load(chat(22), first.epoch), strategy=Trim(), policy=LITERAL, material=EpochInputs(summaries=(summary(20),))
     )
     shown = entries(later)[0]
     assert shown.seq == 21
@@ -136,7 +168,7 @@ def test_2_the_summary_stands_in_front_of_the_first_retained_user_message_once_i
 
 def test_2_under_auto_the_summary_comes_with_the_next_epoch_and_the_prefix_stays() -> None:
     first = call_model(load(chat(21), None), strategy=Trim(), policy=Auto())
-    ready = Material(summaries=(summary(20),))
+    ready = EpochInputs(summaries=(summary(20),))
     later = call_model(load(chat(22), first.epoch), strategy=Trim(), policy=Auto(), material=ready)
     assert later.epoch.number == first.epoch.number
     assert later.messages[: len(first.messages)] == first.messages

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.domain.history import Entry
-from app.strategies.pipeline import Draft, run
-from app.strategies.trimming import clear, drop_half_over_turns, fit_budget, keep_newest_turns, keep_texts
+from tersely.domain.history.history import Entry
+from tersely.strategies.pipeline import Draft, run
+from tersely.strategies.reduction.trimming import clear, drop_half_over_turns, fit_budget, keep_newest_turns, keep_texts
 from tests.builders import assistant, call, result, user
 from tests.strategies.histories import chat, place
 
@@ -83,7 +83,7 @@ def test_restore_keeps_user_text_and_final_reply_of_the_newest_turns() -> None:
     assert seqs(draft) == [9, 12, 13, 16, 17, 20, 21]
 
 
-def test_what_was_reduced_before_counts_as_turns_and_goes_with_them() -> None:
+def test_reduced_turns_count_as_turns_and_are_trimmed_with_them() -> None:
     history = tool_turns(4, size=4_000)
     reduced = run(Draft(tail=history), (fit_budget(2_000),))
     assert turns_of(run(reduced, (drop_half_over_turns(3),))) == [3, 4]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from app.domain.context import Context
-from app.domain.history import Entry, HeadMessage, Material
-from app.domain.messages import Message
-from app.strategies import prompts
-from app.strategies.epochs import Auto, EveryRequest
-from app.strategies.presets import Window
+from tersely.domain.history.context import Context
+from tersely.domain.history.history import Entry, EpochInputs, HeadMessage
+from tersely.domain.messages import Message
+from tersely.strategies import prompts
+from tersely.strategies.epochs.policies import Auto, EveryRequest
+from tersely.strategies.presets import Window
 from tests.builders import assistant, call, result, user
 from tests.strategies.histories import call_model, chat, load, place, shape, work
 
 LITERAL = EveryRequest()
-NOTES = Material(state="### STATE\nGoal: ship it", scratchpad="- [ ] test\n- [x] build")
+NOTES = EpochInputs(state="### STATE\nGoal: ship it", scratchpad="- [ ] test\n- [x] build")
 
 
 def results_of(context: Context) -> dict[int, str]:
@@ -58,11 +58,11 @@ def test_2_truncation_of_inactive_groups_at_300() -> None:
 
 def test_2_the_hint_is_the_documents_where_the_model_has_query_db_and_none_where_it_has_no_tool() -> None:
     history = place(user("go"), *steps(1, 9_000), assistant("done"), user("next"))
-    with_tool = results_of(call_model(load(history, None, way="query_db"), strategy=Window(), policy=LITERAL))
+    with_tool = results_of(call_model(load(history, None, read_back="query_db"), strategy=Window(), policy=LITERAL))
     hint = '... [TRUNCATED. Use query_db(sql="SELECT content FROM messages WHERE id=3") to see full output]'
     assert with_tool[3] == "r" * 300 + hint
     without = results_of(call_model(load(history, None), strategy=Window(), policy=LITERAL))
-    assert without[3] == "r" * 300 + "... [TRUNCATED]"
+    assert without[3] == "r" * 300 + "... [TRUNCATED 9000 characters to 300]"
 
 
 def test_3_layers_state_then_scratchpad_then_history() -> None:

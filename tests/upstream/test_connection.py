@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.upstream.connection import MAX_HEAD, READ_BUFFER, BrokenOff, Connection
-from app.upstream.request_head import write_head
+from tersely.upstream.connection import MAX_HEAD, READ_BUFFER, BrokenOff, Connection
+from tersely.upstream.request_head import write_head
 
 BODY = bytes(range(256)) * 3
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\nX-A:  b c \t\r\n\r\n" + b"".join(
@@ -164,7 +164,7 @@ def test_a_reset_is_not_the_end_of_a_reply_without_a_length() -> None:
         connection.take()
 
 
-def test_what_came_before_the_break_is_still_given() -> None:
+def test_bytes_before_a_break_are_returned() -> None:
     connection, _ = ask()
     connection.data_received(CHUNKED)
     connection.connection_lost(ConnectionResetError())
@@ -203,7 +203,7 @@ def test_what_came_before_the_break_is_still_given() -> None:
     ],
 )
 @pytest.mark.parametrize("step", [1, 7, 60_000])
-def test_what_contradicts_itself_or_never_ends_breaks_the_connection(reply: bytes, step: int) -> None:
+def test_ambiguous_or_endless_replies_break_the_connection(reply: bytes, step: int) -> None:
     connection, transport = ask()
     feed(connection, transport, reply, list(range(step, len(reply), step)))
     assert transport.is_cut
@@ -258,7 +258,7 @@ def test_a_connection_that_is_not_to_be_used_again(reply: bytes) -> None:
     assert transport.is_cut
 
 
-def test_what_an_idle_host_says_answers_no_later_request() -> None:
+def test_bytes_from_an_idle_host_answer_no_later_request() -> None:
     connection, transport = ask()
     connection.data_received(WHOLE["length"])
     assert connection.finish()
@@ -315,7 +315,7 @@ async def test_waiting_ends_at_the_deadline() -> None:
 # The head of a request
 
 
-def test_a_head() -> None:
+def test_the_request_head_is_written() -> None:
     head = write_head("POST", "/v1/x?a=b%20c", "h:1", [("Host", "evil"), ("content-length", "7"), ("a", "b\tc é")], 3)
     assert head == "POST /v1/x?a=b%20c HTTP/1.1\r\nHost: h:1\r\na: b\tc é\r\ncontent-length: 3\r\n\r\n".encode()
     assert b"content-length: 0" in write_head("POST", "/", "h", [], 0)

@@ -10,8 +10,8 @@ import aiohttp
 import openai
 import pytest
 
-from app.upstream.scripted import Queues, Received, ScriptedModel, ScriptedReply, run_scripted
-from app.upstream.strict import check, check_pairing
+from tersely.fakellm.scripted import Queues, Received, ScriptedModel, ScriptedReply, run_scripted
+from tersely.fakellm.strict.openai_chat import check, check_pairing
 
 TOOLS: Any = [{"type": "function", "function": {"name": "ls", "parameters": {"type": "object", "properties": {}}}}]
 

@@ -8,8 +8,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from app.upstream import strict_anthropic, strict_gemini
-from app.upstream.scripted import ScriptedModel, ScriptedReply, run_scripted
+from tersely.fakellm.scripted import ScriptedModel, ScriptedReply, run_scripted
+from tersely.fakellm.strict import anthropic as strict_anthropic
+from tersely.fakellm.strict import gemini as strict_gemini
 
 
 def _gemini_call(call_id: str) -> dict[str, Any]:

@@ -1,0 +1,407 @@
+"""Draw the pictures of README and docs, and fill the tables of docs/replay.md, from measurements in the repository.
+
+``make pictures`` draws from ``bench/epochs.json`` and ``bench/replay.json``. Two options measure anew::
+
+    python -m bench.pictures --epochs TRANSCRIPTS   # play the first conversation through a service of its own
+    python -m bench.pictures --results FILE...      # take over the output of ``tersely replay --json``
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[1]
+EPOCHS = ROOT / "bench" / "epochs.json"
+RESULTS = ROOT / "bench" / "replay.json"
+PICTURES = ROOT / "docs" / "pictures"
+REPLAY_PAGE = ROOT / "docs" / "replay.md"
+COMMAND = str(Path(sys.executable).with_name("tersely"))
+STRATEGIES = ("slim", "window", "trim", "compact", "tiered")
+POLICIES = ("auto", "every_request")
+
+# Colours for light and dark pages; every picture brings its own background.
+STYLE = """
+  text { font: 13px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328 }
+  .small { font-size: 11px; fill: #59636e }  .bold { font-weight: 600 }
+  .page { fill: #ffffff }  .box { fill: #f6f8fa; stroke: #8c959f }  .axis, .arrow { stroke: #59636e; fill: none }
+  .tip { fill: #59636e }  .grid { stroke: #d1d9e0 }  .mark { stroke: #8c959f; stroke-dasharray: 3 4 }
+  .everything { stroke: #818b98; fill: none; stroke-width: 2 }  .everything-box { fill: #818b98 }
+  .cached { fill: #54aeff }  .fresh { fill: #bc4c00 }  .auto { fill: #0969da }  .each { fill: #d4a72c }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #e6edf3 }  .small { fill: #9198a1 }  .page { fill: #0d1117 }  .box { fill: #161b22; stroke: #6e7681 }
+    .axis, .arrow { stroke: #9198a1 }  .tip { fill: #9198a1 }  .grid { stroke: #2a313c }  .mark { stroke: #6e7681 }
+    .everything { stroke: #9198a1 }  .everything-box { fill: #9198a1 }  .cached { fill: #388bfd }
+    .fresh { fill: #f0883e }  .auto { fill: #58a6ff }  .each { fill: #bb8009 }
+  }
+"""
+
+
+def svg(width: int, height: int, title: str, description: str, parts: Iterable[str]) -> str:
+    """Return a whole SVG document."""
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+            f'height="{height}" role="img" aria-labelledby="title description">',
+            f'<title id="title">{escape(title)}</title>',
+            f'<desc id="description">{escape(description)}</desc>',
+            f"<style>{STYLE}</style>",
+            f'<rect class="page" width="{width}" height="{height}" rx="6"/>',
+            *parts,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def text(x: float, y: float, words: str, *, kind: str = "", anchor: str = "start") -> str:
+    shown = f' class="{kind}"' if kind else ""
+    return f'<text{shown} x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    return f'<line class="{kind}" x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}"/>'
+
+
+def bar(x: float, y: float, width: float, height: float, kind: str) -> str:
+    return f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
+
+
+def arrow(x1: float, y1: float, x2: float, y2: float) -> str:
+    """Draw a horizontal or vertical arrow."""
+    if y1 == y2:
+        back = -7 if x2 > x1 else 7
+        tip = f"{x2},{y2} {x2 + back},{y2 - 4} {x2 + back},{y2 + 4}"
+    else:
+        back = -7 if y2 > y1 else 7
+        tip = f"{x2},{y2} {x2 - 4},{y2 + back} {x2 + 4},{y2 + back}"
+    return line(x1, y1, x2, y2, "arrow") + f'<polygon class="tip" points="{tip}"/>'
+
+
+def box(x: float, y: float, width: float, height: float, heading: str, *words: str) -> str:
+    middle = x + width / 2
+    parts = [f'<rect class="box" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6"/>']
+    top = y + height / 2 - 8 * len(words) + 5
+    parts.append(text(middle, top, heading, kind="bold", anchor="middle"))
+    parts += [text(middle, top + 17 * (i + 1), each, kind="small", anchor="middle") for i, each in enumerate(words)]
+    return "\n".join(parts)
+
+
+def draw_overview() -> str:
+    """Draw where Tersely stands."""
+    parts = [
+        box(20, 40, 150, 84, "Agent", "OpenAI, Anthropic or", "Gemini client"),
+        box(300, 30, 180, 104, "Tersely", "recognise the session", "build a short context", "store the reply"),
+        box(610, 40, 150, 84, "Model host", "with its prompt cache"),
+        box(300, 196, 180, 62, "Postgres", "every message, byte for byte"),
+        arrow(170, 66, 300, 66),
+        text(235, 56, "whole history", kind="small", anchor="middle"),
+        arrow(300, 102, 170, 102),
+        text(235, 120, "reply", kind="small", anchor="middle"),
+        arrow(480, 66, 610, 66),
+        text(545, 56, "short context,", kind="small", anchor="middle"),
+        text(545, 82, "stable prefix", kind="small", anchor="middle"),
+        arrow(610, 102, 480, 102),
+        text(545, 120, "reply", kind="small", anchor="middle"),
+        arrow(372, 134, 372, 196),
+        text(362, 170, "store", kind="small", anchor="end"),
+        arrow(408, 196, 408, 134),
+        text(418, 170, "load the tail", kind="small"),
+    ]
+    return svg(
+        780,
+        276,
+        "Tersely between an agent and a model host",
+        "The agent sends its whole history to Tersely. Tersely stores every message in Postgres and sends the model "
+        "host a short context with a stable prefix. The reply goes back to the agent.",
+        parts,
+    )
+
+
+def draw_layers() -> str:
+    """Draw the layers of the import contracts, with the rooms of the service and the store."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    rows = {
+        contract["containers"][0]: [[name.strip() for name in layer.split("|")] for layer in contract["layers"]]
+        for contract in contracts
+        if contract["type"] == "layers"
+    }
+    parts = []
+    left, width, gap, y = 60, 700, 8, 20.0
+    for layer in rows["tersely"]:
+        rooms = [room for each in rows.get(f"tersely.{layer[0]}", []) for room in each] if len(layer) == 1 else []
+        height = 42 if rooms else 26
+        step = (width + gap) / len(layer)
+        for number, name in enumerate(layer):
+            x = left + step * number
+            middle = x + (step - gap) / 2
+            parts.append(
+                f'<rect class="box" x="{x:.1f}" y="{y:.1f}" width="{step - gap:.1f}" height="{height}" rx="5"/>'
+            )
+            parts.append(text(middle, y + 17, name, kind="bold", anchor="middle"))
+            if rooms:
+                parts.append(text(middle, y + 34, " · ".join(rooms), kind="small", anchor="middle"))
+        y += height + gap
+    parts.append(arrow(30, 20, 30, y - gap))
+    parts.append(text(20, 14, "imports", kind="small"))
+    return svg(
+        780,
+        round(y + 8),
+        "The layers of the code",
+        "From top to bottom: " + "; ".join(", ".join(layer) for layer in rows["tersely"]) + ". Imports point down.",
+        parts,
+    )
+
+
+def draw_epochs(measured: dict[str, Any]) -> str:
+    """Draw the size of each request of one conversation, with its epochs."""
+    calls = measured["calls"]
+    left, top, width, height = 64, 56, 690, 260
+    limit = 20_000 * (1 + max(call["client"] for call in calls) // 20_000)
+
+    def place(tokens: float) -> float:
+        return float(top + height - height * tokens / limit)
+
+    step = width / len(calls)
+    parts = [text(left, 24, "Tokens of each request in one coding session", kind="bold")]
+    parts += [
+        bar(left, 34, 10, 10, "everything-box"),
+        text(left + 16, 43, "what the agent sent", kind="small"),
+        bar(left + 150, 34, 10, 10, "cached"),
+        text(left + 166, 43, "sent on, repeated from the request before (cached)", kind="small"),
+        bar(left + 480, 34, 10, 10, "fresh"),
+        text(left + 496, 43, "sent on, new to the cache", kind="small"),
+    ]
+    for tokens in range(0, limit + 1, 40_000):
+        parts.append(line(left, place(tokens), left + width, place(tokens), "grid"))
+        parts.append(text(left - 8, place(tokens) + 4, f"{tokens // 1000}k", kind="small", anchor="end"))
+    for number, call in enumerate(calls):
+        x = left + step * number
+        if number and call["epoch"] != calls[number - 1]["epoch"]:
+            parts.append(line(x, place(limit * 0.62), x, top + height, "mark"))
+            parts.append(text(x, place(limit * 0.62) - 5, f"{call['epoch']}", kind="small", anchor="middle"))
+        cached = min(call["cached"], call["sent"])
+        parts.append(bar(x, place(cached), step * 0.85, place(0) - place(cached), "cached"))
+        parts.append(bar(x, place(call["sent"]), step * 0.85, place(cached) - place(call["sent"]), "fresh"))
+    points = " ".join(f"{left + step * (i + 0.4):.1f},{place(call['client']):.1f}" for i, call in enumerate(calls))
+    parts.append(f'<polyline class="everything" points="{points}"/>')
+    parts.append(line(left, top + height, left + width, top + height, "axis"))
+    for number in range(20, len(calls) + 1, 20):
+        parts.append(text(left + step * (number - 0.5), top + height + 16, f"{number}", kind="small", anchor="middle"))
+    parts.append(text(left + width / 2, top + height + 34, "model calls", kind="small", anchor="middle"))
+    parts.append(text(left, top + height + 34, "dashed: an epoch starts", kind="small"))
+    epochs, sent, client = calls[-1]["epoch"], sum(c["sent"] for c in calls), sum(c["client"] for c in calls)
+    return svg(
+        780,
+        364,
+        "Epochs over the calls of one session",
+        f"{len(calls)} calls in {epochs} epochs. The agent's own requests grow to {calls[-1]['client']:,} tokens; "
+        f"what Tersely sends grows within an epoch and falls when the next one starts. In all {sent:,} tokens are sent "
+        f"instead of {client:,}.",
+        parts,
+    )
+
+
+def prices(results: Sequence[dict[str, Any]]) -> dict[tuple[str, str], float]:
+    """Return the price of each file under each strategy, at cache prices of 1.25 and 0.1."""
+    return {(each["file"], each["strategy"]): each["prices"][0]["price"] for each in results}
+
+
+def draw_savings(results: Sequence[dict[str, Any]]) -> str:
+    """Draw the price of each file's input relative to sending everything."""
+    price = prices(results)
+    calls = {each["file"]: each["calls"] / each["conversations"] for each in results}
+    files = sorted(calls, key=lambda file: calls[file])
+    left, top, width, row = 250, 64, 480, 44
+    scale = width / 1.8
+    height = row * len(files)
+    parts = [
+        text(20, 24, "Price of the input, relative to sending everything (1.0)", kind="bold"),
+        bar(20, 36, 10, 10, "auto"),
+        text(36, 45, "slim, epochs (auto)", kind="small"),
+        bar(170, 36, 10, 10, "each"),
+        text(186, 45, "slim, rebuilt at every request", kind="small"),
+    ]
+    for tenth in (0, 5, 10, 15):
+        x = left + scale * tenth / 10
+        parts.append(line(x, top, x, top + height, "axis" if tenth in (0, 10) else "grid"))
+        parts.append(text(x, top + height + 16, f"{tenth / 10:.1f}", kind="small", anchor="middle"))
+    for number, file in enumerate(files):
+        y = top + row * number + 6
+        parts.append(text(left - 10, y + 12, file, anchor="end"))
+        parts.append(text(left - 10, y + 28, f"{calls[file]:.0f} calls a conversation", kind="small", anchor="end"))
+        for offset, policy, kind in ((0, "auto", "auto"), (16, "every_request", "each")):
+            value = price[file, f"slim, {policy}"]
+            parts.append(bar(left, y + offset, scale * value, 13, kind))
+            parts.append(text(left + scale * value + 6, y + offset + 11, f"{value:.2f}", kind="small"))
+    said = "; ".join(f"{f}: {price[f, 'slim, auto']:.2f} and {price[f, 'slim, every_request']:.2f}" for f in files)
+    return svg(
+        780,
+        top + height + 34,
+        "Price of the input by data set",
+        f"With epochs and rebuilt at every request: {said}.",
+        parts,
+    )
+
+
+def summary_table(results: Sequence[dict[str, Any]], policy: str) -> str:
+    """Return the table of prices, shares of tokens and lost references under one policy."""
+    found = {(each["file"], each["strategy"]): each for each in results}
+    lines = [f"| file | {' | '.join(STRATEGIES)} |", "|---|" + "---:|" * len(STRATEGIES)]
+    for file in sorted({file for file, _ in found}):
+        cells = []
+        for strategy in STRATEGIES:
+            each = found[file, f"{strategy}, {policy}"]
+            cell = f"{each['prices'][0]['price']:.3f}, {each['sent_tokens'] / each['client_tokens']:.2f}"
+            if each["pointing_calls"]:
+                cell += f", {100 * each['lost_pointing'] / each['pointing_calls']:.1f} %"
+            cells.append(cell)
+        lines.append(f"| {file} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def whole_table(results: Sequence[dict[str, Any]]) -> str:
+    """Return the table with every column."""
+
+    def percent(share: float | None) -> str:
+        return "none" if share is None else f"{100 * share:.1f} %"
+
+    def lost(number: int, of: int) -> str:
+        return f"{100 * number / of:.1f} % of {of}" if of else "none refer"
+
+    lines = [
+        "| file | strategy | conversations | calls | tokens, client | tokens, sent | sent | repeated prefix "
+        "| price 1.25/0.1 | price 1/0.5 | own instructions | lost references | lost, pointed at | epochs |",
+        "|---|---|" + "---:|" * 12,
+    ]
+    for each in sorted(results, key=lambda each: each["file"]):
+        own = " / ".join(f"+{price['own_instructions']:.3f}" for price in each["prices"])
+        cells = [
+            each["file"],
+            each["strategy"],
+            f"{each['conversations']}",
+            f"{each['calls']:,}",
+            f"{each['client_tokens']:,}",
+            f"{each['sent_tokens']:,}",
+            f"{each['sent_tokens'] / each['client_tokens']:.2f}",
+            percent(each["prefix_share"]),
+            *(f"{price['price']:.3f}" for price in each["prices"]),
+            own if any(price["own_instructions"] for price in each["prices"]) else "0",
+            lost(each["lost_references"], each["referring_calls"]),
+            lost(each["lost_pointing"], each["pointing_calls"]),
+            f"{each['epochs']:,}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def fill(page: str, name: str, content: str) -> str:
+    """Replace what stands between the marks of ``name``."""
+    pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+    filled, count = re.subn(pattern, lambda found: f"{found[1]}{content}\n{found[2]}", page, flags=re.DOTALL)
+    if count != 1:
+        raise SystemExit(f"{REPLAY_PAGE}: the marks of {name} are not there once")
+    return filled
+
+
+def documents() -> dict[Path, str]:
+    """Return every generated file with its content."""
+    measured, results = json.loads(EPOCHS.read_text()), json.loads(RESULTS.read_text())
+    page = REPLAY_PAGE.read_text(encoding="utf-8")
+    page = fill(page, "auto", summary_table(results, "auto"))
+    page = fill(page, "every_request", summary_table(results, "every_request"))
+    page = fill(page, "results", whole_table(results))
+    return {
+        PICTURES / "overview.svg": draw_overview(),
+        PICTURES / "layers.svg": draw_layers(),
+        PICTURES / "epochs.svg": draw_epochs(measured),
+        PICTURES / "savings.svg": draw_savings(results),
+        REPLAY_PAGE: page,
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def measure_epochs(transcripts: Path) -> dict[str, Any]:
+    """Play the first conversation of a file through a service and return the sizes of its calls."""
+    model = free_port()
+    with tempfile.TemporaryDirectory(prefix="tersely-pictures-") as data:
+        # Started as root, the embedded Postgres runs under another account, which must reach its directory.
+        Path(data).chmod(0o711)
+        environment = os.environ | {
+            "TERSELY_DATA_DIR": f"{data}/service",
+            "TERSELY_OPENAI_BASE_URL": f"http://127.0.0.1:{model}/v1",
+        }
+        service = subprocess.Popen(
+            [COMMAND, "serve", "--port", "0"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        try:
+            assert service.stdout is not None
+            url = re.search(r"http://[\d.]+:\d+", service.stdout.readline())
+            assert url is not None, "the service did not start"
+            command = [COMMAND, "replay", str(transcripts), "--limit", "1", "--model", "gpt-4o", "--strategy", "slim"]
+            subprocess.run([*command, "--proxy", url[0], "--upstream-port", str(model)], check=True)
+            (session,) = httpx.get(f"{url[0]}/api/sessions", timeout=60).json()["items"]
+            export = httpx.get(f"{url[0]}/api/sessions/{session['id']}/export", timeout=60).json()
+        finally:
+            service.send_signal(signal.SIGTERM)
+            service.wait(60)
+    calls = [
+        {
+            "epoch": call["epoch"],
+            "client": call["tokens_before"],
+            "sent": call["tokens_after"],
+            "cached": round(call["tokens_after"] * call["cached_tokens"] / call["input_tokens"]),
+        }
+        for call in export["tersely"]["calls"]
+    ]
+    return {"file": transcripts.stem, "strategy": "slim", "policy": "auto", "calls": calls}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=Path, help="a file of transcripts whose first conversation is played")
+    parser.add_argument("--results", type=Path, nargs="+", help="outputs of `tersely replay --json`")
+    given = parser.parse_args()
+    if given.epochs:
+        measured = measure_epochs(given.epochs)
+        calls = ",\n".join(json.dumps(call) for call in measured.pop("calls"))
+        EPOCHS.write_text(json.dumps(measured)[:-1] + f', "calls": [\n{calls}\n]}}\n', encoding="utf-8")
+    if given.results:
+        new = [each for file in given.results for each in json.loads(file.read_text(encoding="utf-8"))]
+        files = {each["file"] for each in new}
+        old = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+        rows = [each for each in old if each["file"] not in files] + new
+        rows.sort(key=lambda each: each["file"])
+        RESULTS.write_text("[\n" + ",\n".join(json.dumps(each) for each in rows) + "\n]\n", encoding="utf-8")
+    for path, content in documents().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""The programs of docs/clients.md, installed, run against Tersely and checked: `python -m bench.programs`."""

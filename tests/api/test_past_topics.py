@@ -1,0 +1,44 @@
+"""Under `tiered`, a reference to a past topic brings that topic back, however it is worded (Fifth, "Retrieval")."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.api.conftest import Api
+from tests.domain.past_topics import MARKS, REFERENCES, conversation
+
+START = datetime(2026, 1, 5, 9, tzinfo=UTC)
+TIERED = {"name": "tiered", "total_budget": 6_000, "session_budget": 1_000, "working_budget": 2_000}
+
+
+@pytest.fixture
+async def filled(api: Api) -> Api:
+    """A session of a working day, of which the topics were an hour or more ago."""
+    messages = conversation()
+    times = [(START + timedelta(minutes=number)).isoformat() for number in range(len(messages))]
+    await api.http.post("/api/sessions", json={"id": "s", "strategy": TIERED})
+    done = await api.http.post("/api/sessions/s/messages", json={"messages": messages, "created_at": times})
+    assert done.status_code == 201, done.text
+    return api
+
+
+@pytest.mark.parametrize(("reference", "topic"), REFERENCES)
+async def test_a_reference_brings_its_topic_back(filled: Api, reference: str, topic: str) -> None:
+    wish = {"epoch": "every_request", "messages": [{"role": "user", "content": reference}]}
+    answer = await filled.http.post("/api/sessions/s/context", json=wish)
+    assert answer.status_code == 200, answer.text
+    shown = json.dumps(answer.json()["messages"])
+    assert MARKS[topic] in shown
+    others = [mark for name, mark in MARKS.items() if name != topic and mark in shown]
+    assert len(others) <= 3
+
+
+async def test_a_short_follow_up_brings_nothing_and_keeps_what_was_said_last(filled: Api) -> None:
+    for text in ("continue", "yes", "go on", "Please fix that"):
+        wish = {"epoch": "every_request", "messages": [{"role": "user", "content": text}]}
+        answer = await filled.http.post("/api/sessions/s/context", json=wish)
+        shown = json.dumps(answer.json()["messages"])
+        assert not any(mark in shown for mark in MARKS.values())

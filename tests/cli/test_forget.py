@@ -1,0 +1,116 @@
+"""`tersely forget`: everything of a tenant, a session or a user goes, and the receipt says what."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from tersely.cli import program as commands
+from tersely.store.commit.spool import SpoolFile, spool_directory
+from tests.conftest import Database
+from tests.support.services import serve
+from tests.support.upstreams import scripted
+
+Run = Callable[..., Awaitable[tuple[int, str]]]
+
+
+@pytest.fixture
+def run(database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    monkeypatch.setenv("DATABASE_URL", database.dsn)
+    monkeypatch.setenv("TERSELY_DATA_DIR", str(tmp_path))
+
+    async def invoke(*arguments: str) -> tuple[int, str]:
+        done = await asyncio.to_thread(CliRunner().invoke, commands.app, list(arguments))
+        return done.exit_code, done.output or str(done.exception)
+
+    return invoke
+
+
+async def rows(database: Database, tenant: str) -> dict[str, int]:
+    """Table -> rows of the tenant, in whatever table has a tenant, as a superuser counts them."""
+    admin = await asyncpg.connect(database.admin_dsn)
+    try:
+        tables = await admin.fetch(
+            "SELECT table_name AS name FROM information_schema.columns "
+            "WHERE column_name = 'tenant_id' AND table_schema = 'public'"
+        )
+        counts = {
+            t["name"]: await admin.fetchval(f"SELECT count(*) FROM {t['name']} WHERE tenant_id = $1", tenant)
+            for t in tables
+        }
+        return {name: count for name, count in counts.items() if count}
+    finally:
+        await admin.close()
+
+
+def talk(http: httpx.Client, session: str, **more: Any) -> None:
+    http.post("/api/sessions", json={"id": session, **more}).raise_for_status()
+    history: list[dict[str, Any]] = []
+    for number in range(2):
+        history.append({"role": "user", "content": f"{session} asks {number}"})
+        answer = http.post(
+            "/v1/chat/completions", json={"model": "m", "messages": history}, headers={"x-tersely-session": session}
+        )
+        assert answer.status_code == 200
+        history.append(answer.json()["choices"][0]["message"])
+    http.put(f"/api/sessions/{session}/scratchpad", json={"text": "notes"}).raise_for_status()
+    http.post(f"/api/sessions/{session}/compact").raise_for_status()
+    http.post(f"/api/sessions/{session}/search", json={"mode": "search", "query": "asks"}).raise_for_status()
+
+
+async def test_sessions_users_and_tenants_are_forgotten(database: Database, run: Run):
+    keys = {name: (await run("keys", "create", "--tenant", name))[1].strip() for name in ("north", "south")}
+    with scripted() as model, serve(database, model.url, auth="keys") as service:
+        for name, key in keys.items():
+            with httpx.Client(base_url=service.url, headers={"x-tersely-key": key}, timeout=30) as http:
+                talk(http, "one", metadata={"user": "ann"})
+                talk(http, "child", parent="one")
+                talk(http, "two", metadata={"user": "bob", "note": "not ann"})
+                talk(http, "three", metadata={"user_id": "ann"})
+                http.post("/api/memos", json={"content": f"{name} remembers", "tags": ["a"]}).raise_for_status()
+    untouched = await rows(database, "south")
+    assert {"messages", "sessions", "calls", "scratchpads", "memos", "keys"} <= set(untouched)
+
+    code, text = await run("forget", "--tenant", "north", "--user", "ann", "--dry-run")
+    assert code == 0
+    assert json.loads(text)["sessions"] == ["child", "one", "three"]
+    assert await rows(database, "north") == untouched
+    code, text = await run("forget", "--tenant", "north", "--user", "ann", "--yes")
+    receipt = json.loads(text)
+    assert (code, receipt["rows"]["sessions"], receipt["left"]) == (0, 3, {})
+    assert (await rows(database, "north"))["sessions"] == 1
+    assert (await run("forget", "--tenant", "north", "--user", "ann", "--yes"))[0] == 1
+    assert (await run("forget", "--tenant", "north", "--user", "an", "--yes"))[0] == 1
+
+    code, text = await run("forget", "--tenant", "north", "--session", "two", "--yes")
+    assert (code, json.loads(text)["sessions"]) == (0, ["two"])
+    assert set(await rows(database, "north")) <= {"keys", "memos", "tenants", "tenant_limits"}
+
+    assert (await run("tenants", "retention", "north", "--days", "7"))[0] == 0
+    code, text = await run("forget", "--tenant", "north", "--yes")
+    assert (code, json.loads(text)["left"]) == (0, {})
+    assert await rows(database, "north") == {}
+    assert await rows(database, "south") == untouched
+    assert (await run("forget", "--tenant", "north", "--yes"))[0] == 1
+
+
+async def test_what_is_meant_must_be_said(run: Run):
+    assert (await run("forget", "--yes"))[0] == 2
+    assert (await run("forget", "--session", "a", "--user", "b", "--yes"))[0] == 2
+    assert (await run("tenants", "retention", "north"))[0] == 2
+
+
+async def test_what_waits_in_the_spool_is_stored_first(database: Database, run: Run, tmp_path: Path):
+    directory = spool_directory(tmp_path, database.dsn)
+    file = SpoolFile.create(directory, "s1")
+    file.append([b"a record"])
+    code, text = await run("forget", "--session", "a", "--yes")
+    assert (code, "spool" in text) == (1, True)

@@ -1,0 +1,140 @@
+"""`tersely wrap` and `tersely doctor`, as a user at a shell runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tersely.cli.commands.wrap import launch_of
+from tersely.store.db.migrations import current_revision
+from tests.conftest import TERSELY, Database
+from tests.support.services import serve
+from tests.support.upstreams import scripted
+
+# An agent that finds its model as the official SDKs do: by their variables.
+AGENT = """#!{python}
+import os, sys
+import anthropic, openai
+if "claude" in sys.argv[0]:
+    client = anthropic.Anthropic(api_key="none", max_retries=0)
+    said = client.messages.with_raw_response.create(
+        model="m", max_tokens=50, messages=[{{"role": "user", "content": sys.argv[1]}}]
+    )
+else:
+    client = openai.OpenAI(api_key=os.environ.get("OPENAI_API_KEY", "none"), max_retries=0)
+    said = client.chat.completions.with_raw_response.create(
+        model="m", messages=[{{"role": "user", "content": sys.argv[1]}}]
+    )
+print(said.headers["x-tersely-context"], sys.argv[1:])
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Path:
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    for name in ("claude", "qwen"):
+        program = directory / name
+        program.write_text(AGENT.format(python=sys.executable))
+        program.chmod(0o755)
+    return directory
+
+
+def run(*arguments: str, path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TERSELY", "DATABASE"))}
+    given = {**clean, "PATH": f"{path}:{os.environ['PATH']}", "HTTP_PROXY": "http://127.0.0.1:9", **environment}
+    return subprocess.run(
+        [TERSELY, *arguments], env=given, capture_output=True, text=True, timeout=110, check=False, cwd=path
+    )
+
+
+def test_an_agent_talks_to_a_running_service(database: Database, agents: Path):
+    with scripted() as model, serve(database, model.url) as service:
+        for name in ("claude", "qwen"):
+            done = run("wrap", "--url", service.url, name, "hello", "--help", path=agents)
+            assert done.returncode == 7, done.stderr
+            assert done.stdout.startswith("built ['hello', '--help']")
+            assert service.url in done.stderr
+        assert [each.path for each in model.state.received] == ["/v1/messages", "/v1/chat/completions"]
+
+
+def test_a_service_is_started_for_the_agent_and_ends_with_it(database: Database, agents: Path):
+    done = run("wrap", "--upstream", "scripted", "claude", "hello", path=agents, DATABASE_URL=database.dsn)
+    assert (done.returncode, done.stdout.startswith("built")) == (7, True), done.stderr
+    base = done.stderr.partition("talks to Tersely at ")[2].partition(";")[0]
+    assert base.startswith("http://127.0.0.1:")
+    refused = run("wrap", "--url", base, "claude", "hello", path=agents)
+    assert (refused.returncode, "nothing answers" in refused.stderr) == (1, True)
+
+
+def test_a_program_that_is_not_there_is_named(agents: Path):
+    done = run("wrap", "no-such-agent", path=agents)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        1,
+        "tersely: there is no program no-such-agent on the PATH: install it first",
+    )
+
+
+def test_every_agent_is_pointed_at_the_service_and_given_the_key():
+    base, key = "http://127.0.0.1:8484", "tsk_0123456789abcdef_x"
+    for agent in ("claude", "codex", "gemini", "opencode", "aider", "qwen", "copilot", "anything"):
+        launch = launch_of(agent, base, key)
+        assert base in " ".join([*launch.environment.values(), *launch.arguments])
+        assert key in " ".join(launch.environment.values())
+        assert key not in " ".join(launch.arguments), "other users of the machine can read arguments"
+        assert key not in str(launch_of(agent, base, None))
+
+
+def test_doctor_says_what_is_wrong_and_what_to_do(database: Database, agents: Path, tmp_path: Path):
+    with scripted() as model, serve(database, model.url) as service:
+        hosts = {
+            "TERSELY_OPENAI_BASE_URL": model.url,
+            "TERSELY_ANTHROPIC_BASE_URL": model.url,
+            "TERSELY_GEMINI_BASE_URL": "http://127.0.0.1:1",
+        }
+        data = {"TERSELY_DATA_DIR": str(tmp_path / "data")}
+        well = run(
+            "doctor", "--json", "--port", str(service.port), path=agents, DATABASE_URL=database.dsn, **hosts, **data
+        )
+        assert well.returncode == 0, well.stdout
+        found = [(each["state"], each["subject"], each["text"]) for each in json.loads(well.stdout)]
+        assert ("ok", "port", f"Tersely serves on {service.port} and is ready") in found
+        assert ("ok", "database", f"DATABASE_URL answers, schema {current_revision()}") in found
+        assert [state for state, subject, _ in found if subject == "host"] == ["ok", "ok", "warn"]
+        taken = run(
+            "doctor",
+            "--port",
+            model.url.split(":")[2].split("/")[0],
+            path=agents,
+            DATABASE_URL="postgresql://nobody@127.0.0.1:1/none",
+            TERSELY_TYPO="1",
+            **hosts,
+            **data,
+        )
+    assert taken.returncode == 1
+    assert "used by another program" in taken.stdout
+    assert "fail  database  DATABASE_URL" in taken.stdout
+    assert "TERSELY_TYPO is no setting" in taken.stdout
+    assert taken.stdout.count("->") >= 4
+    wrong = run("doctor", path=agents, TERSELY_HEARTBEAT="-1")
+    assert (wrong.returncode, "TERSELY_HEARTBEAT" in wrong.stdout) == (1, True)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_a_sigterm_ends_agent_and_service(database: Database, agents: Path):
+    (agents / "sleeper").write_text(f"#!{sys.executable}\nimport time\nprint('up', flush=True)\ntime.sleep(100)\n")
+    (agents / "sleeper").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{agents}:{os.environ['PATH']}", "DATABASE_URL": database.dsn}
+    command = [TERSELY, "wrap", "--upstream", "scripted", "sleeper"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=agents) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) != 0

@@ -1,0 +1,1 @@
+"""The programs of docs/clients.md, installed, run against Tersely and checked: `python -m tests.clients`."""

@@ -1,0 +1,256 @@
+"""The console in a real browser, over the running service."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from tests.console.conftest import Demo
+from tests.support.demo import HOSTILE
+
+AXE = Path(__file__).parents[1] / "data" / "axe.min.js"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+class Watched:
+    """A page, and everything in it that must not happen."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page = page
+        self.url = url
+        self.troubles: list[str] = []
+        page.on("console", lambda message: self._note(message.type, message.text))
+        page.on("pageerror", lambda error: self.troubles.append(f"error: {error}"))
+        page.on("request", self._look)
+
+    def _note(self, kind: str, text: str) -> None:
+        # The browser itself reports a status of 4xx that a test asks for.
+        if kind in {"error", "warning"} and "Failed to load resource" not in text:
+            self.troubles.append(f"{kind}: {text}")
+
+    def _look(self, request: Any) -> None:
+        if urlsplit(request.url).netloc != urlsplit(self.url).netloc and not request.url.startswith("data:"):
+            self.troubles.append(f"another host: {request.url}")
+
+    def open(self, path: str, **query: object) -> Page:
+        """Open a page of the console."""
+        response = self.page.goto(f"{self.url}/{path}" + (f"?{urlencode(query)}" if query else ""))
+        assert response is not None
+        assert response.status == 200, response.status
+        return self.page
+
+
+@pytest.fixture
+def watched(browser: Browser, demo: Demo) -> Iterator[Watched]:
+    """A page of a fresh visitor; at the end nothing untoward has happened."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    seen = Watched(context.new_page(), demo.url)
+    yield seen
+    context.close()
+    assert seen.troubles == []
+
+
+def pages(demo: Demo) -> list[tuple[str, dict[str, object]]]:
+    """Every view."""
+    long: dict[str, object] = {"id": demo.long}
+    return [
+        ("console/sessions", {}),
+        ("console/sessions", {"query": "no such title"}),
+        ("console/session", {**long, "call": 20}),
+        ("console/session/cache", long),
+        ("console/session/try", {**long, "strategy": "tiered"}),
+        ("console/session/memory", long),
+        ("console/session/hands", long),
+        ("console/session/hands", {**long, "act": "undo"}),
+        ("console/savings", {"by": "model"}),
+        ("console/live", {}),
+        ("console/search", {"query": "customer"}),
+        ("console/memory", {}),
+    ]
+
+
+def violations(page: Page) -> list[str]:
+    """What axe-core finds."""
+    # A worker of the browser's own world: the page's policy forbids scripts of others.
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("async () => (await axe.run(document, {resultTypes: ['violations']})).violations")
+    return [f"{each['id']}: {[node['target'] for node in each['nodes']][:3]}" for each in found]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_view_is_accessible(watched: Watched, demo: Demo, scheme: str) -> None:
+    watched.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    for path, query in pages(demo):
+        page = watched.open(path, **query)
+        assert violations(page) == [], path
+
+
+def test_every_view_fits_a_narrow_screen(watched: Watched, demo: Demo) -> None:
+    watched.page.set_viewport_size({"width": 360, "height": 740})
+    for path, query in pages(demo):
+        page = watched.open(path, **query)
+        wide = page.evaluate(
+            "[...document.querySelectorAll('main *')].filter(each => !each.closest('.wide, svg, .sr, .uplot') && "
+            "each.getBoundingClientRect().right > 361).map(each => each.outerHTML.slice(0, 80))"
+        )
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, (path, wide[:5])
+
+
+def test_a_session_shows_both_sides_and_why(watched: Watched, demo: Demo) -> None:
+    page = watched.open("console/session", id=demo.long, call=30, seq=2)
+    first = page.locator("#m2")
+    expect(first.locator(".said")).to_contain_text("nightly import")
+    expect(first.locator(".kept")).to_have_text("log line")
+    expect(first.locator(".sent")).to_contain_text("in the activity log")
+    expect(page.locator(".kept-added").first).to_contain_text("activity log")
+    assert page.locator(".kept-full").count() > 2
+    assert page.locator("context-strip .bar").count() == 36
+    assert page.locator("context-strip .cut").count() >= 1
+
+
+def test_the_slider_and_the_strip_choose_a_call(watched: Watched, demo: Demo) -> None:
+    page = watched.open("console/session", id=demo.long)
+    page.locator("context-strip .bar[data-call='7'] .hit").dispatch_event("click")
+    page.wait_for_url(re.compile("call=7"))
+    expect(page.locator("output")).to_have_text("call 7 of 36")
+    slider = page.get_by_role("slider")
+    slider.focus()
+    slider.press("ArrowRight")
+    page.wait_for_url(re.compile("call=8"))
+    page.locator("main").focus()
+    page.keyboard.press("]")
+    page.wait_for_url(re.compile("call=9"))
+
+
+def test_rows_come_as_they_are_scrolled_to(watched: Watched, demo: Demo) -> None:
+    page = watched.open("console/session", id=demo.long, call=36)
+    expect(page.locator(".row")).to_have_count(60)
+    gaps = page.locator(".gap").count()
+    assert gaps >= 1
+    page.locator(".gap").last.scroll_into_view_if_needed()
+    expect(page.locator(".gap")).to_have_count(gaps - 1, timeout=10_000)
+
+
+def test_text_of_messages_is_text(watched: Watched, demo: Demo) -> None:
+    page = watched.open("console/session", id=demo.hostile)
+    said = page.locator(".row", has_text="alert(1)").first
+    expect(said).to_contain_text("<script>alert(1)</script>")
+    expect(said).to_contain_text("␛[31mred")
+    assert page.locator(".row script, .row img").count() == 0
+    page = watched.open("console/sessions")
+    expect(page.get_by_role("link", name=HOSTILE[:25])).to_be_visible()
+    page = watched.open("console/search", query="onerror")
+    expect(page.locator(".hits")).to_contain_text("<img src=x")
+
+
+def test_sessions_are_filtered_and_ordered_in_the_address(watched: Watched, demo: Demo) -> None:
+    page = watched.open("console/sessions")
+    assert page.locator("tbody tr").count() == 3
+    page.get_by_label("Client").fill("claude-code")
+    page.get_by_label("Order").select_option("saved")
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_url(re.compile("client=claude-code.*sort=saved"))
+    assert page.locator("tbody tr").count() == 1
+
+
+def test_the_keyboard_alone_opens_a_session(watched: Watched, demo: Demo) -> None:
+    page = watched.open("console/sessions")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"/console/session\?"))
+    watched.open("console/sessions")
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.name") == "query"
+
+
+def test_a_pin_is_set_and_taken_away(watched: Watched, demo: Demo) -> None:
+    page = watched.open("console/session", id=demo.other, seq=2)
+    page.locator("#m2 .pin button").click()
+    expect(page.locator("#m2 .role").first).to_contain_text("pinned")
+    page.locator("#m2 .pin button").click()
+    expect(page.locator("#m2 .role").first).not_to_contain_text("pinned")
+
+
+def test_another_strategy_is_tried_and_kept(watched: Watched, demo: Demo) -> None:
+    page = watched.open("console/session/try", id=demo.other)
+    page.get_by_label("Strategy").fill("full")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.get_by_label("Instead")).to_contain_text("full, epoch")
+    page.get_by_role("button", name="Make it the session's").click()
+    expect(page.get_by_label("Now")).to_contain_text("full, epoch")
+    page.get_by_label("Strategy").fill("nonsense")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.get_by_label("Instead")).to_contain_text("nonsense")
+
+
+def test_a_turn_is_dropped_after_it_was_shown_what_that_changes(watched: Watched, demo: Demo) -> None:
+    page = watched.open("console/session/hands", id=demo.other)
+    page.get_by_role("link", name="Drop t1").click()
+    expect(page.get_by_role("alert")).to_contain_text("messages")
+    page.get_by_role("button", name="Drop a turn").click()
+    expect(page.locator("tr", has_text="t1").last).to_contain_text("dropped")
+
+
+def test_state_and_scratchpad_are_edited(watched: Watched, demo: Demo) -> None:
+    page = watched.open("console/session/memory", id=demo.long)
+    page.get_by_label("State block").fill("Goal: <b>rows</b>")
+    page.get_by_role("button", name="Save the state").click()
+    expect(page.locator(".diff").first).to_contain_text("+ Goal: <b>rows</b>")
+    page.get_by_label("Scratchpad").fill("milk")
+    page.get_by_role("button", name="Save the scratchpad").click()
+    expect(page.get_by_label("Scratchpad")).to_have_value("milk")
+
+
+def test_live_shows_a_call_as_it_ends(watched: Watched, demo: Demo) -> None:
+    page = watched.open("console/live")
+    expect(page.get_by_role("status")).to_have_text("connected")
+    page.request.post(
+        f"{demo.url}/v1/chat/completions",
+        data={"model": "gpt-4o", "messages": [{"role": "user", "content": "Are you there?"}]},
+    )
+    expect(page.locator(".fresh", has_text="call 1").first).to_contain_text("gpt-4o", timeout=10_000)
+
+
+def test_the_api_page_comes_from_the_package(watched: Watched, demo: Demo) -> None:
+    page = watched.open("docs")
+    expect(page.get_by_role("heading", name="Tersely")).to_be_visible(timeout=20_000)
+
+
+def test_a_form_of_another_site_changes_nothing(watched: Watched, demo: Demo) -> None:
+    """A page elsewhere that posts to the console is refused, with the visitor's cookie or without."""
+    watched.open("console/sessions")
+    action = f"{demo.url}/console/session/act"
+    form = f'<form method="post" action="{action}"><input name="id" value="{demo.long}"><input name="act" value="undo">'
+
+    def serve_page(route: Route) -> None:
+        route.fulfill(body=f"{form}<button>Go</button></form>", content_type="text/html")
+
+    watched.page.route("http://elsewhere.test/**", serve_page)
+    watched.page.goto("http://elsewhere.test/")
+    with watched.page.expect_response(lambda response: "/console/" in response.url) as got:
+        watched.page.get_by_role("button").click()
+    assert got.value.status == 403
+    watched.troubles = [each for each in watched.troubles if "elsewhere.test" not in each]
+
+
+def test_views_are_light(watched: Watched, demo: Demo) -> None:
+    """No view loads more than 100 KB of the console's own files."""
+    names = ["console.css", "console.js", "vendor/htmx.min.js", "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css"]
+    for path, query in pages(demo):
+        page = watched.open(path, **query)
+        loaded = page.evaluate("performance.getEntriesByType('resource').map(each => each.name)")
+        used = {name for name in names if any(url.endswith(f"/static/{name}") for url in loaded)}
+        assert "console.js" in used, path
+        sizes = [page.request.get(f"{demo.url}/console/static/{name}").headers["content-length"] for name in used]
+        assert sum(map(int, sizes)) < 100_000, path

@@ -1,0 +1,147 @@
+"""The deployment files agree with the code: what they watch exists, and what they start is there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tersely.service.common.metrics import Metrics
+from tersely.settings import PREFIX, Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# The metrics that outsiders may rely on.
+PROMISED = {
+    "tersely_requests_total",
+    "tersely_overhead_seconds",
+    "tersely_upstream_seconds",
+    "tersely_upstream_first_byte_seconds",
+    "tersely_in_flight_requests",
+    "tersely_context_tokens",
+    "tersely_tokens_saved_total",
+    "tersely_upstream_tokens_total",
+    "tersely_epochs_total",
+    "tersely_compactions_total",
+    "tersely_compaction_seconds",
+    "tersely_compression_ratio",
+    "tersely_pairing_repairs_total",
+    "tersely_token_estimate_error_ratio",
+    "tersely_fail_open_total",
+    "tersely_search_seconds",
+    "tersely_db_pool_connections",
+    "tersely_queries_total",
+    "tersely_query_seconds",
+    "tersely_level_tokens",
+    "tersely_level_messages",
+}
+
+
+# Labels that Prometheus adds to a series, and that of a histogram's buckets.
+SCRAPED = {"le", "instance", "job"}
+
+
+def exported() -> dict[str, set[str]]:
+    """Every series name that the service exports, with its labels."""
+    series: dict[str, set[str]] = {}
+    for family in Metrics(data_dir=ROOT).registry.collect():
+        for sample in family.samples:
+            series.setdefault(sample.name, set()).update(sample.labels.keys() - {"le"})
+    return series
+
+
+def shown() -> list[str]:
+    """The expressions of the dashboard."""
+    dashboard = json.loads((ROOT / "deploy/grafana/dashboards/tersely.json").read_text())
+    return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+
+
+def test_the_dashboard_shows_each_promised_metric_and_none_that_does_not_exist():
+    named = {name for expression in shown() for name in re.findall(r"(?:tersely|process)_\w+", expression)}
+    assert named <= exported().keys()
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in named} >= PROMISED
+
+
+def test_the_dashboard_groups_by_labels_that_the_metrics_have():
+    series = exported()
+    for expression in shown():
+        metrics = re.findall(r"tersely_\w+", expression)
+        for group in re.findall(r"by \(([^)]*)\)", expression):
+            wanted = {label.strip() for label in group.split(",")} - SCRAPED
+            assert all(wanted <= series[name] for name in metrics), expression
+
+
+def test_every_panel_asks_the_chosen_source_about_the_chosen_instances():
+    dashboard = json.loads((ROOT / "deploy/grafana/dashboards/tersely.json").read_text())
+    assert [variable["name"] for variable in dashboard["templating"]["list"]] == ["datasource", "job", "instance"]
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", []):
+            assert target["datasource"] == panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+            selectors = re.findall(r"(?:tersely|process)_\w+(\{[^}]*\})?", target["expr"])
+            assert all('job=~"$job"' in each and 'instance=~"$instance"' in each for each in selectors), target["expr"]
+
+
+def test_labelled_metrics_exist_from_the_start():
+    metrics = Metrics()
+    labelled = {name: metric for name, metric in vars(metrics).items() if hasattr(metric, "_metrics")}
+    assert len(labelled) > 15
+    for name, metric in labelled.items():
+        assert metric._metrics, f"{name} has no child: its first event would be missed"
+    assert not [name for name in exported() if name.endswith("_created")]
+
+
+def test_panels_of_the_dashboard_do_not_overlap():
+    dashboard = json.loads((ROOT / "deploy/grafana/dashboards/tersely.json").read_text())
+    cells = [
+        (x, y)
+        for panel in dashboard["panels"]
+        for place in [panel["gridPos"]]
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+def test_compose_mounts_only_files_that_exist_and_publishes_on_loopback_only():
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    for service in compose["services"].values():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+        assert "healthcheck" in service or "build" in service
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            assert (ROOT / source).exists() if source.startswith(".") else source in compose["volumes"]
+    scraped = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"][0]
+    assert scraped["static_configs"][0]["targets"] == ["tersely:8484"]
+    assert "tersely" in compose["services"]
+
+
+def test_compose_hands_every_setting_on():
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    given = {line.partition("=")[0] for line in compose["services"]["tersely"]["environment"]}
+    # The image says where the data directory is.
+    assert given == {
+        PREFIX + name.upper() for name in Settings.model_fields if name not in ("database_url", "data_dir")
+    } | {"DATABASE_URL"}
+
+
+def test_the_image_copies_only_what_the_builder_is_sent():
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = set(re.findall(r"^COPY (?!--from)(\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
+    assert copied == sent
+    assert all((ROOT / name).exists() for name in sent)
+
+
+def test_the_systemd_unit_is_understood():
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = ROOT / "deploy/systemd/tersely.service"
+    done = subprocess.run([program, "verify", unit], capture_output=True, text=True, timeout=60, check=False)
+    complaints = [line for line in done.stderr.splitlines() if "tersely.service" in line]
+    assert [line for line in complaints if "/opt/tersely/bin/tersely is not executable" not in line] == []

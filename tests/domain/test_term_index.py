@@ -1,0 +1,74 @@
+"""The term index: made in pages, extended at its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tersely.domain.search.term_index import MAX_TIMES, SHIFT, TermIndex, make_page, read_page, write_page
+
+documents = st.lists(st.lists(st.sampled_from("abcde"), max_size=6), max_size=12)
+
+
+def contents(index: TermIndex) -> dict[str, dict[int, int]]:
+    """Term -> document -> times."""
+    return {
+        term: {posting >> SHIFT: posting & MAX_TIMES for posting in postings}
+        for term, postings in index.postings.items()
+    }
+
+
+def counted(listed: list[list[str]]) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for number, document in enumerate(listed):
+        for term, times in Counter(document).items():
+            found.setdefault(term, {})[number] = times
+    return found
+
+
+@given(documents, st.integers(0, 12), st.integers(0, 12))
+def test_pages_that_overlap_give_the_same_index_as_one_page(listed: list[list[str]], end: int, start: int) -> None:
+    """A page that was made while documents were added holds some of them again."""
+    first = make_page(0, listed[:end])
+    start = min(start, end, len(listed))
+    index = TermIndex()
+    index.add(first)
+    index.add(make_page(start, listed[start:]))
+
+    assert contents(index) == counted(listed)
+    assert list(index.lengths) == [len(document) for document in listed]
+
+
+@given(documents)
+def test_a_page_is_read_as_it_was_written(listed: list[list[str]]) -> None:
+    page = make_page(3, listed)
+
+    assert read_page(write_page(page)) == page
+
+
+def test_read_page_refuses_anything_else() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        read_page(b"\x00page")
+
+
+def test_add_refuses_a_gap() -> None:
+    with pytest.raises(ValueError, match="document 0 is missing before 2"):
+        TermIndex().add(make_page(2, [["a"]]))
+
+
+def test_an_index_of_some_terms_keeps_their_postings_alone() -> None:
+    index = TermIndex(only=frozenset("a"))
+    index.add(make_page(0, [["a", "b"], ["b"]]))
+
+    assert (contents(index), list(index.lengths), index.is_whole) == ({"a": {0: 1}}, [2, 1], False)
+
+
+def test_a_term_counts_up_to_a_limit() -> None:
+    index = TermIndex()
+    index.add(make_page(0, [["a"] * 1_000]))
+
+    assert contents(index) == {"a": {0: MAX_TIMES}}

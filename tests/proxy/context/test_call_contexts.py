@@ -1,0 +1,243 @@
+"""`GET /api/sessions/{id}/calls/{n}/context` gives what the model was sent, byte for byte, for every call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tersely.dialects.wire import raw_json
+from tersely.fakellm.scripted import ScriptedReply
+from tersely.service.context.sent_contexts import message_list
+from tersely.strategies.presets import STRATEGIES
+from tests.conftest import Database
+from tests.support.conversations import KINDS, Conversation, script
+from tests.support.rows import query as look
+from tests.support.services import Service, serve
+from tests.support.upstreams import Model, scripted
+
+DIALECTS = {"chat": "openai_chat", "anthropic": "anthropic", "gemini": "gemini", "responses": "openai_responses"}
+
+
+@pytest.fixture(scope="module")
+def answering() -> Iterator[Model]:
+    """A scripted model that answers each marked question."""
+    with scripted() as running:
+        running.state.script = script
+        yield running
+
+
+@pytest.fixture(scope="module")
+def fronting(store: Database, answering: Model) -> Iterator[Service]:
+    """A service in front of it whose epochs are short."""
+    with serve(store, answering.url, epoch='{"stride": 2}') as running:
+        yield running
+
+
+def dialect_of(kind: str) -> str:
+    """The dialect of a kind of conversation."""
+    return DIALECTS[kind.split()[0]]
+
+
+async def get(service: Service, path: str) -> bytes:
+    """The body of an answer under ``/api``."""
+    async with aiohttp.ClientSession() as http, http.get(f"{service.url}/api{path}") as response:
+        body = await response.read()
+        assert response.status == 200, body
+        return body
+
+
+async def post(service: Service, path: str) -> int:
+    async with aiohttp.ClientSession() as http, http.post(f"{service.url}/api{path}", json={}) as response:
+        return response.status
+
+
+class Recorder:
+    """Notes what the upstream received for each call of a session, and compares it with the API."""
+
+    def __init__(self, service: Service, model: Model, dialect: str) -> None:
+        self.service, self.model, self.dialect = service, model, dialect
+        self.sent: dict[int, bytes] = {}
+        self.session = ""
+
+    async def note(self, session: str) -> None:
+        """Note the newest request as that of the session's newest call, and compare."""
+        self.session = session
+        (row,) = await look(self.service, "SELECT max(number) AS number FROM calls WHERE session_id = $1", session)
+        self.sent[row["number"]] = self.model.last.body
+        await self.compare(row["number"])
+
+    async def compare(self, number: int) -> dict[str, bytes]:
+        """The members of the API's answer about a call, which must give what was sent."""
+        body = await get(self.service, f"/sessions/{self.session}/calls/{number}/context")
+        members = raw_json.split_object(body)
+        assert members["exact"] == b"true", members["reason"]
+        elements, instructions = message_list(self.sent[number], self.dialect)
+        assert raw_json.split_array(members["messages"]) == elements
+        assert members["instructions"] == (instructions or b"null")
+        lines = json.loads(members["lines"])
+        (row,) = await look(
+            self.service,
+            "SELECT count(*) AS stored FROM messages m JOIN calls c ON c.session_id = m.session_id AND c.number = $2 "
+            "WHERE m.session_id = $1 AND m.seq <= c.last_seq",
+            self.session,
+            number,
+        )
+        assert len([line for line in lines if line["seq"] is not None]) == row["stored"]
+        covered = {line["index"] for line in lines if line["index"] is not None}
+        assert covered == set(range(len(elements)))
+        return members
+
+    async def compare_all(self) -> None:
+        """Every call so far still gives what it sent."""
+        for number in self.sent:
+            await self.compare(number)
+
+
+async def session_of(service: Service, name: str) -> str:
+    """The session that holds a conversation's first question."""
+    rows = await look(
+        service, "SELECT DISTINCT session_id FROM messages WHERE position($1::bytea IN raw) > 0", f"Q:{name}:".encode()
+    )
+    return str(rows[0]["session_id"])
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_call_gives_what_the_model_received(
+    fronting: Service, answering: Model, kind: str, strategy: str
+) -> None:
+    talk = Conversation(url=fronting.url, kind=kind)
+    noted = Recorder(fronting, answering, dialect_of(kind))
+    async with aiohttp.ClientSession(headers={"X-Tersely-Strategy": strategy}) as http:
+        for number in range(6):
+            got = await talk.ask(http)
+            assert got.has_ended, got
+            await noted.note(await session_of(fronting, talk.name))
+            if number == 3:
+                assert await post(fronting, f"/sessions/{noted.session}/undo") in {200, 409}
+    await noted.compare_all()
+    assert await post(fronting, f"/sessions/{noted.session}/clear") in {200, 201, 202, 204}
+    await noted.compare_all()
+
+
+async def test_what_was_removed_for_good_is_not_guessed(fronting: Service, answering: Model) -> None:
+    talk = Conversation(url=fronting.url, kind="chat")
+    noted = Recorder(fronting, answering, "openai_chat")
+    async with aiohttp.ClientSession() as http:
+        for _ in range(3):
+            await talk.ask(http)
+            await noted.note(await session_of(fronting, talk.name))
+        url = f"{fronting.url}/api/sessions/{noted.session}/turns/t1"
+        async with http.delete(url) as response:
+            assert response.status == 204
+    told = json.loads(await get(fronting, f"/sessions/{noted.session}/calls/3/context"))
+    assert told["exact"] is False
+    assert told["messages"] is None
+    assert "removed" in told["reason"]
+
+
+async def test_a_client_that_spells_its_history_anew_is_followed(store: Database) -> None:
+    """Clients write spaces, escapes and cache marks differently from call to call: the bytes are those of the call."""
+    with scripted() as model, serve(store, model.url, instructions="off") as service:
+        noted = Recorder(service, model, "anthropic")
+        history: list[dict[str, Any]] = []
+        async with aiohttp.ClientSession() as http:
+            for number in range(5):
+                words = f"frage über {number} " + "wörter " * 40
+                mark = {"cache_control": {"type": "ephemeral"}}
+                asked = {"role": "user", "content": [{"type": "text", "text": words, **mark}]}
+                body = {"model": "claude-sonnet-4-5", "max_tokens": 50, "messages": [*history, asked]}
+                model.script("k", ScriptedReply(message={"role": "assistant", "content": f"answer {number}"}))
+                data = json.dumps(body, ensure_ascii=bool(number % 2), indent=number or None).encode()
+                headers = {"x-script": "k", "content-type": "application/json", "anthropic-version": "2023-06-01"}
+                async with http.post(f"{service.url}/v1/messages", data=data, headers=headers) as response:
+                    said = json.loads(await response.read())
+                    session = response.headers["x-tersely-session"]
+                await noted.note(session)
+                del asked["content"][0]["cache_control"]  # type: ignore[attr-defined]
+                history += [asked, {"role": "assistant", "content": said["content"]}]
+        await noted.compare_all()
+
+
+async def test_another_process_gives_the_same(store: Database, answering: Model) -> None:
+    talk = Conversation(url="", kind="chat stream")
+    sent: dict[int, bytes] = {}
+    for _ in range(3):
+        with serve(store, answering.url) as service:
+            talk.url = service.url
+            noted = Recorder(service, answering, "openai_chat")
+            noted.sent = sent
+            async with aiohttp.ClientSession() as http:
+                for _ in range(2):
+                    await talk.ask(http)
+                    await noted.note(await session_of(service, talk.name))
+            await noted.compare_all()
+
+
+async def test_calls_say_what_they_cost(fronting: Service, answering: Model) -> None:
+    talk = Conversation(url=fronting.url, kind="chat")
+    async with aiohttp.ClientSession(headers={"user-agent": "claude-cli/2.1 (external)"}) as http:
+        for _ in range(2):
+            await talk.ask(http)
+    session = await session_of(fronting, talk.name)
+    page = json.loads(await get(fronting, f"/sessions/{session}/calls"))
+    assert [call["number"] for call in page["items"]] == [1, 2]
+    for call in page["items"]:
+        assert call["client"] == "claude-code"
+        assert call["money"]["sent"] > 0
+        assert call["money"]["saved"] == pytest.approx(call["money"]["full"] - call["money"]["sent"], abs=1e-5)
+        assert call["overhead_ms"] > 0
+        assert call["request_id"]
+        assert {layer["name"] for layer in call["layers"]} >= {"instructions", "tail"}
+    listed = json.loads(await get(fronting, f"/sessions/{session}"))
+    assert listed["title"].startswith("Q:")
+    assert listed["client"] == "claude-code"
+    assert listed["models"] == ["gpt-4o-mini"]
+    assert listed["money"]["sent"] == pytest.approx(sum(call["money"]["sent"] for call in page["items"]), abs=1e-5)
+    report = json.loads(await get(fronting, "/savings?by=client"))
+    (row,) = [each for each in report["items"] if each["key"] == "claude-code"]
+    assert row["calls"] == 2
+    assert row["money"]["sent"] == pytest.approx(listed["money"]["sent"], abs=1e-5)
+
+
+async def test_a_call_that_was_sent_again_with_less_gives_what_was_answered(store: Database) -> None:
+    """Of an overflow and the smaller request after it, the call shows the request that the model answered."""
+    words = "the quick brown fox jumps over the lazy dog " * 30
+    history: list[dict[str, Any]] = []
+    for number in range(40):
+        history += [{"role": "user", "content": f"{number} {words}"}, {"role": "assistant", "content": words}]
+    refusal = {"error": {"message": "maximum context length is 4000 tokens", "code": "context_length_exceeded"}}
+    with scripted() as model, serve(store, model.url, instructions="off") as service:
+        model.script(
+            "k",
+            ScriptedReply(status=400, body=json.dumps(refusal).encode()),
+            ScriptedReply(message={"role": "assistant", "content": "it fits"}),
+        )
+        noted = Recorder(service, model, "openai_chat")
+        body = {"model": "gpt-4o", "user": "k", "messages": [*history, {"role": "user", "content": "last"}]}
+        async with aiohttp.ClientSession() as http, http.post(f"{service.url}/v1/chat/completions", json=body) as got:
+            assert got.status == 200
+            assert len(model.requests("k")) == 2
+            await noted.note(got.headers["x-tersely-session"])
+        members = await noted.compare(1)
+        kept = {line["kept"] for line in json.loads(members["lines"])}
+        assert "added" in kept
+        assert kept & {"terse", "left_out"}
+
+
+@pytest.mark.parametrize("strategy", ["full", "slim"])
+async def test_a_call_of_a_live_session_gives_what_the_model_received(
+    store: Database, answering: Model, strategy: str
+) -> None:
+    with serve(store, answering.url, live_sessions="64", epoch='{"stride": 2}') as service:
+        talk = Conversation(url=service.url, kind="chat")
+        noted = Recorder(service, answering, "openai_chat")
+        async with aiohttp.ClientSession(headers={"X-Tersely-Strategy": strategy}) as http:
+            for _ in range(7):
+                assert (await talk.ask(http)).has_ended
+                await noted.note(await session_of(service, talk.name))
+        await noted.compare_all()

@@ -1,0 +1,124 @@
+"""Reports and figures say what is so: turns brought back, weights, levels, summaries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tersely.fakellm.scripted import ScriptedReply
+from tests.conftest import Database
+from tests.support.chat_messages import assistant, user
+from tests.support.http import body_of, post
+from tests.support.services import Service, serve
+from tests.support.upstreams import Model
+
+TIERED = {"name": "tiered", "total_budget": 3000, "session_budget": 500, "working_budget": 700}
+
+
+def made(service: Service, strategy: object, *messages: dict[str, Any]) -> str:
+    session = str(httpx.post(f"{service.url}/api/sessions", json={"strategy": strategy}).json()["id"])
+    append(service, session, *messages)
+    return session
+
+
+def append(service: Service, session: str, *messages: dict[str, Any]) -> None:
+    url = f"{service.url}/api/sessions/{session}/messages"
+    httpx.post(url, json={"messages": messages}, timeout=60).raise_for_status()
+
+
+def read(service: Service, session: str, what: str) -> dict[str, Any]:
+    answer = httpx.get(f"{service.url}/api/sessions/{session}/{what}", timeout=60)
+    answer.raise_for_status()
+    return dict(answer.json())
+
+
+async def test_a_turn_that_was_brought_back_whole_is_full(service: Service, model: Model, key: str) -> None:
+    headers = {"X_Tersely_Session": key, "X_Tersely_Strategy": json.dumps(TIERED)}
+    model.script(key, ScriptedReply(message=assistant("off by one in kraken_parser.py")))
+    await post(service, body_of(user("the kraken parser drops tentacles in kraken_parser.py"), user=key), **headers)
+    append(service, key, *[m for _ in range(40) for m in (user("chat " + "lorem " * 90), assistant("ipsum " * 90))])
+    asked = user("does the kraken parser still drop tentacles?" + " hm" * 1200)
+    await post(service, body_of(asked, user=key), **headers)
+    sent = json.dumps(model.requests(key)[-1].request)
+    assert "the kraken parser drops tentacles in kraken_parser.py" in sent
+    # The next context goes on from this epoch.
+    built = httpx.post(f"{service.url}/api/sessions/{key}/context", json={}, timeout=60).json()
+    assert "the kraken parser drops tentacles in kraken_parser.py" in json.dumps(built["messages"])
+    turns = {turn["turn"]: turn for turn in built["report"]["turns"]}
+    assert list(turns) == [f"t{number}" for number in range(1, 43)]
+    assert (turns["t1"]["kept"], turns["t1"]["reason"]) == ("full", "brought back")
+    assert turns["t1"]["tokens"] > 0
+    assert turns["t20"]["kept"] == "summary"
+    assert read(service, key, "stats")["tiered"]["retrieved"][:1] == ["t1"]
+
+
+async def test_a_pinned_message_alone_does_not_make_its_turn_full(service: Service, key: str) -> None:
+    del key
+    strategy = {"name": "slim", "recent_turns": 1}
+    turns = [m for number in range(4) for m in (user(f"question {number}"), assistant(f"answer {number}"))]
+    session = made(service, strategy, *turns)
+    url = f"{service.url}/api/sessions/{session}"
+    for seq in (1, 3, 4):  # half of t1, and all of t2
+        httpx.post(f"{url}/messages/{seq}/pin").raise_for_status()
+    built = httpx.post(f"{url}/context", json={"epoch": "every_request"}).json()
+    kept = {turn["turn"]: turn["kept"] for turn in built["report"]["turns"]}
+    assert kept == {"t1": "truncated", "t2": "full", "t3": "terse", "t4": "full"}
+
+
+async def test_pinned_messages_are_permanent_in_the_report(service: Service) -> None:
+    session = made(service, "tiered", user("begin " * 50), assistant("done " * 50), user("more"), assistant("fine"))
+    url = f"{service.url}/api/sessions/{session}"
+
+    def levels() -> dict[str, int]:
+        return {level["name"]: level["tokens"] for level in read(service, session, "stats")["tiered"]["levels"]}
+
+    before = levels()
+    tokens = httpx.post(f"{url}/messages/2/pin").json()["tokens"]
+    after = levels()
+    assert after["permanent"] - before["permanent"] == tokens > 0
+    assert before["working"] - after["working"] == tokens
+
+
+async def test_a_state_that_is_made_anew_is_no_summary(service: Service) -> None:
+    session = made(service, "window", user("Please ship src/app.py"), assistant("Shipped src/app.py to 10.0.0.1."))
+    rebuilt = httpx.post(f"{service.url}/api/sessions/{session}/state/rebuild", json={}, timeout=60)
+    assert rebuilt.status_code == 200, rebuilt.text
+    assert rebuilt.json()["source"] == "rebuilt"
+    summaries = read(service, session, "stats")["summaries"]
+    assert (summaries["total"], summaries["compression_ratio"], summaries["last_at"]) == (0, None, None)
+
+
+@pytest.fixture(scope="module")
+def offering(store: Database, model: Model) -> Iterator[Service]:
+    with serve(store, model.url, strategy="window", instructions="off") as running:
+        yield running
+
+
+PAD = {"name": "manage_scratchpad", "arguments": '{"action": "read"}'}
+
+
+def usage(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_the_weight_of_a_turn_is_that_of_its_last_round(
+    offering: Service, model: Model, key: str, streams: bool
+) -> None:
+    calls = [{"id": "c1", "type": "function", "function": PAD}]
+    looking = {"role": "assistant", "content": None, "tool_calls": calls}
+    model.script(key, ScriptedReply(message=looking, usage=usage(100, 10)))
+    model.script(key, ScriptedReply(message=assistant("Nothing there."), usage=usage(150, 20)))
+    more = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
+    answer = await post(offering, body_of("What is noted?", user=key, **more), X_Tersely_Session=key)
+    assert answer.status == 200, answer.body
+    found = read(offering, key, "turns/t1")["usage"]
+    assert (found["calls"], found["input"], found["output"]) == (1, 250, 30)
+    assert found["weight"] == 170
+    model.script(key, ScriptedReply(message=assistant("Yes."), usage=usage(200, 5)))
+    await post(offering, body_of("Sure?", user=key), X_Tersely_Session=key)
+    assert read(offering, key, "turns/t2")["usage"]["weight"] == 205

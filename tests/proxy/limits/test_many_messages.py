@@ -1,0 +1,102 @@
+"""A body with a million messages: refused at once, and nobody else waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+
+import pytest
+
+from tersely.dialects.wire.lengths import check_lengths
+from tersely.domain.errors import TooLarge
+from tersely.settings import Settings
+from tests.conftest import Database
+from tests.support.http import body_of, post
+from tests.support.loop_time import callback_times
+from tests.support.services import Service, serve
+from tests.support.upstreams import Model
+
+MILLION = 1_000_000
+CHAT = b'{"role":"user","content":"a"}'
+LISTS = {
+    "chat": ("/v1/chat/completions", b'{"model":"m","messages":[%s]}', CHAT),
+    "no objects": ("/v1/chat/completions", b'{"model":"m","messages":[%s]}', b"1"),
+    "parts": (
+        "/v1/chat/completions",
+        b'{"model":"m","messages":[{"role":"user","content":[%s]}]}',
+        b'{"type":"text","text":"a"}',
+    ),
+    "tools": ("/v1/chat/completions", b'{"model":"m","messages":[{"role":"user","content":"a"}],"tools":[%s]}', b"{}"),
+    "messages": ("/v1/messages", b'{"model":"m","max_tokens":9,"messages":[%s]}', CHAT),
+    "responses": ("/v1/responses", b'{"model":"m","input":[%s]}', CHAT),
+    "gemini": ("/v1beta/models/m:generateContent", b'{"contents":[%s]}', b'{"role":"user","parts":[{}]}'),
+    "append": ("/api/sessions/s/messages", b'{"messages":[%s]}', CHAT),
+    "preview": ("/api/sessions/s/context", b'{"messages":[%s]}', CHAT),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+async def test_a_million_are_refused_at_once(service: Service, model: Model, name: str) -> None:
+    path, body, element = LISTS[name]
+    calls = model.state.calls
+    body = body % b",".join([element] * MILLION)
+    asking = asyncio.create_task(post(service, body, path=path))
+    slowest = 0.0
+    while not asking.done():
+        slowest = max(slowest, (await post(service, b"", path="/healthz", method="GET")).seconds)
+        await asyncio.sleep(0.01)
+    answer = await asking
+
+    assert answer.status == 413, answer.body
+    assert b"TERSELY_MAX_MESSAGES" in answer.body
+    assert answer.seconds < 5
+    assert slowest < 2  # client and service share one process here
+    assert model.state.calls == calls
+
+
+async def test_the_allowed_number_of_messages_is_built_and_stored(store: Database, model: Model, key: str) -> None:
+    said = [{"role": ("user", "assistant")[n % 2], "content": f"m{n}"} for n in range(10_000)]
+    with serve(store, model.url, max_messages=10_001) as service:
+        answer = await post(service, body_of(*said, "end"), X_Tersely_Session=key)
+        assert (answer.status, answer.context) == (200, "built")
+        refused = await post(service, body_of(*said, "one", "more"), X_Tersely_Session=key)
+        assert refused.status == 413
+
+
+async def test_no_callback_is_long_at_the_default_limit(store: Database, model: Model, key: str) -> None:
+    """A first request, the same session with its end edited, and one that is refused."""
+    most = Settings(_env_file=None).max_messages
+    said = [{"role": ("user", "assistant")[n % 2], "content": f"m{n}"} for n in range(most - 3)]
+    refused = LISTS["chat"][1] % b",".join([CHAT] * MILLION)
+    bodies = [body_of(*said, "end"), body_of(*said, "end", {"role": "assistant", "content": "x"}, "more"), refused]
+    with serve(store, model.url) as service, callback_times(without={threading.get_ident()}) as times:
+        answers = [await post(service, body, X_Tersely_Session=key) for body in bodies]
+    assert [answer.status for answer in answers] == [200, 200, 413]
+    assert times.worst[0] < 0.03, times.worst
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a":"' + b'\\"' * 8_000_000,
+        b'{"a":"' + b"," * 16_000_000 + b'"}',
+        b"[" * 16_000_000,
+        b'{"a":' * 3_000_000 + b"," * 100_000,
+        b'"\\' * 8_000_000,
+    ],
+    ids=["unterminated", "commas in a text", "deep", "deep objects", "escapes"],
+)
+def test_counting_is_linear(body: bytes) -> None:
+    began = time.perf_counter()
+    check_lengths(body, 50_000)
+    assert time.perf_counter() - began < 5
+
+
+def test_the_limit_is_exact() -> None:
+    lists: list[list[object]] = [["x,y" * 40] * 1000, [{"a": [1, 2, 3]}] * 1000, [[]] * 1000, list(range(1000))]
+    for elements in lists:
+        check_lengths(json.dumps({"messages": elements}).encode(), 1000)
+        with pytest.raises(TooLarge):
+            check_lengths(json.dumps({"messages": [*elements, 1]}).encode(), 1000)

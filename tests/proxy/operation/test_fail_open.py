@@ -1,0 +1,231 @@
+"""The database away in every way: calls go through, unchanged and soon, and all heals by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import pytest
+
+from tersely.service.common.auth import new_key
+from tersely.store.db.connection import Database as Store
+from tersely.store.ops import keys
+from tests.conftest import Database
+from tests.support.conversations import waits_for_spool
+from tests.support.http import body_of, post, request_bytes, wire
+from tests.support.loops import eventually, until
+from tests.support.relay import Relay, relay
+from tests.support.rows import messages_by_number, query
+from tests.support.services import Service, many, serve
+from tests.support.upstreams import DONE, Model, RawUpstream, http_head, sse
+
+BODY = b'{"model":"gpt-4o-mini", "messages":[{"role":"user","content":"is anybody there %s"}],"user":"%s"}'
+LIMIT = 1.0
+
+
+@pytest.fixture
+def away(store: Database, model: Model):
+    """A service, and the way to its database."""
+    with relay(store) as way, serve(store, model.url, dsn=way.dsn, database_timeout=LIMIT) as running:
+        yield running, way
+
+
+async def healed(service: Service, key: str) -> None:
+    """The next call is stored again."""
+
+    async def is_stored() -> bool:
+        answer = await post(service, body_of("back again"), X_Tersely_Session=f"{key}-{secrets.token_hex(4)}")
+        if answer.headers.get("x-tersely-context") != "built":
+            return False
+        return [each.role for each in await messages_by_number(service, answer.session)] == ["user", "assistant"]
+
+    await eventually(is_stored, 10)
+    assert (await post(service, b"", method="GET", path="/readyz")).status == 200
+
+
+async def goes_through(service: Service, model: Model, key: str, *, within: float) -> None:
+    body = BODY % (key.encode(), key.encode())
+    answer = await post(service, body)
+    assert (answer.status, answer.context) == (200, "fail-open")
+    assert answer.seconds < within
+    assert model.requests(key)[-1].body == body
+    assert f"You said: is anybody there {key}" in answer.json["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("how", ["cut", "freeze"])
+async def test_the_database_goes_away_and_comes_back(away: tuple[Service, Relay], model: Model, key: str, how: str):
+    service, way = away
+    await healed(service, key)
+
+    getattr(way, how)()
+    await goes_through(service, model, key, within=LIMIT + 1)
+    for _ in range(5):
+        await goes_through(service, model, key, within=0.5)
+    assert (await post(service, b"", method="GET", path="/readyz")).status == 200
+    strictly = await post(service, b"", method="GET", path="/readyz?strict=1")
+    assert (strictly.status, strictly.headers["retry-after"]) == (503, "2")
+    assert (await post(service, b"", method="GET", path="/healthz")).status == 200
+    metrics = await post(service, b"", method="GET", path="/metrics")
+    assert re.search(rb'tersely_fail_open_total{reason="read"} [1-9]', metrics.body)
+
+    way.restore()
+    await healed(service, key)
+    await waits_for_spool(service.url)
+    assert await stored_words(service, key) == {"user": 6, "assistant": 6}
+
+
+async def stored_words(service: Service, key: str) -> dict[str, int]:
+    """How many messages of each role speak of ``key``."""
+    sql = "SELECT role, count(*) AS n FROM messages WHERE position($1::bytea IN raw) > 0 AND status = 'live' GROUP BY 1"
+    return {row["role"]: row["n"] for row in await query(service, sql, f"is anybody there {key}".encode())}
+
+
+@pytest.mark.parametrize("how", ["cut", "freeze"])
+async def test_a_delta_is_never_forwarded_without_its_history(
+    away: tuple[Service, Relay], model: Model, key: str, how: str
+):
+    service, way = away
+    first = await post(service, body_of("one", user=key), X_Tersely_Session=key)
+    assert first.context == "built"
+    asked = json.dumps({"model": "gpt-4o-mini", "input": "one", "user": key}).encode()
+    reply = (await post(service, asked, path="/v1/responses")).json["id"]
+    before = len(model.requests(key))
+    getattr(way, how)()
+    named = json.dumps({"model": "gpt-4o-mini", "input": "two", "user": key, "previous_response_id": reply}).encode()
+    referring = {"type": "item_reference", "id": "msg_1"}
+    items = [{"role": "user", "content": "one"}, referring, {"role": "user", "content": "two"}]
+    said = {"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": [{"role": "user", "content": "two"}]}
+    refused = [
+        await post(service, body_of("two", user=key), X_Tersely_Session=key),
+        await post(service, named, path="/v1/responses"),
+        await post(service, json.dumps({**json.loads(asked), "input": items}).encode(), path="/v1/responses"),
+        await post(service, json.dumps(said).encode(), path="/v1/messages", X_Tersely_Session=key),
+    ]
+    assert [(each.status, each.headers["retry-after"]) for each in refused] == [(503, "2")] * 4
+    assert [each.json["error"].get("code") for each in refused[:3]] == ["database_unavailable"] * 3
+    assert refused[3].json["type"] == "error"
+    assert len(model.requests(key)) == before
+
+    way.restore()
+    await healed(service, key)
+    assert (await post(service, body_of("two", user=key), X_Tersely_Session=key)).context == "built"
+    assert [each.role for each in await messages_by_number(service, key)][-4:] == ["user", "assistant"] * 2
+
+
+@pytest.mark.parametrize("how", ["cut", "freeze"])
+async def test_away_from_the_start(store: Database, model: Model, key: str, how: str):
+    with relay(store) as way:
+        getattr(way, how)()
+        with serve(store, model.url, dsn=way.dsn, database_timeout=LIMIT) as service:
+            await goes_through(service, model, key, within=LIMIT + 1)
+            await goes_through(service, model, key, within=0.5)
+            way.restore()
+            await healed(service, key)
+
+
+@pytest.mark.parametrize("how", ["cut", "freeze"])
+@pytest.mark.parametrize("streams", [False, True])
+async def test_gone_while_the_model_speaks(store: Database, raw: RawUpstream, key: str, how: str, streams: bool):
+    with many(relay(store)) as (way,), serve(store, raw.url, dsn=way.dsn, database_timeout=LIMIT) as service:
+        await healed_with(service, raw, key)
+        reply = {"index": 0, "message": {"role": "assistant", "content": "hello again"}, "finish_reason": "stop"}
+        if streams:
+            raw.answer(http_head(), sse("hello", role=True), 0.5, sse(" again"), sse(finish="stop"), DONE)
+        else:
+            raw.answer(0.5, http_head("application/json"), json.dumps({"choices": [reply]}).encode())
+        before = len(raw.requests)
+        asking = asyncio.create_task(post(service, body_of("go", stream=streams), X_Tersely_Session=key))
+        await until(lambda: len(raw.requests) > before)
+        getattr(way, how)()
+        answer = await asking
+        assert answer.status == 200
+        assert b"again" in answer.body
+        assert answer.seconds < 0.5 + 2 * LIMIT + 1
+        if streams:
+            assert answer.body.endswith(DONE)
+        way.restore()
+        await healed_with(service, raw, f"{key}-after")
+
+
+async def healed_with(service: Service, raw: RawUpstream, key: str) -> None:
+    reply = {"index": 0, "message": {"role": "assistant", "content": "fine"}, "finish_reason": "stop"}
+    raw.answer(http_head("application/json"), json.dumps({"choices": [reply]}).encode())
+    await healed(service, key)
+
+
+async def test_many_at_once_wait_no_longer_than_one(away: tuple[Service, Relay], key: str):
+    service, way = away
+    await healed(service, key)
+    way.freeze()
+
+    answers = await asyncio.gather(*(post(service, body_of(f"call {n}")) for n in range(40)))
+
+    assert {answer.context for answer in answers} == {"fail-open"}
+    assert max(answer.seconds for answer in answers) < 2 * LIMIT + 1.5
+    way.restore()
+    await healed(service, key)
+
+
+@pytest.mark.parametrize("how", ["cut", "freeze"])
+async def test_closed_where_that_is_wanted(store: Database, model: Model, key: str, how: str):
+    with (
+        relay(store) as way,
+        serve(store, model.url, dsn=way.dsn, database_timeout=LIMIT, fail_open="off") as service,
+    ):
+        await healed(service, key)
+        getattr(way, how)()
+
+        answer = await post(service, BODY % (key.encode(), key.encode()), X_Tersely_Session=key)
+
+        assert (answer.status, answer.headers["retry-after"]) == (503, "2")
+        assert answer.json["error"]["code"] == "database_unavailable"
+        assert model.requests(key) == []
+        assert (await post(service, b"", method="GET", path="/v1/models")).status == 200
+        way.restore()
+        await healed(service, key)
+
+
+@pytest.fixture
+async def tsk(store: Database) -> AsyncIterator[str]:
+    """A tenant's key."""
+    text, stored = new_key(
+        "acme", "", now=datetime.now(UTC), key_id=secrets.token_hex(8), secret=secrets.token_urlsafe(32)
+    )
+    database = Store(dsn=store.dsn)
+    await database.open()
+    await keys.add(database, stored)
+    yield text
+    await database.close()
+
+
+@pytest.mark.parametrize("how", ["cut", "freeze"])
+async def test_keys_never_open(store: Database, model: Model, key: str, tsk: str, how: str):
+    with relay(store) as way, serve(store, model.url, dsn=way.dsn, database_timeout=LIMIT, auth="keys") as service:
+        getattr(way, how)()
+        for path in ("/v1/chat/completions", "/v1/embeddings"):
+            assert (await post(service, BODY % (key.encode(), key.encode()), path=path)).status == 401
+            answer = await post(service, BODY % (key.encode(), key.encode()), path=path, X_Tersely_Key=tsk)
+            assert (answer.status, answer.json["error"]["code"]) == (503, "database_unavailable")
+        assert model.requests(key) == []
+
+        way.restore()
+        await eventually(lambda: _is_let_in(service, tsk))
+
+
+async def _is_let_in(service: Service, tsk: str) -> bool:
+    return (await post(service, body_of("hello"), X_Tersely_Key=tsk)).status == 200
+
+
+async def test_a_client_that_leaves_during_a_freeze(away: tuple[Service, Relay], key: str):
+    service, way = away
+    await healed(service, key)
+    way.freeze()
+    for _ in range(5):
+        async with wire(service) as line:
+            await line.send(request_bytes(body_of("never mind", stream=True), X_Tersely_Session=key))
+    way.restore()
+    await healed(service, key)

@@ -1,0 +1,143 @@
+"""Further model hosts: chosen by the model or by the path, each with its own key, one history for all."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from pydantic import ValidationError
+
+from tersely.settings import Settings, explain
+from tersely.store.db.connection import Database as Store
+from tests.conftest import Database
+from tests.support.http import body_of, post
+from tests.support.services import many, serve
+from tests.support.tenants import tenant
+from tests.support.upstreams import Model, RawUpstream, http_head, scripted
+
+REPLY = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "gpt",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "from azure"}, "finish_reason": "stop"}],
+}
+
+
+def asked(model: Model) -> list[str]:
+    """The models that a host was asked for."""
+    return [str((each.request or {}).get("model")) for each in model.state.received if each.method == "POST"]
+
+
+async def test_the_model_chooses_the_host(store: Database, key: str):
+    with many(scripted(), scripted(), scripted()) as (main, local, router):
+        upstreams = {
+            "local": {"dialect": "openai", "base_url": local.url, "models": ["llama*", "qwen?-*"]},
+            "router": {"dialect": "openai", "base_url": router.url, "models": ["*/*"], "api_key": "sk-router"},
+        }
+        with serve(store, main.url, upstreams=upstreams, openai_api_key="sk-main") as service:
+            history: list[dict[str, Any]] = []
+            for name in ("gpt-5", "llama3.3", "meta/llama", "qwen3-8b", "gpt-5"):
+                history.append({"role": "user", "content": f"ask {name}"})
+                answer = await post(
+                    service, json.dumps({"model": name, "messages": history}).encode(), Authorization="Bearer sk-mine"
+                )
+                assert answer.status == 200
+                history.append(answer.json["choices"][0]["message"])
+                assert answer.headers["x-tersely-session-source"] == ("new" if len(history) == 2 else "lineage")
+        assert (asked(main), asked(local), asked(router)) == (
+            ["gpt-5", "gpt-5"],
+            ["llama3.3", "qwen3-8b"],
+            ["meta/llama"],
+        )
+        sent = [model.state.received[-1].headers["Authorization"] for model in (main, local, router)]
+        assert sent == ["Bearer sk-main", "Bearer sk-mine", "Bearer sk-router"]
+        assert len(local.state.received[-1].request["messages"]) > 6
+
+
+async def test_the_path_names_the_host(store: Database):
+    with many(scripted(), scripted(), scripted()) as (main, local, claude):
+        upstreams = {
+            "local": {"dialect": "openai", "base_url": local.url},
+            "claude": {"dialect": "anthropic", "base_url": claude.url.removesuffix("/v1"), "api_key": "sk-ant"},
+        }
+        with serve(store, main.url, upstreams=upstreams) as service:
+            with openai.OpenAI(base_url=f"{service.url}/u/local/v1", api_key="none", max_retries=0) as client:
+                said = client.chat.completions.create(model="llama", messages=[{"role": "user", "content": "hello"}])
+                assert said.choices[0].message.content
+                client.models.list()
+                events = client.responses.create(model="llama", input="hello", stream=True)
+                assert [event.type for event in events][-1] == "response.completed"
+            with anthropic.Anthropic(base_url=f"{service.url}/u/claude", api_key="mine", max_retries=0) as client:
+                client.messages.create(model="c", max_tokens=9, messages=[{"role": "user", "content": "hello"}])
+            for path in ("/u/none/v1/chat/completions", "/u/claude/v1/chat/completions", "/u/local/v1/messages"):
+                missing = await post(service, body_of("hello"), path=path)
+                assert missing.status == 404, path
+                assert "TERSELY_UPSTREAMS" in json.dumps(missing.json)
+        assert main.state.received == type(main.state.received)()
+        assert [each.path for each in local.state.received] == ["/v1/chat/completions", "/v1/models", "/v1/responses"]
+        assert claude.state.received[-1].headers["X-Api-Key"] == "sk-ant"
+
+
+async def test_azure_s_own_paths_and_version_pass(store: Database, raw: RawUpstream, model: Model):
+    raw.answer(http_head("application/json"), json.dumps(REPLY).encode())
+    azure = {"dialect": "azure", "base_url": raw.url.removesuffix("/v1"), "api_key": "operators"}
+    with serve(store, model.url, upstreams={"azure": azure}, strategy="full", instructions="off") as service:
+        client = openai.AzureOpenAI(azure_endpoint=service.url, api_key="mine", api_version="2024-10-21", max_retries=0)
+        with client:
+            messages: list[Any] = [{"role": "user", "content": "hello"}]
+            said = client.chat.completions.with_raw_response.create(model="my-deployment", messages=messages)
+        assert said.parse().choices[0].message.content == "from azure"
+        assert said.headers["x-tersely-session-source"] == "new", "it is stored"
+        request = raw.requests[-1]
+        assert request.target == "/openai/deployments/my-deployment/chat/completions?api-version=2024-10-21"
+        assert request.headers["api-key"] == "operators"
+        assert "authorization" not in request.headers
+        named = await post(service, body_of("hello"), path="/u/azure/openai/v1/chat/completions?api-version=preview")
+        assert (named.status, raw.requests[-1].target) == (200, "/openai/v1/chat/completions?api-version=preview")
+        assert (await post(service, body_of("hello"), path="/u/azure/v1/chat/completions")).status == 404
+    with serve(store, model.url) as service:
+        nowhere = await post(service, body_of("hello"), path="/openai/deployments/x/chat/completions")
+        assert (nowhere.status, "azure" in json.dumps(nowhere.json)) == (404, True)
+
+
+async def test_tenants_reach_of_a_named_account_what_they_may(store: Database):
+    keyring = Store(dsn=store.dsn)
+    await keyring.open()
+    one = await tenant(keyring)
+    await keyring.close()
+    with many(scripted(), scripted()) as (main, shared):
+        upstreams = {"shared": {"dialect": "openai", "base_url": shared.url, "api_key": "sk-o", "models": ["llama*"]}}
+        with serve(store, main.url, upstreams=upstreams, auth="keys") as service:
+            assert (await post(service, body_of("hello", model="llama"), X_Tersely_Key=one.key)).status == 200
+            for path in ("/u/shared/v1/files", "/u/shared/v1/fine_tuning/jobs"):
+                assert (await post(service, b"", path=path, method="GET", X_Tersely_Key=one.key)).status == 403
+            own = await post(service, b"", path="/v1/models", method="GET", X_Tersely_Key=one.key)
+            assert own.status == 200
+            assert (await post(service, body_of("hello"), path="/u/shared/v1/chat/completions")).status == 401
+        assert asked(shared) == ["llama"]
+
+
+def test_settings_of_hosts_are_checked(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tersely.toml").write_text(
+        '[upstreams.ollama]\ndialect = "openai"\nbase_url = "http://127.0.0.1:11434/v1/"\nmodels = ["llama*"]\n'
+    )
+    found = Settings(_env_file=None).upstreams["ollama"]
+    assert (found.base_url, found.models) == ("http://127.0.0.1:11434/v1", ("llama*",))
+    monkeypatch.setenv("TERSELY_UPSTREAMS", '{"vllm": {"dialect": "openai", "base_url": "http://gpu:8000/v1"}}')
+    assert "vllm" in Settings(_env_file=None).upstreams
+    for wrong in (
+        {"a b": {"dialect": "openai", "base_url": "http://x"}},
+        {"a": {"dialect": "cohere", "base_url": "http://x"}},
+        {"a": {"dialect": "openai", "base_url": "ftp://x"}},
+        {"a": {"dialect": "openai", "base_url": "http://x", "keys": "1"}},
+    ):
+        with pytest.raises(ValidationError):
+            Settings(_env_file=None, upstreams=wrong)
+    with pytest.raises(ValidationError) as raised:
+        Settings(_env_file=None, upstreams={"a": {"dialect": "openai", "api_key": "sk-hidden"}})
+    assert explain(raised.value) == "TERSELY_UPSTREAMS.a.base_url: Field required"

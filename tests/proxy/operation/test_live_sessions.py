@@ -1,0 +1,612 @@
+"""Live sessions change nothing: two services do the same work, one with live sessions and one without.
+
+Seeded random clients append, edit, regenerate, retry, undo, drop, pin, clear, change settings, and so on. Every request
+that reaches the model host has to be the same, byte for byte, and so has everything that is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from tersely import main
+from tersely.fakellm.scripted import ScriptedReply
+from tersely.service.proxy.calls import Call
+from tersely.service.proxy.live_sessions import LiveSession, LiveSessions
+from tersely.settings import Settings
+from tersely.store.commit.writer import HOLD
+from tests.conftest import OWNER, Database, Server
+from tests.support.services import Service, serve
+from tests.support.upstreams import Model, scripted
+
+MODEL = "gpt-4o-mini"
+STEPS = 45
+# Headers that are never the same twice.
+UNEQUAL = {"x-tersely-session", "x-tersely-overhead-ms", "x-tersely-request-id"}
+WORDS = re.findall(
+    r"\w+",
+    "alpha beta gamma delta file test error value result server client table index query cache token session "
+    "message request answer config default option version branch commit change review deploy build release",
+)
+STRATEGIES = (
+    "slim",
+    "full",
+    '{"name": "slim", "recent_turns": 1}',
+    '{"name": "window", "context_size": 3}',
+    "trim",
+    "compact",
+    "tiered",
+)
+EPOCHS = ("auto", '{"high": 1500, "low": 600}', '{"stride": 2}', "every_request")
+TOOL = {
+    "type": "function",
+    "function": {"name": "read_file", "description": "Read a file.", "parameters": {"type": "object"}},
+}
+# What is stored, without what differs from run to run: ids that are made up, and times.
+TABLES = {
+    "messages": "seq, turn, tokens, place, role, status, dialect, client_visible, model_visible, pinned, finish, call, "
+    "digest, chain, raw, model_raw",
+    "calls": "number, turn, model, strategy, epoch, cut, tokens_before, tokens_after, input_tokens, cached_tokens, "
+    "output_tokens, status, weight",
+    "terse": "turn, seq, number, role, source, text",
+    "states": "seq, number, source, text",
+    "epochs": "number, cut, reason, head_tokens, tokens_before, tokens_after",
+    "attributes": "digest, kind, raw",
+    "artifacts": "sha256, seq, call_id, chars",
+    "appends": "digest, first_seq, last_seq, turn",
+}
+SESSIONS = (
+    "strategy, epoch_policy, last_seq, turns, tokens, version, edits, edited, calls, epoch, cut, open_chain, "
+    "last_strategy, last_epoch_policy"
+)
+
+
+async def _execute(dsn: str, statement: str) -> None:
+    admin = await asyncpg.connect(dsn)
+    try:
+        await admin.execute(statement)
+    finally:
+        await admin.close()
+
+
+@contextmanager
+def new_database(server: Server) -> Iterator[Database]:
+    name = f"tersely_test_{secrets.token_hex(6)}"
+    create = f"CREATE DATABASE {name} TEMPLATE {server.template} OWNER {OWNER} STRATEGY FILE_COPY"
+    asyncio.run(_execute(server.admin_dsn, create))
+    try:
+        yield Database(name=name, dsn=server.dsn(name, user=OWNER), admin_dsn=server.dsn(name))
+    finally:
+        asyncio.run(_execute(server.admin_dsn, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
+
+
+@dataclass
+class Side:
+    """A model host, a database, and the services in front of it. ``at`` is the one that is called."""
+
+    model: Model
+    services: list[Service]
+    http: httpx.Client
+    at: int = 0
+
+    def post(self, path: str, **more: Any) -> httpx.Response:
+        return self.request("POST", path, **more)
+
+    def request(self, method: str, path: str, **more: Any) -> httpx.Response:
+        return self.http.request(method, f"{self.services[self.at].url}{path}", **more)
+
+    def hits(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for service in self.services:
+            for line in self.http.get(f"{service.url}/metrics").text.splitlines():
+                if line.startswith("tersely_live_calls_total{"):
+                    name, _, value = line.rpartition(" ")
+                    found[name.split('"')[1]] += int(float(value))
+        return found
+
+
+@contextmanager
+def sides(server: Server, *, replicas: int, **settings: Any) -> Iterator[tuple[Side, Side]]:
+    """The same services twice: with live sessions, and without."""
+    with ExitStack() as stack:
+        made = []
+        for live in ("64", "off"):
+            model = stack.enter_context(scripted())
+            database = stack.enter_context(new_database(server))
+            services = [
+                stack.enter_context(serve(database, model.url, live_sessions=live, **settings)) for _ in range(replicas)
+            ]
+            made.append(Side(model, services, stack.enter_context(httpx.Client(timeout=60))))
+        yield made[0], made[1]
+
+
+def text(draw: random.Random, words: int) -> str:
+    return " ".join(draw.choice(WORDS) for _ in range(words))
+
+
+@dataclass
+class Talk:
+    """A client's conversation: what it sends is the same to both sides, but for the ids of sessions."""
+
+    key: str
+    system: str
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[Any] = field(default_factory=list)
+    is_spaced: bool = False
+    has_members_first: bool = True
+    is_streamed: bool = False
+    sessions: list[str] = field(default_factory=lambda: ["", ""])
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self, messages: list[dict[str, Any]], *, stream: bool) -> bytes:
+        front: dict[str, Any] = {"model": MODEL, "user": self.key}
+        back: dict[str, Any] = {"tools": self.tools} if self.tools else {}
+        if stream:
+            back["stream"] = True
+        leading = [{"role": "system", "content": self.system}] if self.system else []
+        history = {"messages": [*leading, *messages]}
+        whole = {**front, **history, **back} if self.has_members_first else {**history, **front, **back}
+        separators = (", ", ": ") if self.is_spaced else (",", ":")
+        return json.dumps(whole, separators=separators, ensure_ascii=self.is_spaced).encode()
+
+
+class Clock:
+    """The same time for both sides but for microseconds, so that no minute ends between them."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2026, 3, 1, 12, 0, 10, tzinfo=UTC)
+        self.asked = count(1)
+
+    def __call__(self) -> datetime:
+        return self.now + timedelta(microseconds=next(self.asked))
+
+
+class Player:
+    """Drives both sides through the same random steps."""
+
+    def __init__(self, seed: int, live: Side, plain: Side, clock: Clock) -> None:
+        self.clock = clock
+        self.draw = random.Random(seed)
+        self.seed = seed
+        self.live, self.plain = live, plain
+        self.talks: list[Talk] = []
+        self.done: list[str] = []
+
+    def play(self, steps: int) -> None:
+        self.begin()
+        kinds = [
+            (self.append, 24), (self.work, 14), (self.edit, 2), (self.regenerate, 2), (self.retry, 2), (self.undo, 1),
+            (self.drop, 1), (self.pin, 1), (self.clear, 1), (self.patch, 1), (self.with_header, 1), (self.memo, 1),
+            (self.rest_append, 1), (self.change_system, 1), (self.change_tools, 1), (self.begin, 1), (self.twin, 1),
+            (self.delta, 1), (self.inject, 1), (self.compact, 1), (self.search, 2), (self.side_call, 1),
+            (self.several, 1), (self.break_off, 1), (self.overflow, 2), (self.fail, 1), (self.cut_off, 1),
+        ]  # fmt: skip
+        for _ in range(steps):
+            step = self.draw.choices([kind for kind, _ in kinds], [weight for _, weight in kinds])[0]
+            talk = self.draw.choice(self.talks[-3:])
+            if self.draw.random() < 0.3:
+                self.live.at = self.plain.at = self.draw.randrange(len(self.live.services))
+            self.done.append(f"{step.__name__} {talk.key}")
+            self.clock.now += timedelta(seconds=self.draw.choice((20, 20, 20, 20, 400)))
+            step(talk)
+            self.check()
+
+    def check(self) -> None:
+        ours, theirs = self.live.model.state.received, self.plain.model.state.received
+        assert len(ours) == len(theirs), self.done
+        for one, other in zip(list(ours)[-4:], list(theirs)[-4:], strict=True):
+            at = next((n for n, (a, b) in enumerate(zip(one.body, other.body, strict=False)) if a != b), 0)
+            assert one.body == other.body, (self.done, one.body[at - 200 : at + 100], other.body[at - 200 : at + 100])
+
+    # Calls
+
+    def send(
+        self, talk: Talk, *, messages: list[dict[str, Any]] | None = None, replies: tuple[ScriptedReply, ...] = (),
+        headers: dict[str, str] | None = None,
+    ) -> dict[str, Any] | None:  # fmt: skip
+        """Send the talk's history, to both; the reply as the client echoes it, None for an error."""
+        if self.draw.random() < 0.05:
+            talk.is_streamed = not talk.is_streamed
+        stream = talk.is_streamed
+        body = talk.body(talk.messages if messages is None else messages, stream=stream)
+        found = []
+        for index, side in enumerate((self.live, self.plain)):
+            side.model.script(talk.key, *replies)
+            named = {name: value.replace("SESSION", talk.sessions[index]) for name, value in (headers or {}).items()}
+            sent = {"content-type": "application/json", **talk.headers, **named}
+            answer = side.post("/v1/chat/completions", content=body, headers=sent)
+            side.model.replies.pop(talk.key, None)
+            talk.sessions[index] = answer.headers.get("x-tersely-session", talk.sessions[index])
+            told = {
+                name: value
+                for name, value in answer.headers.items()
+                if name.startswith("x-tersely") and name not in UNEQUAL
+            }
+            found.append((answer.status_code, told, self.read(answer, stream=stream)))
+        assert found[0] == found[1], self.done
+        return found[0][2]
+
+    @staticmethod
+    def read(answer: httpx.Response, *, stream: bool) -> dict[str, Any] | None:
+        if answer.status_code != 200:
+            return None
+        if not stream:
+            message = answer.json()["choices"][0]["message"]
+            return {name: message[name] for name in ("role", "content", "tool_calls") if message.get(name) is not None}
+        content = ""
+        calls: dict[int, dict[str, Any]] = {}
+        for line in answer.text.splitlines():
+            if not line.startswith("data: {"):
+                continue
+            for choice in json.loads(line[6:]).get("choices", []):
+                delta = choice["delta"]
+                content += delta.get("content") or ""
+                for part in delta.get("tool_calls") or []:
+                    call = calls.setdefault(part["index"], {"id": "", "type": "function", "function": {}})
+                    call["id"] = part.get("id") or call["id"]
+                    for name, value in (part.get("function") or {}).items():
+                        call["function"][name] = call["function"].get(name, "") + value
+        if not (content or calls):
+            return None
+        said: dict[str, Any] = {"role": "assistant", "content": content or None}
+        return {**said, "tool_calls": list(calls.values())} if calls else said
+
+    def hear(self, talk: Talk, reply: dict[str, Any] | None) -> None:
+        if reply is None:
+            if not self.is_open(talk):
+                talk.messages.pop()
+            return
+        talk.messages.append(reply)
+        answers = [
+            {"role": "tool", "tool_call_id": call["id"], "content": text(self.draw, self.draw.choice((5, 60, 400)))}
+            for call in reply.get("tool_calls") or ()
+        ]
+        talk.messages += answers
+
+    def question(self) -> dict[str, Any]:
+        words = text(self.draw, self.draw.choice((3, 20, 20, 200)))
+        parts = [{"type": "text", "text": words}, {"type": "text", "text": "Thanks."}]
+        return {"role": "user", "content": parts if self.draw.random() < 0.2 else words}
+
+    def said(self) -> ScriptedReply:
+        words = text(self.draw, self.draw.choice((8, 30, 150)))
+        tag = self.draw.choice(("", "", f"\n<terse>{text(self.draw, 4)}</terse>"))
+        return ScriptedReply(message={"content": words + tag})
+
+    def calling(self, name: str = "read_file", count: int = 1, **arguments: Any) -> ScriptedReply:
+        calls = [
+            {
+                "id": f"call_{self.draw.getrandbits(48):x}",
+                "type": "function",
+                "function": {"name": name, "arguments": json.dumps(arguments or {"path": text(self.draw, 1)})},
+            }
+            for _ in range(count)
+        ]
+        return ScriptedReply(message={"content": None, "tool_calls": calls})
+
+    def is_open(self, talk: Talk) -> bool:
+        return bool(talk.messages) and talk.messages[-1]["role"] == "tool"
+
+    # Steps
+
+    def begin(self, _: Talk | None = None) -> None:
+        talk = Talk(
+            key=f"talk-{self.seed}-{len(self.talks)}",
+            system=self.draw.choice(("", "Be brief.", text(self.draw, 300))),
+            tools=self.draw.choice(([], [TOOL])),
+            is_spaced=self.draw.random() < 0.3,
+            has_members_first=self.draw.random() < 0.5,
+            is_streamed=self.draw.random() < 0.5,
+        )
+        if self.draw.random() < 0.3:
+            talk.headers = {"x-session-affinity": talk.key}
+        self.talks.append(talk)
+        self.append(talk)
+
+    def append(self, talk: Talk) -> None:
+        for _ in range(self.draw.choice((1, 2, 4))):
+            if not self.is_open(talk):
+                talk.messages.append(self.question())
+            self.hear(talk, self.send(talk, replies=(self.said(),)))
+
+    def work(self, talk: Talk) -> None:
+        if not talk.tools:
+            self.append(talk)
+            return
+        if not self.is_open(talk):
+            talk.messages.append(self.question())
+        for _ in range(self.draw.choice((1, 2, 4))):
+            self.hear(talk, self.send(talk, replies=(self.calling(count=self.draw.choice((1, 1, 2))),)))
+
+    def edit(self, talk: Talk) -> None:
+        asked = [index for index, message in enumerate(talk.messages) if message["role"] == "user"]
+        if asked:
+            index = self.draw.choice(asked)
+            talk.messages[index:] = [self.question()]
+            self.hear(talk, self.send(talk, replies=(self.said(),)))
+
+    def regenerate(self, talk: Talk) -> None:
+        while talk.messages and talk.messages[-1]["role"] != "user":
+            talk.messages.pop()
+        if talk.messages:
+            self.hear(talk, self.send(talk, replies=(self.said(),)))
+
+    def retry(self, talk: Talk) -> None:
+        if not self.is_open(talk):
+            talk.messages.append(self.question())
+        replies = (self.said(),)
+        self.send(talk, replies=replies)
+        self.hear(
+            talk, self.send(talk, replies=(self.said(),), headers={"x-stainless-retry-count": self.draw.choice("01")})
+        )
+
+    def rest(self, talk: Talk, method: str, path: str, **more: Any) -> None:
+        statuses = []
+        for side, session in zip((self.live, self.plain), talk.sessions, strict=True):
+            statuses.append(side.request(method, f"/api/sessions/{session}{path}", **more).status_code)
+        assert statuses[0] == statuses[1], self.done
+
+    def turn(self) -> str:
+        return f"t{self.draw.randint(1, 6)}"
+
+    def undo(self, talk: Talk) -> None:
+        self.rest(talk, "POST", "/undo")
+
+    def drop(self, talk: Talk) -> None:
+        self.rest(talk, "POST", f"/turns/{self.turn()}/drop")
+
+    def pin(self, talk: Talk) -> None:
+        self.rest(talk, "POST", f"/messages/{self.draw.randint(1, 12)}/pin")
+
+    def clear(self, talk: Talk) -> None:
+        self.rest(talk, "POST", "/clear")
+
+    def compact(self, talk: Talk) -> None:
+        self.rest(talk, "POST", "/compact")
+
+    def patch(self, talk: Talk) -> None:
+        change = self.draw.choice(({"strategy": self.draw.choice(STRATEGIES)}, {"epoch": self.draw.choice(EPOCHS)}))
+        self.rest(talk, "PATCH", "", json={name: _loaded(value) for name, value in change.items()})
+
+    def with_header(self, talk: Talk) -> None:
+        talk.headers = self.draw.choice(
+            (
+                {},
+                {"x-tersely-strategy": self.draw.choice(STRATEGIES)},
+                {"x-tersely-epoch": self.draw.choice(EPOCHS)},
+            )
+        )
+        self.append(talk)
+
+    def memo(self, _: Talk) -> None:
+        content = {"content": text(self.draw, 12), "tags": ["note"]}
+        for side in (self.live, self.plain):
+            side.post("/api/memos", json=content)
+
+    def rest_append(self, talk: Talk) -> None:
+        message = {"role": "user", "content": text(self.draw, 10)}
+        self.rest(talk, "POST", "/messages", json={"dialect": "openai_chat", "messages": [message]})
+
+    def change_system(self, talk: Talk) -> None:
+        talk.system = text(self.draw, 20)
+        self.append(talk)
+
+    def change_tools(self, talk: Talk) -> None:
+        talk.tools = self.draw.choice(([], [TOOL]))
+        self.append(talk)
+
+    def twin(self, talk: Talk) -> None:
+        """Another conversation of the same words, answered the same."""
+        first = dict(next(message for message in talk.messages if message["role"] == "user")) if talk.messages else None
+        if first is None:
+            return
+        reply = ScriptedReply(message={"content": "The same answer to everybody who asks."})
+        made = [Talk(key=talk.key, system=talk.system, tools=talk.tools, messages=[dict(first)]) for _ in range(2)]
+        for each in made:
+            self.hear(each, self.send(each, replies=(reply,)))
+        for each in made:
+            each.messages.append({"role": "user", "content": "Go on."})
+            self.hear(each, self.send(each, replies=(reply,)))
+        self.talks += made
+
+    def delta(self, talk: Talk) -> None:
+        if not talk.sessions[0] or self.is_open(talk):
+            return
+        message = self.question()
+        reply = self.send(talk, messages=[message], replies=(self.said(),), headers={"x-tersely-session": "SESSION"})
+        if reply is not None:
+            talk.messages += [message, reply]
+
+    def inject(self, talk: Talk) -> None:
+        if self.is_open(talk):
+            return
+        talk.messages.append(
+            {
+                "role": "user",
+                "content": f"<system-reminder>{text(self.draw, 6)}</system-reminder>\n{text(self.draw, 5)}",
+            }
+        )
+        self.hear(talk, self.send(talk, replies=(self.said(),)))
+
+    def search(self, talk: Talk) -> None:
+        """The model calls a tool of ours, where it is offered one; else the call is the client's to answer."""
+        if not self.is_open(talk):
+            talk.messages.append(self.question())
+        call = self.calling("context_search", mode="search", query=self.draw.choice(WORDS))
+        reply = self.send(talk, replies=(call, self.said()))
+        self.hear(talk, reply)
+
+    def side_call(self, talk: Talk) -> None:
+        self.send(talk, messages=[{"role": "user", "content": "quota"}], replies=(self.said(),))
+
+    def several(self, talk: Talk) -> None:
+        """Several messages at once, and a reply that the service has not seen."""
+        if self.is_open(talk):
+            return
+        talk.messages += [self.question(), {"role": "assistant", "content": text(self.draw, 9)}, self.question()]
+        self.hear(talk, self.send(talk, replies=(self.said(),)))
+
+    def break_off(self, talk: Talk) -> None:
+        if not self.is_open(talk):
+            talk.messages.append(self.question())
+        self.send(talk, replies=(ScriptedReply(message={"content": text(self.draw, 40)}, finish_reason="length"),))
+        self.append(talk)
+
+    def overflow(self, talk: Talk) -> None:
+        """The host refuses the context as too long; where less can be sent, it takes that."""
+        if not self.is_open(talk):
+            talk.messages.append(self.question())
+        error = {"message": "This model's maximum context length", "code": "context_length_exceeded"}
+        refusal = ScriptedReply(status=400, body=json.dumps({"error": error}).encode())
+        self.hear(talk, self.send(talk, replies=(refusal, self.said())))
+
+    def fail(self, talk: Talk) -> None:
+        if not self.is_open(talk):
+            talk.messages.append(self.question())
+        refusal = ScriptedReply(status=self.draw.choice((400, 429, 500)), body=b'{"error":{"message":"No."}}')
+        self.send(talk, replies=(refusal,))
+        self.hear(talk, self.send(talk, replies=(self.said(),)))
+
+    def cut_off(self, talk: Talk) -> None:
+        """A stream breaks off; the client asks again."""
+        if not talk.is_streamed:
+            return
+        if not self.is_open(talk):
+            talk.messages.append(self.question())
+        words = text(self.draw, 60)
+        self.send(talk, replies=(ScriptedReply(message={"content": words}, break_after=4, break_with="error"),))
+        self.hear(talk, self.send(talk, replies=(self.said(),)))
+
+
+def _loaded(value: str) -> object:
+    return json.loads(value) if value.startswith("{") else value
+
+
+async def stored(database: Database) -> list[Any]:
+    """Everything that is stored, session by session in the order in which they were made."""
+    connection = await asyncpg.connect(database.admin_dsn)
+    try:
+        found: list[Any] = []
+        for session in await connection.fetch(f"SELECT id, {SESSIONS} FROM sessions ORDER BY created_at, id"):
+            found.append(("session", *list(session.values())[1:]))
+            for table, columns in TABLES.items():
+                # Descriptions of what was sent may name the same bytes in different ways.
+                where = "session_id = $1" + (" AND kind <> 'sent'" if table == "attributes" else "")
+                rows = await connection.fetch(f"SELECT {columns} FROM {table} WHERE {where}", session["id"])
+                found += sorted(((table, *row.values()) for row in rows), key=repr)
+        return found
+    finally:
+        await connection.close()
+
+
+def forget_at_random(monkeypatch: pytest.MonkeyPatch, draw: random.Random) -> None:
+    """Evict live sessions at random moments."""
+    find = LiveSessions.find
+
+    def forgetful(self: LiveSessions, call: Call) -> list[LiveSession]:
+        if draw.random() < 0.1:
+            self.clear()
+        return find(self, call)
+
+    monkeypatch.setattr(LiveSessions, "find", forgetful)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_live_sessions_send_and_store_what_the_full_path_does(
+    server: Server, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    draw = random.Random(f"forget {seed}")
+    forget_at_random(monkeypatch, draw)
+    clock = Clock()
+    monkeypatch.setattr(main, "clock", clock)
+    settings = {
+        "strategy": "full" if seed % 4 == 3 else "slim",
+        "epoch": EPOCHS[seed % 3],
+        "instructions": "off" if seed % 3 == 2 else "on",
+    }
+    with sides(server, replicas=2 if seed % 4 == 2 else 1, **settings) as (live, plain):
+        player = Player(seed, live, plain, clock)
+        player.play(STEPS)
+        hits = live.hits()
+        ours, theirs = (asyncio.run(stored(side.services[0].database)) for side in (live, plain))
+    print(seed, dict(hits))
+    assert ours == theirs
+    assert hits["hit"] >= 1, hits
+
+
+def _send(http: httpx.Client, service: Service, messages: list[Any], **more: Any) -> httpx.Response:
+    body = {"model": MODEL, "messages": messages, **more}
+    return http.post(f"{service.base_url}/chat/completions", json=body)
+
+
+async def _count(database: Database, words: str) -> int:
+    connection = await asyncpg.connect(database.admin_dsn)
+    try:
+        found = await connection.fetchval(
+            "SELECT count(*) FROM messages WHERE position($1::bytea in raw) > 0", words.encode()
+        )
+        return int(found)
+    finally:
+        await connection.close()
+
+
+def test_a_live_call_stores_its_question_while_a_slow_model_works(server: Server) -> None:
+    with ExitStack() as stack:
+        model = stack.enter_context(scripted())
+        database = stack.enter_context(new_database(server))
+        service = stack.enter_context(serve(database, model.url, live_sessions="64"))
+        http = stack.enter_context(httpx.Client(timeout=60))
+        messages: list[Any] = [{"role": "user", "content": "What is it?"}]
+        reply = _send(http, service, messages, user="slow").json()["choices"][0]["message"]
+        messages += [
+            {"role": "assistant", "content": reply["content"]},
+            {"role": "user", "content": "the slow question"},
+        ]
+        model.script("slow", ScriptedReply(message={"content": "At last."}, first_delay=HOLD + 4))
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(_send, http, service, messages, user="slow")
+            deadline = time.monotonic() + HOLD + 3.5
+            while not asyncio.run(_count(database, "the slow question")):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            assert not asking.done()
+            assert asking.result().status_code == 200
+        assert asyncio.run(_count(database, "At last.")) == 1
+        text = http.get(f"{service.url}/metrics").text
+    assert 'tersely_live_calls_total{result="hit"} 1.0' in text
+    assert 'tersely_live_sessions{state="held"} 1.0' in text
+
+
+def test_live_sessions_keep_to_their_budget(server: Server) -> None:
+    with ExitStack() as stack:
+        model = stack.enter_context(scripted())
+        database = stack.enter_context(new_database(server))
+        service = stack.enter_context(serve(database, model.url, live_sessions="1"))
+        http = stack.enter_context(httpx.Client(timeout=60))
+        for number in range(12):
+            _send(http, service, [{"role": "user", "content": f"{number} " + "words " * 10_000}])
+        sizes = [line for line in http.get(f"{service.url}/metrics").text.splitlines() if "live_session_bytes " in line]
+    assert 0 < max(float(line.rpartition(" ")[2]) for line in sizes if not line.startswith("#")) <= 2**20
+
+
+@pytest.mark.parametrize("value", ["on", "-1", "1.5", "99999999"])
+def test_live_sessions_setting_is_off_or_a_size(value: str) -> None:
+    with pytest.raises(ValidationError, match="must be off, or a number of MiB"):
+        Settings(_env_file=None, live_sessions=value)

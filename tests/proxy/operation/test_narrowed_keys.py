@@ -1,0 +1,86 @@
+"""Keys that may only read, or only call models, and keys that expire."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tersely.service.common.auth import new_key
+from tersely.store.db.connection import Database as Store
+from tersely.store.ops import keys
+from tests.conftest import Database
+from tests.support.http import body_of, post
+from tests.support.services import Service, serve
+from tests.support.upstreams import Model
+
+
+async def make_key(
+    store: Database, *, scope: str | None = None, days: int | None = None, age: timedelta | None = None
+) -> str:
+    keyring = Store(dsn=store.dsn)
+    await keyring.open()
+    now = datetime.now(UTC) - (age or timedelta())
+    text, stored = new_key(
+        "narrow", "", now=now, key_id=secrets.token_hex(8), secret=secrets.token_urlsafe(32), scope=scope, days=days
+    )
+    await keys.add(keyring, stored)
+    await keyring.close()
+    return text
+
+
+async def status(service: Service, key: str, method: str, path: str, body: bytes = b"") -> int:
+    return (
+        await post(service, body, path=path, method=method, X_Tersely_Key=key, Content_Type="application/json")
+    ).status
+
+
+async def test_a_key_may_do_what_it_was_made_for(store: Database, model: Model):
+    every, read, proxy = [await make_key(store, scope=scope) for scope in (None, "read", "proxy")]
+    future = await make_key(store, scope="something-of-a-later-version")
+    message = b'{"messages": [{"role": "user", "content": "hello"}]}'
+    calls = {
+        "call a model": ("POST", "/v1/chat/completions", body_of("hello")),
+        "list models": ("GET", "/v1/models", b""),
+        "append": ("POST", "/api/sessions/s/messages", message),
+        "read messages": ("GET", "/api/sessions/s/messages", b""),
+        "search": ("POST", "/api/sessions/s/search", b'{"mode": "tail"}'),
+        "preview": ("POST", "/api/sessions/s/context", b"{}"),
+        "change": ("PATCH", "/api/sessions/s", b'{"metadata": {}}'),
+        "write a memo": ("POST", "/api/memos", b'{"content": "x", "tags": []}'),
+        "tools": ("POST", "/mcp", b"{}"),
+        "delete": ("DELETE", "/api/sessions/s", b""),
+    }
+    allowed: dict[str, set[str]] = {}
+    with serve(store, model.url, auth="keys") as service:
+        assert await status(service, every, *calls["append"]) == 201
+        for name, key in (("read", read), ("proxy", proxy), ("future", future), ("every", every)):
+            found = {what: await status(service, key, *call) for what, call in calls.items()}
+            allowed[name] = {what for what, code in found.items() if code != 403}
+            assert {code for what, code in found.items() if what in allowed[name] and what != "tools"} <= {
+                200,
+                201,
+                204,
+            }
+    assert allowed == {
+        "read": {"read messages", "search", "preview"},
+        "proxy": {"call a model", "list models"},
+        "future": set(),
+        "every": set(calls),
+    }
+
+
+async def test_an_expired_key_lets_nobody_in_even_where_it_was_just_used(
+    store: Database, model: Model, monkeypatch: pytest.MonkeyPatch
+):
+    expired = await make_key(store, days=1, age=timedelta(days=2))
+    lasting = await make_key(store, days=1)
+    ahead = timedelta()
+    monkeypatch.setattr("tersely.main.clock", lambda: datetime.now(UTC) + ahead)
+    with serve(store, model.url, auth="keys") as service:
+        assert await status(service, expired, "GET", "/v1/models") == 401
+        assert await status(service, lasting, "GET", "/v1/models") == 200
+        ahead = timedelta(days=1, seconds=1)
+        assert await status(service, lasting, "GET", "/v1/models") == 401
+        assert await status(service, lasting, "GET", "/api/sessions") == 401

@@ -1,0 +1,149 @@
+"""Migrations: the released ones never change, a lock does not stop them, and a newer schema is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from hashlib import sha256
+
+import asyncpg
+import httpx
+import pytest
+
+from tersely.store.db import migrations
+from tersely.store.db.migrations import SCRIPTS, current_revision, known_revisions, migrate
+from tests.conftest import OWNER, Database, Server
+from tests.support.services import serve
+from tests.support.upstreams import scripted
+
+# Databases have been made by these. A change of the schema is a new migration, which adds: old code runs on it.
+FROZEN = {
+    "0001_longhand.py": "7b2158ed38bdb23e8f541b803ce5933666388a347a8abd621892784f6d0a03de",
+    "0002_provider_ids.py": "5d5886dcc8887fe4b5e5d06ca8f823dedbbb6ee7d54d58672bdee2b374bf7a96",
+    "0003_idempotency_keys.py": "5e11a3786cea4b6d7766737cbd15a41fd45ff6b4cfea01ea05b519a34a8cdfba",
+    "0004_requesters_of_summaries.py": "aac52b40ca8bd755d1bc86033ee51a6f64f4e647afd39a08967bf2690ec3fe0b",
+    "0005_last_call.py": "9b66afe755bf8ecfe6310e973e243599a02f0459b477f1e40e5cc3a1eabea71d",
+    "0006_usage_of_rounds.py": "bba73bc8e6aaca0b80a5275bb9e46cdf0a73700f05671c60a64c1e589008d88a",
+    "0007_exchanges.py": "29e0d112e73f74ef41df05b1c4a45f06b138231e52c2aec8ec8fb0f91937f715",
+    "0008_memory_runs.py": "6b6d8149d3cab06906fbaae82ada858d36875521128c4a9557b22620ebf4993e",
+    "0009_resent_replies.py": "782abd1776e8cb669b506918f874477e1eea3fdbad5d0cce15445a695dd2f170",
+    "0010_pending_memory.py": "f2b74b86fcec1c5506b58cf4a7c3ecf2b6334c9dd158ded3713d1f789df52440",
+    "0011_readable_revision.py": "e44267fa40a095910728c9748438bcb102c95b5d69ff127a65ff91c97398863b",
+    "0012_message_pieces.py": "c996c0cef53ade07f11c2d68acd307bd396165f7766ef041a013a0a040a23bb7",
+    "0013_retention.py": "5aeccfdaece33a23663ec8dd7dd4634b9c5009ec0232fff508e0b83425ccbb29",
+    "0014_narrowed_keys.py": "9489541589bc63f5ce05a6fab94567fb0705238755cd1921d251f08b693b1611",
+}
+
+
+def test_released_migrations_are_frozen():
+    found = {file.name: sha256(file.read_bytes()).hexdigest() for file in (SCRIPTS / "versions").glob("*.py")}
+    assert {name: found.get(name) for name in FROZEN} == FROZEN, "add a migration instead of changing a released one"
+
+
+def test_revisions_are_one_line_and_numbered():
+    revisions = known_revisions()
+    assert revisions == tuple(f"{number:04}" for number in range(1, len(revisions) + 1))
+    assert {file.name[:4] for file in (SCRIPTS / "versions").glob("*.py")} == set(revisions)
+
+
+@pytest.fixture
+async def empty(server: Server, database: Database):
+    """The database with its schema taken away."""
+    admin = await asyncpg.connect(server.admin_dsn)
+    try:
+        await admin.execute(f"DROP DATABASE {database.name}")
+        await admin.execute(f"CREATE DATABASE {database.name} OWNER {OWNER}")
+    finally:
+        await admin.close()
+    return database
+
+
+async def execute(database: Database, statement: str) -> None:
+    connection = await asyncpg.connect(database.admin_dsn)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+async def revision_of(database: Database) -> str:
+    connection = await asyncpg.connect(database.admin_dsn)
+    try:
+        return str(await connection.fetchval("SELECT version_num FROM alembic_version"))
+    finally:
+        await connection.close()
+
+
+async def test_a_migration_lets_others_pass_while_it_waits_for_a_lock(empty: Database):
+    await migrate(empty.dsn, "0008")
+    holder = await asyncpg.connect(empty.dsn)
+    reader = await asyncpg.connect(empty.admin_dsn)
+    try:
+        transaction = holder.transaction()
+        await transaction.start()
+        await holder.execute("LOCK TABLE messages IN ROW EXCLUSIVE MODE")  # as a long write holds it
+        migrating = asyncio.create_task(migrate(empty.dsn))
+        longest = 0.0
+        for _ in range(20):
+            began = time.monotonic()
+            await reader.execute("INSERT INTO messages SELECT * FROM messages WHERE false")
+            longest = max(longest, time.monotonic() - began)
+            await asyncio.sleep(0.2)
+        assert not migrating.done()
+        assert longest < 3.0, "a write waited behind the migration for longer than its own limit"
+        await transaction.commit()
+        await migrating
+    finally:
+        await holder.close()
+        await reader.close()
+    assert await revision_of(empty) == current_revision()
+
+
+async def test_this_version_serves_on_a_newer_schema_and_says_so(database: Database):
+    await execute(
+        database, "UPDATE alembic_version SET version_num = '9999'; ALTER TABLE sessions ADD COLUMN later text"
+    )
+    await migrate(database.dsn)
+    assert await revision_of(database) == "9999"
+    with scripted() as model, serve(database, model.url) as service:
+        ready = httpx.get(f"{service.url}/readyz?strict=1")
+        assert ready.status_code == 200
+        assert ready.json() == {
+            "status": "ready",
+            "database": "ready",
+            "schema": f"9999, newer than {current_revision()}",
+        }
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+        answer = httpx.post(f"{service.base_url}/chat/completions", json=body)
+        assert (answer.status_code, answer.headers["x-tersely-context"]) == (200, "built")
+
+
+async def test_readiness_names_an_older_schema(database: Database, monkeypatch: pytest.MonkeyPatch):
+    async def away(dsn: str) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr("tersely.lifespan.migrate", away)
+    await execute(database, "UPDATE alembic_version SET version_num = '0010'")
+    told = f"0010, older than {current_revision()}: run tersely migrate"
+    with scripted() as model, serve(database, model.url) as service:
+        assert httpx.get(f"{service.url}/readyz").json() == {"status": "ready", "database": "outdated", "schema": told}
+        strict = httpx.get(f"{service.url}/readyz?strict=1")
+        assert strict.status_code == 503
+        assert strict.json() == {"status": "database outdated", "schema": told}
+    await execute(database, "REVOKE SELECT ON alembic_version FROM tersely_app")
+    with scripted() as model, serve(database, model.url) as service:
+        assert httpx.get(f"{service.url}/readyz?strict=1").json()["schema"].startswith("unknown, older than")
+
+
+async def test_a_service_migrates_an_older_database_by_itself(empty: Database):
+    await migrate(empty.dsn, "0006")
+    with scripted() as model, serve(empty, model.url) as service:
+        for _ in range(100):
+            if httpx.get(f"{service.url}/readyz?strict=1").status_code == 200:
+                break
+            await asyncio.sleep(0.1)
+        assert httpx.get(f"{service.url}/readyz?strict=1").json() == {"status": "ready", "database": "ready"}
+    assert await revision_of(empty) == current_revision()
+    assert migrations.is_newer("9999")
+    assert not migrations.is_outdated("9999")
+    assert migrations.is_outdated("0001")
