@@ -123,6 +123,8 @@ def build(
         docs_url=None,
         redoc_url=None,
         version=__version__,
+        # The operation ids of the OpenAPI document are the functions' names.
+        generate_unique_id_function=lambda route: route.name,
         lifespan=lifespan(
             [*base.parts(), Part(None, abilities.queries.close), Part(mcp.open, mcp.close), base.summarizing()],
             keeping=[

@@ -54,6 +54,7 @@ def test_every_route_is_described(document: dict) -> None:
 def test_the_proxy_s_headers_are_the_contract_s(document: dict) -> None:
     chat = document["paths"]["/v1/chat/completions"]["post"]
     asked = {parameter["name"] for parameter in chat["parameters"]}
+    asked.add(document["components"]["securitySchemes"]["TerselyKey"]["name"])
     answered = set(chat["responses"]["200"]["headers"])
     assert {"X-Tersely-Session", "X-Tersely-Strategy", "X-Tersely-Epoch", "X-Tersely-Bypass", "X-Tersely-Key"} == asked
     assert {"X-Tersely-Session-Source", "X-Tersely-Context", "X-Tersely-Tokens-After"} < answered
@@ -152,8 +153,27 @@ def test_the_document_is_valid(document: dict) -> None:
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
             if "example" in body:
                 assert is_valid(body["example"], body["schema"])
-    names = [each["operationId"] for way in document["paths"].values() for each in way.values()]
+
+
+def test_operation_ids_are_plain_and_each_status_has_one_type_of_answer(document: dict) -> None:
+    operations = [each for way in document["paths"].values() for each in way.values()]
+    names = [each["operationId"] for each in operations]
     assert len(set(names)) == len(names)
+    for operation in operations:
+        assert re.fullmatch(r"[a-z]+(_[a-z0-9]+)*", operation["operationId"])
+        assert "_api_" not in operation["operationId"]
+        for status, response in operation["responses"].items():
+            assert len(response.get("content", {})) <= 1, (operation["operationId"], status)
+
+
+def test_keys_are_security_schemes_and_open_routes_need_none(document: dict) -> None:
+    assert document["servers"][0]["url"] == "/"
+    schemes = document["components"]["securitySchemes"]
+    assert {name for each in document["security"] for name in each} == set(schemes) == {"TerselyKey", "BearerKey"}
+    open_paths = {
+        path for path, way in document["paths"].items() for each in way.values() if each.get("security") == []
+    }
+    assert open_paths == {"/", "/healthz", "/readyz", "/metrics"}
 
 
 async def test_somebody_is_there_and_no_websocket(api: Api) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import RedirectResponse
+from fastapi.responses import PlainTextResponse, RedirectResponse
 
 from tersely.domain.errors import StoreUnavailable
 from tersely.service.common.metrics import Metrics
@@ -74,7 +74,7 @@ def health_router(
 
     @router.head("/healthz", include_in_schema=False)
     @router.get("/healthz", summary="The process is alive")
-    async def healthz() -> dict[str, str]:
+    async def get_health() -> dict[str, str]:
         return {"status": "ok"}
 
     @router.get(
@@ -83,10 +83,10 @@ def health_router(
         description="Ready as long as the proxy can serve, also while the database is away and calls go through "
         "unchanged (`TERSELY_FAIL_OPEN`). With `strict=1`: only while the database answers. `schema` names the schema "
         "of a database that another version of Tersely has migrated.",
-        responses={503: {"description": "They cannot"}},
+        responses={503: {"model": dict[str, str], "description": "They cannot"}},
         openapi_extra={"parameters": [STRICT]},
     )
-    async def readyz(request: Request, response: Response) -> dict[str, str]:
+    async def get_readiness(request: Request, response: Response) -> dict[str, str]:
         is_strict = request.query_params.get("strict", "0").lower() not in ("0", "false", "off")
         found = DatabaseState(is_usable=False) if is_ending() else await database.state()
         schema = {"schema": found.schema} if found.schema else {}
@@ -102,8 +102,8 @@ def health_router(
         response.headers["retry-after"] = "2"
         return state
 
-    @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
-    async def render() -> Response:
+    @router.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
+    async def get_metrics() -> Response:
         metrics.set_pool(*pool())
         return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from tersely.api.errors import PROBLEM
-from tersely.api.openapi.proxy_routes import DOCUMENT, proxy_paths
+from tersely.api.openapi.proxy_routes import DOCUMENT, KEY_HEADER, proxy_paths
 
 SUMMARY = "A context proxy for LLM agents: stores the whole conversation, sends the model a short one."
 DESCRIPTION = """
@@ -21,6 +21,7 @@ stored and sent as a short context; or drive sessions yourself under `/api`.
 - Errors under `/api` are problem documents (RFC 9457), `application/problem+json`.
 - Session ids go into paths URL-encoded, slashes as `%2F`.
 - Where keys are on, every request carries one: `X-Tersely-Key`, or `Authorization: Bearer tsk_...`.
+- Each status has one media type here. `x-alternative-content` names the others, and how to ask for them.
 """.strip()
 TAGS = [
     {"name": "proxy", "description": "The drop-in base URL for model calls."},
@@ -43,6 +44,22 @@ TAGS = [
     {"name": "operations", "description": "Health and metrics."},
 ]
 
+SERVERS = [
+    {"url": "/", "description": "The server that this document came from."},
+    {"url": "http://127.0.0.1:8484", "description": "`tersely serve` as it is without settings."},
+]
+SECURITY_SCHEMES = {
+    "TerselyKey": {
+        "type": "apiKey",
+        "in": "header",
+        "name": KEY_HEADER,
+        "description": "The tenant's key. On proxy routes `Authorization` stays free for the upstream's own key.",
+    },
+    "BearerKey": {"type": "http", "scheme": "bearer", "description": "The tenant's key, `tsk_...`."},
+}
+# A key by either scheme; none where the service runs without keys.
+SECURITY: list[dict[str, list[str]]] = [{"TerselyKey": []}, {"BearerKey": []}, {}]
+OPEN_TAG = "operations"
 
 # A path parameter that is read as it was encoded, since it may have slashes in it: no route declares it.
 SESSION_ID = {
@@ -78,15 +95,22 @@ def _describe(app: FastAPI) -> dict[str, Any]:
         description=DESCRIPTION,
         routes=app.routes,
         tags=TAGS,
+        servers=SERVERS,
     )
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            _name_problems(operation["responses"])
+            if OPEN_TAG in operation["tags"]:
+                operation["security"] = []
+            else:
+                _name_problems(operation["responses"])
             if "{session_id}" in path:
                 operation.setdefault("parameters", []).insert(0, SESSION_ID)
     document["paths"] = {**proxy_paths(), **document["paths"]}
-    document.setdefault("components", {}).setdefault("schemas", {}).update(DOCUMENT.errors)
-    schemas = document["components"]["schemas"]
+    components = document.setdefault("components", {})
+    components["securitySchemes"] = SECURITY_SCHEMES
+    document["security"] = SECURITY
+    schemas = components.setdefault("schemas", {})
+    schemas.update(DOCUMENT.errors)
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     return document

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 JSON = "application/json"
-EVENTS = "text/event-stream"
+KEY_HEADER = "X-Tersely-Key"
+ALTERNATIVES = "x-alternative-content"
 OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
 _TEXT: dict[str, Any] = {"type": "string"}
 
@@ -28,6 +29,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One operation. ``is_call``: a model answers and the call is stored; otherwise the request is only forwarded.
 
     ``error`` names the schema of errors. ``members`` are the request members that Tersely reads; None: no body.
+    ``answer`` is the media type of the reply (``is_array``: a JSON array); ``alternatives`` says of other media types
+    how to ask for them.
     """
 
     method: str
@@ -41,7 +44,9 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     required: str = ""
     example: Any = None
     takes: tuple[str, ...] = (JSON,)
-    answers: tuple[str, ...] = (JSON,)
+    answer: str = JSON
+    is_array: bool = False
+    alternatives: dict[str, str] = {}
 
 
 class ProxyDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,7 +54,6 @@ class ProxyDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     request_headers: dict[str, Header]
     response_headers: dict[str, Header]
-    forwarded_request_headers: list[str]
     forwarded_response_headers: list[str]
     errors: dict[str, Any]
     refusals: dict[str, str]
@@ -70,7 +74,7 @@ def proxy_paths() -> dict[str, Any]:
 
 
 def _operation(route: Route) -> dict[str, Any]:
-    request_headers = DOCUMENT.request_headers if route.is_call else DOCUMENT.forwarded_request_headers
+    request_headers: Iterable[str] = DOCUMENT.request_headers if route.is_call else ()
     response_headers = DOCUMENT.response_headers if route.is_call else DOCUMENT.forwarded_response_headers
     refusal = {JSON: {"schema": {"$ref": f"#/components/schemas/{route.error}"}}}
     refusals = DOCUMENT.refusals | (DOCUMENT.call_refusals if route.is_call else {})
@@ -84,21 +88,27 @@ def _operation(route: Route) -> dict[str, Any]:
             "200": {
                 "description": "The upstream's answer",
                 "headers": _response_headers(response_headers),
-                "content": {kind: {"schema": _response(route, kind)} for kind in route.answers},
+                "content": {route.answer: {"schema": _response(route)}},
             },
             **{status: {"description": text, "content": refusal} for status, text in sorted(refusals.items())},
+            "default": {
+                "description": "The upstream's own error, as it gave it",
+                "content": {JSON: {"schema": {}}},
+            },
         },
     }
+    if route.alternatives:
+        operation["responses"]["200"][ALTERNATIVES] = route.alternatives
     if route.members is not None:
         operation["requestBody"] = _body(route)
     return operation
 
 
-def _response(route: Route, kind: str) -> dict[str, Any]:
-    """Return a stream of Gemini's that is no stream of events is an array."""
-    if kind == JSON:
-        return {"type": "array", "items": OBJECT} if EVENTS in route.answers[:1] else OBJECT
-    return _TEXT if kind == EVENTS else {}
+def _response(route: Route) -> dict[str, Any]:
+    """Return the schema of the reply."""
+    if route.answer != JSON:
+        return {"type": "string", "format": "binary"}
+    return {"type": "array", "items": OBJECT} if route.is_array else OBJECT
 
 
 def _body(route: Route) -> dict[str, Any]:

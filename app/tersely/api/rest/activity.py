@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from tersely.api.rest import schemas
 from tersely.api.rest.calls import write_call
 from tersely.api.rest.guard import GuardedRoute, Tenant
-from tersely.api.rest.responses import json_response, page_response, printable, write_time
+from tersely.api.rest.responses import AS_EVENTS, EVENT_STREAM, json_response, page_response, printable, write_time
 from tersely.api.rest.schemas import Body, Limit, Since
 from tersely.api.rest.services import AppServices
 from tersely.domain.errors import InvalidRequest
@@ -22,7 +22,6 @@ from tersely.service.sessions.activity import Happening
 from tersely.service.sessions.calls import info
 from tersely.store.ops.calls import CallRow
 
-EVENT_STREAM = "text/event-stream"
 QUIET_LOOKS = 15
 
 
@@ -43,14 +42,14 @@ router = APIRouter(route_class=GuardedRoute)
     "/events",
     summary="Events of all sessions",
     response_model=schemas.TenantEventPage,
-    responses={200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}}},
+    responses=AS_EVENTS,
 )
-async def events(
+async def list_events(
     services: AppServices,
     tenant: Tenant,
     since: Since = None,
     limit: Limit = 100,
-    accept: Annotated[str, Header()] = "",
+    accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> Response:
     """Calls that ended, epochs that started, compactions, over all sessions, in order of time.
 
@@ -71,7 +70,7 @@ async def events(
 
 
 @router.post("/search", summary="Search all sessions", response_model=schemas.HitsOut)
-async def found(services: AppServices, tenant: Tenant, body: SearchSessions) -> Response:
+async def search_sessions(services: AppServices, tenant: Tenant, body: SearchSessions) -> Response:
     """Messages of any session, those of the session that was called last first. `searched` sessions were looked
     into; `is_whole` says whether these are all.
     """

@@ -23,7 +23,7 @@ router = APIRouter(route_class=GuardedRoute)
     response_class=Response,
     responses={200: {"description": "The output, whole", "content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-async def artifact(services: AppServices, tenant: Tenant, sha256: Sha256) -> Response:
+async def get_artifact(services: AppServices, tenant: Tenant, sha256: Sha256) -> Response:
     """The text as the tool gave it. A lone surrogate, which UTF-8 has no place for, is given as its three bytes.
 
     Outputs of more than 204,800 characters are kept so, as long as their session and turn are.

@@ -28,7 +28,7 @@ router = APIRouter(route_class=GuardedRoute)
 
 
 @router.get("/sessions/{session_id}/calls", summary="Calls of a session", response_model=schemas.CallPage)
-async def listed(
+async def list_session_calls(
     services: AppServices, tenant: Tenant, session_id: SessionId, after: After = 0, limit: Limit = 100
 ) -> Response:
     """Each upstream call in order: what it sent, what the provider reported, what it cost."""
@@ -37,7 +37,7 @@ async def listed(
 
 
 @router.get("/sessions/{session_id}/calls/{number}", summary="A call", response_model=schemas.CallOut)
-async def get(services: AppServices, tenant: Tenant, session_id: SessionId, number: Number) -> Response:
+async def get_call(services: AppServices, tenant: Tenant, session_id: SessionId, number: Number) -> Response:
     return json_response(write_call(await services.calls.get(tenant, session_id, number)))
 
 
@@ -46,13 +46,13 @@ async def get(services: AppServices, tenant: Tenant, session_id: SessionId, numb
     summary="What a call sent",
     response_model=schemas.CallContextOut,
 )
-async def context(services: AppServices, tenant: Tenant, session_id: SessionId, number: Number) -> Response:
+async def get_call_context(services: AppServices, tenant: Tenant, session_id: SessionId, number: Number) -> Response:
     """The messages that the model was sent, byte for byte, and what became of each stored message."""
     return json_response(_write_context(await services.calls.context(tenant, session_id, number)))
 
 
 @router.get("/sessions/{session_id}/epochs", summary="Epochs of a session", response_model=schemas.EpochPage)
-async def epochs(
+async def list_epochs(
     services: AppServices, tenant: Tenant, session_id: SessionId, after: After = 0, limit: Limit = 100
 ) -> Response:
     """Each new beginning of the context in order, with its reason."""
@@ -61,14 +61,14 @@ async def epochs(
 
 
 @router.get("/calls", summary="Latest calls", response_model=schemas.CallPage)
-async def latest(services: AppServices, tenant: Tenant, after: Cursor = None, limit: Limit = 100) -> Response:
+async def list_calls(services: AppServices, tenant: Tenant, after: Cursor = None, limit: Limit = 100) -> Response:
     """The latest calls over all sessions, the newest first."""
     found, following = await services.calls.latest(tenant, after=after, limit=limit)
     return page_response([write_call(call) for call in found], following)
 
 
 @router.get("/savings", summary="Savings", response_model=schemas.SavingsOut)
-async def saved(
+async def get_savings(
     services: AppServices, tenant: Tenant, since: Since = None, until: Since = None, by: GroupBy = "day"
 ) -> Response:
     """Tokens and money as sent, as the full history with a perfect cache would have cost, and the difference.

@@ -21,7 +21,7 @@ router = APIRouter(route_class=GuardedRoute)
 
 
 @router.post("/sessions/{session_id}/compact", summary="Compact now", response_model=schemas.CompactedOut)
-async def compact(
+async def compact_session(
     services: AppServices, tenant: Tenant, session_id: SessionId, body: ChosenSettings | None = None
 ) -> Response:
     """Cut the context down to its low watermark, as at the end of an epoch, without waiting for one.
@@ -34,7 +34,7 @@ async def compact(
 
 
 @router.post("/sessions/{session_id}/clear", summary="Start an empty context", response_model=schemas.ClearedOut)
-async def clear(
+async def clear_session(
     services: AppServices, tenant: Tenant, session_id: SessionId, body: ChosenSettings | None = None
 ) -> Response:
     """Nothing said so far is shown to the model or told of any more, but for pinned messages; search finds it."""
@@ -44,7 +44,7 @@ async def clear(
 @router.post(
     "/sessions/{session_id}/state/rebuild", summary="Make the state block anew", response_model=schemas.StateOut
 )
-async def rebuild(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
+async def rebuild_state(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
     """From everything in the current window, by the configured model.
 
     A block that is there is replaced by a model's alone: without one, or where the model fails, 409 says what to

@@ -24,9 +24,9 @@ router = APIRouter(route_class=GuardedRoute)
     "/sessions/{session_id}/context",
     summary="Build a context",
     response_model=schemas.ContextOut,
-    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    responses={200: {"x-alternative-content": {"text/plain": 'With `format: "text"`, or `Accept: text/plain`.'}}},
 )
-async def context(
+async def build_context(
     services: AppServices,
     request: Request,
     tenant: Tenant,
@@ -56,7 +56,7 @@ async def context(
 
 
 @router.post("/sessions/{session_id}/search", summary="Search a session", response_model=schemas.SearchOut)
-async def search(services: AppServices, tenant: Tenant, session_id: SessionId, body: SearchRequest) -> Response:
+async def search_session(services: AppServices, tenant: Tenant, session_id: SessionId, body: SearchRequest) -> Response:
     """`context_search`: the live history, superseded, dropped, undone and removed messages left out.
 
     `search` finds what contains the query as it stands, `relevant` what is most about it: its words in any form,

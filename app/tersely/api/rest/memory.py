@@ -32,7 +32,7 @@ router = APIRouter(route_class=GuardedRoute)
 
 
 @router.get("/memory", summary="List the memory", response_model=schemas.MemoryPage)
-async def listed(
+async def list_memory(
     services: AppServices,
     tenant: Tenant,
     day: Day = None,
@@ -49,7 +49,7 @@ async def listed(
 
 
 @router.post("/memory/search", summary="Search the memory", response_model=schemas.MemoryPage)
-async def search(services: AppServices, tenant: Tenant, body: SearchMemory) -> Response:
+async def search_memory(services: AppServices, tenant: Tenant, body: SearchMemory) -> Response:
     """The best first. Stop words find nothing."""
     found = await services.daily_memory.search(
         tenant, query=body.query, day=_day(body.day), session_id=body.session, limit=body.limit
@@ -63,13 +63,13 @@ async def search(services: AppServices, tenant: Tenant, body: SearchMemory) -> R
     response_class=Response,
     responses=AS_JSON_LINES,
 )
-async def export(services: AppServices, tenant: Tenant) -> Response:
+async def export_memory(services: AppServices, tenant: Tenant) -> Response:
     """All of it, the newest first, streamed as JSON lines."""
     return await json_lines_response(_write(entry) async for entry in services.daily_memory.export(tenant))
 
 
 @router.delete("/memory", summary="Delete memory", response_model=schemas.ForgottenOut)
-async def forget(services: AppServices, tenant: Tenant, day: Day = None, session: OfSession = None) -> Response:
+async def delete_memory(services: AppServices, tenant: Tenant, day: Day = None, session: OfSession = None) -> Response:
     """The entries of a day, of a session, or of a session's day; one of both must be given."""
     return json_response({"deleted": await services.daily_memory.forget(tenant, day=_day(day), session_id=session)})
 

@@ -30,13 +30,13 @@ router = APIRouter(route_class=GuardedRoute)
 
 
 @router.post("/memos", status_code=201, summary="Save a memo", response_model=schemas.MemoOut)
-async def save(services: AppServices, tenant: Tenant, body: NewMemo) -> Response:
+async def save_memo(services: AppServices, tenant: Tenant, body: NewMemo) -> Response:
     memo = await services.memos.save(tenant, content=body.content, tags=body.tags, session_id=body.session)
     return json_response(_write(memo), 201)
 
 
 @router.get("/memos", summary="List memos", response_model=schemas.MemoPage)
-async def listed(
+async def list_memos(
     services: AppServices, tenant: Tenant, after: After = None, limit: Limit = 100, tags: Tags = None
 ) -> Response:
     """The newest first."""
@@ -46,20 +46,20 @@ async def listed(
 
 
 @router.post("/memos/search", summary="Search memos", response_model=schemas.MemoPage)
-async def search(services: AppServices, tenant: Tenant, body: SearchMemos) -> Response:
+async def search_memos(services: AppServices, tenant: Tenant, body: SearchMemos) -> Response:
     """By tags, the newest first; with a query, the best first. Stop words find nothing."""
     found = await services.memos.search(tenant, tags=body.tags, query=body.query, limit=body.limit)
     return page_response([_write(memo) for memo in found], None)
 
 
 @router.get("/memos/export", summary="Export memos", response_class=Response, responses=AS_JSON_LINES)
-async def export(services: AppServices, tenant: Tenant, tags: Tags = None) -> Response:
+async def export_memos(services: AppServices, tenant: Tenant, tags: Tags = None) -> Response:
     """All of them, or those with any of the tags, the newest first, streamed as JSON lines."""
     return await json_lines_response(_write(memo) async for memo in services.memos.export(tenant, tags=tags))
 
 
 @router.delete("/memos", summary="Delete memos", response_model=schemas.ForgottenOut)
-async def forget(
+async def delete_memos(
     services: AppServices, tenant: Tenant, *, tags: Tags = None, everything: Everything = False
 ) -> Response:
     """Those with any of the tags, or all of them; one of both must be said."""
@@ -67,12 +67,12 @@ async def forget(
 
 
 @router.get("/memos/{memo_id}", summary="A memo", response_model=schemas.MemoOut)
-async def get(services: AppServices, tenant: Tenant, memo_id: str) -> Response:
+async def get_memo(services: AppServices, tenant: Tenant, memo_id: str) -> Response:
     return json_response(_write(await services.memos.get(tenant, memo_id)))
 
 
 @router.delete("/memos/{memo_id}", status_code=204, summary="Delete a memo")
-async def delete(services: AppServices, tenant: Tenant, memo_id: str) -> Response:
+async def delete_memo(services: AppServices, tenant: Tenant, memo_id: str) -> Response:
     await services.memos.delete(tenant, memo_id)
     return Response(status_code=204)
 

@@ -32,7 +32,7 @@ router = APIRouter(route_class=GuardedRoute)
     summary="Append messages",
     response_model=schemas.AppendedOut,
 )
-async def append(
+async def append_messages(
     services: AppServices,
     request: Request,
     tenant: Tenant,
@@ -68,7 +68,7 @@ async def append(
 
 
 @router.get("/sessions/{session_id}/messages", summary="List messages", response_model=schemas.MessagePage)
-async def listed(
+async def list_messages(
     services: AppServices,
     tenant: Tenant,
     session_id: SessionId,

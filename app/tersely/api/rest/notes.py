@@ -23,7 +23,7 @@ router = APIRouter(route_class=GuardedRoute)
 
 
 @router.get("/sessions/{session_id}/state", summary="The state block", response_model=schemas.StateOut)
-async def state(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
+async def get_state(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
     """The newest one whose message still counts."""
     return json_response(write_state(await services.notes.state(tenant, session_id)))
 
@@ -38,7 +38,7 @@ async def put_state(services: AppServices, tenant: Tenant, session_id: SessionId
 
 
 @router.get("/sessions/{session_id}/state/history", summary="All states of a session", response_model=schemas.StatePage)
-async def history(
+async def list_states(
     services: AppServices, tenant: Tenant, session_id: SessionId, after: After = None, limit: Limit = 100
 ) -> Response:
     """In order, those whose message counts no more too."""
@@ -50,7 +50,7 @@ async def history(
 
 
 @router.get("/sessions/{session_id}/scratchpad", summary="The scratchpad", response_model=schemas.ScratchpadOut)
-async def scratchpad(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
+async def get_scratchpad(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
     return json_response(_write_scratchpad(await services.notes.scratchpad(tenant, session_id)))
 
 
@@ -65,7 +65,9 @@ async def put_scratchpad(services: AppServices, tenant: Tenant, session_id: Sess
     summary="Add to the scratchpad",
     response_model=schemas.ScratchpadOut,
 )
-async def append_scratchpad(services: AppServices, tenant: Tenant, session_id: SessionId, body: AppendText) -> Response:
+async def append_to_scratchpad(
+    services: AppServices, tenant: Tenant, session_id: SessionId, body: AppendText
+) -> Response:
     """On a new line. The whole scratchpad is answered."""
     return json_response(_write_scratchpad(await services.notes.append_scratchpad(tenant, session_id, body.text)))
 

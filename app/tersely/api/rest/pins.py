@@ -15,7 +15,7 @@ router = APIRouter(route_class=GuardedRoute)
 
 
 @router.post("/sessions/{session_id}/messages/{seq}/pin", summary="Pin a message", response_model=schemas.MessageOut)
-async def pin(services: AppServices, tenant: Tenant, session_id: SessionId, seq: Seq) -> Response:
+async def pin_message(services: AppServices, tenant: Tenant, session_id: SessionId, seq: Seq) -> Response:
     """From the next context on it is in every one, even if it was cut before."""
     return json_response(write_message(await services.pins.pin(tenant, session_id, seq, pinned=True), "all"))
 
@@ -23,7 +23,7 @@ async def pin(services: AppServices, tenant: Tenant, session_id: SessionId, seq:
 @router.delete(
     "/sessions/{session_id}/messages/{seq}/pin", summary="Unpin a message", response_model=schemas.MessageOut
 )
-async def unpin(services: AppServices, tenant: Tenant, session_id: SessionId, seq: Seq) -> Response:
+async def unpin_message(services: AppServices, tenant: Tenant, session_id: SessionId, seq: Seq) -> Response:
     return json_response(write_message(await services.pins.pin(tenant, session_id, seq, pinned=False), "all"))
 
 
@@ -32,7 +32,7 @@ async def unpin(services: AppServices, tenant: Tenant, session_id: SessionId, se
     summary="Say how important a message is",
     response_model=schemas.MessageOut,
 )
-async def set_priority(
+async def set_message_priority(
     services: AppServices, tenant: Tenant, session_id: SessionId, seq: Seq, body: PutPriority
 ) -> Response:
     """`tiered` keeps turns with important messages longer."""

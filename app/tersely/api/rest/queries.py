@@ -14,7 +14,7 @@ router = APIRouter(route_class=GuardedRoute)
 
 
 @router.post("/sessions/{session_id}/query", summary="Query a session with SQL", response_model=schemas.QueryOut)
-async def query(services: AppServices, tenant: Tenant, session_id: SessionId, body: RunQuery) -> Response:
+async def query_session(services: AppServices, tenant: Tenant, session_id: SessionId, body: RunQuery) -> Response:
     """`query_db`: one SELECT in SQLite's dialect over the session's own messages, read-only.
 
     `messages(id, turn, role, kind, status, content, tool_name, created_at, tokens)`: `id` is the sequence number,

@@ -14,6 +14,10 @@ JSON_LINES = "application/x-ndjson"
 AS_JSON_LINES: dict[int | str, dict[str, Any]] = {
     200: {"description": "One item per line", "content": {JSON_LINES: {"schema": {"type": "string"}}}}
 }
+EVENT_STREAM = "text/event-stream"
+AS_EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {"x-alternative-content": {EVENT_STREAM: "With `Accept: text/event-stream`."}}
+}
 _encoder = msgspec.json.Encoder()
 
 

@@ -37,6 +37,7 @@ PROBLEMS: dict[int | str, dict[str, object]] = {
     status: {"model": Problem, "description": text}
     for status, text in {
         401: "A Tersely key is needed",
+        403: "The key may not do this",
         404: "Not there, or not yours",
         409: "A conflicting id or idempotency key",
         413: "Over the size limit",

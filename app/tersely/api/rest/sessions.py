@@ -27,7 +27,7 @@ router = APIRouter(route_class=GuardedRoute)
 
 
 @router.post("/sessions", status_code=201, summary="Make a session", response_model=schemas.SessionOut)
-async def create(services: AppServices, tenant: Tenant, body: CreateSession) -> Response:
+async def create_session(services: AppServices, tenant: Tenant, body: CreateSession) -> Response:
     """Make an empty session. 409 when the id is taken."""
     given = Change(strategy=body.strategy, epoch=body.epoch, metadata=body.metadata)
     session = await services.sessions.create(tenant, session_id=body.id, parent=body.parent, given=given)
@@ -35,7 +35,7 @@ async def create(services: AppServices, tenant: Tenant, body: CreateSession) -> 
 
 
 @router.get("/sessions", summary="List sessions", response_model=schemas.SessionPage)
-async def listed(
+async def list_sessions(
     services: AppServices,
     tenant: Tenant,
     after: Text = None,
@@ -64,12 +64,12 @@ async def listed(
 
 
 @router.get("/sessions/{session_id}", summary="A session", response_model=schemas.SessionOut)
-async def get(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
+async def get_session(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
     return json_response(await _write_whole(services, tenant, session_id))
 
 
 @router.patch("/sessions/{session_id}", summary="Configure a session", response_model=schemas.SessionOut)
-async def patch(services: AppServices, tenant: Tenant, session_id: SessionId, body: PatchSession) -> Response:
+async def update_session(services: AppServices, tenant: Tenant, session_id: SessionId, body: PatchSession) -> Response:
     """Change strategy, epoch policy or metadata; the next context follows."""
     given = {name: getattr(body, name) if name in body.model_fields_set else UNSET for name in Change.__slots__}
     await services.sessions.change(tenant, session_id, Change(**given))
@@ -77,7 +77,7 @@ async def patch(services: AppServices, tenant: Tenant, session_id: SessionId, bo
 
 
 @router.delete("/sessions/{session_id}", status_code=204, summary="Delete a session and all of it")
-async def delete(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
+async def delete_session(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
     await services.sessions.delete(tenant, session_id)
     return Response(status_code=204)
 

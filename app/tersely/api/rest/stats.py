@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 
 from tersely.api.rest import schemas
 from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
-from tersely.api.rest.responses import json_response, page_response, write_time
+from tersely.api.rest.responses import AS_EVENTS, EVENT_STREAM, json_response, page_response, write_time
 from tersely.api.rest.schemas import Limit
 from tersely.api.rest.services import AppServices
 from tersely.domain.history.turns import write_turn_id
@@ -22,7 +22,6 @@ from tersely.store.ops.stats import EpochRow
 
 After = Annotated[str, Query(max_length=40, description="The `next` of the page before, or the id of an event.")]
 LastEventId = Annotated[str | None, Header(description="With server-sent events: go on after the event of that id.")]
-EVENT_STREAM = "text/event-stream"
 # A comment goes out after so many looks without news, so that nothing in between takes the stream for dead.
 QUIET_LOOKS = 15
 
@@ -31,7 +30,7 @@ router = APIRouter(route_class=GuardedRoute)
 
 
 @router.get("/sessions/{session_id}/stats", summary="Figures of a session", response_model=schemas.StatsOut)
-async def stats(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
+async def get_session_stats(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
     """What is stored, what was sent, what the provider reported, what was saved."""
     return json_response(_write(await services.stats.stats(tenant, session_id)))
 
@@ -40,9 +39,9 @@ async def stats(services: AppServices, tenant: Tenant, session_id: SessionId) ->
     "/sessions/{session_id}/events",
     summary="Events of a session",
     response_model=schemas.EventPage,
-    responses={200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}}},
+    responses=AS_EVENTS,
 )
-async def events(
+async def list_session_events(
     services: AppServices,
     tenant: Tenant,
     session_id: SessionId,

@@ -23,7 +23,7 @@ router = APIRouter(route_class=GuardedRoute)
 
 
 @router.get("/sessions/{session_id}/terse", summary="The terse log", response_model=schemas.TersePage)
-async def terse(
+async def list_terse_entries(
     services: AppServices,
     tenant: Tenant,
     session_id: SessionId,
@@ -37,7 +37,7 @@ async def terse(
 
 
 @router.get("/sessions/{session_id}/export", summary="Export a session", response_model=schemas.ExportOut)
-async def export(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
+async def export_session(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
     """The live history and its terse log as one document, streamed, and what makes an import the same session."""
     pieces = services.exports.export(tenant, session_id)
     first = await anext(pieces)
@@ -45,7 +45,7 @@ async def export(services: AppServices, tenant: Tenant, session_id: SessionId) -
 
 
 @router.post("/sessions/import", status_code=201, summary="Import a session", response_model=schemas.ImportedSessionOut)
-async def take_in(services: AppServices, request: Request, tenant: Tenant, body: ImportSession) -> Response:
+async def import_session(services: AppServices, request: Request, tenant: Tenant, body: ImportSession) -> Response:
     """A new session from an exported document; an export of it gives the same document again."""
     given = Import(
         id=body.id,

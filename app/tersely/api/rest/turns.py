@@ -19,7 +19,7 @@ router = APIRouter(route_class=GuardedRoute)
 
 
 @router.get("/sessions/{session_id}/turns", summary="List turns", response_model=schemas.TurnPage)
-async def listed(
+async def list_turns(
     services: AppServices, tenant: Tenant, session_id: SessionId, after: Text = None, limit: Limit = 100
 ) -> Response:
     """Turns in order with their token usage; `after` is a turn id."""
@@ -29,25 +29,25 @@ async def listed(
 
 
 @router.get("/sessions/{session_id}/turns/{turn}", summary="A turn", response_model=schemas.TurnOut)
-async def get(services: AppServices, tenant: Tenant, session_id: SessionId, turn: str) -> Response:
+async def get_turn(services: AppServices, tenant: Tenant, session_id: SessionId, turn: str) -> Response:
     return json_response(write_turn(await services.sessions.turn(tenant, session_id, _turn(turn))))
 
 
 @router.delete("/sessions/{session_id}/turns/{turn}", status_code=204, summary="Remove a turn for good")
-async def remove(services: AppServices, tenant: Tenant, session_id: SessionId, turn: str) -> Response:
+async def delete_turn(services: AppServices, tenant: Tenant, session_id: SessionId, turn: str) -> Response:
     """Its content is gone from every place; its sequence numbers stay taken."""
     await services.sessions.remove(tenant, session_id, _turn(turn))
     return Response(status_code=204)
 
 
 @router.post("/sessions/{session_id}/turns/{turn}/drop", summary="Hide a turn", response_model=schemas.TurnOut)
-async def drop(services: AppServices, tenant: Tenant, session_id: SessionId, turn: str) -> Response:
+async def hide_turn(services: AppServices, tenant: Tenant, session_id: SessionId, turn: str) -> Response:
     """The turn stays stored and is part of no context any more."""
     return json_response(write_turn(await services.sessions.drop(tenant, session_id, _turn(turn))))
 
 
 @router.post("/sessions/{session_id}/undo", summary="Take the last turn back", response_model=schemas.TurnOut)
-async def undo(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
+async def undo_turn(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
     """The turn that was taken back. 409 when there is none."""
     return json_response(write_turn(await services.sessions.undo(tenant, session_id)))
 

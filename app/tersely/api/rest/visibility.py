@@ -17,7 +17,7 @@ router = APIRouter(route_class=GuardedRoute)
 @router.patch(
     "/sessions/{session_id}/messages/{seq}", summary="Say who sees a message", response_model=schemas.MessageOut
 )
-async def change(
+async def update_message(
     services: AppServices, tenant: Tenant, session_id: SessionId, seq: Seq, body: PatchMessage
 ) -> Response:
     """Hide a message from the model or from the client's view, or show it again; what is left out stays.
