@@ -18,7 +18,7 @@ from tersely.domain.history.tiers import ReadBack, Tier
 from tersely.domain.messages import Message
 from tersely.domain.text.tool_output import ToolOutputLimits
 from tersely.domain.tokens import estimate_text
-from tersely.service.context.contexts import render
+from tersely.service.context.rendering import render
 from tersely.strategies.pipeline import Draft, seal
 from tersely.strategies.reduction.shortening import (
     TruncationSettings,

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tersely.fakellm.scripted import ScriptedReply
-from tersely.service.context import contexts
+from tersely.service.context import loading
 from tersely.store.history import messages
 from tersely.strategies import prompts
 from tests.conftest import Database
@@ -253,7 +253,7 @@ def test_a_header_that_comes_and_goes_shows_each_time_what_its_strategy_shows(
 def test_of_a_session_without_end_the_newest_part_is_looked_at(
     services: dict[str, Service], model: Model, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contexts, "STALE_MESSAGES", 20)
+    monkeypatch.setattr(loading, "STALE_MESSAGES", 20)
     agent = Agent(model, key, is_delta=True, epoch="every_request")
     for _ in range(20):
         agent.ask(services["full"], strategy={"name": "slim", "recent_turns": 2, "references": 2_000})
@@ -272,7 +272,7 @@ RULE = "<system-reminder>\nAs you answer, follow quokka rules.\n</system-reminde
 def test_a_session_that_had_cut_nothing_is_looked_at_from_its_newest_part_on(
     services: dict[str, Service], model: Model, key: str, monkeypatch: pytest.MonkeyPatch, name: str, has_calls: bool
 ) -> None:
-    monkeypatch.setattr(contexts, "STALE_MESSAGES", 20)
+    monkeypatch.setattr(loading, "STALE_MESSAGES", 20)
     loaded: list[int] = []
     monkeypatch.setattr(messages, "live_from", _counting(messages.live_from, loaded))
     agent, url = Agent(model, key, is_delta=True), services["full"].url

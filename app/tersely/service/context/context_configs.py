@@ -18,7 +18,7 @@ from tersely.dialects.dialect import ToolOffer
 from tersely.domain.history.sessions import Session
 from tersely.domain.history.tiers import READ_BACK_TOOLS
 from tersely.domain.tools.catalog import TOOLS, parse_offer
-from tersely.service.context.contexts import ContextConfig
+from tersely.service.context.context_config import ContextConfig
 from tersely.strategies.epochs.policies import Auto, Policy, parse_policy
 from tersely.strategies.planning import way_of
 from tersely.strategies.presets import Full, Slim, Strategy, Window, parse_strategy, strategy_name

@@ -11,8 +11,7 @@ from tersely.domain.models import known_window, usable_window
 from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.offload import run_in_thread_if_large
-from tersely.service.context import contexts
-from tersely.service.context.contexts import ContextConfig, TokenBudget
+from tersely.service.context.context_config import ContextConfig, TokenBudget, count_offers
 from tersely.store.db.connection import Connection
 from tersely.store.history import attributes, messages
 
@@ -42,7 +41,7 @@ async def fixed_tokens(
     )
     if recipe.instructions:
         fixed += tokens.count_short(recipe.instructions)
-    return fixed + contexts.count_offers(session.plan, recipe)
+    return fixed + count_offers(session.plan, recipe)
 
 
 async def circumstances(

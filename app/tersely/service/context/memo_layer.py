@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tersely.dialects.dialect import Dialect
-from tersely.service.context.contexts import History
+from tersely.service.context.history import History
 from tersely.service.memos.selection import choose_memos, memo_limit, with_memos_of
 from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.service.recognition.session_lookup import SessionMatch

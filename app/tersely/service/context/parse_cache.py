@@ -6,7 +6,7 @@ from tersely.dialects.dialect import Dialect
 from tersely.domain.history.reconciliation import Incoming
 from tersely.domain.messages import Message
 from tersely.service.common.size_bounded_cache import SizeBoundedCache
-from tersely.service.context.contexts import restore_reply
+from tersely.service.context.stored_messages import restore_reply
 from tersely.service.recognition.incoming_history import identify
 
 

@@ -11,8 +11,8 @@ from tersely.domain.errors import StoreUnavailable
 from tersely.domain.history.history import Entry, PastTurn
 from tersely.domain.history.turns import Turn, group_turns
 from tersely.domain.search.relevance import rank_turns
-from tersely.service.context import contexts
-from tersely.service.context.contexts import History, Restore
+from tersely.service.context.entries import Restore, entries_of
+from tersely.service.context.history import History
 from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.service.recognition.session_lookup import SessionMatch
 from tersely.service.search.session_search import Searcher
@@ -82,7 +82,7 @@ class Retriever:
         entries: list[Entry] = []
         for number in sorted(numbers):
             seqs = await turns.live_seqs(connection, tenant, found.session.id, number, number)
-            whole = await contexts.entries_of(connection, tenant, found, arrival, dialect, restore, seqs)
+            whole = await entries_of(connection, tenant, found, arrival, dialect, restore, seqs)
             # A turn that the request does not show whole is none that it speaks of.
             entries += whole if len(whole) == len(seqs) else ()
         return list(group_turns(entries))

@@ -15,7 +15,7 @@ from tersely.domain.history.reconciliation import Incoming, as_incoming, reconci
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Message, with_injected_text
 from tersely.service.common.offload import run_in_thread_if_large
-from tersely.service.context.contexts import read_client_view
+from tersely.service.context.stored_messages import read_client_view
 from tersely.service.recognition.incoming_history import IncomingHistory, extend
 from tersely.service.recognition.session_lookup import SessionHints, SessionMatch, Source
 from tersely.store.commit import reply_ids

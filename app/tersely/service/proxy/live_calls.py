@@ -32,9 +32,13 @@ from tersely.domain.models import usable_window
 from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.metrics import Metrics
-from tersely.service.context import contexts
+from tersely.service.context.building import BuiltContext, build
+from tersely.service.context.context_config import TokenBudget, count_offers
 from tersely.service.context.context_configs import compact_setting
-from tersely.service.context.contexts import BuiltContext, History, TokenBudget
+from tersely.service.context.entries import known_entry, new_entry
+from tersely.service.context.history import History
+from tersely.service.context.rendering import render
+from tersely.service.context.shown_tags import kinds_shown
 from tersely.service.proxy.calls import Call, ContextLabels
 from tersely.service.proxy.live_sessions import LiveSession, LiveSessions, Sums, size_of
 from tersely.service.proxy.preparing import CallPreparer, PreparedCall
@@ -182,9 +186,9 @@ class LiveCalls:
         live, history, session = found.live, found.history, hit.session
         match = self._match(live, history, session)
         reply, new = history.messages[0], history.messages[1:]
-        shown = contexts.known_entry(reply, live.reply, self._preparer.restore, self._dialect)
+        shown = known_entry(reply, live.reply, self._preparer.restore, self._dialect)
         added = [shown] + [
-            contexts.new_entry(message, placed.seq, placed.turn, now)
+            new_entry(message, placed.seq, placed.turn, now)
             for message, placed in zip(new, match.decision.placed[1:], strict=True)
         ]
         try:
@@ -213,7 +217,7 @@ class LiveCalls:
             return "messages"
         body = call.body
         if live.sent is not None:
-            rendered = b",".join([raw for entry in added for raw in contexts.render(entry, self._dialect)])
+            rendered = b",".join([raw for entry in added for raw in render(entry, self._dialect)])
             body = b"".join((memoryview(live.sent)[: live.sent_end], b",", rendered, live.sent_suffix))
         request = replace(live.request, messages=history.messages)
         read_whole = partial(self._read_whole, call, found.hints, hit)
@@ -234,7 +238,7 @@ class LiveCalls:
             strip_usage=live.strip_usage,
             labels=_labels(live, match, context, is_own_body=body is call.body),
             tools=live.tools,
-            shown_kinds=live.shown_kinds | contexts.kinds_shown(added, known=config.extract),
+            shown_kinds=live.shown_kinds | kinds_shown(added, known=config.hidden_tags),
             keeper="both" if body is call.body and request.is_stored else "tersely",
             live=live,
         )
@@ -333,7 +337,7 @@ class LiveCalls:
         read_whole: Callable[[], tuple[Request, IncomingHistory, SessionMatch]],
     ) -> PreparedCall:
         request, arrival, found = read_whole()
-        built = contexts.make(prepared.history, prepared.recipe, prepared.around, request.model)
+        built = build(prepared.history, prepared.recipe, prepared.around, request.model)
         return replace(prepared, request=request, arrival=arrival, found=found, built=built, expand=None)
 
     # Keeping
@@ -422,7 +426,7 @@ class LiveCalls:
             return None
         # The sums have to give what the report says: else something counts that they do not know of.
         sums = Sums(head=epoch.head_tokens, kept=count_entries(kept), tail=count_entries(tail))
-        fixed = before.fixed_tokens + contexts.count_offers(epoch, config) - contexts.count_offers(before.epoch, config)
+        fixed = before.fixed_tokens + count_offers(epoch, config) - count_offers(before.epoch, config)
         older = 0 if epoch.cut == 1 else epoch.older_tokens
         is_as_summed = context.report.tokens_after == fixed + sums.head + sums.kept + sums.tail
         if not built.starts_epoch:

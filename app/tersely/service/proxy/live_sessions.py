@@ -17,7 +17,7 @@ from tersely.domain.client_ids import ClientIds
 from tersely.domain.history.history import Entry, Snapshot
 from tersely.domain.messages import Message
 from tersely.domain.text.tags import TagKinds
-from tersely.service.context.contexts import ContextConfig
+from tersely.service.context.context_config import ContextConfig
 from tersely.service.proxy.calls import Call, CallOptions
 from tersely.store.history.messages import TailRow
 

@@ -19,13 +19,18 @@ from tersely.domain.text.tags import NOTHING, TagKinds
 from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.offload import run_in_thread_if_large
-from tersely.service.context import contexts
+from tersely.service.context.building import BuiltContext, build
+from tersely.service.context.context_config import ContextConfig, TokenBudget, count_offers, offers_in
 from tersely.service.context.context_configs import ContextConfigs, compact_setting
-from tersely.service.context.contexts import BuiltContext, ContextConfig, History, Restore, TokenBudget
+from tersely.service.context.entries import Restore
+from tersely.service.context.history import History, epoch_of
+from tersely.service.context.loading import after_overflow, load_history, load_resent
 from tersely.service.context.memo_layer import with_memos
 from tersely.service.context.parse_cache import ParseCache
+from tersely.service.context.rendering import RenderedMessages, render_messages
 from tersely.service.context.retrieval import Retriever
 from tersely.service.context.sent_contexts import ADDED, FULL, INSTRUCTIONS, Description, Source
+from tersely.service.context.shown_tags import kinds_shown
 from tersely.service.proxy.calls import Call, ContextLabels
 from tersely.service.proxy.history_by_reference import ResolvedHistory
 from tersely.service.proxy.live_sessions import LiveSession
@@ -112,7 +117,7 @@ class PreparedCall:
     @property
     def extract(self) -> TagKinds:
         """What is to be taken out of the reply: what the strategy asks for, and what the model sees itself write."""
-        return self.recipe.extract | self.shown_kinds
+        return self.recipe.hidden_tags | self.shown_kinds
 
 
 class CallPreparer:
@@ -228,7 +233,7 @@ class CallPreparer:
             sources=composed.sources,
             labels=self._label(call, found, recipe, built, is_own_body=is_own_body),
             laid=laid,
-            shown_kinds=contexts.kinds_shown(built.context.messages, known=recipe.extract) if built else NOTHING,
+            shown_kinds=kinds_shown(built.context.messages, known=recipe.hidden_tags) if built else NOTHING,
             keeper="both" if is_whole and request.is_stored else "tersely",
         )
 
@@ -248,9 +253,9 @@ class CallPreparer:
             recipe = self.recipe(call, request, found.session)
             around = self.circumstances(request, arrival, recipe, now, found)
             history = None
-            if not found.needs_all(recipe.reach(contexts.epoch_of(found, recipe))):
+            if not found.needs_all(recipe.first_seq(epoch_of(found, recipe))):
                 history = await run_in_thread_if_large(
-                    size, contexts.of_resent, found, arrival, self._dialect, recipe, around, self._memo.restore
+                    size, load_resent, found, arrival, self._dialect, recipe, around, self._memo.restore
                 )
             if history is not None:
                 return found, recipe, around, history
@@ -258,10 +263,10 @@ class CallPreparer:
             if found is None:
                 found = await identity.find(connection, call.tenant, arrival, asked, now=now, new_id=self._new_id)
             recipe = self.recipe(call, request, found.session)
-            if found.needs_all(recipe.reach(contexts.epoch_of(found, recipe))):
+            if found.needs_all(recipe.first_seq(epoch_of(found, recipe))):
                 found = await identity.with_everything(connection, call.tenant, arrival, found)
             around = self.circumstances(request, arrival, recipe, now, found)
-            history = await contexts.load(
+            history = await load_history(
                 connection, call.tenant, found, arrival, self._dialect, recipe, around, restore=self._memo.restore
             )
         history = await self._retriever.with_past(
@@ -294,7 +299,7 @@ class CallPreparer:
         fixed = self._fixed_tokens.count(request.model, raws, request.tools)
         if recipe.instructions:
             fixed += tokens.count_short(recipe.instructions)
-        fixed += contexts.count_offers(found.session.plan if found.session else None, recipe)
+        fixed += count_offers(found.session.plan if found.session else None, recipe)
         return TokenBudget(
             fixed_tokens=fixed,
             window=None if window is None else int(window / ratio),
@@ -304,7 +309,7 @@ class CallPreparer:
 
     def _build(self, history: History, recipe: ContextConfig, around: TokenBudget, model: str) -> BuiltContext | None:
         try:
-            return contexts.make(history, recipe, around, model)
+            return build(history, recipe, around, model)
         except ContextTooLarge:
             return None
 
@@ -330,18 +335,18 @@ class CallPreparer:
         must_call = _must_call(request)
         # Tools stand in front of everything, so that the cached beginning of a prompt depends on them: where the client
         # forces one of its own or forbids all, ours stay there. The model cannot call them then.
-        all_offers = contexts.offers_in(built.context.epoch, recipe)
+        all_offers = offers_in(built.context.epoch, recipe)
         offers = () if is_last and must_call else all_offers
         is_verbatim = built.context.is_whole and history.is_verbatim and recipe.instructions is None
         is_verbatim = is_verbatim and not request.references_history
         if is_verbatim and not (asks_usage or offers or extra):
             return _Composed(body=call.body)
         if is_verbatim:
-            laid_out = contexts.RenderedMessages(
+            laid_out = RenderedMessages(
                 messages=[message.raw for message in arrival.messages], sources=own_sources(arrival, found)
             )
         else:
-            laid_out = contexts.render_messages(built.context, self._dialect, history, arrival, found)
+            laid_out = render_messages(built.context, self._dialect, history, arrival, found)
         # What was said in rounds is the end of the tail. A prompt that is the client's own throughout the epoch is
         # marked by the client alone: its messages may go up as they came at any call.
         laid_out = replace(
@@ -470,7 +475,7 @@ class CallPreparer:
             ratio = self._calibrations.ratio(prepared.request.model)
             around = replace(around, window=int(window / ratio))
         try:
-            history = await contexts.after_overflow(
+            history = await after_overflow(
                 self._database, call.tenant, prepared.found, prepared.history, prepared.recipe, around
             )
         except StoreUnavailable:
@@ -491,7 +496,7 @@ class CallPreparer:
             return None
         labels = self._label(call, prepared.found, prepared.recipe, built, is_own_body=False)
         labels.overhead_ms = prepared.labels.overhead_ms
-        kinds = contexts.kinds_shown(built.context.messages, known=prepared.recipe.extract)
+        kinds = kinds_shown(built.context.messages, known=prepared.recipe.hidden_tags)
         anew = replace(prepared, built=built, labels=labels, keeper="tersely", shown_kinds=kinds)
         composed = await run_in_thread_if_large(size, self._compose_again, call, anew)
         # What was called already is answered, whatever is offered now.

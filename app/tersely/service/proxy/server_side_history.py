@@ -16,8 +16,9 @@ from tersely.domain.errors import StoreUnavailable
 from tersely.domain.history.history import EpochInputs, Snapshot
 from tersely.domain.history.sessions import Session
 from tersely.service.common.offload import run_in_thread_if_large
-from tersely.service.context import contexts
-from tersely.service.context.contexts import ContextConfig, History, TokenBudget
+from tersely.service.context.context_config import ContextConfig, TokenBudget, offers_in
+from tersely.service.context.history import History, epoch_of
+from tersely.service.context.loading import first_seq_to_load, load_history
 from tersely.service.context.parse_cache import ParseCache
 from tersely.service.context.retrieval import Retriever
 from tersely.service.proxy import history_by_reference as named
@@ -168,7 +169,7 @@ class ServerSideHistory:
         now: datetime,
     ) -> tuple[TokenBudget, History]:
         around = self._preparer.circumstances(request, laid.arrival, recipe, now, laid.found)
-        return around, await contexts.load(
+        return around, await load_history(
             connection,
             call.tenant,
             laid.found,
@@ -189,7 +190,9 @@ async def _start(connection: Connection, tenant: str, session: Session | None, r
     """From where on the history has to be read for a context."""
     if session is None:
         return 1
-    return min(session.cut, await contexts.enough(connection, tenant, session, recipe, recipe.reach(session.plan)))
+    return min(
+        session.cut, await first_seq_to_load(connection, tenant, session, recipe, recipe.first_seq(session.plan))
+    )
 
 
 def _needs_earlier(laid: ResolvedHistory, recipe: ContextConfig) -> bool:
@@ -197,13 +200,13 @@ def _needs_earlier(laid: ResolvedHistory, recipe: ContextConfig) -> bool:
     plan = laid.found.session.plan if laid.found.session else None
     if plan is None or recipe.plans_anew(plan):
         return False  # as much was laid out as is ever looked at
-    return recipe.reach(contexts.epoch_of(laid.found, recipe)) < laid.found.start
+    return recipe.first_seq(epoch_of(laid.found, recipe)) < laid.found.start
 
 
 def _stays_at_host(history: ReferencedHistory, recipe: ContextConfig) -> bool:
     """Whether the host has what the model is to see: what it alone has all of, or the same as is stored here."""
     if history.keeper == "both":
         plan = history.session.plan if history.session else None
-        adds = recipe.instructions is not None or contexts.offers_in(plan, recipe)
+        adds = recipe.instructions is not None or offers_in(plan, recipe)
         return isinstance(recipe.strategy, Full) and not adds and history.is_untouched
     return history.keeper == "host"

@@ -25,11 +25,14 @@ from tersely.domain.messages import Dialect as DialectName
 from tersely.domain.models import known_window
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.metrics import Metrics
-from tersely.service.context import contexts
+from tersely.service.context.building import BuiltContext, build
+from tersely.service.context.context_config import ContextConfig, TokenBudget
 from tersely.service.context.context_configs import ContextConfigs
-from tersely.service.context.contexts import BuiltContext, ContextConfig, History, TokenBudget
 from tersely.service.context.fixed_tokens import circumstances, window_of
+from tersely.service.context.history import History
+from tersely.service.context.loading import load_history
 from tersely.service.context.retrieval import Retriever
+from tersely.service.context.stored_messages import restore_reply
 from tersely.service.recognition.incoming_history import hash_history
 from tersely.service.recognition.session_lookup import SessionMatch
 from tersely.service.sessions.messages import Batch, dialect_of
@@ -154,11 +157,11 @@ class EpochKeeper:
         before = tuple(entry for entry in history.snapshot.entries if entry.seq < batch.first_seq)
         if not before:
             return False
-        now = await asyncio.to_thread(contexts.make, history, config, budget, batch.model)
+        now = await asyncio.to_thread(build, history, config, budget, batch.model)
         if is_unchanged(now.context.epoch):
             return False
         past = replace(history, snapshot=replace(history.snapshot, entries=before))
-        built = await asyncio.to_thread(contexts.make, past, config, budget, batch.model)
+        built = await asyncio.to_thread(build, past, config, budget, batch.model)
         # Nothing leaves the context with such an epoch.
         return is_unchanged(built.context.epoch) and await self._store(tenant, session, built, budget, None)
 
@@ -179,7 +182,7 @@ class EpochKeeper:
             session.plan,
             strategy=config.strategy,
             policy=config.policy,
-            read_back=config.way,
+            read_back=config.read_back,
             window=window_of(model, self._calibrations),
             model_window=known_window(model),
         )
@@ -199,7 +202,7 @@ class EpochKeeper:
         self, tenant: str, found: SessionMatch, history: History, config: ContextConfig, dialect: DialectName
     ) -> History:
         how = dialect_of(dialect)
-        restore = partial(contexts.restore_reply, how)
+        restore = partial(restore_reply, how)
         return await self._retriever.with_past(tenant, found, history, config.strategy, hash_history(()), how, restore)
 
     async def start_epoch(
@@ -279,7 +282,7 @@ class EpochKeeper:
         if moments is None:
             # What somebody asks for is not bound to a window: it is the way out of one that is too small.
             budget = replace(budget, window=None)
-        history = await contexts.load(
+        history = await load_history(
             connection,
             tenant,
             found,
@@ -307,7 +310,7 @@ class EpochKeeper:
 
         A first epoch that shows everything as it is is not worth a row: the next append looks again.
         """
-        built = await asyncio.to_thread(contexts.make, history, config, budget, model)
+        built = await asyncio.to_thread(build, history, config, budget, model)
         if built.context.epoch.reason == "first" and is_unchanged(built.context.epoch):
             return replace(built, starts_epoch=False)
         memory = memory_of_cut(config.strategy, history, built.context.epoch, dialect=dialect, model=model)

@@ -26,8 +26,8 @@ from tersely.domain.text.tags import TagKinds
 from tersely.domain.times import EARLIEST
 from tersely.service.common import tokens
 from tersely.service.common.offload import run_in_thread_if_large
+from tersely.service.context.context_config import ContextConfig
 from tersely.service.context.context_configs import ContextConfigs
-from tersely.service.context.contexts import ContextConfig
 from tersely.service.memos.selection import choose_memos, memo_limit
 from tersely.service.recognition.incoming_history import hash_history
 from tersely.store.commit import turns
@@ -149,7 +149,7 @@ class Messages:
                 replaced = [row.seq for row in given if is_outside_messages(row.raw) in kinds]
             config = self._recipes.beside_calls(session) if session else self._recipes.default
             brought = await _bring_memos(connection, tenant, read, how, config)
-            extract = config.extract
+            extract = config.hidden_tags
             if session and any(message.role == "assistant" for message in read):
                 extract |= await _kinds_shown(connection, tenant, session, config)
         batch = await run_in_thread_if_large(size, _take_out, read, how, config, extract, now)
@@ -296,7 +296,7 @@ async def _bring_memos(
 async def _kinds_shown(connection: Connection, tenant: str, session: Session, config: ContextConfig) -> TagKinds:
     """Return the kinds of tags that the session's context shows the model: see `contexts.kinds_shown`."""
     kept = session.plan.kept if session.plan else ()
-    since = config.reach(session.plan)
+    since = config.first_seq(session.plan)
     terse, state = await store.stripped_kinds(connection, tenant, session.id, since=since, kept=kept)
     return TagKinds(terse=terse, state=state)
 

@@ -16,12 +16,16 @@ from tersely.domain.history.sessions import Session
 from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.offload import run_in_thread_if_large
-from tersely.service.context import contexts
+from tersely.service.context.building import BuiltContext, build
+from tersely.service.context.context_config import ContextConfig
 from tersely.service.context.context_configs import ContextConfigs
-from tersely.service.context.contexts import BuiltContext, ContextConfig, History
 from tersely.service.context.fixed_tokens import circumstances
+from tersely.service.context.history import History
+from tersely.service.context.loading import load_history
 from tersely.service.context.memo_layer import with_memos
+from tersely.service.context.rendering import render_messages
 from tersely.service.context.retrieval import Retriever
+from tersely.service.context.stored_messages import restore_reply
 from tersely.service.recognition.incoming_history import IncomingHistory, hash_history
 from tersely.service.recognition.session_lookup import SessionMatch
 from tersely.service.sessions.messages import dialect_of, read_messages
@@ -124,11 +128,11 @@ class Previews:
                 last_call_at=await store.newest_at(connection, tenant, session_id),
             )
             found = await _find(connection, tenant, session, arrival)
-            history = await contexts.load(connection, tenant, found, arrival, dialect, config, budget, counts=counts)
-        restore = partial(contexts.restore_reply, dialect)
+            history = await load_history(connection, tenant, found, arrival, dialect, config, budget, counts=counts)
+        restore = partial(restore_reply, dialect)
         history = await self._retriever.with_past(tenant, found, history, config.strategy, arrival, dialect, restore)
         history, _ = await with_memos(self._database, tenant, found, history, config.strategy, arrival, dialect)
-        built = await run_in_thread_if_large(history.size, contexts.make, history, config, budget, request.model)
+        built = await run_in_thread_if_large(history.size, build, history, config, budget, request.model)
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             told, omitted = await _turns(connection, tenant, session, built)
         instructions, laid_out = _lay_out(built, dialect, history, arrival, found, config)
@@ -187,7 +191,7 @@ def _lay_out(
     config: ContextConfig,
 ) -> tuple[list[bytes], list[bytes]]:
     """Leading instructions and everything else, exactly as the proxy would send them."""
-    laid_out = contexts.render_messages(built.context, dialect, history, incoming, found).messages
+    laid_out = render_messages(built.context, dialect, history, incoming, found).messages
     body = dialect.write_request(b"{}", messages=laid_out, instructions=config.instructions)
     whole = dialect.read_request(body).messages
     leading = next((place for place, message in enumerate(whole) if not message.is_instruction), len(whole))

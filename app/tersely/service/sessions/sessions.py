@@ -14,8 +14,8 @@ from tersely.dialects.wire import raw_json
 from tersely.domain.errors import Conflict, InvalidRequest, NotFound, StoreUnavailable
 from tersely.domain.history.runs import Run
 from tersely.domain.history.sessions import Session, check_session_id
-from tersely.service.context import contexts
 from tersely.service.context.context_configs import ContextConfigs
+from tersely.service.context.loading import first_seq_replanned
 from tersely.service.context.visible_states import take_visible_states
 from tersely.service.summaries.memory_updates import MemoryUpdates
 from tersely.store.commit import turns
@@ -121,7 +121,7 @@ class Sessions:
             if changed is None:
                 raise NotFound("there is no such session")
             if self._becomes_window(session, changed):
-                since = await contexts.newest_looked_at(connection, tenant, changed)
+                since = await first_seq_replanned(connection, tenant, changed)
                 await take_visible_states(connection, tenant, changed, since)
         return changed
 

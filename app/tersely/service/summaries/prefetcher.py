@@ -9,7 +9,7 @@ from tersely.domain.history.history import Epoch
 from tersely.domain.history.runs import subtract
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Dialect as DialectName
-from tersely.service.context.contexts import History
+from tersely.service.context.history import History
 from tersely.service.summaries.jobs import Job
 from tersely.service.summaries.summarizer import Summarizer
 from tersely.store.notes.pending_memory import PendingMemory

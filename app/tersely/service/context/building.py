@@ -1,0 +1,93 @@
+"""Build a context from a loaded history: of the current epoch, or of the one that starts now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from msgspec import structs
+
+from tersely.domain.history.context import Context
+from tersely.domain.history.history import (
+    TerseEntry,
+)
+from tersely.domain.text.state import StateBlock
+from tersely.service.common import tokens
+from tersely.service.context.context_config import ContextConfig, TokenBudget, count_offers
+from tersely.service.context.history import History
+from tersely.service.context.visible_states import read_visible_states
+from tersely.strategies.epochs.policies import Advance
+from tersely.strategies.planning import (
+    build_context,
+    plan_epoch,
+    with_retrieved_turns,
+)
+from tersely.strategies.presets import Slim, Strategy, Tiered, Window
+from tersely.strategies.summaries.activity_log import derive_missing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltContext:
+    """A context, and the epoch if one starts with it, with the log entries that were made for it and the states that
+    were found in replies.
+    """
+
+    context: Context
+    starts_epoch: bool
+    derived: tuple[TerseEntry, ...] = ()
+    states: tuple[StateBlock, ...] = ()
+
+
+def build(history: History, recipe: ContextConfig, around: TokenBudget, model: str) -> BuiltContext:
+    """The context: of the current epoch, or of the one that starts now. Raises `ContextTooLarge`."""
+    snapshot = history.snapshot
+    name = tokens.encoding_for(model)
+    if history.advance is None and snapshot.epoch is not None:
+        context = build_context(
+            snapshot, snapshot.epoch, strategy=recipe.strategy, encode=partial(tokens.recount, name=name)
+        )
+        return BuiltContext(context=context, starts_epoch=False)
+    advance = history.advance or Advance(reason="first")
+    material = history.material
+    states: tuple[StateBlock, ...] = ()
+    if isinstance(recipe.strategy, Window) and (snapshot.epoch is None or snapshot.epoch.must_rebuild):
+        states = read_visible_states((*snapshot.kept, *snapshot.entries))
+        if states and states[-1].seq > material.state_seq:
+            material = replace(material, state=states[-1].text, state_seq=states[-1].seq)
+    epoch = plan_epoch(
+        snapshot,
+        material,
+        strategy=recipe.strategy,
+        policy=recipe.policy,
+        advance=advance,
+        now=around.now,
+        encode=lambda text: tokens.count_text(text, name),
+        overflows=history.overflows,
+    )
+    loaded = (*snapshot.kept, *snapshot.entries)
+    gone = [entry for entry in loaded if entry.seq < epoch.cut]
+    seen = sum(entry.tokens for entry in gone if entry not in snapshot.kept)
+    epoch = structs.replace(epoch, older_tokens=snapshot.older_tokens + seen)
+    derived: tuple[TerseEntry, ...] = ()
+    if _tells_of_each_turn(recipe.strategy):
+        running = {entry.turn for entry in loaded if entry.seq >= epoch.cut}
+        derived = derive_missing([entry for entry in gone if entry.turn not in running], history.material.terse)
+    whole = with_retrieved_turns(snapshot, history.material, epoch)
+    context = build_context(whole, epoch, strategy=recipe.strategy, encode=partial(tokens.recount, name=name))
+    more = count_offers(epoch, recipe) - count_offers(snapshot.epoch, recipe)
+    return BuiltContext(context=_weighing(context, more), starts_epoch=True, derived=derived, states=states)
+
+
+def _weighing(context: Context, more: int) -> Context:
+    """The context with so many tokens more of tools: an epoch may be the first to offer one."""
+    report = context.report
+    layers = tuple(
+        replace(layer, tokens=layer.tokens + more) if layer.name == "instructions" else layer for layer in report.layers
+    )
+    before, after = report.tokens_before + more, report.tokens_after + more
+    return replace(context, report=replace(report, tokens_before=before, tokens_after=after, layers=layers))
+
+
+def _tells_of_each_turn(strategy: Strategy) -> bool:
+    """Whether what a turn came to is told in every later epoch: then it is stored when the turn is cut."""
+    return strategy.derive_terse if isinstance(strategy, Slim) else isinstance(strategy, Tiered)

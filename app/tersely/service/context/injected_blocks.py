@@ -1,0 +1,123 @@
+"""Blocks that clients inject into messages, and the place of those that are messages of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tersely.dialects.dialect import Dialect
+from tersely.domain.history.history import (
+    AFTER_ALL_MESSAGES,
+    Entry,
+    Epoch,
+    InjectedBlock,
+)
+from tersely.domain.messages import (
+    Injected,
+)
+from tersely.service.common import tokens
+from tersely.service.context.hidden_messages import first_hidden
+from tersely.service.context.history import BlockMessage, epoch_of_history
+from tersely.service.context.stored_messages import stored_message
+from tersely.service.recognition.incoming_history import IncomingHistory
+from tersely.service.recognition.session_lookup import SessionMatch
+from tersely.store.history.messages import StoredMessage
+from tersely.strategies.head.injection import newest_versions
+
+
+def injected_in_request(found: SessionMatch, arrival: IncomingHistory) -> tuple[InjectedBlock, ...]:
+    """Return the newest version of each block in a history that was resent, in order.
+
+    A named history may have been laid out from its middle: then the blocks in the epoch's head come first.
+    """
+    epoch = epoch_of_history(found)
+    stated = epoch.injected if epoch is not None else ()
+    in_head = {block.text: block for block in stated}
+    blocks = list(stated) if found.start > 1 else []
+    beside: dict[int, int] | None = None
+    placed = found.decision.placed
+    for index, message in enumerate(arrival.messages):
+        if not message.injected:
+            continue
+        is_alone = not arrival.incoming[index].is_link
+        if is_alone:
+            beside = _messages_behind(arrival, found) if beside is None else beside
+        seq = beside.get(index, 0) if is_alone and beside is not None else placed[index].seq
+        if not is_alone and placed[index].status != "live":
+            seq = 0
+        for block in message.injected:
+            known = in_head.get(block.text)
+            number = seq or (known.seq if known is not None else 0)
+            blocks.append(_placed_block(block, number, is_alone=is_alone))
+    return newest_versions(blocks) if blocks else ()
+
+
+def _messages_behind(arrival: IncomingHistory, found: SessionMatch) -> dict[int, int]:
+    """Return the sequence number of the message that `render_messages` puts behind each message of blocks alone.
+
+    `AFTER_ALL_MESSAGES` where nothing stands behind it; 0 where it is not laid out.
+    """
+    firsts = first_hidden(found)
+    behind: dict[int, int] = {}
+    waiting: list[int] = []
+    for index, (incoming, placed) in enumerate(zip(arrival.incoming, found.decision.placed, strict=True)):
+        if incoming.is_link:
+            if waiting and incoming.role != "tool":
+                behind |= dict.fromkeys(waiting, firsts.get(placed.seq, placed.seq))
+                waiting = []
+        elif not placed.is_new and placed.position < found.start:
+            behind[index] = 0
+        elif not arrival.messages[index].is_instruction:
+            waiting.append(index)
+    return behind | dict.fromkeys(waiting, AFTER_ALL_MESSAGES)
+
+
+def stored_blocks(
+    alone: Sequence[StoredMessage], tail: Sequence[StoredMessage], found: SessionMatch, cut: int, dialect: Dialect
+) -> list[BlockMessage]:
+    """Return the stored messages of blocks alone, in order. ``tail``: the stored messages from ``cut`` on."""
+    places = [(each.position, each.seq) for each in tail]
+    places += [(each.position, each.seq) for each in found.decision.placed if each.turn > 0 and each.is_new]
+    found_blocks: list[BlockMessage] = []
+    for row in alone:
+        message = stored_message(row, dialect)
+        if message is None:
+            continue
+        before = next((seq for place, seq in places if place > row.position), AFTER_ALL_MESSAGES)
+        is_cut = cut > 1 and bool(places) and before == places[0][1]
+        found_blocks.append(BlockMessage(message=message, seq=row.seq, before=0 if is_cut else before))
+    return found_blocks
+
+
+def injected_in_store(
+    epoch: Epoch | None,
+    blocks: Sequence[BlockMessage],
+    hidden: Sequence[StoredMessage],
+    entries: Sequence[Entry],
+    found: SessionMatch,
+    arrival: IncomingHistory,
+    dialect: Dialect,
+) -> tuple[InjectedBlock, ...]:
+    """Return the newest version of each block, in order, for a request that brings only what is new.
+
+    Blocks of what was cut earlier are known by the head of the epoch. ``hidden`` are further messages that no context
+    shows.
+    """
+    # (message, its number, the message that shows the blocks, whether the blocks are a message of their own)
+    sources = [(each.message, each.seq, each.before, True) for each in blocks]
+    hidden_messages = ((stored_message(row, dialect), row.seq) for row in hidden)
+    sources += [(message, seq, seq, False) for message, seq in hidden_messages if message is not None]
+    sources += [(entry.message, entry.seq, entry.seq, False) for entry in entries]
+    behind = _messages_behind(arrival, found)
+    sources += [(arrival.messages[index], found.decision.placed[index].seq, behind[index], True) for index in behind]
+    known = [(block.seq, block) for block in epoch.injected] if epoch is not None else []
+    brought = [
+        (seq, _placed_block(block, shown_by, is_alone=is_alone))
+        for message, seq, shown_by, is_alone in sources
+        for block in message.injected
+    ]
+    return newest_versions(block for _, block in sorted((*known, *brought), key=lambda source: source[0]))
+
+
+def _placed_block(block: Injected, seq: int, *, is_alone: bool) -> InjectedBlock:
+    count = tokens.count_block(block.text)
+    return InjectedBlock(key=block.key, text=block.text, tokens=count, seq=seq, is_alone=is_alone)

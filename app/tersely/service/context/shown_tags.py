@@ -1,0 +1,39 @@
+"""Which tags the model is shown in its own earlier replies that their client does not see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tersely.dialects.registry import DIALECTS
+from tersely.domain.history.context import ContextMessage
+from tersely.domain.history.history import (
+    ClientView,
+    Entry,
+)
+from tersely.domain.text.tags import MARKERS, NOTHING, TagKinds
+
+
+def kinds_shown(messages: Iterable[ContextMessage], *, known: TagKinds) -> TagKinds:
+    """What the model is shown in its own earlier replies that was taken out of them before the client saw them.
+
+    The model goes on to write what it sees itself write, whatever the strategy asks for by now. A client that was
+    shown a tag as text was shown it, however: where its view of a reply has as many, none was taken out. ``known``
+    kinds are not looked for.
+    """
+    altered: dict[int, tuple[ClientView, list[str]]] = {}
+    for message in messages:
+        if isinstance(message, Entry) and (view := message.client_view) is not None:
+            altered.setdefault(id(view), (view, []))[1].append(message.message.text)
+    shown = NOTHING
+    for marker, kind in MARKERS:
+        if kind | known != known and any(_has_more(texts, view, marker) for view, texts in altered.values()):
+            shown |= kind
+    return shown
+
+
+def _has_more(texts: Sequence[str], view: ClientView, marker: str) -> bool:
+    count = sum(text.count(marker) for text in texts)
+    if not count or not view.raw:
+        return count > 0
+    reply = DIALECTS[view.dialect].read_reply(view.raw)  # type: ignore[index]
+    return count > reply.text.count(marker)
