@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from tersely.domain.errors import ContextTooLarge
@@ -14,10 +15,13 @@ from tersely.domain.history.context import Context
 from tersely.domain.history.history import Entry, Epoch, EpochInputs, HeadMessage
 from tersely.domain.history.pairing import prove_pairing
 from tersely.domain.messages import Message
-from tersely.strategies.epochs.policies import Auto, EveryRequest, Policy, Stride
+from tersely.strategies.epochs.cutting import must_stay, widest_step
+from tersely.strategies.epochs.policies import Auto, EveryRequest, Keep, Policy, Stride, TokenSums
+from tersely.strategies.pipeline import count_entries
+from tersely.strategies.planning import decide, surely_keeps
 from tersely.strategies.presets import Compact, Full, Slim, Strategy, Tiered, Trim, Window
 from tersely.strategies.summaries.activity_log import derive_missing
-from tests.strategies.histories import call_model, conversations, load, place, rendered
+from tests.strategies.histories import START, call_model, conversations, load, place, rendered
 
 SMALL = Auto(high=2_000, low=800)
 policies = st.sampled_from([SMALL, Auto(high=1_000, low=500), Stride(stride=2), EveryRequest()])
@@ -88,6 +92,40 @@ def test_every_context_is_valid_and_keeps_the_running_task(
         assert task.message in [m.message for m in context.messages if isinstance(m, Entry) and m.seq == task.seq]
         tail = [m for m in context.messages if isinstance(m, Entry)]
         assert tail[-1].seq == history[-1].seq or context.repairs
+
+
+@settings(quick, max_examples=200)
+@given(
+    conversations,
+    st.sampled_from([Slim(), Slim(recent_turns=1), Full()]),
+    st.sampled_from([SMALL, Auto(high=1_000, low=500), Auto(high=4_000, low=500), Stride(stride=2)]),
+    st.sampled_from([None, 700, 3_000]),
+    st.sampled_from([0, 10, 1_000]),
+    st.integers(0, 20),
+)
+def test_what_surely_keeps_an_epoch_keeps_it(
+    batches: list[list[Message]], strategy: Strategy, policy: Policy, window: int | None, wait: int, calls: int
+) -> None:
+    try:
+        played = play(batches, strategy, policy, window=window)
+    except ContextTooLarge:
+        return
+    now = START + timedelta(seconds=wait)
+    for number, ((_, context), (history, _)) in enumerate(pairwise(played), start=1):
+        epoch = context.epoch
+        snapshot = load(history, epoch, window=window, calls=number + calls, last_call_at=START)
+        everything = (*snapshot.kept, *snapshot.entries)
+        sums = TokenSums(
+            kept=count_entries(snapshot.kept),
+            tail=count_entries(snapshot.entries),
+            floor=count_entries(must_stay(snapshot.kept, snapshot.entries)),
+            steps=sum(entry.message.role == "assistant" for entry in snapshot.entries),
+        )
+        widest = widest_step(snapshot.entries)
+        sure = surely_keeps(snapshot, strategy=strategy, policy=policy, sums=sums, widest=widest, now=now)
+        event(f"{sure} of {len(everything) > 3}")
+        if sure:
+            assert decide(snapshot, strategy=strategy, policy=policy, now=now) == Keep()
 
 
 @quick

@@ -22,13 +22,15 @@ from tersely.strategies.epochs.policies import (
     EveryRequest,
     Policy,
     Stride,
+    TokenSums,
     compute_watermarks,
     decide_epoch,
     fingerprint,
+    keeps_by_sums,
 )
 from tersely.strategies.head.injection import blocks_for_head, count_other_blocks, must_restate, write_blocks
 from tersely.strategies.pipeline import Draft, Stage, run, seal
-from tersely.strategies.presets import Compact, Full, Strategy, Trim, strategy_text
+from tersely.strategies.presets import Compact, Full, Slim, Strategy, Trim, strategy_text
 from tersely.strategies.reduction.shortening import apply_tiers, shorten_results
 from tersely.strategies.stages import keep_within
 
@@ -66,6 +68,23 @@ def decide(
     shown = with_tiers_applied(snapshot)
     needs = needs_of(strategy, shown)
     return decide_epoch(shown, policy, needs, now=now, current=current, overflow=overflow)
+
+
+def surely_keeps(
+    snapshot: Snapshot, *, strategy: Strategy, policy: Policy, sums: TokenSums, widest: int, now: datetime
+) -> bool:
+    """Return True only where `decide` keeps the epoch: told without looking at the messages.
+
+    ``widest``: see `keeps_by_sums`.
+    """
+    epoch = snapshot.epoch
+    if epoch is None or snapshot.edited or snapshot.ran_out or not isinstance(strategy, Slim | Full):
+        return False
+    if epoch.must_rebuild or epoch.tiers or epoch.injected or snapshot.injected:
+        return False
+    if epoch.fingerprint != fingerprint_of(strategy, policy, snapshot.read_back):
+        return False
+    return keeps_by_sums(snapshot, policy, needs_of(strategy), sums=sums, widest=widest, now=now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

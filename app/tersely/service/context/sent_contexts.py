@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tersely.dialects.openai_responses.items import items_of
@@ -67,18 +68,22 @@ class Source(NamedTuple):
 @dataclass(slots=True)
 class Known:
     """What this process knows to be stored of a session. ``stored``: sequence number -> digest of the stored bytes;
-    ``literals``: digests; ``recent``: the stored bytes of the newest messages.
+    ``literals``: digests; ``recent``: the stored bytes of the newest messages; ``patched``: sequence number -> digest
+    of the bytes that were sent, and the patch that gives them.
     """
 
     edits: int
     stored: dict[int, bytes] = field(default_factory=dict)
     literals: set[bytes] = field(default_factory=set)
     recent: dict[int, bytes] = field(default_factory=dict)
+    patched: dict[int, tuple[bytes, SentMessage]] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
         """Bytes of memory, about."""
-        return _ENTRY_BYTES * (1 + len(self.stored) + len(self.literals)) + sum(map(len, self.recent.values()))
+        return _ENTRY_BYTES * (1 + len(self.stored) + len(self.literals) + 3 * len(self.patched)) + sum(
+            map(len, self.recent.values())
+        )
 
 
 class KnownSessions:
@@ -97,14 +102,22 @@ class KnownSessions:
             known = Known(edits)
         return known
 
-    def learn(self, tenant: str, session_id: str, description: Description) -> None:
-        """Remember what a finished write has stored."""
+    def learn(
+        self,
+        tenant: str,
+        session_id: str,
+        description: Description,
+        replies: Mapping[int, bytes] = MappingProxyType({}),
+    ) -> None:
+        """Remember what a finished write has stored. ``replies``: sequence number -> stored bytes."""
         known = description.known
         known.stored.update(description.digests)
         known.literals.update(literal.digest for literal in description.literals)
-        if description.new:
-            is_small = sum(map(len, description.new.values())) <= RECENT_BYTES
-            known.recent = dict(description.new) if is_small else {}
+        known.patched.update(description.patched)
+        for seq, raw in replies.items():
+            known.stored[seq] = digest_of(raw)
+        if recent := {**description.new, **replies}:
+            known.recent = recent if sum(map(len, recent.values())) <= RECENT_BYTES else {}
         self.forget(tenant, session_id)
         self._sessions[tenant, session_id] = known, known.size
         self._size += known.size
@@ -118,15 +131,30 @@ class KnownSessions:
         self._size -= size
 
 
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """The elements of a request, as a later request that only adds elements repeats them: the literals of the full
+    blocks, the elements behind these, the checksum and the count of all elements, and the literal of the instructions.
+    """
+
+    blocks: tuple[bytes, ...] = ()
+    rest: tuple[SentMessage, ...] = ()
+    checksum: int = 0
+    count: int = 0
+    instructions: bytes = b""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
     """A description, the literals that are to be stored with it, and the request's new messages with their digests."""
 
     body: bytes
     sent: bytes
+    elements: Elements
     literals: tuple[Attribute, ...]
     new: Mapping[int, bytes]
     digests: Mapping[int, bytes]
+    patched: Mapping[int, tuple[bytes, SentMessage]]
     known: Known
 
 
@@ -160,6 +188,41 @@ def describe(
     bytes that will be stored of the request's new messages.
     """
     elements, instructions = message_list(body, dialect)
+    aligned = _align(elements, sources, dialect)
+    return _describe(body, dialect, Elements(), list(zip(elements, aligned, strict=True)), instructions, new=new,
+                     known=known, layers=layers, rounds=rounds)  # fmt: skip
+
+
+def describe_added(
+    body: bytes,
+    dialect: str,
+    before: Elements,
+    added: Sequence[Source],
+    *,
+    new: Mapping[int, bytes],
+    known: Known,
+    layers: Sequence[LayerReport] = (),
+) -> Description:
+    """Describe the request ``body``, which adds elements to those of an earlier request and changes nothing else.
+
+    The result is that of `describe`; the cost is that of what was added.
+    """
+    return _describe(body, dialect, before, [(each.raw, each) for each in added], b"", new=new, known=known,
+                     layers=layers, rounds=())  # fmt: skip
+
+
+def _describe(
+    body: bytes,
+    dialect: str,
+    before: Elements,
+    added: Sequence[tuple[bytes, Source | None]],
+    instructions: bytes,
+    *,
+    new: Mapping[int, bytes],
+    known: Known,
+    layers: Sequence[LayerReport],
+    rounds: Sequence[int],
+) -> Description:
     literals: dict[bytes, bytes] = {}
 
     def literal(raw: bytes) -> bytes:
@@ -168,34 +231,46 @@ def describe(
             literals[digest] = raw
         return digest
 
-    described: list[SentMessage] = []
-    for raw, source in zip(elements, _align(elements, sources, dialect), strict=True):
-        described.append(_element(raw, source, new, known, literal))
+    patched: dict[int, tuple[bytes, SentMessage]] = {}
+    described = [*before.rest, *(_element(raw, source, new, known, literal, patched) for raw, source in added)]
     full = len(described) - len(described) % BLOCK
-    blocks = tuple(literal(pack(described[start : start + BLOCK])) for start in range(0, full, BLOCK))
+    elements = Elements(
+        blocks=(*before.blocks, *(literal(pack(described[at : at + BLOCK])) for at in range(0, full, BLOCK))),
+        rest=tuple(described[full:]),
+        checksum=checksum((raw for raw, _ in added), before.checksum),
+        count=before.count + len(added),
+        instructions=literal(instructions) if instructions else before.instructions,
+    )
     sent = SentContext(
         version=VERSION,
         dialect=dialect,
-        blocks=blocks,
-        rest=pack(described[full:]),
-        instructions=literal(instructions) if instructions else b"",
+        blocks=elements.blocks,
+        rest=pack(elements.rest),
+        instructions=elements.instructions,
         layers=tuple((layer.name, layer.tokens) for layer in layers),
         rounds=tuple(rounds),
-        checksum=checksum(elements),
-        count=len(elements),
+        checksum=elements.checksum,
+        count=elements.count,
     )
     return Description(
         body=body,
         sent=encode(sent),
+        elements=elements,
         literals=tuple(Attribute(digest=digest, kind=KIND, raw=raw) for digest, raw in literals.items()),
         new=new,
         digests={seq: digest_of(raw) for seq, raw in new.items()},
+        patched=patched,
         known=known,
     )
 
 
 def _element(
-    raw: bytes, source: Source | None, new: Mapping[int, bytes], known: Known, literal: Callable[[bytes], bytes]
+    raw: bytes,
+    source: Source | None,
+    new: Mapping[int, bytes],
+    known: Known,
+    literal: Callable[[bytes], bytes],
+    patched: dict[int, tuple[bytes, SentMessage]],
 ) -> SentMessage:
     if source is None:
         return SentMessage(0, ADDED, literal(raw))
@@ -206,11 +281,19 @@ def _element(
         stored = new.get(seq)
         if stored is None:
             stored = known.recent.get(seq)
-        if stored == raw or (stored is None and known.stored.get(seq) == digest_of(raw)):
+        if stored == raw:
             return SentMessage(seq, shows)
-        patched = _patch(stored if stored is not None else _same_as_stored(source, known), raw)
-        if patched is not None:
-            return SentMessage(seq, shows, b"", *patched)
+        digest = digest_of(raw)
+        if stored is None and known.stored.get(seq) == digest:
+            return SentMessage(seq, shows)
+        before, element = known.patched.get(seq, (b"", None))
+        if before == digest and element is not None and element.shows == shows:
+            return element
+        patch = _patch(stored if stored is not None else _same_as_stored(source, known), raw)
+        if patch is not None:
+            element = SentMessage(seq, shows, b"", *patch)
+            patched[seq] = digest, element
+            return element
     return SentMessage(seq, shows, literal(raw), layer=layer)
 
 
@@ -296,4 +379,15 @@ def _parts(source: Source, dialect: str) -> list[Source]:
     return [source._replace(raw=item) for item in items_of(source.raw)]
 
 
-__all__ = ["ADDED", "FULL", "SHORTENED", "Description", "KnownSessions", "Source", "describe", "message_list"]
+__all__ = [
+    "ADDED",
+    "FULL",
+    "SHORTENED",
+    "Description",
+    "Elements",
+    "KnownSessions",
+    "Source",
+    "describe",
+    "describe_added",
+    "message_list",
+]

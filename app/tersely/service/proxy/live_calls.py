@@ -22,7 +22,7 @@ from tersely.dialects.clients.names import client_name
 from tersely.dialects.dialect import Dialect, Request
 from tersely.dialects.wire.array_member import find_array_end, read_more
 from tersely.domain.errors import InvalidRequest
-from tersely.domain.history.context import Context, Report
+from tersely.domain.history.context import Context, LayerReport, Report
 from tersely.domain.history.history import BROKE_OFF, WINDOW_FULL, Entry, Epoch, EpochInputs, Snapshot
 from tersely.domain.history.pairing import UnpairedMessages, prove_pairing
 from tersely.domain.history.reconciliation import go_on
@@ -33,11 +33,12 @@ from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.metrics import Metrics
 from tersely.service.context.building import BuiltContext, build
-from tersely.service.context.context_config import TokenBudget, count_offers
+from tersely.service.context.context_config import ContextConfig, TokenBudget, count_offers
 from tersely.service.context.context_configs import compact_setting
 from tersely.service.context.entries import known_entry, new_entry
 from tersely.service.context.history import History
 from tersely.service.context.rendering import render
+from tersely.service.context.sent_contexts import Elements, Source
 from tersely.service.context.shown_tags import kinds_shown
 from tersely.service.proxy.calls import Call, ContextLabels
 from tersely.service.proxy.live_sessions import LiveSession, LiveSessions, Sums, size_of
@@ -50,9 +51,10 @@ from tersely.store.history.lookups import Lookups
 from tersely.store.history.messages import TailRow
 from tersely.store.history.sessions import ReplyMatch
 from tersely.store.history.tail_cache import TailCache
-from tersely.strategies.epochs.policies import EveryRequest, Keep
+from tersely.strategies.epochs.cutting import widest_step
+from tersely.strategies.epochs.policies import EveryRequest, Keep, TokenSums
 from tersely.strategies.pipeline import count_entries
-from tersely.strategies.planning import decide
+from tersely.strategies.planning import decide, surely_keeps
 from tersely.strategies.presets import Full, Slim, strategy_name
 
 # Why a call is no live call. ``unknown``: no live session has its beginning. ``changed``: of headers, options or
@@ -60,6 +62,8 @@ from tersely.strategies.presets import Full, Slim, strategy_name
 # written to the session since. ``epoch``: a new epoch starts, or might. ``busy``: exchanges wait in the spool.
 Miss = Literal["unknown", "changed", "messages", "moved", "epoch", "busy"]
 MISSES: tuple[Miss, ...] = ("unknown", "changed", "messages", "moved", "epoch", "busy")
+# The layer of a report that grows with the history.
+TAIL = "tail"
 # The member of a request in which the history stands, of the dialects whose calls may be live.
 HISTORY_MEMBERS = {"openai_chat": "messages"}
 
@@ -204,20 +208,22 @@ class LiveCalls:
             last_call_at=session.last_call_at,
         )
         config = live.config
-        decision = decide(snapshot, strategy=config.strategy, policy=config.policy, now=now)
         assert snapshot.epoch is not None
-        if not isinstance(decision, Keep):
+        sums = live.sums.with_added(added, turn=live.turn)
+        if not _keeps_epoch(snapshot, sums, config, now):
             return "epoch"
         is_verbatim = live.is_verbatim and shown.message is reply
-        context = self._context(live, snapshot, count_entries(added))
+        context = self._context(live, snapshot, sums)
         limit = None if isinstance(config.strategy, Full) else budget.window
         if limit is not None and context.report.tokens_after > limit:
             return "epoch"
         if live.sent is None and not is_verbatim:
             return "messages"
         body = call.body
+        sources = [Source(message.raw, entry.seq) for message, entry in zip(history.messages, added, strict=True)]
         if live.sent is not None:
-            rendered = b",".join([raw for entry in added for raw in render(entry, self._dialect)])
+            sources = [Source(raw, entry.seq) for entry in added for raw in render(entry, self._dialect)]
+            rendered = b",".join([source.raw for source in sources])
             body = b"".join((memoryview(live.sent)[: live.sent_end], b",", rendered, live.sent_suffix))
         request = replace(live.request, messages=history.messages)
         read_whole = partial(self._read_whole, call, found.hints, hit)
@@ -240,6 +246,7 @@ class LiveCalls:
             tools=live.tools,
             shown_kinds=live.shown_kinds | kinds_shown(added, known=config.hidden_tags),
             keeper="both" if body is call.body and request.is_stored else "tersely",
+            sources=sources,
             live=live,
         )
         prepared.expand = partial(self._expand, call, prepared, read_whole)
@@ -265,18 +272,17 @@ class LiveCalls:
             model_window=live.snapshot.model_window,
         )
 
-    def _context(self, live: LiveSession, snapshot: Snapshot, added: int) -> Context:
+    def _context(self, live: LiveSession, snapshot: Snapshot, sums: Sums) -> Context:
         """The context without its messages: nobody looks at those of a live call but `_expand`."""
-        epoch, sums = snapshot.epoch, live.sums
+        epoch = snapshot.epoch
         assert epoch is not None
-        tail = sums.tail + added
         report = Report(
-            tokens_before=snapshot.fixed_tokens + max(snapshot.older_tokens, sums.kept) + tail,
-            tokens_after=snapshot.fixed_tokens + sums.head + sums.kept + tail,
+            tokens_before=snapshot.fixed_tokens + max(snapshot.older_tokens, sums.kept) + sums.tail,
+            tokens_after=snapshot.fixed_tokens + sums.head + sums.kept + sums.tail,
             epoch=epoch.number,
             reason=epoch.reason,
             cut=epoch.cut,
-            layers=(),
+            layers=(*live.layers, LayerReport(name=TAIL, tokens=sums.tail)),
             turns=(),
         )
         return Context(messages=(), epoch=epoch, report=report, repairs=(), is_whole=live.is_whole)
@@ -338,7 +344,7 @@ class LiveCalls:
     ) -> PreparedCall:
         request, arrival, found = read_whole()
         built = build(prepared.history, prepared.recipe, prepared.around, request.model)
-        return replace(prepared, request=request, arrival=arrival, found=found, built=built, expand=None)
+        return replace(prepared, request=request, arrival=arrival, found=found, built=built, sources=None, expand=None)
 
     # Keeping
 
@@ -398,12 +404,13 @@ class LiveCalls:
             first_messages=(*live.first_messages, *messages)[:3],
             last_question=question,
             snapshot=replace(snapshot, entries=(*live.snapshot.entries, *added)),
-            sums=replace(live.sums, tail=live.sums.tail + count_entries(added)),
+            sums=live.sums.with_added(added, turn=live.turn),
             is_verbatim=prepared.history.is_verbatim,
             shown_kinds=prepared.shown_kinds,
             reply=reply,
             chain=_chain_of(prepared, reply),
             messages_size=live.messages_size + size_of(added),
+            elements=_elements(prepared),
         )
 
     def _first(
@@ -425,7 +432,8 @@ class LiveCalls:
         if any(entry.seq not in counts for entry in tail) or _have_twins(kept, prepared):
             return None
         # The sums have to give what the report says: else something counts that they do not know of.
-        sums = Sums(head=epoch.head_tokens, kept=count_entries(kept), tail=count_entries(tail))
+        layers = context.report.layers
+        sums = _sums(epoch, kept, tail)
         fixed = before.fixed_tokens + count_offers(epoch, config) - count_offers(before.epoch, config)
         older = 0 if epoch.cut == 1 else epoch.older_tokens
         is_as_summed = context.report.tokens_after == fixed + sums.head + sums.kept + sums.tail
@@ -440,7 +448,7 @@ class LiveCalls:
         sent_end = end if is_own_body else find_array_end(prepared.body, self._member)
         if end is None or sent_end is None or not prepared.body.endswith(messages[-1].raw, 0, sent_end):
             return None
-        if not is_as_summed:
+        if not is_as_summed or not layers or layers[-1].name != TAIL:
             return None
         return LiveSession(
             owner=id(self),
@@ -472,7 +480,7 @@ class LiveCalls:
                 edited=False,
                 ran_out=False,
             ),
-            sums=Sums(head=sums.head, kept=count_entries(kept), tail=count_entries(tail)),
+            sums=_sums(epoch, kept, tail),
             is_verbatim=prepared.history.is_verbatim and epoch.cut == 1,
             is_whole=context.is_whole,
             shown_kinds=prepared.shown_kinds,
@@ -481,7 +489,43 @@ class LiveCalls:
             reply=reply,
             chain=_chain_of(prepared, reply),
             messages_size=size_of((*kept, *tail)),
+            layers=layers[:-1],
+            elements=_elements(prepared),
         )
+
+
+def _sums(epoch: Epoch, kept: Sequence[Entry], tail: Sequence[Entry]) -> Sums:
+    everything = (*kept, *tail)
+    running = everything[-1].turn
+    has_pins = any(entry.pinned for entry in everything)
+    return Sums(
+        head=epoch.head_tokens,
+        kept=count_entries(kept),
+        tail=count_entries(tail),
+        questions=count_entries(e for e in everything if e.turn == running and e.message.starts_turn),
+        steps=sum(entry.message.role == "assistant" for entry in tail),
+        widest=None if has_pins else widest_step(tail),
+    )
+
+
+def _keeps_epoch(snapshot: Snapshot, sums: Sums, config: ContextConfig, now: datetime) -> bool:
+    """Whether the full path would keep the epoch. The messages are looked at only where their sums do not tell."""
+    if sums.widest is not None and surely_keeps(
+        snapshot,
+        strategy=config.strategy,
+        policy=config.policy,
+        sums=TokenSums(kept=sums.kept, tail=sums.tail, floor=sums.questions, steps=sums.steps),
+        widest=sums.widest,
+        now=now,
+    ):
+        return True
+    return isinstance(decide(snapshot, strategy=config.strategy, policy=config.policy, now=now), Keep)
+
+
+def _elements(prepared: PreparedCall) -> Elements | None:
+    """What the next description goes on from: the description of the body that went upstream."""
+    description = prepared.description
+    return None if description is None or description.body is not prepared.body else description.elements
 
 
 def _chain_of(prepared: PreparedCall, reply: TailRow) -> bytes:

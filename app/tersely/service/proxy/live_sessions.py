@@ -7,19 +7,22 @@ everything that the next call would otherwise work out again from a history that
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from tersely.dialects.dialect import Request
 from tersely.domain.client_ids import ClientIds
+from tersely.domain.history.context import LayerReport
 from tersely.domain.history.history import Entry, Snapshot
 from tersely.domain.messages import Message
 from tersely.domain.text.tags import TagKinds
 from tersely.service.context.context_config import ContextConfig
+from tersely.service.context.sent_contexts import Elements
 from tersely.service.proxy.calls import Call, CallOptions
 from tersely.store.history.messages import TailRow
+from tersely.strategies.pipeline import count_entries
 
 # Measured on CPython 3.11, rounded up: bytes of a live session beside its contents, and of an entry with its message.
 SESSION_BYTES = 6_000
@@ -31,12 +34,30 @@ KEY_BYTES = 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
     """Tokens of a context, as its report adds them up. ``head``: of the epoch's head and prefixes; ``kept`` and
-    ``tail``: of the messages before and behind the cut.
+    ``tail``: of the messages before and behind the cut, among them those of the running turn's questions
+    (``questions``). ``steps`` counts the replies in the tail. ``widest``: see `surely_keeps`; None: not known.
     """
 
     head: int
     kept: int
     tail: int
+    questions: int
+    steps: int
+    widest: int | None
+
+    def with_added(self, added: Sequence[Entry], *, turn: int) -> Sums:
+        """Return the sums with entries of a reply and what follows it; ``turn`` was the running one before them."""
+        tokens = count_entries(added)
+        running = added[-1].turn
+        asked = sum(entry.tokens for entry in added if entry.turn == running and entry.message.starts_turn)
+        return Sums(
+            head=self.head,
+            kept=self.kept,
+            tail=self.tail + tokens,
+            questions=asked + (self.questions if running == turn else 0),
+            steps=self.steps + sum(entry.message.role == "assistant" for entry in added),
+            widest=None if self.widest is None else max(self.widest, tokens),
+        )
 
 
 class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
@@ -47,7 +68,8 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     ``owner`` identifies the `LiveCalls` that prepared it, ``version`` is that of the session's row. ``request`` is the
     request without its messages, ``first_messages`` are the first three of them and ``last_question`` is the last that
     the user sent. ``snapshot`` holds the session's messages without the last reply: ``reply`` is its row, ``chain`` the
-    identity of the history up to it. ``messages_size``: see `size_of`.
+    identity of the history up to it. ``messages_size``: see `size_of`. ``layers`` are those of the context before its
+    tail, ``elements`` describe the body that went upstream.
     """
 
     owner: int
@@ -79,6 +101,13 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     reply: TailRow
     chain: bytes
     messages_size: int
+    layers: tuple[LayerReport, ...]
+    elements: Elements | None
+
+    @property
+    def turn(self) -> int:
+        """The turn of the newest message, not counting the last reply."""
+        return (*self.snapshot.kept[-1:], *self.snapshot.entries[-1:])[-1].turn
 
     @property
     def size(self) -> int:

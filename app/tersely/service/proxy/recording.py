@@ -25,7 +25,14 @@ from tersely.service.common.call_fields import add_fields
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.offload import LONG, run_in_thread_if_large
 from tersely.service.context.context_configs import compact_setting
-from tersely.service.context.sent_contexts import Description, KnownSessions, describe, message_list
+from tersely.service.context.sent_contexts import (
+    Description,
+    Elements,
+    KnownSessions,
+    describe,
+    describe_added,
+    message_list,
+)
 from tersely.service.money.prices import Prices
 from tersely.service.proxy.calls import Call
 from tersely.service.proxy.exchange_keeping import ExchangeKeeper
@@ -106,7 +113,9 @@ class Recorder:
         self._count_unknown_fields(new)
         counts = iter(await tokens.count_messages(new, prepared.request.model))
         write.tokens = [next(counts) if p.is_new else 0 for p in placed]
-        prepared.description = await run_in_thread_if_large(len(prepared.body), self._describe, prepared)
+        is_extended = prepared.expand is not None and prepared.live is not None and prepared.live.elements is not None
+        size = 0 if is_extended else len(prepared.body)
+        prepared.description = await run_in_thread_if_large(size, self._describe, prepared)
         if prepared.description is not None:
             write.attributes = [*write.attributes, *prepared.description.literals]
         prepared.written = self._writer.submit(write)
@@ -119,7 +128,11 @@ class Recorder:
                 await asyncio.shield(prepared.written)
 
     def _describe(self, prepared: PreparedCall) -> Description | None:
-        """Describe what the model is sent; None where that cannot be told. O(size of the request)."""
+        """Describe what the model is sent; None where that cannot be told. O(size of the request), or of what is new
+        in a call that continues a live session.
+        """
+        if prepared.live is not None and prepared.expand is not None and prepared.live.elements is not None:
+            return self._describe_added(prepared, prepared.live.session_id, prepared.live.elements)
         whole = prepared.whole
         session = whole.found.session
         known = self._known.get(
@@ -145,6 +158,21 @@ class Recorder:
             )
         except ValueError:
             return None
+
+    def _describe_added(self, prepared: PreparedCall, session_id: str, before: Elements) -> Description:
+        session, context = prepared.found.session, prepared.built
+        assert session is not None
+        assert context is not None
+        given = zip(prepared.arrival.messages, prepared.found.decision.placed, strict=True)
+        return describe_added(
+            prepared.body,
+            self._dialect.name,
+            before,
+            prepared.sources or (),
+            new={placed.seq: message.raw for message, placed in given if placed.is_new and placed.seq},
+            known=self._known.get(prepared.write.tenant, session_id, session.edits),
+            layers=context.context.report.layers,
+        )
 
     def _count_unknown_fields(self, messages: Sequence[Message]) -> None:
         """Count the members that no table knows in the newest messages; a history of any length costs the same."""
@@ -180,15 +208,16 @@ class Recorder:
         await self._exchanges.commit(write, prepared.written, own_id=own_id)
         if is_whole:
             self._on_stored(prepared, write)
-        self._learn(prepared)
+        self._learn(prepared, write)
 
-    def _learn(self, prepared: PreparedCall) -> None:
+    def _learn(self, prepared: PreparedCall, write: ReplyWrite) -> None:
         """Remember which bytes of the session are stored now."""
         outcome, description = prepared.write.outcome, prepared.description
         if outcome is None or description is None:
             return
         if outcome.is_as_decided and outcome.session_id == prepared.found.session_id:
-            self._known.learn(prepared.write.tenant, outcome.session_id, description)
+            replies = {seq: reply.raw for seq, reply in enumerate(write.replies, write.first_seq) if write.first_seq}
+            self._known.learn(prepared.write.tenant, outcome.session_id, description, replies)
         else:
             self._known.forget(prepared.write.tenant, prepared.found.session_id)
 

@@ -142,6 +142,7 @@ def asked_with(decision: Reconciliation, incoming: Sequence[Incoming]) -> list[P
 
 def enter_reply(write: ReplyWrite, asked: Outcome, state: State, placement: ReplyPlacement, rows: NewRows) -> None:
     """Enter a reply and the report of its call; ``state`` moves on."""
+    write.first_seq = 0 if placement.status == "removed" else state.last_seq + 1
     enter_replies(write, write.replies, asked, state, placement, rows, after=asked.answered_position)
     enter_report(write, asked, state, rows)
 

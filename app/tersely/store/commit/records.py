@@ -368,6 +368,7 @@ class ReplyWrite:
 
     ``attributes`` are stored with it. ``epoch`` is one that started with this call. It is let go when the session
     moved on before the request was stored, or when another call started one first: the next call then plans anew.
+    ``first_seq``: the sequence number under which the first of ``replies`` was stored as it is; 0: none.
     """
 
     request: RequestWrite
@@ -377,6 +378,7 @@ class ReplyWrite:
     now: datetime
     epoch: NewEpoch | None = None
     attributes: Sequence[Attribute] = ()
+    first_seq: int = 0
 
 
 Write = RequestWrite | ReplyWrite

@@ -84,9 +84,8 @@ def digest_of(raw: bytes) -> bytes:
     return blake2b(raw, digest_size=12, person=b"sent").digest()
 
 
-def checksum(raws: Iterable[bytes]) -> int:
-    """A checksum over all elements and where they end."""
-    value = 0
+def checksum(raws: Iterable[bytes], value: int = 0) -> int:
+    """A checksum over all elements and where they end. ``value``: that of the elements before them."""
     for raw in raws:
         value = crc32(b"\n", crc32(raw, value))
     return value

@@ -86,6 +86,20 @@ def pinned_seqs(entries: Sequence[Entry]) -> frozenset[int]:
     return frozenset(seqs)
 
 
+def widest_step(entries: Sequence[Entry]) -> int:
+    """Return the most tokens between two successive places where a cut may be; the ends count as such."""
+    widest = size = 0
+    for entry, is_safe in zip(entries, safe_cuts([entry.message for entry in entries]), strict=True):
+        if is_safe and _begins_well(entry):
+            widest, size = max(widest, size), 0
+        size += entry.tokens
+    return max(widest, size)
+
+
+def _begins_well(entry: Entry) -> bool:
+    return entry.message.role in {"user", "assistant"}
+
+
 class _Cutter:
     """The candidates for a cut of one history, with what each would cost."""
 
@@ -93,7 +107,7 @@ class _Cutter:
         self.kept = tuple(kept)
         self.entries = tuple(entries)
         safe = safe_cuts([entry.message for entry in self.entries])
-        self.starts = [index for index, good in enumerate(safe) if good and self._begins_well(index)] or [0]
+        self.starts = [index for index, good in enumerate(safe) if good and _begins_well(self.entries[index])] or [0]
         self.turn_starts = [index for index in self.starts if self.entries and self.entries[index].message.starts_turn]
         self._after = [*accumulate((e.tokens for e in reversed(self.entries)), initial=0)][::-1]
         self._stay = frozenset(entry.seq for entry in must_stay(self.kept, self.entries))
@@ -106,9 +120,6 @@ class _Cutter:
         self._promised = frozenset(numbers[-recent_turns:])
         self._openings = [e for e in (*self.kept, *self.entries) if e.message.starts_turn]
         self._standing = [e for e in (*self.kept, *self.entries) if e.seq in self._stay]
-
-    def _begins_well(self, index: int) -> bool:
-        return self.entries[index].message.role in {"user", "assistant"}
 
     @property
     def fresh_start(self) -> int:

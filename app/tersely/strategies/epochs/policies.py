@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
-from typing import Literal, assert_never, get_args
+from typing import Literal, NamedTuple, assert_never, get_args
 
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.history import Snapshot
-from tersely.strategies.epochs.cutting import Cut, cut_to_tokens, must_stay
+from tersely.strategies.epochs.cutting import TURN_CUT_FILL, Cut, cut_to_tokens, must_stay
 from tersely.strategies.pipeline import count_entries
 
 Reason = Literal[
@@ -118,6 +118,17 @@ class Advance:
 EpochDecision = Keep | Advance
 
 
+class TokenSums(NamedTuple):
+    """Tokens of a snapshot's messages: of those ``kept`` from before the cut, of the ``tail``, and of what no cut
+    removes (``floor``: see `must_stay`); ``steps`` counts the replies in the tail.
+    """
+
+    kept: int
+    tail: int
+    floor: int
+    steps: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watermarks:
     """The watermarks that hold for one snapshot. ``room`` is what the window leaves beside the fixed part."""
@@ -183,19 +194,21 @@ def compute_watermarks(snapshot: Snapshot, policy: Policy, needs: Needs, *, halv
 
     ``halved``: the context has to shrink, whatever the policy says: to a half of what it is at most.
     """
+    marks = _watermarks(snapshot, policy, needs, count_entries(must_stay(snapshot.kept, snapshot.entries)))
+    return replace(marks, low=min(marks.low, content_tokens(snapshot) // 2)) if halved else marks
+
+
+def _watermarks(snapshot: Snapshot, policy: Policy, needs: Needs, floor: int) -> Watermarks:
     room = None if snapshot.window is None else max(0, snapshot.window - snapshot.fixed_tokens)
     wanted = policy if isinstance(policy, Auto) else Auto()
     high = needs.high or wanted.high
     low = min(wanted.low, high * 3 // 4)
     # What must stay does not count as room for work: without this, a long task would leave no steps at all.
-    floor = count_entries(must_stay(snapshot.kept, snapshot.entries))
     span = high - low
     low = max(low, floor + low // 2)
     high = max(high, low + span // 2)
     if room is not None:
         high, low = min(high, room), min(low, room // 2)
-    if halved:
-        low = min(low, content_tokens(snapshot) // 2)
     return Watermarks(high=high, low=low, room=room)
 
 
@@ -271,9 +284,47 @@ def _decide_auto(
         return Keep()
     if _is_cold(snapshot, policy, now):
         return Advance(reason="cold_cache")
-    if _pays(snapshot, policy, watermarks, content, left):
+    if _pays(snapshot, policy, watermarks, _sums_of(snapshot), content, left):
         return Advance(reason="break_even")
     return Keep()
+
+
+def _sums_of(snapshot: Snapshot) -> TokenSums:
+    return TokenSums(
+        kept=count_entries(snapshot.kept),
+        tail=count_entries(snapshot.entries),
+        floor=count_entries(must_stay(snapshot.kept, snapshot.entries)),
+        steps=sum(entry.message.role == "assistant" for entry in snapshot.entries),
+    )
+
+
+def keeps_by_sums(
+    snapshot: Snapshot, policy: Policy, needs: Needs, *, sums: TokenSums, widest: int, now: datetime
+) -> bool:
+    """Return True only where `decide_epoch` finds no reason to cut: told without looking at the messages.
+
+    The snapshot's epoch must be in force and unedited. ``widest``: at least as many tokens as stand between any two
+    successive places of the tail where a cut may be, its beginning included.
+    """
+    if not needs.cuts:
+        return True
+    if not isinstance(policy, Auto) or needs.is_over_limit or needs.resume_idle is not None:
+        return False
+    head = snapshot.epoch.head_tokens if snapshot.epoch else 0
+    content = head + sums.kept + sums.tail
+    if _is_small(snapshot, policy, needs, content):
+        return True
+    marks = _watermarks(snapshot, policy, needs, sums.floor)
+    if content > marks.high or (marks.room is not None and content > marks.room):
+        return False
+    if content <= marks.low * COLD_MARGIN or not needs.saves:
+        return True
+    if _is_cold(snapshot, policy, now):
+        return False
+    # A cut leaves the longest tail that fits, so it leaves no less than this; the more it leaves, the less it pays.
+    target = max(0, marks.low - head)
+    left = head + max(0, int(min(TURN_CUT_FILL * target, target - widest, sums.tail)))
+    return not _pays(snapshot, policy, marks, sums, content, left)
 
 
 def _planned_tokens(snapshot: Snapshot, watermarks: Watermarks, needs: Needs) -> int:
@@ -307,31 +358,30 @@ def break_even_calls(q: float, *, write: float, read: float) -> float:
     return (write * q - read) / (read * (1 - q)) if read > 0 else float("inf")
 
 
-def _pays(snapshot: Snapshot, policy: Auto, watermarks: Watermarks, content: int, left: int) -> bool:
+def _pays(snapshot: Snapshot, policy: Auto, watermarks: Watermarks, sums: TokenSums, content: int, left: int) -> bool:
     """Return whether the saving is likely to cover the re-write, and a wrong guess would hardly be felt."""
     price = policy.write_price * left - policy.read_price * content
-    if price > REGRET * _price_of_full(snapshot, policy):
+    if price > REGRET * _price_of_full(snapshot, policy, sums):
         return False
     needed = break_even_calls(left / content, write=policy.write_price, read=policy.read_price)
-    return _remaining_calls(snapshot, watermarks, content) >= BREAK_EVEN_MARGIN * needed
+    return _remaining_calls(snapshot, watermarks, sums, content) >= BREAK_EVEN_MARGIN * needed
 
 
-def _price_of_full(snapshot: Snapshot, policy: Auto) -> float:
+def _price_of_full(snapshot: Snapshot, policy: Auto, sums: TokenSums) -> float:
     """About what sending everything would have cost so far: each token written once, then read at half the calls."""
-    total = max(snapshot.older_tokens, count_entries(snapshot.kept)) + count_entries(snapshot.entries)
+    total = max(snapshot.older_tokens, sums.kept) + sums.tail
     return policy.write_price * total + policy.read_price * snapshot.calls * (snapshot.fixed_tokens + total / 2)
 
 
-def _remaining_calls(snapshot: Snapshot, watermarks: Watermarks, content: int) -> float:
+def _remaining_calls(snapshot: Snapshot, watermarks: Watermarks, sums: TokenSums, content: int) -> float:
     """Return a cautious guess at the calls that a cut now would still serve.
 
     A session of unknown length is as likely to go on as it has gone on: half of the calls so far is cautious.
     And the high watermark would force the cut anyway after ``(high - content) / growth`` calls, with the
     growth per call as measured in the tail: what is saved by cutting early ends there.
     """
-    steps = sum(entry.message.role == "assistant" for entry in snapshot.entries)
-    growth = count_entries(snapshot.entries) / max(1, steps)
-    return min(max(snapshot.calls, steps) / 2, max(0, watermarks.high - content) / max(1.0, growth))
+    growth = sums.tail / max(1, sums.steps)
+    return min(max(snapshot.calls, sums.steps) / 2, max(0, watermarks.high - content) / max(1.0, growth))
 
 
 def _read_policy_text(text: str, field: str) -> object:
