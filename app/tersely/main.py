@@ -106,7 +106,12 @@ def build(
     abilities = _abilities(settings, base)
     recipes = recipes_of(settings, abilities.tools)
     auth = Auth(
-        base.database, required=settings.auth == "keys", monotonic=time.monotonic, clock=clock, is_local=is_local
+        base.database,
+        required=settings.auth == "keys",
+        monotonic=time.monotonic,
+        clock=clock,
+        is_local=is_local,
+        origins=settings.allowed_origins,
     )
     guard = Guard(
         auth=auth,
@@ -159,6 +164,7 @@ def build(
         body_budget=_body_budget(settings, base.metrics),
         monotonic=time.perf_counter,
         shutdown=shutdown,
+        origins=settings.allowed_origins,
     )
 
 

@@ -32,6 +32,7 @@ from tersely.domain.errors import InvalidRequest
 from tersely.domain.tools.catalog import parse_offer
 
 OnOff = Literal["on", "off"]
+ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
 HOST_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -139,6 +140,7 @@ class Settings(BaseSettings):
 
     auth: Literal["off", "keys"] = "off"
     insecure: bool = False
+    cors_origins: str | None = None
     passthrough: str | None = None
     max_body: int = Field(default=32 * 1024 * 1024, ge=1024, le=1024**3)
     body_memory: int = Field(default=512, ge=16, le=1024 * 1024)
@@ -200,6 +202,19 @@ class Settings(BaseSettings):
             raise ValueError(error.detail.removeprefix("tools ")) from error
         return value
 
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: str | None) -> str | None:
+        for origin in split_list(value):
+            if not ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin[:100]!r} is no origin such as https://app.example.com; `*` is not possible")
+        return value
+
+    @property
+    def allowed_origins(self) -> tuple[str, ...]:
+        """Return the origins whose web pages may call the APIs."""
+        return split_list(self.cors_origins)
+
     @field_validator("passthrough")
     @classmethod
     def _has_rules(cls, value: str | None) -> str | None:
@@ -233,6 +248,11 @@ class Settings(BaseSettings):
         """Arguments win over the environment, the environment over files."""
         del file_secret_settings
         return init_settings, env_settings, dotenv_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def split_list(text: str | None) -> tuple[str, ...]:
+    """Return the parts of a list with commas."""
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def _variable(name: str) -> str:

@@ -37,6 +37,7 @@ SHOWN = ("text", "ts", "sql")
 OTHER_PROGRAMS = {
     *("aider", "mini", "pi", "qwen", "cline", "codex"),  # clients
     *("cd", "echo", "export", "git", "docker", "cat", "kill", "createdb", "psql", "pip"),
+    *("npm", "npx", "openapi-python-client", "helm", "kubectl"),
 }
 COMMAND_VARIABLES = {"TERSELY_URL", "TERSELY_KEY", "TERSELY_SESSION"}
 PLACES = ("http://127.0.0.1:8484", "http://localhost:8484")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fastapi import FastAPI
 
@@ -13,6 +13,7 @@ from tersely.api.host_table import Destination, HostTable, model_in, split_name
 from tersely.api.routes import PREFIXES, Target, find_target
 from tersely.api.transport.body import RESERVATION, BodyBudget, Disconnected, Receive, Scope, Send, read_body
 from tersely.api.transport.call_log import CallLog
+from tersely.api.transport.cors import CrossOrigin
 from tersely.api.transport.request_ids import current
 from tersely.api.transport.shutdown import Shutdown, ShutdownGate
 from tersely.dialects.account_routes import AllowedRoute
@@ -53,7 +54,9 @@ class ProxyRoutes:
         body_budget: BodyBudget,
         monotonic: Callable[[], float],
         shutdown: Shutdown,
+        origins: Sequence[str] = (),
     ) -> None:
+        """``origins``: those whose web pages may call the APIs."""
         self.rest = fallback
         self._hosts = hosts
         self._auth = auth
@@ -64,7 +67,8 @@ class ProxyRoutes:
         self._body_budget = body_budget
         self._monotonic = monotonic
         self.shutdown = shutdown
-        self._app = CallLog(ShutdownGate(self._reserve, shutdown, self._refuse_at_end))
+        gate = ShutdownGate(self._reserve, shutdown, self._refuse_at_end)
+        self._app = CallLog(CrossOrigin(gate, origins) if origins else gate)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -75,9 +75,13 @@ class Auth:
         monotonic: Callable[[], float],
         clock: Callable[[], datetime],
         is_local: bool = False,
+        origins: Collection[str] = (),
     ) -> None:
-        """``required``: every request needs a key; else ``is_local``: none comes from a web page of elsewhere."""
+        """``required``: every request needs a key; else ``is_local``: none comes from a web page of elsewhere, but for
+        the pages of ``origins``.
+        """
         self._is_local = is_local
+        self._origins = origins
         self._database = database
         self._required = required
         self._monotonic = monotonic
@@ -90,7 +94,7 @@ class Auth:
         """
         pairs = headers.items() if isinstance(headers, Mapping) else headers
         if self._is_local and not self._required:
-            _check_local(pairs)
+            _check_local(pairs, self._origins)
         found = presented(pairs)
         carriers = frozenset(name for name, value in pairs if "tsk_" in value and _KEY.search(value))
         carriers |= {name for name, _ in found}
@@ -137,7 +141,7 @@ def key_id_of(key: str) -> str:
     return match[1]
 
 
-def _check_local(headers: Iterable[tuple[str, str]]) -> None:
+def _check_local(headers: Iterable[tuple[str, str]], origins: Collection[str] = ()) -> None:
     """Raise `Forbidden` for what a browser sends on behalf of a page that is not of this machine.
 
     Such a page can send requests without asking first, or point a name of its own at this machine.
@@ -145,7 +149,7 @@ def _check_local(headers: Iterable[tuple[str, str]]) -> None:
     for name, value in headers:
         if name == "host" and not is_loopback(f"//{value}"):
             raise Forbidden("without keys Tersely is only served under a loopback name (Host)")
-        if name == "origin" and not is_loopback(value):
+        if name == "origin" and value not in origins and not is_loopback(value):
             raise Forbidden("without keys Tersely is not for web pages of other hosts (Origin)")
 
 
