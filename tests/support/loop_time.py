@@ -1,4 +1,5 @@
-"""How long the callbacks of an event loop run: CPU time of the loop's own thread, so that neighbours do not count.
+"""How long the callbacks of a service's event loop run: CPU time of the loop's own thread, so that neighbours, such as
+clients and model hosts of a test, do not count.
 
 A limit in seconds holds on one machine at one clock rate. These times are divided by the time of a piece of work whose
 length is known, taken just before and after, so that a limit means the same on a slower or a busier processor.
@@ -12,9 +13,11 @@ import json
 import statistics
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from tests.support.services import Service
 
 # Seconds that the piece of work takes on the machine the limits were chosen on.
 _USUAL = 0.0028
@@ -22,22 +25,22 @@ _USUAL = 0.0028
 
 @dataclass
 class CallbackTimes:
-    """The slowest callback of each thread: seconds at the usual speed, and what it was."""
+    """The slowest callback, in seconds, and what it was."""
 
-    slowest: dict[int, tuple[float, str]] = field(default_factory=dict)
+    slowest: tuple[float, str] = (0.0, "")
     # How many times slower than usual the processor was meanwhile; never below 1.
     slowness: float = 1.0
 
     @property
     def worst(self) -> tuple[float, str]:
-        """The slowest callback of all threads, as long as it would take at the usual speed."""
-        seconds, name = max(self.slowest.values(), default=(0.0, ""))
+        """The slowest callback, as long as it would take at the usual speed."""
+        seconds, name = self.slowest
         return seconds / self.slowness, name
 
 
 @contextmanager
-def callback_times(*, without: Collection[int] = ()) -> Iterator[CallbackTimes]:
-    """Measure every callback of every loop in this process, but for those of the threads ``without``.
+def callback_times(service: Service) -> Iterator[CallbackTimes]:
+    """Measure every callback of the loop of ``service``, which runs in this process.
 
     The garbage collector rests meanwhile: it would search what the tests keep, too.
     """
@@ -48,9 +51,8 @@ def callback_times(*, without: Collection[int] = ()) -> Iterator[CallbackTimes]:
         begun = time.thread_time()
         original(handle)
         took = time.thread_time() - begun
-        me = threading.get_ident()
-        if me not in without and took > times.slowest.get(me, (0.0, ""))[0]:
-            times.slowest[me] = took, _name(handle)
+        if threading.get_ident() == service.thread and took > times.slowest[0]:
+            times.slowest = took, _name(handle)
 
     before = _time_of_known_work()
     asyncio.events.Handle._run = measured  # type: ignore[method-assign, assignment]

@@ -20,6 +20,12 @@ class Background:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
+    @property
+    def thread(self) -> int:
+        """The id of the loop's thread."""
+        assert self._thread.ident is not None
+        return self._thread.ident
+
     def run(self, work: Coroutine[Any, Any, T], limit: float = 60) -> T:
         """Wait for ``work`` there."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(limit)

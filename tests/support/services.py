@@ -29,11 +29,12 @@ from tests.support.loops import background, wait_until
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A running service. ``url`` has no path."""
+    """A running service. ``url`` has no path. ``thread`` is that of its event loop; 0: in another process."""
 
     url: str
     port: int
     database: Database
+    thread: int = 0
 
     @property
     def base_url(self) -> str:
@@ -76,7 +77,7 @@ def serve(database: Database, upstream: str, *, dsn: str | None = None, **settin
         wait_until(lambda: server.started or done.done())
         port = listener.getsockname()[1]
         try:
-            yield Service(url=f"http://127.0.0.1:{port}", port=port, database=database)
+            yield Service(url=f"http://127.0.0.1:{port}", port=port, database=database, thread=there.thread)
         finally:
             server.should_exit = True
             done.result(30)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import threading
 import zlib
 from collections.abc import Iterator
 
@@ -93,20 +92,18 @@ async def test_an_endless_stream_holds_nobody_up(store: Database, raw: RawUpstre
             await writer.drain()
 
     raw.handler = endless
-    with serve(store, raw.url, max_reply=4 * MIB) as service:
-        here = threading.get_ident()
-        with callback_times(without={here}) as times:
-            async with wire(service) as line:
-                await line.send(request_bytes(body_of("hello", stream=True), x_tersely_session=key))
-                read = 0
-                async with asyncio.timeout(20):
-                    while read < 24 * MIB:
-                        read += len(await line.reader.read(MIB))
+    with serve(store, raw.url, max_reply=4 * MIB) as service, callback_times(service) as times:
+        async with wire(service) as line:
+            await line.send(request_bytes(body_of("hello", stream=True), x_tersely_session=key))
+            read = 0
+            async with asyncio.timeout(20):
+                while read < 24 * MIB:
+                    read += len(await line.reader.read(MIB))
 
-            async def is_stored() -> bool:
-                return len(await messages_by_number(service, key)) == 2
+        async def is_stored() -> bool:
+            return len(await messages_by_number(service, key)) == 2
 
-            await eventually(is_stored)
+        await eventually(is_stored)
     assert [each.finish for each in await messages_by_number(service, key)] == [None, "oversized"]
     assert times.worst[0] < 0.04, times.worst
 
@@ -121,7 +118,7 @@ async def test_a_long_reply_within_the_limit_holds_nobody_up(
         raw.answer(http_head(), sse(role=True), *events, sse(finish="stop"), DONE)
     else:
         raw.answer(http_head("application/json"), whole_body(text))
-    with serve(store, raw.url) as service, callback_times(without={threading.get_ident()}) as times:
+    with serve(store, raw.url) as service, callback_times(service) as times:
         await post(service, body_of("hello", stream=is_streamed), X_Tersely_Session=key)
     reply = (await messages_by_number(service, key))[1]
     assert reply.finish == "stop"

@@ -211,6 +211,9 @@ class ReplyStream:
     def _catch_up(self) -> None:
         """Bring every choice up to date with what went out the quick way."""
         self._read_unread(is_last=False)
+        self._take_unfed()
+
+    def _take_unfed(self) -> None:
         if self._extract:
             for state in self._choices.values():
                 if state.has_unfed:
@@ -236,6 +239,8 @@ class ReplyStream:
                 for choice in chunk.choices or ():
                     if choice.finish_reason is not None:
                         self._choices[choice.index].settle()
+        # Not only at the end: that would be a long text at once.
+        self._take_unfed()
 
     def _keep_unfinished(self, block: bytes, *, is_last: bool) -> bytes:
         """Untouched bytes are cut anywhere: the part after the last blank line waits for the rest."""

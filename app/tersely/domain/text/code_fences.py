@@ -6,6 +6,8 @@ import re
 
 _LINE = re.compile(r"[^\r\n]*")
 _RUN = re.compile(r"`+")
+# The end of a line before one that begins as a fence mark does.
+_MARKED = re.compile(r"[\r\n](?= {0,3}[`~])")
 # A run of backticks, line ends, or anything else.
 _SPAN_PIECE = re.compile(r"`+|[\r\n]+|[^`\r\n]+")
 
@@ -27,16 +29,20 @@ class Fences:
         return self._open is not None or self._opens
 
     def advance(self, text: str) -> None:
-        """Process ``text``."""
+        """Process ``text``. Between its first and its last line only those that may be marks are looked at."""
         position = 0
+        last = max(text.rfind("\n"), text.rfind("\r")) + 1
         while position < len(text):
             line = _LINE.match(text, position)
             assert line is not None  # the pattern matches the empty string
-            if line.end() > position:
+            end = line.end()
+            if end > position:
                 self._extend_line(line[0])
-            if line.end() < len(text):
-                self._end_line()
-            position = line.end() + 1
+            if end == len(text):
+                return
+            self._end_line()
+            marked = _MARKED.search(text, end, last)
+            position = marked.end() if marked else last
 
     @property
     def is_at_closing_mark(self) -> bool:

@@ -38,6 +38,9 @@ _HEADING = re.compile(r" {0,3}#{1,3}(?:[ \t]|\Z)")
 _MAY_BE_HEADING = re.compile(r" {0,3}#{0,3}\Z")
 _OWN_HEADING = re.compile(rf"{HEADING}[ \t]*(?:[\r\n]|\Z)")
 _EMPTY_LINES = re.compile(r"\A(?:[ \t]*[\r\n])+")
+# Blanks and line ends that may be hidden: those before what may be a heading, or at the end of what has come.
+_BEFORE_HEADING = re.compile(r"[ \t\r\n]++(?:#|\Z)")
+_NEXT_BEFORE_HEADING = re.compile(r"(?<![ \t\r\n])" + _BEFORE_HEADING.pattern)
 _BLANK = " \t"
 _WHITE = " \t\r\n"
 
@@ -102,12 +105,16 @@ class StateStream:
 
     def feed(self, piece: str) -> str:
         """What may be shown now: everything but the blocks and the beginning of a possible block at the end."""
-        if self._where == "text" and "\n" not in piece and "\r" not in piece:
-            self._fences.advance(piece)
-            return piece
         shown: list[str] = []
         position = 0
         while position < len(piece):
+            if self._where == "text" and not _BEFORE_HEADING.match(piece, position):
+                stop = _NEXT_BEFORE_HEADING.search(piece, position)
+                plain = piece[position : stop.start() if stop else len(piece)]
+                self._fences.advance(plain)
+                shown.append(plain)
+                position += len(plain)
+                continue
             match = _PIECE.match(piece, position, position + MAX_BLOCK - len(self._held))
             assert match is not None  # every character is matched by one of the two alternatives
             self._read(match[0], shown)

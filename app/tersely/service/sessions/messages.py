@@ -134,7 +134,10 @@ class Messages:
         check_session_id(session_id, "session id")
         check_key(key)
         size = sum(map(len, raws))
-        how = dialect_of(dialect) if dialect is not None else DIALECTS[detect_dialect(raws, field="messages")]
+        if dialect is not None:
+            how = dialect_of(dialect)
+        else:
+            how = DIALECTS[await run_in_thread_if_large(size, detect_dialect, raws, field="messages")]
         read = await run_in_thread_if_large(size, read_messages, raws, how)
         now = self._clock()
         created = () if times is None else read_times(times, len(raws), now)

@@ -36,6 +36,7 @@ from tersely.store.commit import idempotency_keys as appends
 from tersely.store.commit.apply import AT_THE_END, NewRows, enter_reply, enter_request
 from tersely.store.commit.idempotency_keys import Append
 from tersely.store.commit.records import (
+    Attribute,
     NewSession,
     Outcome,
     ReferencedReply,
@@ -74,7 +75,7 @@ LINGER = 0.002
 # it is written alone: a crash loses no question that is older.
 HOLD = 2.0
 # A write of more new messages, or of more bytes, goes apart: encoded in a thread, sent in portions of so many rows and
-# bytes, given so many seconds.
+# bytes, given so many seconds. So is one with so many literals of the context that was sent.
 LARGE = 2_000
 LARGE_BYTES = 4 * 1024 * 1024
 PORTION = 400
@@ -242,11 +243,18 @@ def _request(write: Write) -> RequestWrite:
 
 
 def _is_large(request: RequestWrite) -> bool:
+    if _are_many(request.attributes):
+        return True
     new = request.decision.last_seq - (request.session.last_seq if request.session else 0)
     if new > LARGE or request.size <= LARGE_BYTES:
         return new > LARGE
     placed = request.decision.placed
     return sum(len(raw) for raw, each in zip(request.raws, placed, strict=True) if each.is_new) > LARGE_BYTES
+
+
+def _are_many(attributes: Sequence[Attribute]) -> bool:
+    """Return whether attributes are stored in portions."""
+    return len(attributes) > LARGE or sum(len(each.raw) for each in attributes) > LARGE_BYTES
 
 
 def _has_long_epoch(write: ReplyWrite) -> bool:
@@ -255,8 +263,10 @@ def _has_long_epoch(write: ReplyWrite) -> bool:
 
 
 def _has_large_reply(write: ReplyWrite) -> bool:
-    """Whether a reply holds a message that is sent in pieces."""
-    return any(max(len(reply.raw), len(reply.model_raw or b"")) > large_values.LARGE_VALUE for reply in write.replies)
+    """Return whether a reply comes with so much that it is stored in portions."""
+    return _are_many(write.attributes) or any(
+        max(len(reply.raw), len(reply.model_raw or b"")) > large_values.LARGE_VALUE for reply in write.replies
+    )
 
 
 def _fail(jobs: list[_Job], error: BaseException) -> None:
@@ -497,16 +507,25 @@ async def insert_rows(connection: Connection, tenant: str, rows: NewRows, states
     """Insert ``rows`` and store the counters of the locked sessions that were written to."""
     for table, sql in INSERTS.items():
         found: list[Record] = getattr(rows, table)
-        values: list[large_values.LargeValue] = []
-        if table == "messages":
-            found, values = large_values.split_off(found)
-        for portion in _portions(found):
-            await connection.fetch(sql, tenant, *as_arrays(portion))
+        if len(found) <= LARGE:
+            portions, values = _split(table, found)
+        else:
+            portions, values = await asyncio.to_thread(_split, table, found)
+        for portion in portions:
+            await connection.fetch(sql, tenant, *portion)
         for value in values:
             await large_values.write(connection, tenant, value)
     for state in states:
         if state.touched is not None:
             await connection.execute(UPDATE_SESSION, tenant, state.id, *counters_of(state), *figures_of(state))
+
+
+def _split(table: str, records: list[Record]) -> tuple[list[list[list[object]]], list[large_values.LargeValue]]:
+    """Return the columns of each portion of a table's records, and the values that are sent apart."""
+    values: list[large_values.LargeValue] = []
+    if table == "messages":
+        records, values = large_values.split_off(records)
+    return [as_arrays(portion) for portion in _portions(records)], values
 
 
 def _portions(records: list[Record]) -> Iterator[list[Record]]:

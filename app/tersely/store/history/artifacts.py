@@ -9,11 +9,12 @@ from datetime import datetime
 from tersely.domain.messages import Message
 from tersely.domain.text.tool_output import LEAST_SPILLED, output_digest
 from tersely.store.db.connection import Connection
-from tersely.store.history.messages import FULL, StoredMessage, message_from
+from tersely.store.history import large_rows
+from tersely.store.history.messages import FULL_COLUMNS, StoredMessage
 
 # The newest of several outputs with one content. Whoever asks knows the content's name, not the session's.
 FIND = f"""
-SELECT {", ".join(f"m.{column}" for column in FULL.split(", "))}
+SELECT {large_rows.columns(FULL_COLUMNS, table="m")}, m.session_id
 FROM artifacts a JOIN messages m ON m.tenant_id = a.tenant_id AND m.session_id = a.session_id AND m.seq = a.seq
 WHERE a.tenant_id = $1 AND a.sha256 = $2 AND m.status <> 'removed' ORDER BY a.created_at DESC LIMIT 1
 """
@@ -50,7 +51,12 @@ def row(session_id: str, seq: int, artifact: Artifact, now: datetime) -> tuple[o
 async def find(connection: Connection, tenant: str, sha256: bytes) -> StoredMessage | None:
     """Return the message with that output, in any of the tenant's sessions, whether it is live or not."""
     record = await connection.fetchrow(FIND, tenant, sha256)
-    return None if record is None else message_from(record)
+    if record is None:
+        return None
+    large = await large_rows.read(connection, tenant, record["session_id"], [record])
+    found = large_rows.complete(record, large)
+    del found["session_id"]
+    return StoredMessage(**found)
 
 
 async def forget(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> None:

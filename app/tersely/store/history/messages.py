@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -14,6 +14,7 @@ from tersely.domain.history import reconciliation
 from tersely.domain.history.history import BROKE_OFF, DEFAULT_PRIORITY, WINDOW_FULL, Status
 from tersely.domain.history.reconciliation import StoredLink
 from tersely.store.db.connection import Connection
+from tersely.store.history import large_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +49,11 @@ RAN_OUT = f"finish IS NOT DISTINCT FROM '{WINDOW_FULL}'"
 # view a client may resend all the same.
 UNKNOWN = "NOT client_visible AND call > 0 AND chain IS NULL"
 TAIL = f"{ROW}, dialect, pinned, priority, created_at, model_raw, {UNKNOWN} AS is_hidden, {RAN_OUT} AS ran_out"
-FULL = (
+FULL_COLUMNS = (
     "seq, turn, place AS position, tokens, role, status, dialect, client_visible, model_visible, pinned, priority, "
-    "finish, call, digest, created_at, raw, model_raw"
+    "finish, call, digest, created_at"
 )
+FULL = large_rows.columns(FULL_COLUMNS)
 HERE = "tenant_id = $1 AND session_id = $2"
 # Clients put their rules, skills and tools in front of the first question.
 FIRST_MESSAGES = 16
@@ -216,9 +218,26 @@ def _row(record: Record) -> TailRow:
     )
 
 
-def message_from(record: Record) -> StoredMessage:
-    """Return a record with the columns of `FULL` as a value."""
-    return StoredMessage(**dict(record))
+async def fetch_messages(
+    connection: Connection, sql: str, tenant: str, session_id: str, *arguments: object
+) -> list[StoredMessage]:
+    """Return the messages of a session that ``sql`` selects with the columns of `FULL`."""
+    records = await connection.fetch(sql, tenant, session_id, *arguments)
+    return await messages_from(connection, tenant, session_id, records)
+
+
+async def messages_from(
+    connection: Connection, tenant: str, session_id: str, records: Sequence[Record]
+) -> list[StoredMessage]:
+    """Return records with the columns of `FULL` as values, in a thread where there are many."""
+    large = await large_rows.read(connection, tenant, session_id, records)
+    if len(records) < MANY:
+        return _messages_from(records, large)
+    return await asyncio.to_thread(_messages_from, records, large)
+
+
+def _messages_from(records: Sequence[Record], large: Mapping[tuple[int, str], bytes]) -> list[StoredMessage]:
+    return [StoredMessage(**large_rows.complete(record, large)) for record in records]
 
 
 # Statements that follow each other see what was committed in between. ``last``, in the functions below, is the last
@@ -256,7 +275,7 @@ async def newest_at(connection: Connection, tenant: str, session_id: str) -> dat
 
 async def content(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> list[StoredMessage]:
     """Return the messages with these sequence numbers, whatever their status, in order."""
-    return [message_from(r) for r in await connection.fetch(CONTENT, tenant, session_id, list(seqs))]
+    return await fetch_messages(connection, CONTENT, tenant, session_id, list(seqs))
 
 
 async def live_from(
@@ -264,12 +283,12 @@ async def live_from(
 ) -> list[StoredMessage]:
     """What the model may see from ``cut`` on, in order, without instructions. Long stretches are read in portions."""
     if last is None or last - cut < MANY:
-        return [message_from(r) for r in _up_to(await connection.fetch(LIVE_FROM, tenant, session_id, cut), last)]
+        records = _up_to(await connection.fetch(LIVE_FROM, tenant, session_id, cut), last)
+        return await messages_from(connection, tenant, session_id, records)
     found: list[StoredMessage] = []
     for start in range(cut, last + 1, MANY):
         end = min(start + MANY - 1, last)
-        records = await connection.fetch(LIVE_BETWEEN, tenant, session_id, start, end)
-        found += await asyncio.to_thread(lambda portion: [message_from(r) for r in portion], records)
+        found += await fetch_messages(connection, LIVE_BETWEEN, tenant, session_id, start, end)
     return await asyncio.to_thread(_in_order, found)
 
 
@@ -281,7 +300,7 @@ async def live_replies_with(
     connection: Connection, tenant: str, session_id: str, marker: bytes, since: int
 ) -> list[StoredMessage]:
     """Return the live replies from ``since`` on whose client was shown ``marker``, in order."""
-    return [message_from(r) for r in await connection.fetch(REPLIES_WITH, tenant, session_id, since, marker)]
+    return await fetch_messages(connection, REPLIES_WITH, tenant, session_id, since, marker)
 
 
 async def newest_within(
@@ -303,7 +322,7 @@ async def questions_of(
     connection: Connection, tenant: str, session_id: str, replies: Sequence[int]
 ) -> list[StoredMessage]:
     """Return the live messages that these replies answer, in order."""
-    return [message_from(r) for r in await connection.fetch(QUESTIONS_OF, tenant, session_id, list(replies))]
+    return await fetch_messages(connection, QUESTIONS_OF, tenant, session_id, list(replies))
 
 
 async def leading_to(
@@ -351,17 +370,17 @@ async def chain_of(connection: Connection, tenant: str, session_id: str, seq: in
 
 async def instructions(connection: Connection, tenant: str, session_id: str) -> list[StoredMessage]:
     """Return the session's current instructions, in order."""
-    return [message_from(r) for r in await connection.fetch(INSTRUCTIONS, tenant, session_id)]
+    return await fetch_messages(connection, INSTRUCTIONS, tenant, session_id)
 
 
 async def hidden_texts(connection: Connection, tenant: str, session_id: str) -> list[StoredMessage]:
     """Return the client's messages in turns that were dropped or undone. Their injected blocks still count."""
-    return [message_from(r) for r in await connection.fetch(HIDDEN_WORDS, tenant, session_id)]
+    return await fetch_messages(connection, HIDDEN_WORDS, tenant, session_id)
 
 
 async def first_questions(connection: Connection, tenant: str, session_id: str, cut: int) -> list[StoredMessage]:
     """Return the user messages among the first `FIRST_MESSAGES` of a session, before ``cut``."""
-    return [message_from(r) for r in await connection.fetch(FIRST_QUESTIONS, tenant, session_id, cut)]
+    return await fetch_messages(connection, FIRST_QUESTIONS, tenant, session_id, cut)
 
 
 KEPT_ROWS = f"SELECT {TAIL} FROM messages WHERE {HERE} AND seq = ANY($3::bigint[])"

@@ -17,7 +17,7 @@ from asyncpg import Record
 from tersely.domain.history.history import Summary, SummarySource
 from tersely.domain.history.runs import Run
 from tersely.store.db.connection import Connection
-from tersely.store.history.messages import FULL, StoredMessage, message_from
+from tersely.store.history.messages import FULL, StoredMessage, fetch_messages
 
 HERE = "tenant_id = $1 AND session_id = $2"
 
@@ -205,24 +205,21 @@ async def covered(connection: Connection, tenant: str, session_id: str, first: i
     """Return the messages ``first`` to ``last`` that the model may see, in order, without instructions and Tersely's
     tool traffic.
     """
-    return [message_from(record) for record in await connection.fetch(COVERED, tenant, session_id, first, last)]
+    return await fetch_messages(connection, COVERED, tenant, session_id, first, last)
 
 
 async def first_and_last(
     connection: Connection, tenant: str, session_id: str, first: int, last: int, *, head: int, tail: int
 ) -> list[StoredMessage]:
     """Return the first ``head`` and the newest ``tail`` of what `covered` returns, in order."""
-    records = await connection.fetch(ENDS, tenant, session_id, first, last, head, tail)
-    return [message_from(record) for record in records]
+    return await fetch_messages(connection, ENDS, tenant, session_id, first, last, head, tail)
 
 
 async def of_runs(
     connection: Connection, tenant: str, session_id: str, runs: Sequence[Run], *, limit: int
 ) -> list[StoredMessage]:
     """Return what the model may see of ``runs``, in order, as `covered` does; at most the newest ``limit``."""
-    return [
-        message_from(record) for record in await connection.fetch(OF_RUNS, tenant, session_id, *_columns(runs), limit)
-    ]
+    return await fetch_messages(connection, OF_RUNS, tenant, session_id, *_columns(runs), limit)
 
 
 def _columns(runs: Sequence[Run]) -> tuple[list[int], list[int]]:
