@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from tersely.domain.history.reconciliation import (
-    Incoming,
+    MessageIdentity,
     Reconciliation,
     StoredLink,
     align,
@@ -24,11 +24,11 @@ from tersely.domain.history.reconciliation import (
 )
 
 
-def said(words: str) -> Incoming:
+def said(words: str) -> MessageIdentity:
     """``u:hello`` by the user, ``a:`` by the assistant, ``t:`` a tool result, ``s:`` instructions."""
     role = {"u": "user", "a": "assistant", "t": "tool", "s": "system"}[words[0]]
     is_link = role != "system"
-    return Incoming(
+    return MessageIdentity(
         digest=words.encode(),
         is_link=is_link,
         starts_turn=role == "user",
@@ -36,7 +36,7 @@ def said(words: str) -> Incoming:
     )
 
 
-def history(*words: str) -> list[Incoming]:
+def history(*words: str) -> list[MessageIdentity]:
     return [said(each) for each in words]
 
 
@@ -61,7 +61,7 @@ class Stored:
     def live_turns(self) -> list[int]:
         return [row.turn for row in self.in_order if row.status == "live" and row.is_link]
 
-    def decide(self, incoming: Sequence[Incoming]) -> Reconciliation:
+    def decide(self, incoming: Sequence[MessageIdentity]) -> Reconciliation:
         given = (self.in_order, incoming)
         decision = reconcile(*given, last_seq=self.last_seq, turns=self.turns, allow_restore=True)
         # The quick way, where it is open, leads to the same place.
@@ -77,7 +77,7 @@ class Stored:
             self.reply(decision, reply)
         return decision
 
-    def apply(self, incoming: Sequence[Incoming], decision: Reconciliation) -> None:
+    def apply(self, incoming: Sequence[MessageIdentity], decision: Reconciliation) -> None:
         before = 0
         for message, placed in zip(incoming, decision.placed, strict=True):
             follows, before = before, placed.seq if placed.turn > 0 else before
@@ -371,7 +371,7 @@ def edits(draw: st.DrawFn) -> list[list[str]]:
     return requests
 
 
-def check(before: Stored, incoming: Sequence[Incoming], decision: Reconciliation, after: Stored) -> None:
+def check(before: Stored, incoming: Sequence[MessageIdentity], decision: Reconciliation, after: Stored) -> None:
     placed = decision.placed
     assert len(placed) == len(incoming), "every message has its place"
     new = [p for p in placed if p.is_new]
@@ -454,7 +454,7 @@ def test_the_tail_decides_what_everything_would(requests: list[list[str]], data:
     assert all(p.seq == 0 and not p.is_new for p in tail.placed[:cut])
 
 
-def elapsed(rows: Sequence[StoredLink], incoming: Sequence[Incoming]) -> float:
+def elapsed(rows: Sequence[StoredLink], incoming: Sequence[MessageIdentity]) -> float:
     started = time.process_time()
     reconcile(rows, incoming, last_seq=len(rows), turns=len(rows), allow_restore=True)
     return time.process_time() - started

@@ -14,7 +14,7 @@ from tersely.domain.history.reconciliation import (
     CUT_OFF_WITHIN,
     RETRY_WITHIN,
     EarlierQuestion,
-    Incoming,
+    MessageIdentity,
     Reconciliation,
     ReplyNeighbours,
     ReplyPlacement,
@@ -29,8 +29,8 @@ from tersely.domain.history.reconciliation import (
 NOW = timedelta()
 
 
-def question(name: str) -> Incoming:
-    return Incoming(digest=name.encode(), is_link=True, starts_turn=True, role="user")
+def question(name: str) -> MessageIdentity:
+    return MessageIdentity(digest=name.encode(), is_link=True, starts_turn=True, role="user")
 
 
 @dataclass

@@ -10,7 +10,7 @@ from hashlib import blake2b
 import pytest
 
 from tersely.domain.errors import StoreUnavailable
-from tersely.domain.history.reconciliation import Incoming, append_messages
+from tersely.domain.history.reconciliation import MessageIdentity, append_messages
 from tersely.store.commit.records import NewSession, RequestWrite
 from tersely.store.commit.writer import LARGE, Writer
 from tersely.store.db.connection import Database
@@ -32,7 +32,7 @@ async def database(database: conftest.Database) -> AsyncIterator[Database]:
 def appended(session_id: str, count: int, word: str) -> RequestWrite:
     """``count`` messages that are added to a session, which is made where there is none."""
     said = [
-        Incoming(
+        MessageIdentity(
             digest=blake2b(f"{word}{n}".encode(), digest_size=16).digest(), is_link=True, starts_turn=True, role="user"
         )
         for n in range(count)

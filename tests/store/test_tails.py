@@ -11,7 +11,7 @@ from hashlib import blake2b
 import pytest
 
 from tersely.domain.history.history import Epoch, HeadMessage
-from tersely.domain.history.reconciliation import Incoming, reconcile
+from tersely.domain.history.reconciliation import MessageIdentity, reconcile
 from tersely.service.recognition.incoming_history import extend
 from tersely.store.commit import turns
 from tersely.store.commit.records import CallReport, NewEpoch, NewReply, NewSession, ReplyWrite, RequestWrite
@@ -27,9 +27,9 @@ TENANT = "north"
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-def said(role: str, words: str) -> Incoming:
+def said(role: str, words: str) -> MessageIdentity:
     digest = blake2b(f"{role}{words}".encode(), digest_size=16).digest()
-    return Incoming(digest=digest, is_link=role != "system", starts_turn=role == "user", role=role)  # type: ignore[arg-type]
+    return MessageIdentity(digest=digest, is_link=role != "system", starts_turn=role == "user", role=role)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Talk:
     """A client's history, and the chain after each of its replies, the newest first."""
 
     id: str
-    history: list[Incoming] = field(default_factory=lambda: [said("system", "be brief")])
+    history: list[MessageIdentity] = field(default_factory=lambda: [said("system", "be brief")])
     chains: list[bytes] = field(default_factory=list)
 
 

@@ -51,7 +51,7 @@ def fingerprint_of(strategy: Strategy, policy: Policy, read_back: ReadBack = "")
     return f"{named}{_WITH}{read_back}" if read_back else named
 
 
-def way_of(epoch: Epoch) -> str:
+def read_back_of(epoch: Epoch) -> str:
     """Return the tools that the epoch's texts were shortened for, as in its fingerprint."""
     return epoch.fingerprint.partition(_WITH)[2]
 
@@ -258,30 +258,30 @@ def _floor(snapshot: Snapshot) -> int:
     return snapshot.epoch.cleared_at if snapshot.epoch else 1
 
 
-def _above_floor(material: EpochInputs, floor: int) -> EpochInputs:
+def _above_floor(inputs: EpochInputs, floor: int) -> EpochInputs:
     """Return ``inputs`` without what came before the session was last cleared."""
     if floor == 1:
-        return material
-    terse = tuple(entry for entry in material.terse if entry.seq >= floor)
+        return inputs
+    terse = tuple(entry for entry in inputs.terse if entry.seq >= floor)
     return replace(
-        material,
+        inputs,
         terse=terse,
-        older_turns=material.older_turns if len(terse) == len(material.terse) > 0 else 0,
-        summaries=tuple(summary for summary in material.summaries if summary.first_seq >= floor),
-        past_turns=tuple(past for past in material.past_turns if past.entries[0].seq >= floor),
+        older_turns=inputs.older_turns if len(terse) == len(inputs.terse) > 0 else 0,
+        summaries=tuple(summary for summary in inputs.summaries if summary.first_seq >= floor),
+        past_turns=tuple(past for past in inputs.past_turns if past.entries[0].seq >= floor),
     )
 
 
-def _without_extracts(material: EpochInputs, snapshot: Snapshot) -> EpochInputs:
+def _without_extracts(inputs: EpochInputs, snapshot: Snapshot) -> EpochInputs:
     """Return ``inputs`` without summaries that no model made, if all messages that they cover are loaded.
 
     The plan then extracts a summary of the whole, which is more complete than one composed of older extracts.
     """
     is_all_loaded = snapshot.epoch is None or (snapshot.epoch.must_rebuild and not snapshot.older_tokens)
     if not is_all_loaded:
-        return material
-    good = (each for each in material.summaries if each.source == "model" or each.purpose not in PREFIX_PURPOSES)
-    return replace(material, summaries=tuple(good))
+        return inputs
+    good = (each for each in inputs.summaries if each.source == "model" or each.purpose not in PREFIX_PURPOSES)
+    return replace(inputs, summaries=tuple(good))
 
 
 def with_retrieved_turns(snapshot: Snapshot, inputs: EpochInputs, epoch: Epoch) -> Snapshot:

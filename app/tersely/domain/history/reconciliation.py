@@ -63,7 +63,7 @@ class StoredLink(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.role in INSTRUCTION_ROLES
 
 
-class Incoming(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class MessageIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A message of a request: its identity, and what placing it needs.
 
     ``seq`` is the number of the stored message that it is; 0 where only its words can tell.
@@ -81,10 +81,10 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.role in INSTRUCTION_ROLES
 
 
-def as_incoming(row: StoredLink) -> Incoming:
+def as_incoming(row: StoredLink) -> MessageIdentity:
     """Return a stored message as if it had been sent again."""
     starts_turn = row.is_link and row.role == "user"
-    return Incoming(digest=row.digest, is_link=row.is_link, starts_turn=starts_turn, role=row.role, seq=row.seq)
+    return MessageIdentity(digest=row.digest, is_link=row.is_link, starts_turn=starts_turn, role=row.role, seq=row.seq)
 
 
 class PlacedMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename={"position": "place"}):
@@ -136,7 +136,7 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True, rename=_SPOOLED_
 
 def reconcile(
     rows: Sequence[StoredLink],
-    incoming: Sequence[Incoming],
+    incoming: Sequence[MessageIdentity],
     *,
     last_seq: int,
     turns: int,
@@ -167,14 +167,14 @@ def reconcile(
     )
 
 
-def _last_start(incoming: Sequence[Incoming]) -> int:
+def _last_start(incoming: Sequence[MessageIdentity]) -> int:
     """Return the index of the last message that starts a turn; the end where none does."""
     return next((index for index in range(len(incoming) - 1, -1, -1) if incoming[index].starts_turn), len(incoming))
 
 
 def _follow(
     rows: Sequence[StoredLink],
-    incoming: Sequence[Incoming],
+    incoming: Sequence[MessageIdentity],
     last_seq: int,
     turns: int,
     first_link: int,
@@ -229,7 +229,7 @@ def _has_user(rows: Sequence[StoredLink], turn: int, first_link: int) -> bool:
     return turn != first or any(row.turn == first and row.role == "user" for row in rows)
 
 
-def go_on(last: StoredLink, incoming: Sequence[Incoming], *, last_seq: int, turns: int) -> Reconciliation:
+def go_on(last: StoredLink, incoming: Sequence[MessageIdentity], *, last_seq: int, turns: int) -> Reconciliation:
     """Place new messages behind ``last``, a session's last message, in whose turn the user has spoken.
 
     ``incoming`` begins with ``last`` itself; all others are links. The decision is that of `reconcile` for the whole
@@ -252,7 +252,7 @@ def go_on(last: StoredLink, incoming: Sequence[Incoming], *, last_seq: int, turn
 
 def align(
     rows: Sequence[StoredLink],
-    incoming: Sequence[Incoming],
+    incoming: Sequence[MessageIdentity],
     *,
     last_seq: int,
     turns: int,
@@ -281,7 +281,7 @@ def align(
 
 
 def _kind(
-    incoming: Sequence[Incoming],
+    incoming: Sequence[MessageIdentity],
     placed: Sequence[PlacedMessage],
     left: Sequence[StoredLink],
     back: Sequence[StoredLink],
@@ -300,7 +300,7 @@ def _kind(
 
 
 def append_messages(
-    incoming: Sequence[Incoming], *, last_seq: int, turns: int, turn: int, superseded: Iterable[int] = ()
+    incoming: Sequence[MessageIdentity], *, last_seq: int, turns: int, turn: int, superseded: Iterable[int] = ()
 ) -> Reconciliation:
     """Put every incoming message at the end of a session whose last turn is ``turn`` (0: it is empty).
 
@@ -340,7 +340,7 @@ class EarlierQuestion:
         return self.rows[-1]
 
 
-def find_earlier_question(rows: Sequence[StoredLink], incoming: Sequence[Incoming]) -> EarlierQuestion | None:
+def find_earlier_question(rows: Sequence[StoredLink], incoming: Sequence[MessageIdentity]) -> EarlierQuestion | None:
     """Find the newest live messages that equal the links of ``incoming``. ``rows`` are in order. O(rows)."""
     asked = [message.digest for message in incoming if message.is_link]
     if not asked:
@@ -380,7 +380,7 @@ def is_repetition(
 def reconcile_repetition(
     repeated: Sequence[StoredLink],
     instructions: Sequence[StoredLink],
-    incoming: Sequence[Incoming],
+    incoming: Sequence[MessageIdentity],
     *,
     last_seq: int,
     turns: int,
@@ -529,7 +529,7 @@ class _Numbering:
         self.turn, self.has_user = turn, starts_turn
         return turn
 
-    def next(self, message: Incoming) -> int:
+    def next(self, message: MessageIdentity) -> int:
         """Return the turn of a new message; 0 for instructions."""
         if not message.is_link:
             return 0
@@ -541,7 +541,7 @@ class _Numbering:
 
 
 def _match(
-    rows: Sequence[StoredLink], incoming: Sequence[Incoming], first_link: int, question_index: int
+    rows: Sequence[StoredLink], incoming: Sequence[MessageIdentity], first_link: int, question_index: int
 ) -> dict[int, StoredLink]:
     """Incoming index -> stored row, in strictly increasing places.
 
@@ -565,7 +565,7 @@ def _match(
 
 
 def _without_strays(
-    incoming: Sequence[Incoming],
+    incoming: Sequence[MessageIdentity],
     links: Sequence[int],
     prefix: Mapping[int, StoredLink],
     aligned: Mapping[int, StoredLink],
@@ -591,7 +591,7 @@ def _without_strays(
 
 
 def _by_number(
-    stored: Sequence[StoredLink], incoming: Sequence[Incoming], links: Sequence[int]
+    stored: Sequence[StoredLink], incoming: Sequence[MessageIdentity], links: Sequence[int]
 ) -> dict[int, StoredLink]:
     """Return the first ``links`` whose stored rows are named by number, with these rows."""
     if not links or not incoming[links[0]].seq:
@@ -601,7 +601,7 @@ def _by_number(
 
 
 def _find_branch(
-    stored: Sequence[StoredLink], incoming: Sequence[Incoming], links: Sequence[int], question_index: int
+    stored: Sequence[StoredLink], incoming: Sequence[MessageIdentity], links: Sequence[int], question_index: int
 ) -> dict[int, StoredLink]:
     """Return ``links`` up to the last reply with the stored rows that led to it; nothing where they are not the same.
 
@@ -623,7 +623,7 @@ def _find_branch(
 def _follow_back(
     last: StoredLink,
     rows: Mapping[int, StoredLink],
-    incoming: Sequence[Incoming],
+    incoming: Sequence[MessageIdentity],
     links: Sequence[int],
     question_index: int,
 ) -> dict[int, StoredLink]:
@@ -644,7 +644,7 @@ def _follow_back(
 
 
 def _common_prefix(
-    stored: Sequence[StoredLink], incoming: Sequence[Incoming], links: Sequence[int]
+    stored: Sequence[StoredLink], incoming: Sequence[MessageIdentity], links: Sequence[int]
 ) -> Iterable[tuple[int, StoredLink]]:
     for row, index in zip(stored, links, strict=False):
         if row.digest != incoming[index].digest:
@@ -653,7 +653,7 @@ def _common_prefix(
 
 
 def _align(
-    stored: Sequence[StoredLink], incoming: Sequence[Incoming], links: Sequence[int], question_index: int
+    stored: Sequence[StoredLink], incoming: Sequence[MessageIdentity], links: Sequence[int], question_index: int
 ) -> dict[int, StoredLink]:
     """Match what a rebuilt or edited history retains, in order.
 
@@ -674,7 +674,7 @@ def _align(
 
 
 def _unique_replies(
-    stored: Sequence[StoredLink], incoming: Sequence[Incoming], links: Sequence[int]
+    stored: Sequence[StoredLink], incoming: Sequence[MessageIdentity], links: Sequence[int]
 ) -> list[StoredLink]:
     said = Counter(incoming[index].digest for index in links)
     relayed = Counter(row.digest for row in stored if row.relayed)
@@ -693,7 +693,7 @@ def _increasing(known: Mapping[int, StoredLink]) -> dict[int, StoredLink]:
 
 
 def _longest_common(
-    stored: Sequence[StoredLink], incoming: Sequence[Incoming], links: Sequence[int], question_index: int
+    stored: Sequence[StoredLink], incoming: Sequence[MessageIdentity], links: Sequence[int], question_index: int
 ) -> list[tuple[int, StoredLink]]:
     """Return the longest common subsequence (Hunt and Szymanski), weighted: of equally long ones the one with the most
     live messages. Links from ``question_index`` on have nothing in common with hidden rows.
@@ -748,7 +748,7 @@ def _candidates(stored: Sequence[StoredLink]) -> dict[bytes, list[int]]:
 
 
 def _with_instructions(
-    rows: Sequence[StoredLink], incoming: Sequence[Incoming], known: dict[int, StoredLink]
+    rows: Sequence[StoredLink], incoming: Sequence[MessageIdentity], known: dict[int, StoredLink]
 ) -> dict[int, StoredLink]:
     """``known`` links, and the instructions that stand between the same neighbours as before."""
     instructions = [index for index, message in enumerate(incoming) if not message.is_link]
@@ -790,7 +790,7 @@ def _goes_on(known: Mapping[int, StoredLink], first_link: int) -> bool:
     return max(known, default=-1) + 1 == len(known) + (first_link if known else 0)
 
 
-def _with_room(incoming: Sequence[Incoming], known: dict[int, StoredLink]) -> dict[int, StoredLink]:
+def _with_room(incoming: Sequence[MessageIdentity], known: dict[int, StoredLink]) -> dict[int, StoredLink]:
     """Return ``known`` as far as there is room between its places for what is new; what comes after is stored anew."""
     following = _following_places(incoming, known)
     place, new = 0.0, 0
@@ -807,7 +807,7 @@ def _with_room(incoming: Sequence[Incoming], known: dict[int, StoredLink]) -> di
 
 def _place(
     rows: Sequence[StoredLink],
-    incoming: Sequence[Incoming],
+    incoming: Sequence[MessageIdentity],
     known: Mapping[int, StoredLink],
     first_link: int,
     last_seq: int,
@@ -859,7 +859,7 @@ def _opened_turns(rows: Sequence[StoredLink], first_link: int) -> frozenset[int]
     return frozenset(opened)
 
 
-def _new_places(incoming: Sequence[Incoming], known: Mapping[int, StoredLink]) -> dict[int, float]:
+def _new_places(incoming: Sequence[MessageIdentity], known: Mapping[int, StoredLink]) -> dict[int, float]:
     """Places for new messages that stand before known ones, evenly between their neighbours.
 
     Evenly, because halving the rest again and again runs out of digits after some fifty messages.
@@ -878,7 +878,7 @@ def _new_places(incoming: Sequence[Incoming], known: Mapping[int, StoredLink]) -
     return places
 
 
-def _adopted_turns(incoming: Sequence[Incoming], known: Mapping[int, StoredLink]) -> dict[int, int]:
+def _adopted_turns(incoming: Sequence[MessageIdentity], known: Mapping[int, StoredLink]) -> dict[int, int]:
     """New messages that belong to a stored turn because of what follows them.
 
     A rewritten user message in front of what answered it opens the same turn as before; whatever stands before
@@ -905,7 +905,7 @@ def _adopted_turns(incoming: Sequence[Incoming], known: Mapping[int, StoredLink]
     return adopted
 
 
-def _following_places(incoming: Sequence[Incoming], known: Mapping[int, StoredLink]) -> list[float | None]:
+def _following_places(incoming: Sequence[MessageIdentity], known: Mapping[int, StoredLink]) -> list[float | None]:
     """For each incoming message, the place of the next known one, or None at the end of the history."""
     following: list[float | None] = [None] * len(incoming)
     upper: float | None = None

@@ -28,8 +28,8 @@ from tersely.strategies.summaries.activity_log import derive_missing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltContext:
-    """A context, and the epoch if one starts with it, with the log entries that were made for it and the states that
-    were found in replies.
+    """A built context. ``starts_epoch``: whether a new epoch begins with it; then ``derived`` are the log entries that
+    were written for the turns that the epoch cut, and ``states`` the state blocks that were read from replies.
     """
 
     context: Context
@@ -38,29 +38,29 @@ class BuiltContext:
     states: tuple[StateBlock, ...] = ()
 
 
-def build(history: History, recipe: ContextConfig, around: TokenBudget, model: str) -> BuiltContext:
-    """The context: of the current epoch, or of the one that starts now. Raises `ContextTooLarge`."""
+def build(history: History, config: ContextConfig, budget: TokenBudget, model: str) -> BuiltContext:
+    """Build the context of the current epoch, or of the epoch that starts now. Raises `ContextTooLarge`."""
     snapshot = history.snapshot
     name = tokens.encoding_for(model)
     if history.advance is None and snapshot.epoch is not None:
         context = build_context(
-            snapshot, snapshot.epoch, strategy=recipe.strategy, encode=partial(tokens.recount, name=name)
+            snapshot, snapshot.epoch, strategy=config.strategy, encode=partial(tokens.recount, name=name)
         )
         return BuiltContext(context=context, starts_epoch=False)
     advance = history.advance or Advance(reason="first")
-    material = history.material
+    inputs = history.epoch_inputs
     states: tuple[StateBlock, ...] = ()
-    if isinstance(recipe.strategy, Window) and (snapshot.epoch is None or snapshot.epoch.must_rebuild):
+    if isinstance(config.strategy, Window) and (snapshot.epoch is None or snapshot.epoch.must_rebuild):
         states = read_visible_states((*snapshot.kept, *snapshot.entries))
-        if states and states[-1].seq > material.state_seq:
-            material = replace(material, state=states[-1].text, state_seq=states[-1].seq)
+        if states and states[-1].seq > inputs.state_seq:
+            inputs = replace(inputs, state=states[-1].text, state_seq=states[-1].seq)
     epoch = plan_epoch(
         snapshot,
-        material,
-        strategy=recipe.strategy,
-        policy=recipe.policy,
+        inputs,
+        strategy=config.strategy,
+        policy=config.policy,
         advance=advance,
-        now=around.now,
+        now=budget.now,
         encode=lambda text: tokens.count_text(text, name),
         overflows=history.overflows,
     )
@@ -69,17 +69,21 @@ def build(history: History, recipe: ContextConfig, around: TokenBudget, model: s
     seen = sum(entry.tokens for entry in gone if entry not in snapshot.kept)
     epoch = structs.replace(epoch, older_tokens=snapshot.older_tokens + seen)
     derived: tuple[TerseEntry, ...] = ()
-    if _tells_of_each_turn(recipe.strategy):
+    if _keeps_log_of_turns(config.strategy):
         running = {entry.turn for entry in loaded if entry.seq >= epoch.cut}
-        derived = derive_missing([entry for entry in gone if entry.turn not in running], history.material.terse)
-    whole = with_retrieved_turns(snapshot, history.material, epoch)
-    context = build_context(whole, epoch, strategy=recipe.strategy, encode=partial(tokens.recount, name=name))
-    more = count_offers(epoch, recipe) - count_offers(snapshot.epoch, recipe)
-    return BuiltContext(context=_weighing(context, more), starts_epoch=True, derived=derived, states=states)
+        derived = derive_missing([entry for entry in gone if entry.turn not in running], history.epoch_inputs.terse)
+    whole = with_retrieved_turns(snapshot, history.epoch_inputs, epoch)
+    context = build_context(whole, epoch, strategy=config.strategy, encode=partial(tokens.recount, name=name))
+    more = count_offers(epoch, config) - count_offers(snapshot.epoch, config)
+    return BuiltContext(
+        context=_with_more_tool_tokens(context, more), starts_epoch=True, derived=derived, states=states
+    )
 
 
-def _weighing(context: Context, more: int) -> Context:
-    """The context with so many tokens more of tools: an epoch may be the first to offer one."""
+def _with_more_tool_tokens(context: Context, more: int) -> Context:
+    """Return the context with ``more`` tokens added to its instructions layer: a new epoch may be the first that offers
+    a tool.
+    """
     report = context.report
     layers = tuple(
         replace(layer, tokens=layer.tokens + more) if layer.name == "instructions" else layer for layer in report.layers
@@ -88,6 +92,8 @@ def _weighing(context: Context, more: int) -> Context:
     return replace(context, report=replace(report, tokens_before=before, tokens_after=after, layers=layers))
 
 
-def _tells_of_each_turn(strategy: Strategy) -> bool:
-    """Whether what a turn came to is told in every later epoch: then it is stored when the turn is cut."""
+def _keeps_log_of_turns(strategy: Strategy) -> bool:
+    """Return whether every later epoch shows a log entry for each cut turn. Such entries are stored when the turn is
+    cut.
+    """
     return strategy.derive_terse if isinstance(strategy, Slim) else isinstance(strategy, Tiered)

@@ -22,8 +22,8 @@ from tersely.strategies.presets import Full, Slim, Strategy, Window
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextConfig:
-    """How a context is to be built. ``instructions`` is Tersely's own text for the model, if any; ``offers`` are the
-    tools of its own that it may offer the model.
+    """Strategy and epoch policy of a request, Tersely's own ``instructions`` for the model (None: none), and the tools
+    that Tersely may offer to the model (``offers``).
     """
 
     strategy: Strategy
@@ -33,31 +33,32 @@ class ContextConfig:
 
     @property
     def read_back(self) -> ReadBack:
-        """The tools by which the model gets back what the strategy shortens."""
+        """The offered tools that let the model read back what the strategy shortens."""
         if isinstance(self.strategy, Slim | Full):
             return ""
         return read_back_tools({offer.name for offer in self.offers})
 
     @property
     def hidden_tags(self) -> TagKinds:
-        """What replies may carry that the client must not see."""
+        """The kinds of tags that replies may carry and that the client must not see."""
         return TagKinds(terse=isinstance(self.strategy, Slim), state=isinstance(self.strategy, Window))
 
     def plans_anew(self, epoch: Epoch) -> bool:
-        """Whether the next epoch has to look at what ``epoch`` cut."""
+        """Return whether the next epoch must look at the messages that ``epoch`` cut."""
         return needs_full_plan(epoch, strategy=self.strategy, policy=self.policy)
 
     def first_seq(self, epoch: Epoch | None) -> int:
-        """The first sequence number that has to be loaded."""
+        """Return the first sequence number to load."""
         return first_seq_needed(epoch, strategy=self.strategy, policy=self.policy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBudget:
-    """What besides the history a decision looks at. Tokens of instructions and tools; the model's window less what is
-    kept free in it, and the whole of it.
+    """Tokens that a context may use.
 
-    ``last_call_at``: when the agent last went on with a session that no call of ours belongs to.
+    ``fixed_tokens``: tokens of instructions and tools. ``window``: the model's window less its reserve.
+    ``model_window``: the whole window. ``last_call_at``: time of the agent's last activity in a session that has no
+    call through Tersely.
     """
 
     fixed_tokens: int
@@ -67,13 +68,15 @@ class TokenBudget:
     last_call_at: datetime | None = None
 
 
-def offers_in(epoch: Epoch | None, recipe: ContextConfig) -> list[ToolOffer]:
-    """What a model is offered throughout an epoch: `context_search` only where there is something out of view."""
+def offers_in(epoch: Epoch | None, config: ContextConfig) -> list[ToolOffer]:
+    """Return the tools that are offered throughout an epoch. `context_search` is offered only where
+    something was cut.
+    """
     is_cut = epoch is not None and (epoch.cut > 1 or any(tier.read_back for tier in epoch.tiers))
-    return [offer for offer in recipe.offers if is_cut or offer.name != "context_search"]
+    return [offer for offer in config.offers if is_cut or offer.name != "context_search"]
 
 
-def count_offers(epoch: Epoch | None, recipe: ContextConfig) -> int:
-    """Tokens of the tools that a model is offered throughout an epoch."""
-    offers = offers_in(epoch, recipe)
+def count_offers(epoch: Epoch | None, config: ContextConfig) -> int:
+    """Count the tokens of the tools that are offered throughout an epoch."""
+    offers = offers_in(epoch, config)
     return sum(tokens.count_short(f"{offer.name}{offer.description}{offer.parameters}") for offer in offers)

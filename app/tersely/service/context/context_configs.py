@@ -1,10 +1,10 @@
-"""Which strategy and epoch policy hold for a request.
+"""Choose the strategy and the epoch policy that hold for a request.
 
-| for | the first of these that there is |
+| for | the first of these that is set |
 |---|---|
-| a call | its headers, the session's own setting, the configured one |
-| anything else (contexts over REST, appends, commands, figures, cleanup) | what it asks for itself, the session's own
-  setting, the headers of the session's last call, the configured one |
+| a call | its headers, the session's own setting, the configured default |
+| anything else (contexts over REST, appends, commands, figures, cleanup) | its own parameters, the session's own
+  setting, the headers of the session's last call, the configured default |
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tersely.domain.history.tiers import READ_BACK_TOOLS
 from tersely.domain.tools.catalog import TOOLS, parse_offer
 from tersely.service.context.context_config import ContextConfig
 from tersely.strategies.epochs.policies import Auto, Policy, parse_policy
-from tersely.strategies.planning import way_of
+from tersely.strategies.planning import read_back_of
 from tersely.strategies.presets import Full, Slim, Strategy, Window, parse_strategy, strategy_name
 from tersely.strategies.prompts import HISTORY_GUIDELINES, TERSE_INSTRUCTIONS
 
 
 class ContextConfigs:
-    """Parses settings once each; raises `InvalidRequest` for what is unknown or out of range."""
+    """Parse each setting once. Raises `InvalidRequest` for an unknown or out-of-range value."""
 
     def __init__(
         self,
@@ -39,12 +39,11 @@ class ContextConfigs:
         cache_ttl: float = 300,
         offers: Callable[[str], tuple[ToolOffer, ...]] | None = None,
     ) -> None:
-        """``references`` in tokens (None: 2,000, but none under ``every_request``), ``cache_ttl`` in seconds.
+        """Set the defaults.
 
-        ``cache_ttl``: how long the upstream keeps a prompt cache warm.
-
-        ``instructions``: whether the model is asked for terse summaries. ``offers``: the tools that a strategy of that
-        name offers models.
+        ``references``: tokens of the reference index (None: 2,000, but 0 under ``every_request``). ``cache_ttl``:
+        seconds that the upstream keeps a prompt cache. ``instructions``: whether the model is asked for terse
+        summaries. ``offers``: maps a strategy's name to the tools that it offers to models.
         """
         self._cache_ttl = int(cache_ttl)
         self._offers = offers or _none
@@ -60,7 +59,7 @@ class ContextConfigs:
     def choose(
         self, *, strategy: str | None = None, epoch: str | None = None, session: Session | None = None
     ) -> ContextConfig:
-        """The recipe for a call whose headers ask for ``strategy`` and ``epoch``."""
+        """Return the configuration of a call whose headers ask for ``strategy`` and ``epoch``."""
         text = strategy or (session.strategy if session else None) or self._strategy
         policy = epoch or (session.epoch_policy if session else None) or self._epoch
         chosen = self._read_strategy(text)
@@ -71,19 +70,23 @@ class ContextConfigs:
             offers=self._offers(strategy_name(chosen)),
         )
 
-    def beside_calls(self, session: Session, *, strategy: str | None = None, epoch: str | None = None) -> ContextConfig:
-        """The recipe for what is no call, where it asks for ``strategy`` and ``epoch`` itself: see the table above."""
+    def choose_outside_calls(
+        self, session: Session, *, strategy: str | None = None, epoch: str | None = None
+    ) -> ContextConfig:
+        """Return the configuration of a request that is no call, with its own ``strategy`` and ``epoch``: see the table
+        above.
+        """
         own_strategy, own_epoch = self.settings_of(session)
         return self.choose(strategy=strategy or own_strategy, epoch=epoch or own_epoch)
 
     def settings_of(self, session: Session) -> tuple[str, str]:
-        """Strategy and epoch policy of `beside_calls`, in the form of the configuration."""
+        """Return strategy and epoch policy for `choose_outside_calls`, as configuration texts."""
         return (
             session.strategy or session.last_strategy or self._strategy,
             session.epoch_policy or session.last_epoch_policy or self._epoch,
         )
 
-    def as_called(
+    def choose_for_preview(
         self,
         session: Session,
         *,
@@ -91,24 +94,24 @@ class ContextConfigs:
         epoch: str | None = None,
         tools: Sequence[str] | None = None,
     ) -> ContextConfig:
-        """The recipe of a context that no call asked for, with the tools that its model will have.
+        """Return the configuration of a context that no call asked for, with the tools that its model will have.
 
-        These are ``tools`` where the caller says so, whoever runs them; else those of the session's calls, as its epoch
-        remembers them. A session without calls has a model that nothing was offered to.
+        ``tools`` are the names that the caller gives. Without them the tools of the session's calls count, as its epoch
+        remembers them. A session without calls offers no tools.
         """
-        recipe = self.beside_calls(session, strategy=strategy, epoch=epoch)
+        config = self.choose_outside_calls(session, strategy=strategy, epoch=epoch)
         if tools is not None:
-            return replace(recipe, offers=tuple(_offer(name) for name in parse_offer(",".join(tools) or "off")))
+            return replace(config, offers=tuple(_offer(name) for name in parse_offer(",".join(tools) or "off")))
         if not session.calls:
-            return replace(recipe, offers=())
-        if session.plan is None or isinstance(recipe.strategy, Slim | Full):
-            return recipe
-        way = way_of(session.plan).split(", ")
-        kept = tuple(offer for offer in recipe.offers if offer.name not in READ_BACK_TOOLS or offer.name in way)
-        return replace(recipe, offers=kept)
+            return replace(config, offers=())
+        if session.plan is None or isinstance(config.strategy, Slim | Full):
+            return config
+        read_back = read_back_of(session.plan).split(", ")
+        kept = tuple(offer for offer in config.offers if offer.name not in READ_BACK_TOOLS or offer.name in read_back)
+        return replace(config, offers=kept)
 
     def check(self, *, strategy: str | None, epoch: str | None) -> None:
-        """Raise `InvalidRequest` unless both can be read."""
+        """Raise `InvalidRequest` unless both values are valid."""
         if strategy is not None:
             self._read_strategy(strategy)
         if epoch is not None:
@@ -136,7 +139,7 @@ class ContextConfigs:
 
 @lru_cache(maxsize=256)
 def compact_setting(text: str | None) -> str | None:
-    """A setting that was checked, without blanks that say nothing."""
+    """Return a checked setting without superfluous blanks."""
     if text is None or not text.lstrip().startswith("{"):
         return text and text.strip()
     return json.dumps(json.loads(text), separators=(",", ":"))
@@ -152,7 +155,7 @@ def _none(_: str) -> tuple[ToolOffer, ...]:
 
 
 def _instructions_for(strategy: Strategy) -> str | None:
-    """What a model has to be told for its replies to carry what the strategy reads from them."""
+    """Return the instructions that make a model's replies carry what the strategy reads from them."""
     match strategy:
         case Slim():
             return TERSE_INSTRUCTIONS

@@ -31,39 +31,41 @@ from tersely.store.db.connection import Connection
 from tersely.store.history import messages
 from tersely.store.history.messages import StoredMessage, TailRow
 
-# (the client's echo of a reply, the reply as the model said it, the dialect of that) -> the echo with the model's own
-# words.
+# (the client's echo of a reply, the reply as the model wrote it, the dialect of that) -> the echo with the model's text
+# restored.
 Restore = Callable[[Message, bytes, str], Message]
 
 
-# (place, entry)
+# (position, entry)
 _Placed = tuple[float, Entry]
 
 
 def resent_entries(
-    found: SessionMatch,
-    arrival: IncomingHistory,
+    match: SessionMatch,
+    incoming: IncomingHistory,
     dialect: Dialect,
     restore: Restore,
     kept_rows: Sequence[TailRow],
-    twins: Mapping[int, Entry],
+    duplicates: Mapping[int, Entry],
     cut: int,
     now: datetime,
 ) -> tuple[list[Entry], list[Entry]]:
-    """Entries of a history that the client resent whole: its own bytes, with the model's words put back, and at their
-    places the messages that it knows nothing of.
+    """Return the entries and the kept entries of a history that the client resent whole.
+
+    They use the client's bytes with the model's text restored. Messages that the client does not know are added at
+    their positions.
     """
-    rows = {row.row.seq: row for row in found.rows}
-    views = _views_of_rounds(found, arrival, dialect, found.hidden)
-    epoch = epoch_of_history(found)
+    rows = {row.row.seq: row for row in match.rows}
+    views = _views_of_rounds(match, incoming, dialect, match.hidden)
+    epoch = epoch_of_history(match)
     kept_seqs = set(epoch.kept) if epoch else set()
     entries: list[_Placed] = []
     kept: list[_Placed] = []
-    for message, incoming, placed in zip(arrival.messages, arrival.incoming, found.decision.placed, strict=True):
-        if not incoming.is_link or placed.seq == 0 or placed.status != "live":
+    for message, identity, placed in zip(incoming.messages, incoming.identities, match.decision.placed, strict=True):
+        if not identity.is_link or placed.seq == 0 or placed.status != "live":
             continue
         if not (message.raw or message.parts):
-            continue  # said in another dialect, without words
+            continue  # stored in another dialect, without text
         row = rows.get(placed.seq)
         if placed.is_new or row is None:
             entries.append((placed.position, new_entry(message, placed.seq, placed.turn, now)))
@@ -71,30 +73,32 @@ def resent_entries(
             entries.append((placed.position, known_entry(message, row, restore, dialect, views)))
         elif placed.seq in kept_seqs:
             kept.append((placed.position, known_entry(message, row, restore, dialect, views)))
-    for row in live_hidden(found):
+    for row in live_hidden(match):
         if row.row.seq >= cut:
             entries += _hidden_entry(row, restore, dialect, views)
         elif row.row.seq in kept_seqs:
             kept += _hidden_entry(row, restore, dialect, views)
-    return _in_order(entries), _in_order(kept) + _find_resent(found, arrival, dialect, kept_rows, restore, twins)
+    return _in_order(entries), _in_order(kept) + _find_resent(match, incoming, dialect, kept_rows, restore, duplicates)
 
 
 def _hidden_entry(row: TailRow, restore: Restore, dialect: Dialect, views: Mapping[int, ClientView]) -> list[_Placed]:
-    """A hidden message at its place; nothing where it was said in a dialect that does not share its messages."""
+    """Return a hidden message with its position; an empty list if its dialect does not share messages with
+    ``dialect``.
+    """
     entry = known_entry(NOT_ECHOED, row, restore, dialect, views)
     return [(row.row.position, entry)] if entry.message.parts else []
 
 
 def _views_of_rounds(
-    found: SessionMatch, arrival: IncomingHistory, dialect: Dialect, hidden: Sequence[TailRow]
+    match: SessionMatch, incoming: IncomingHistory, dialect: Dialect, hidden: Sequence[TailRow]
 ) -> dict[int, ClientView]:
-    """Call -> what the client was shown of it, for the calls that ``hidden`` messages belong to."""
+    """Map each call that ``hidden`` messages belong to, to the client's view of its reply."""
     if not hidden:
         return {}
     calls = {row.row.call for row in hidden}
     views = dict.fromkeys(calls, ClientView(raw=b"", dialect=dialect.name))
-    replies = {row.row.seq: row.row.call for row in found.rows if row.row.role == "assistant"}
-    for message, placed in zip(arrival.messages, found.decision.placed, strict=True):
+    replies = {row.row.seq: row.row.call for row in match.rows if row.row.role == "assistant"}
+    for message, placed in zip(incoming.messages, match.decision.placed, strict=True):
         if replies.get(placed.seq) in calls:
             views[replies[placed.seq]] = ClientView(raw=message.raw, dialect=dialect.name)
     return views
@@ -107,37 +111,38 @@ def _in_order(entries: list[_Placed]) -> list[Entry]:
 async def stored_duplicates(
     connection: Connection,
     tenant: str,
-    found: SessionMatch,
-    arrival: IncomingHistory,
+    match: SessionMatch,
+    incoming: IncomingHistory,
     dialect: Dialect,
     rows: Sequence[TailRow],
 ) -> dict[int, Entry]:
-    """Those of ``rows``, as they were stored, of which the request shows several that say the same before the rows at
-    hand: which is which cannot be told there, and the ids in them must not come twice.
+    """Return the stored form of those ``rows`` whose text the request contains more than once before the loaded rows.
+
+    The request does not show which of the equal messages is which, and their ids must not occur twice.
     """
-    if found.session is None or not rows:
+    if match.session is None or not rows:
         return {}
-    placed = found.decision.placed
-    shown = Counter(arrival.incoming[index].digest for index in arrival.links if placed[index].seq == 0)
+    placed = match.decision.placed
+    shown = Counter(incoming.identities[index].digest for index in incoming.links if placed[index].seq == 0)
     seqs = [row.row.seq for row in rows if shown[row.row.digest] > 1]
-    stored = await messages.content(connection, tenant, found.session.id, seqs) if seqs else []
+    stored = await messages.content(connection, tenant, match.session.id, seqs) if seqs else []
     messages_there = ((each, stored_message(each, dialect)) for each in stored)
     return {each.seq: _stored_entry(each, message) for each, message in messages_there if message is not None}
 
 
 def _find_resent(
-    found: SessionMatch,
-    arrival: IncomingHistory,
+    match: SessionMatch,
+    incoming: IncomingHistory,
     dialect: Dialect,
     rows: Sequence[TailRow],
     restore: Restore,
-    twins: Mapping[int, Entry],
+    duplicates: Mapping[int, Entry],
 ) -> list[Entry]:
-    """Stored messages as the request shows them, in order; what it does not show is left out."""
-    placed = found.decision.placed
-    known = {placed[index].seq: index for index in arrival.links if placed[index].seq > 0}
-    before = {arrival.incoming[index].digest: index for index in arrival.links if placed[index].seq == 0}
-    views = _views_of_rounds(found, arrival, dialect, [row for row in (*found.hidden, *rows) if row.is_hidden])
+    """Return stored messages as the request contains them, in order. Messages that it does not contain are left out."""
+    placed = match.decision.placed
+    known = {placed[index].seq: index for index in incoming.links if placed[index].seq > 0}
+    before = {incoming.identities[index].digest: index for index in incoming.links if placed[index].seq == 0}
+    views = _views_of_rounds(match, incoming, dialect, [row for row in (*match.hidden, *rows) if row.is_hidden])
     shown: list[Entry] = []
     for row in sorted(rows, key=lambda each: each.row.position):
         index = None if row.is_hidden else known.get(row.row.seq, before.get(row.row.digest))
@@ -145,31 +150,31 @@ def _find_resent(
             continue
         if row.is_hidden:
             shown += [entry for _, entry in _hidden_entry(row, restore, dialect, views)]
-        elif row.row.seq not in known and row.row.seq in twins:
-            shown.append(twins[row.row.seq])
+        elif row.row.seq not in known and row.row.seq in duplicates:
+            shown.append(duplicates[row.row.seq])
         elif index is not None:
-            shown.append(known_entry(arrival.messages[index], row, restore, dialect, views))
+            shown.append(known_entry(incoming.messages[index], row, restore, dialect, views))
     return shown
 
 
 async def entries_of(
     connection: Connection,
     tenant: str,
-    found: SessionMatch,
-    arrival: IncomingHistory,
+    match: SessionMatch,
+    incoming: IncomingHistory,
     dialect: Dialect,
     restore: Restore,
     seqs: Sequence[int],
 ) -> list[Entry]:
-    """Stored messages from before the tail: the client's own bytes where it resent them, else as they were stored."""
-    if found.session is None or not seqs:
+    """Return stored messages from before the tail: the client's bytes where it resent them, else the stored ones."""
+    if match.session is None or not seqs:
         return []
-    if found.is_delta or found.start:
-        stored = await messages.content(connection, tenant, found.session.id, seqs)
+    if match.is_delta or match.expanded_from:
+        stored = await messages.content(connection, tenant, match.session.id, seqs)
         return stored_entries(stored, dialect)
-    rows = await messages.rows_of(connection, tenant, found.session.id, seqs)
-    duplicates = await stored_duplicates(connection, tenant, found, arrival, dialect, rows)
-    return _find_resent(found, arrival, dialect, rows, restore, duplicates)
+    rows = await messages.rows_of(connection, tenant, match.session.id, seqs)
+    duplicates = await stored_duplicates(connection, tenant, match, incoming, dialect, rows)
+    return _find_resent(match, incoming, dialect, rows, restore, duplicates)
 
 
 def known_entry(
@@ -179,8 +184,10 @@ def known_entry(
     dialect: Dialect,
     views: Mapping[int, ClientView] = MappingProxyType({}),
 ) -> Entry:
-    """``message`` is the client's echo. A reply that was said in rounds (calls of ``views``) was told to it as one:
-    then nothing of the echo is what the model said last.
+    """Return the entry of a message that is stored. ``message`` is the client's echo of it.
+
+    A reply with several rounds (its call is in ``views``) reached the client as one message. Then the model's last
+    message is taken from the store, not from the echo.
     """
     memos, view = "", None
     if row.model_raw is not None and row.row.role == "user" and not row.is_hidden:
@@ -205,15 +212,15 @@ def known_entry(
 
 
 def new_entry(message: Message, seq: int, turn: int, now: datetime) -> Entry:
-    """The entry of a message that has just arrived; its tokens are estimated."""
+    """Return the entry of a new message. Its tokens are estimated."""
     return Entry(seq=seq, turn=turn, message=message, tokens=tokens.estimate_message(message), created_at=now)
 
 
 def new_entries(
-    found: SessionMatch, arrival: IncomingHistory, now: datetime, counts: Sequence[int] | None = None
+    match: SessionMatch, incoming: IncomingHistory, now: datetime, counts: Sequence[int] | None = None
 ) -> list[Entry]:
     entries: list[Entry] = []
-    for index, (message, placed) in enumerate(zip(arrival.messages, found.decision.placed, strict=True)):
+    for index, (message, placed) in enumerate(zip(incoming.messages, match.decision.placed, strict=True)):
         if placed.turn > 0 and placed.is_new:
             entry = new_entry(message, placed.seq, placed.turn, now)
             entries.append(entry if counts is None else replace(entry, tokens=counts[index]))
@@ -221,7 +228,7 @@ def new_entries(
 
 
 def stored_entries(stored: Sequence[StoredMessage], dialect: Dialect, new: Sequence[Entry] = ()) -> list[Entry]:
-    """Stored messages as the model saw them, with what crosses of other dialects, and the ``new`` ones behind them."""
+    """Return stored messages as the model saw them, with the text of other dialects' messages, followed by ``new``."""
     said = [read_stored(each, dialect) for each in stored]
     placed = isolate([*said, *(StoredInDialect(message=entry.message) for entry in new)])
     entries: list[Entry] = []
@@ -242,7 +249,9 @@ def _view_of(stored: StoredMessage) -> ClientView:
 
 
 def _stored_entry(stored: StoredMessage, message: Message, views: Mapping[int, ClientView] | None = None) -> Entry:
-    """The stored message as ``message`` says it. ``views``: what the client was shown of calls in several rounds."""
+    """Return the entry of a stored message with the content of ``message``. ``views``: the client's views of calls with
+    several rounds.
+    """
     view = None
     if stored.model_raw is not None and stored.role == "assistant":
         view = (views or {}).get(stored.call) or _view_of(stored)

@@ -1,4 +1,4 @@
-"""What the start of an epoch needs beside the messages: each strategy's own, and nothing that it does not look at."""
+"""Load what the start of an epoch needs besides messages. Each strategy loads only what it reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tersely.store.notes import scratchpads, states, summaries
 from tersely.strategies.presets import Compact, Full, Slim, Strategy, Tiered, Trim, Window
 from tersely.strategies.summaries.prompts import Purpose
 
-# Newest summaries that are looked at, by strategy and purpose. One checkpoint stands for everything before it.
+# How many of the newest summaries each strategy reads, by purpose. One checkpoint covers everything before it.
 SUMMARIES: Mapping[type[Strategy], Sequence[tuple[Purpose, int]]] = {
     Trim: (("trim", 16), ("ahead", 2)),
     Compact: (("checkpoint", 2), ("tool_result", 200)),
@@ -22,47 +22,49 @@ SUMMARIES: Mapping[type[Strategy], Sequence[tuple[Purpose, int]]] = {
 }
 
 
-def left_behind(found: SessionMatch) -> set[int]:
-    """What the request takes out of the history; instructions, which come and go, are no part of it."""
-    superseded = set(found.decision.superseded)
+def superseded_links(match: SessionMatch) -> set[int]:
+    """Return the sequence numbers that the request removes from the history, without instructions."""
+    superseded = set(match.decision.superseded)
     if not superseded:
         return superseded
-    return superseded - {row.row.seq for row in found.rows if row.row.seq in superseded and not row.row.is_link}
+    return superseded - {row.row.seq for row in match.rows if row.row.seq in superseded and not row.row.is_link}
 
 
-def brought_back(found: SessionMatch) -> set[int]:
-    """What the request brings back to the history; instructions, which come and go, are no part of it."""
-    restored = set(found.decision.restored)
+def restored_links(match: SessionMatch) -> set[int]:
+    """Return the sequence numbers that the request restores to the history, without instructions."""
+    restored = set(match.decision.restored)
     if not restored:
         return restored
-    return {row.row.seq for row in found.rows if row.row.seq in restored and row.row.is_link}
+    return {row.row.seq for row in match.rows if row.row.seq in restored and row.row.is_link}
 
 
-async def load_material(connection: Connection, tenant: str, found: SessionMatch, strategy: Strategy) -> EpochInputs:
-    """What ``strategy`` begins an epoch with, of the session that was found, which must be there.
+async def load_epoch_inputs(
+    connection: Connection, tenant: str, match: SessionMatch, strategy: Strategy
+) -> EpochInputs:
+    """Load the epoch inputs of ``strategy`` for the matched session, which must exist.
 
-    State, log and summaries are those of the history which the request carries.
+    State, log and summaries are those of the history that the request carries.
     """
-    assert found.session is not None
-    session_id = found.session.id
-    material = EpochInputs()
-    taken_back = left_behind(found)
+    assert match.session is not None
+    session_id = match.session.id
+    inputs = EpochInputs()
+    taken_back = superseded_links(match)
     if isinstance(strategy, Full | Slim | Tiered):
-        material = await terse.log_inputs(connection, tenant, session_id)
-        material = replace(material, terse=tuple(e for e in material.terse if e.seq not in taken_back))
+        inputs = await terse.log_inputs(connection, tenant, session_id)
+        inputs = replace(inputs, terse=tuple(e for e in inputs.terse if e.seq not in taken_back))
     if isinstance(strategy, Window):
-        material = await _with_notes(connection, tenant, session_id, found.decision, material)
+        inputs = await _with_notes(connection, tenant, session_id, match.decision, inputs)
     made: list[Summary] = []
     for purpose, limit in SUMMARIES.get(type(strategy), ()):
         made += await summaries.newest(connection, tenant, session_id, [purpose], limit=limit)
     good = [s for s in made if not any(s.first_seq <= seq <= s.last_seq for seq in taken_back)]
-    return replace(material, summaries=tuple(good))
+    return replace(inputs, summaries=tuple(good))
 
 
 async def _with_notes(
-    connection: Connection, tenant: str, session_id: str, decision: Reconciliation, material: EpochInputs
+    connection: Connection, tenant: str, session_id: str, decision: Reconciliation, inputs: EpochInputs
 ) -> EpochInputs:
     state = await states.newest(connection, tenant, session_id, without=decision.superseded, restored=decision.restored)
     scratchpad = await scratchpads.get(connection, tenant, session_id)
-    material = replace(material, scratchpad=scratchpad.text)
-    return replace(material, state=state.text, state_seq=state.seq) if state else material
+    inputs = replace(inputs, scratchpad=scratchpad.text)
+    return replace(inputs, state=state.text, state_seq=state.seq) if state else inputs

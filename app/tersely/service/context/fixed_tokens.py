@@ -1,4 +1,4 @@
-"""What a session's next call brings along beside its history, as far as that can be told without the call."""
+"""Estimate the tokens that a session's next call uses besides its history."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ async def fixed_tokens(
     connection: Connection,
     tenant: str,
     session: Session,
-    recipe: ContextConfig,
+    config: ContextConfig,
     given: Sequence[Message] = (),
     *,
     model: str = "",
 ) -> int:
-    """Tokens of instructions and tools: the instructions that are ``given``, else the stored ones, Tersely's own, and
-    the tools of the session's last call with those that Tersely offers beside them.
+    """Count the tokens of instructions and tools.
+
+    Instructions: ``given``, or else the stored ones, and Tersely's own. Tools: those of the session's last call and
+    those that Tersely offers.
     """
     raws = [message.raw for message in given]
     if not raws:
@@ -39,16 +41,16 @@ async def fixed_tokens(
     fixed = await run_in_thread_if_large(
         sum(map(len, raws)) + len(tools), tokens.FixedTokens().count, model, raws, tools
     )
-    if recipe.instructions:
-        fixed += tokens.count_short(recipe.instructions)
-    return fixed + count_offers(session.plan, recipe)
+    if config.instructions:
+        fixed += tokens.count_short(config.instructions)
+    return fixed + count_offers(session.plan, config)
 
 
-async def circumstances(
+async def budget_outside_calls(
     connection: Connection,
     tenant: str,
     session: Session,
-    recipe: ContextConfig,
+    config: ContextConfig,
     calibrations: Calibrations,
     *,
     model: str,
@@ -57,14 +59,14 @@ async def circumstances(
     max_tokens: int | None = None,
     last_call_at: datetime | None = None,
 ) -> TokenBudget:
-    """Return what the decision about a context looks at, for a session that no call is at hand of.
+    """Return the token budget of a context that is built without a call.
 
-    ``max_tokens`` is the window that the context must fit into; without it that of ``model`` counts, where it is known.
-    ``given`` are instructions that stand in for the stored ones.
+    ``max_tokens`` is the window that the context must fit into. Without it the window of ``model`` counts, if it is
+    known. ``given`` are instructions that replace the stored ones.
     """
     window = max_tokens or window_of(model, calibrations)
     return TokenBudget(
-        fixed_tokens=await fixed_tokens(connection, tenant, session, recipe, given, model=model),
+        fixed_tokens=await fixed_tokens(connection, tenant, session, config, given, model=model),
         window=window,
         now=now,
         model_window=max_tokens or known_window(model),
@@ -73,6 +75,6 @@ async def circumstances(
 
 
 def window_of(model: str, calibrations: Calibrations) -> int | None:
-    """Return the tokens that a request to ``model`` may have, in our own counts; None where they are not known."""
+    """Return how many tokens, counted by Tersely, a request to ``model`` may have; None if its window is unknown."""
     known = usable_window(model, None) if model else None
     return None if known is None else int(known / calibrations.ratio(model))

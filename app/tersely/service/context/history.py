@@ -13,7 +13,7 @@ from tersely.domain.messages import (
     Message,
 )
 from tersely.service.context.context_config import ContextConfig
-from tersely.service.context.epoch_inputs import brought_back, left_behind
+from tersely.service.context.epoch_inputs import restored_links, superseded_links
 from tersely.service.recognition.session_lookup import SessionMatch
 from tersely.strategies.epochs.policies import Advance
 from tersely.strategies.planning import (
@@ -25,7 +25,7 @@ from tersely.strategies.planning import (
 class BlockMessage:
     """A stored message that consists of injected blocks alone, numbered ``seq``.
 
-    ``before`` is the message of the tail behind it (`AFTER_ALL_MESSAGES`: none; 0: it was cut, and is not laid out).
+    ``before``: the next message of the tail (`AFTER_ALL_MESSAGES`: none follows; 0: it was cut and is not rendered).
     """
 
     message: Message
@@ -35,16 +35,16 @@ class BlockMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What was read for one context: the snapshot and, where an epoch starts, what its head is made of.
+    """The data of one context: a snapshot and, where an epoch starts, the inputs of its head.
 
-    ``is_verbatim``: the entries are the request's own messages, all of them and unaltered. ``instructions`` are the
-    stored ones, for requests that bring none. ``blocks`` are stored messages that consist of blocks
-    alone. ``overflows``: how often the upstream has refused what was built of it.
+    ``is_verbatim``: the entries are all of the request's own messages, unaltered. ``instructions``: the stored ones,
+    for requests that bring none. ``blocks``: stored messages that consist of injected blocks alone. ``overflows``: how
+    often the upstream refused a context of this history as too long.
     """
 
     snapshot: Snapshot
     advance: Advance | None
-    material: EpochInputs
+    epoch_inputs: EpochInputs
     is_verbatim: bool
     instructions: tuple[bytes, ...] = ()
     blocks: tuple[BlockMessage, ...] = ()
@@ -52,20 +52,20 @@ class History:
 
     @property
     def size(self) -> int:
-        """Bytes of the messages that were loaded."""
+        """Bytes of the loaded messages."""
         return sum(len(entry.message.raw) for entry in self.snapshot.entries)
 
 
-def epoch_of(found: SessionMatch, recipe: ContextConfig) -> Epoch | None:
-    """The session's epoch, as it is for the history that the request carries and under its configuration."""
-    return planning_basis(epoch_of_history(found), strategy=recipe.strategy, policy=recipe.policy)
+def epoch_of(match: SessionMatch, config: ContextConfig) -> Epoch | None:
+    """Return the session's epoch, adapted to the history that the request carries and to its configuration."""
+    return planning_basis(epoch_of_history(match), strategy=config.strategy, policy=config.policy)
 
 
-def epoch_of_history(found: SessionMatch) -> Epoch | None:
-    epoch = found.session.plan if found.session else None
-    # What is only added to replaces instructions, if anything: no head tells of them.
-    if epoch is None or found.decision.kind == "delta" or not (found.decision.superseded or found.decision.restored):
+def epoch_of_history(match: SessionMatch) -> Epoch | None:
+    epoch = match.session.plan if match.session else None
+    # A delta only adds messages. The instructions that it may replace are in no head.
+    if epoch is None or match.decision.kind == "delta" or not (match.decision.superseded or match.decision.restored):
         return epoch
-    back = brought_back(found)
-    pinned = [row.row.seq for row in found.rows if row.pinned and row.row.seq in back]
-    return epoch.without_messages(left_behind(found), back, pinned, last=found.decision.last_known)
+    back = restored_links(match)
+    pinned = [row.row.seq for row in match.rows if row.pinned and row.row.seq in back]
+    return epoch.without_messages(superseded_links(match), back, pinned, last=match.decision.last_known)

@@ -1,4 +1,4 @@
-"""Blocks that clients inject into messages, and the place of those that are messages of their own."""
+"""Find the blocks that clients inject into messages, and the places of those that are messages of their own."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from tersely.store.history.messages import StoredMessage
 from tersely.strategies.head.injection import newest_versions
 
 
-def injected_in_request(found: SessionMatch, arrival: IncomingHistory) -> tuple[InjectedBlock, ...]:
-    """Return the newest version of each block in a history that was resent, in order.
+def injected_in_request(match: SessionMatch, incoming: IncomingHistory) -> tuple[InjectedBlock, ...]:
+    """Return the newest version of each block in a resent history, in order.
 
-    A named history may have been laid out from its middle: then the blocks in the epoch's head come first.
+    A history by reference may have been expanded from its middle. Then the blocks in the epoch's head come first.
     """
-    epoch = epoch_of_history(found)
+    epoch = epoch_of_history(match)
     stated = epoch.injected if epoch is not None else ()
     in_head = {block.text: block for block in stated}
-    blocks = list(stated) if found.start > 1 else []
+    blocks = list(stated) if match.expanded_from > 1 else []
     beside: dict[int, int] | None = None
-    placed = found.decision.placed
-    for index, message in enumerate(arrival.messages):
+    placed = match.decision.placed
+    for index, message in enumerate(incoming.messages):
         if not message.injected:
             continue
-        is_alone = not arrival.incoming[index].is_link
+        is_alone = not incoming.identities[index].is_link
         if is_alone:
-            beside = _messages_behind(arrival, found) if beside is None else beside
+            beside = _messages_behind(incoming, match) if beside is None else beside
         seq = beside.get(index, 0) if is_alone and beside is not None else placed[index].seq
         if not is_alone and placed[index].status != "live":
             seq = 0
@@ -51,32 +51,34 @@ def injected_in_request(found: SessionMatch, arrival: IncomingHistory) -> tuple[
     return newest_versions(blocks) if blocks else ()
 
 
-def _messages_behind(arrival: IncomingHistory, found: SessionMatch) -> dict[int, int]:
-    """Return the sequence number of the message that `render_messages` puts behind each message of blocks alone.
+def _messages_behind(incoming: IncomingHistory, match: SessionMatch) -> dict[int, int]:
+    """Map each message of blocks alone to the sequence number of the message that `render_messages` puts after it.
 
-    `AFTER_ALL_MESSAGES` where nothing stands behind it; 0 where it is not laid out.
+    `AFTER_ALL_MESSAGES` where no message follows; 0 where the block is not rendered.
     """
-    firsts = first_hidden(found)
+    firsts = first_hidden(match)
     behind: dict[int, int] = {}
     waiting: list[int] = []
-    for index, (incoming, placed) in enumerate(zip(arrival.incoming, found.decision.placed, strict=True)):
-        if incoming.is_link:
-            if waiting and incoming.role != "tool":
+    for index, (identity, placed) in enumerate(zip(incoming.identities, match.decision.placed, strict=True)):
+        if identity.is_link:
+            if waiting and identity.role != "tool":
                 behind |= dict.fromkeys(waiting, firsts.get(placed.seq, placed.seq))
                 waiting = []
-        elif not placed.is_new and placed.position < found.start:
+        elif not placed.is_new and placed.position < match.expanded_from:
             behind[index] = 0
-        elif not arrival.messages[index].is_instruction:
+        elif not incoming.messages[index].is_instruction:
             waiting.append(index)
     return behind | dict.fromkeys(waiting, AFTER_ALL_MESSAGES)
 
 
 def stored_blocks(
-    alone: Sequence[StoredMessage], tail: Sequence[StoredMessage], found: SessionMatch, cut: int, dialect: Dialect
+    alone: Sequence[StoredMessage], tail: Sequence[StoredMessage], match: SessionMatch, cut: int, dialect: Dialect
 ) -> list[BlockMessage]:
-    """Return the stored messages of blocks alone, in order. ``tail``: the stored messages from ``cut`` on."""
+    """Return the stored messages that consist of blocks alone, in order. ``tail``: the stored messages from
+    ``cut`` on.
+    """
     places = [(each.position, each.seq) for each in tail]
-    places += [(each.position, each.seq) for each in found.decision.placed if each.turn > 0 and each.is_new]
+    places += [(each.position, each.seq) for each in match.decision.placed if each.turn > 0 and each.is_new]
     found_blocks: list[BlockMessage] = []
     for row in alone:
         message = stored_message(row, dialect)
@@ -93,22 +95,23 @@ def injected_in_store(
     blocks: Sequence[BlockMessage],
     hidden: Sequence[StoredMessage],
     entries: Sequence[Entry],
-    found: SessionMatch,
-    arrival: IncomingHistory,
+    match: SessionMatch,
+    incoming: IncomingHistory,
     dialect: Dialect,
 ) -> tuple[InjectedBlock, ...]:
-    """Return the newest version of each block, in order, for a request that brings only what is new.
+    """Return the newest version of each block, in order, for a request that carries only new messages.
 
-    Blocks of what was cut earlier are known by the head of the epoch. ``hidden`` are further messages that no context
-    shows.
+    The blocks of messages that were cut are known from the epoch's head. ``hidden`` are further messages that no
+    context shows.
     """
-    # (message, its number, the message that shows the blocks, whether the blocks are a message of their own)
+    # (message, its number, the number of the message that shows the blocks, whether the blocks are a message of their
+    # own)
     sources = [(each.message, each.seq, each.before, True) for each in blocks]
     hidden_messages = ((stored_message(row, dialect), row.seq) for row in hidden)
     sources += [(message, seq, seq, False) for message, seq in hidden_messages if message is not None]
     sources += [(entry.message, entry.seq, entry.seq, False) for entry in entries]
-    behind = _messages_behind(arrival, found)
-    sources += [(arrival.messages[index], found.decision.placed[index].seq, behind[index], True) for index in behind]
+    behind = _messages_behind(incoming, match)
+    sources += [(incoming.messages[index], match.decision.placed[index].seq, behind[index], True) for index in behind]
     known = [(block.seq, block) for block in epoch.injected] if epoch is not None else []
     brought = [
         (seq, _placed_block(block, shown_by, is_alone=is_alone))

@@ -1,7 +1,7 @@
-"""Memos that bear on a user's message, put in front of it for the model alone (std::slop, "Semantic Memo System").
+"""Put relevant memos in front of a user's message, for the model alone (std::slop, "Semantic Memo System").
 
-The document puts them into the system text at each call. There they would change the prompt's beginning with every new
-message; in front of the message they stay as they were found, as long as the message itself is shown.
+The document puts them into the system text at each call. There they would change the beginning of the prompt with every
+new message. In front of the message they stay the same as long as the message is shown.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from tersely.strategies.presets import Strategy
 async def with_memos(
     database: Database,
     tenant: str,
-    found: SessionMatch,
+    match: SessionMatch,
     history: History,
     strategy: Strategy,
-    arrival: IncomingHistory,
+    incoming: IncomingHistory,
     dialect: Dialect,
 ) -> tuple[History, Mapping[int, HiddenReplyParts]]:
-    """``history`` with memos in front of the request's new user message, and what is to be stored beside its words.
+    """Return ``history`` with memos in front of the request's new user message, and the model's view of that message to
+    store.
 
     Raises `StoreUnavailable`.
     """
@@ -37,7 +38,7 @@ async def with_memos(
     if not (most and entries and entries[-1].message.starts_turn):
         return history, {}
     last = entries[-1]
-    placed = {place.seq: index for index, place in enumerate(found.decision.placed) if place.is_new}
+    placed = {place.seq: index for index, place in enumerate(match.decision.placed) if place.is_new}
     index = placed.get(last.seq)
     if index is None or not last.message.text:
         return history, {}
@@ -46,5 +47,5 @@ async def with_memos(
     if not text:
         return history, {}
     snapshot = replace(history.snapshot, entries=(*entries[:-1], with_memos_of(last, text)))
-    said = HiddenReplyParts(model_raw=dialect.with_prefix(arrival.messages[index].raw, text))
+    said = HiddenReplyParts(model_raw=dialect.with_prefix(incoming.messages[index].raw, text))
     return replace(history, snapshot=snapshot, is_verbatim=False), {index: said}

@@ -25,9 +25,9 @@ from tersely.service.recognition.session_lookup import SessionMatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedMessages:
-    """All messages of a request in wire form, of which the first ``frozen`` are the instructions and the head.
+    """All messages of a request in wire form. The first ``frozen`` are the instructions and the head.
 
-    ``sources`` says of each where it comes from.
+    ``sources`` names the origin of each message.
     """
 
     messages: list[bytes]
@@ -35,24 +35,26 @@ class RenderedMessages:
     sources: list[Source] = field(default_factory=list)
 
     def breakpoints(self) -> tuple[int, ...]:
-        """Behind which messages the prompt is worth caching: the last of the head's, and of all."""
+        """Return the indexes of the messages after which a prompt cache is worthwhile: the last of the head, and the
+        last of all.
+        """
         ends = {self.frozen, len(self.messages)}
         return tuple(sorted(end - 1 for end in ends if end))
 
 
 def render_messages(
-    context: Context, dialect: Dialect, history: History, arrival: IncomingHistory, found: SessionMatch
+    context: Context, dialect: Dialect, history: History, incoming: IncomingHistory, match: SessionMatch
 ) -> RenderedMessages:
-    """All messages of a request in wire form: instructions first, then the context.
+    """Render all messages of a request: instructions first, then the context.
 
-    Instructions in the middle of a history stay where they are, before the message that they preceded, so that
-    the prefix stays the prefix. Of those whose place was cut, system and developer text goes in front, also where the
-    message itself is kept: once the cut is behind the rows that are loaded, nothing tells any more which message they
-    preceded. What a client injected there as the user goes with the messages around it.
+    Instructions inside a history stay in front of the message that they preceded, so that the prefix of the prompt does
+    not change. If their place was cut, system and developer text moves to the front, even if the message that it
+    preceded is kept: once that message is no longer loaded, its place is unknown. Blocks that a client injected there
+    as a user message go away with the messages around them.
     """
-    leading, asides, trailing = _asides(arrival, found, history.blocks)
+    leading, asides, trailing = _place_instructions(incoming, match, history.blocks)
     is_cut = context.epoch.cut > 1
-    seqs = _seqs_of_asides(arrival, found, history.blocks)
+    seqs = _instruction_seqs(incoming, match, history.blocks)
     rendered: list[Source] = []
     head = 0
     for message in context.messages:
@@ -60,43 +62,43 @@ def render_messages(
             head = len(rendered) + 1
         else:
             beside = asides.pop(message.seq, ())
-            # What the cut left behind directly in front of the tail is in the head.
+            # The head contains the instructions directly in front of the first message of the tail.
             is_first = is_cut and head == len(rendered)
-            rendered += [_aside(each, seqs) for each in beside if each.is_instruction or not is_first]
+            rendered += [_instruction_source(each, seqs) for each in beside if each.is_instruction or not is_first]
         rendered += [_source(message, raw) for raw in render(message, dialect)]
     hoisted = [message for seq in sorted(asides) for message in asides[seq] if message.is_instruction]
     standing = _without_repeats([*leading, *hoisted]) if is_cut or hoisted else leading
     front = [
-        *(_aside(each, seqs) for each in standing),
+        *(_instruction_source(each, seqs) for each in standing),
         *(Source(raw, 0, 0, INSTRUCTIONS) for raw in history.instructions),
     ]
-    sources = [*front, *rendered, *(_aside(each, seqs) for each in trailing)]
+    sources = [*front, *rendered, *(_instruction_source(each, seqs) for each in trailing)]
     return RenderedMessages(messages=[source.raw for source in sources], frozen=len(front) + head, sources=sources)
 
 
 def _source(message: ContextMessage, raw: bytes) -> Source:
-    """Where a rendered message comes from."""
+    """Return the source of a rendered message."""
     if isinstance(message, HeadMessage):
         return Source(raw, 0, ADDED, message.layer)
     return Source(raw, message.seq, SHORTENED if message.is_shortened else FULL, "memos" if message.prefix else "")
 
 
-def _aside(message: Message, seqs: Mapping[int, int]) -> Source:
+def _instruction_source(message: Message, seqs: Mapping[int, int]) -> Source:
     return Source(message.raw, seqs.get(id(message), 0), FULL, INSTRUCTIONS)
 
 
-def _seqs_of_asides(arrival: IncomingHistory, found: SessionMatch, stored: Sequence[BlockMessage]) -> dict[int, int]:
-    """Sequence numbers of instructions and blocks, by the identity of the message."""
-    given = zip(arrival.messages, arrival.incoming, found.decision.placed, strict=True)
-    seqs = {id(message): placed.seq for message, incoming, placed in given if not incoming.is_link}
+def _instruction_seqs(incoming: IncomingHistory, match: SessionMatch, stored: Sequence[BlockMessage]) -> dict[int, int]:
+    """Map instructions and blocks (by the identity of the object) to their sequence numbers."""
+    given = zip(incoming.messages, incoming.identities, match.decision.placed, strict=True)
+    seqs = {id(message): placed.seq for message, identity, placed in given if not identity.is_link}
     return seqs | {id(block.message): block.seq for block in stored}
 
 
 def _without_repeats(instructions: Sequence[Message]) -> list[Message]:
-    """Return instructions in order, each once.
+    """Return instructions in order, without repetitions.
 
-    Of equal ones with words the first stays, so that later ones change nothing in front of them; of equal ones without
-    words, which only set something, the last.
+    Of equal instructions with text the first is kept, so that later ones do not change the prompt before them. Of equal
+    ones without text, which only change settings, the last is kept.
     """
     first: dict[bytes, int] = {}
     last: dict[bytes, int] = {}
@@ -108,15 +110,15 @@ def _without_repeats(instructions: Sequence[Message]) -> list[Message]:
     ]
 
 
-def _asides(
-    arrival: IncomingHistory, found: SessionMatch, stored: Sequence[BlockMessage]
+def _place_instructions(
+    incoming: IncomingHistory, match: SessionMatch, stored: Sequence[BlockMessage]
 ) -> tuple[list[Message], dict[int, list[Message]], list[Message]]:
-    """Instructions that lead, those that precede a message (by its sequence number), and those at the end.
+    """Sort instructions: those at the beginning, those in front of a message (by its sequence number), those at the
+    end.
 
-    Blocks that are messages of their own are treated like instructions. ``stored`` are those that the request does not
-    bring.
+    Messages of blocks alone are treated like instructions. ``stored`` are those that the request does not contain.
     """
-    firsts = first_hidden(found)
+    firsts = first_hidden(match)
     leading: list[Message] = []
     asides: dict[int, list[Message]] = {}
     waiting: list[Message] = []
@@ -126,18 +128,18 @@ def _asides(
             waiting.append(each.message)
         elif each.before:
             asides.setdefault(each.before, []).append(each.message)
-    for message, incoming, placed in zip(arrival.messages, arrival.incoming, found.decision.placed, strict=True):
-        if not incoming.is_link:
+    for message, identity, placed in zip(incoming.messages, incoming.identities, match.decision.placed, strict=True):
+        if not identity.is_link:
             is_leading = is_leading and message.is_instruction
             if is_leading:
                 leading.append(message)
-            elif not placed.is_new and placed.position < found.start:
-                asides.setdefault(0, []).append(message)  # what it preceded was not laid out
+            elif not placed.is_new and placed.position < match.expanded_from:
+                asides.setdefault(0, []).append(message)  # the message that it preceded is not rendered
             else:
                 waiting.append(message)
             continue
         is_leading = False
-        # Nothing may stand between a call and its result.
+        # Providers refuse a message between a tool call and its result.
         if waiting and message.role != "tool":
             asides.setdefault(firsts.get(placed.seq, placed.seq), []).extend(waiting)
             waiting = []
@@ -145,7 +147,7 @@ def _asides(
 
 
 def render(message: ContextMessage, dialect: Dialect) -> list[bytes]:
-    """A message of a context in wire form: the client's as it came or patched, the others written."""
+    """Render one message of a context: the client's bytes as they are or patched; other messages are written."""
     if isinstance(message, HeadMessage):
         return [dialect.write_text(message.role, message.text)]
     raw = message.message.raw
@@ -159,7 +161,7 @@ def render(message: ContextMessage, dialect: Dialect) -> list[bytes]:
 
 
 def _shortened(message: Message, dialect: Dialect) -> bytes:
-    """The raw form of a message with the texts that its parts have now; all else stays as it came."""
+    """Return the raw message with the current texts of its parts. Everything else stays unchanged."""
     raw = message.raw
     results = {result.call_id: result.text for result in message.results}
     if results:
@@ -170,7 +172,7 @@ def _shortened(message: Message, dialect: Dialect) -> bytes:
 
 
 def _one_result_each(message: Message) -> list[Message]:
-    """A message of several results as several messages, for dialects in which a message carries one."""
+    """Split a message of several tool results, for dialects with one result in each message."""
     results = [part for part in message.parts if isinstance(part, ToolResult)]
     if message.role != "tool" or len(results) < 2:
         return [message]

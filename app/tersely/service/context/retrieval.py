@@ -1,4 +1,4 @@
-"""Older turns that bear on the current task, for strategies that bring such back (Fifth, "Retrieval")."""
+"""Find older turns that are relevant for the current task, for strategies that show them (Fifth, "Retrieval")."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tersely.store.commit import turns
 from tersely.store.db.connection import Connection, Database
 from tersely.strategies.presets import Strategy, Tiered
 
-# Messages that are looked at for their turns, and turns that are read whole.
+# How many messages are ranked, and how many turns are read.
 MESSAGES, TURNS = 24, 8
-# Seconds. A request waits no longer for what it can do without: the first look at a long session takes a while.
+# Seconds that a request waits for retrieval. The first search of a long session takes longer.
 PATIENCE = 1.0
 
 
 class Retriever:
-    """Finds the turns; never fails, at worst it finds nothing."""
+    """Finds relevant turns. It never raises: after an error or a timeout it finds nothing."""
 
     def __init__(self, database: Database, searcher: Searcher) -> None:
         self._database = database
@@ -36,34 +36,34 @@ class Retriever:
     async def with_past(
         self,
         tenant: str,
-        found: SessionMatch,
+        match: SessionMatch,
         history: History,
         strategy: Strategy,
-        arrival: IncomingHistory,
+        incoming: IncomingHistory,
         dialect: Dialect,
         restore: Restore,
     ) -> History:
-        """``history`` with the turns before its tail that its running turn speaks of, where an epoch starts."""
-        if not isinstance(strategy, Tiered) or history.advance is None or found.session is None:
+        """Where an epoch starts, return ``history`` with turns from before its tail that match its running turn."""
+        if not isinstance(strategy, Tiered) or history.advance is None or match.session is None:
             return history
         loaded = group_turns((*history.snapshot.kept, *history.snapshot.entries))
         task = "\n".join(entry.message.text for entry in loaded[-1].opening) if loaded else ""
         if not task or not history.snapshot.older_tokens:
             return history
         try:
-            numbers = await asyncio.wait_for(self._related(tenant, found, loaded, task), PATIENCE)
+            numbers = await asyncio.wait_for(self._related(tenant, match, loaded, task), PATIENCE)
             async with self._database.reading(tenant) as connection:
-                older = await self._read(connection, tenant, found, arrival, dialect, restore, numbers)
+                older = await self._read(connection, tenant, match, incoming, dialect, restore, numbers)
         except (StoreUnavailable, TimeoutError):
             return history
-        return replace(history, material=replace(history.material, past_turns=_weigh(older, loaded[:-1], task)))
+        return replace(history, epoch_inputs=replace(history.epoch_inputs, past_turns=_weigh(older, loaded[:-1], task)))
 
-    async def _related(self, tenant: str, found: SessionMatch, loaded: Sequence[Turn], task: str) -> list[int]:
-        """The turns of the best matches that are not loaded anyway, the best first."""
-        assert found.session is not None
-        seqs = await self._searcher.rank(tenant, found.session, task, limit=MESSAGES)
+    async def _related(self, tenant: str, match: SessionMatch, loaded: Sequence[Turn], task: str) -> list[int]:
+        """Return the numbers of the best matching turns that are not loaded, best first."""
+        assert match.session is not None
+        seqs = await self._searcher.rank(tenant, match.session, task, limit=MESSAGES)
         async with self._database.reading(tenant) as connection:
-            by_seq = await turns.of_messages(connection, tenant, found.session.id, seqs)
+            by_seq = await turns.of_messages(connection, tenant, match.session.id, seqs)
         shown = {turn.number for turn in loaded}
         numbers = dict.fromkeys(by_seq[seq] for seq in seqs if seq in by_seq)
         return [number for number in numbers if number not in shown][:TURNS]
@@ -72,24 +72,24 @@ class Retriever:
         self,
         connection: Connection,
         tenant: str,
-        found: SessionMatch,
-        arrival: IncomingHistory,
+        match: SessionMatch,
+        incoming: IncomingHistory,
         dialect: Dialect,
         restore: Restore,
         numbers: Sequence[int],
     ) -> list[Turn]:
-        assert found.session is not None
+        assert match.session is not None
         entries: list[Entry] = []
         for number in sorted(numbers):
-            seqs = await turns.live_seqs(connection, tenant, found.session.id, number, number)
-            whole = await entries_of(connection, tenant, found, arrival, dialect, restore, seqs)
-            # A turn that the request does not show whole is none that it speaks of.
+            seqs = await turns.live_seqs(connection, tenant, match.session.id, number, number)
+            whole = await entries_of(connection, tenant, match, incoming, dialect, restore, seqs)
+            # A turn that the request's history does not contain completely is skipped.
             entries += whole if len(whole) == len(seqs) else ()
         return list(group_turns(entries))
 
 
 def _weigh(older: Sequence[Turn], loaded: Sequence[Turn], task: str) -> tuple[PastTurn, ...]:
-    """``older`` with their relevance, measured among all turns at hand."""
+    """Return ``older`` with their relevance, computed among all available turns."""
     relevance = {ranked.turn.number: ranked.relevance for ranked in rank_turns([*older, *loaded], task)}
     past = [
         PastTurn(turn=turn.number, entries=turn.entries, relevance=relevance.get(turn.number, 0.0)) for turn in older

@@ -1,4 +1,4 @@
-"""Which tags the model is shown in its own earlier replies that their client does not see."""
+"""Find the kinds of tags that the model sees in its own earlier replies and that its client does not see."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tersely.domain.text.tags import MARKERS, NOTHING, TagKinds
 
 
 def kinds_shown(messages: Iterable[ContextMessage], *, known: TagKinds) -> TagKinds:
-    """What the model is shown in its own earlier replies that was taken out of them before the client saw them.
+    """Return the kinds of tags in the context that were stripped from replies before the client saw them.
 
-    The model goes on to write what it sees itself write, whatever the strategy asks for by now. A client that was
-    shown a tag as text was shown it, however: where its view of a reply has as many, none was taken out. ``known``
-    kinds are not looked for.
+    A model repeats the tags that it sees in its own replies, even if the strategy no longer asks for them. A tag that
+    the client was shown as text does not count: then the client's view of the reply has as many tags. Kinds in
+    ``known`` are not searched for.
     """
     altered: dict[int, tuple[ClientView, list[str]]] = {}
     for message in messages:

@@ -11,44 +11,48 @@ from tersely.domain.messages import (
 )
 from tersely.store.history.messages import StoredMessage
 
-# Stands where the client has nothing to echo.
+# Used where the client has no echo of a message.
 NOT_ECHOED = Message(role="user", parts=(), raw=b"")
 
 
-def restore_reply(dialect: Dialect, echo: Message, model_raw: bytes, said_in: str) -> Message:
-    """The client's echo of a reply with the model's own words put back; a user's message as the model was shown it, and
-    so what the client does not know of: nothing, where that was said in a dialect which does not share its messages.
+def restore_reply(dialect: Dialect, echo: Message, model_raw: bytes, model_dialect: str) -> Message:
+    """Restore the model's view of a message: the model's text in the client's echo of a reply, or a user message with
+    memos.
 
-    ``said_in``: the dialect of these words.
+    Returns `NOT_ECHOED` for a message without an echo whose dialect does not share messages with ``dialect``.
+    ``model_dialect``: the dialect of ``model_raw``.
     """
-    if not share_messages(said_in, dialect.name):
+    if not share_messages(model_dialect, dialect.name):
         if not echo.raw:
             return NOT_ECHOED
-        text = DIALECTS[said_in].read_reply(model_raw).text  # type: ignore[index]
+        text = DIALECTS[model_dialect].read_reply(model_raw).text  # type: ignore[index]
         return dialect.read_message(dialect.with_text(echo.raw, text))
     if echo.role == "user":
         return dialect.read_message(model_raw)
     if CALLS_AS_TEXT in echo.text:
-        return echo  # a client that writes calls as text shows more than the reply's own words
+        return echo  # a client that writes calls as text shows more than the text of the reply
     return dialect.read_message(dialect.restore_reply(echo.raw, model_raw))
 
 
 def stored_message(stored: StoredMessage, dialect: Dialect) -> Message | None:
-    """A stored message as the model saw it, without memos, in a form in which a provider takes it; of another
-    dialect's the words, if there are any.
+    """Return a stored message as the model saw it, without memos, in a form that a provider accepts.
+
+    A message of another dialect is reduced to its text; None if it has no text.
     """
     said = read_stored(stored, dialect)
     return said.message if said.is_own else text_only(said.message)
 
 
 def read_stored(stored: StoredMessage, dialect: Dialect) -> StoredInDialect:
-    """A stored message as the model saw it, without memos; of ``dialect`` in a form in which a provider takes it."""
+    """Read a stored message as the model saw it, without memos. One of ``dialect`` has a form that a
+    provider accepts.
+    """
     raw = stored.model_raw if stored.model_raw is not None and stored.role != "user" else stored.raw
     return _read_view(stored, raw, dialect)
 
 
 def read_client_view(stored: StoredMessage, dialect: Dialect) -> StoredInDialect:
-    """A stored message as its client was shown it; of ``dialect`` in a form in which a provider takes it."""
+    """Read a stored message as its client was shown it. One of ``dialect`` has a form that a provider accepts."""
     return _read_view(stored, stored.raw, dialect)
 
 
@@ -62,7 +66,7 @@ def _read_view(stored: StoredMessage, raw: bytes, dialect: Dialect) -> StoredInD
 
 
 def stored_instruction(stored: StoredMessage, dialect: Dialect) -> bytes:
-    """Instructions in wire form."""
+    """Return stored instructions in the wire form of ``dialect``."""
     if share_messages(stored.dialect, dialect.name):
         return stored.raw
     text = DIALECTS[stored.dialect].read_message(stored.raw).text  # type: ignore[index]

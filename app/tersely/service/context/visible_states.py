@@ -1,7 +1,6 @@
-"""State blocks that stand in replies as text, because the session was not under `window` when they came.
+"""Read state blocks from replies that show them as text, because the session did not use `window` at that time.
 
-When a session becomes one of `window`, they are its states from then on. Blocks that were taken out of a reply when it
-came are stored already.
+When a session changes to `window`, these become its states. Blocks that were stripped from a reply are stored already.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tersely.store.notes import states
 
 
 def read_visible_states(entries: Iterable[Entry]) -> tuple[StateBlock, ...]:
-    """Return the last state block of each reply that its client was shown with the block in it, in order."""
+    """Return the last state block of each reply whose client saw the block, in order."""
     found = []
     for entry in entries:
         message = entry.message
@@ -36,13 +35,13 @@ def read_visible_states(entries: Iterable[Entry]) -> tuple[StateBlock, ...]:
 
 
 def read_state(text: str) -> str:
-    """Return the state that a reply ends up with; empty where it has no block."""
+    """Return the last state block of a reply; an empty string if it has none."""
     blocks: Sequence[str] = strip_state(strip_terse(text)[0])[1]
     return blocks[-1] if blocks else ""
 
 
 async def take_visible_states(connection: Connection, tenant: str, session: Session, since: int) -> None:
-    """Store the state blocks that stand in the session's replies from sequence number ``since`` on."""
+    """Store the state blocks of the session's replies from sequence number ``since`` on."""
     found = []
     for stored in await messages.live_replies_with(connection, tenant, session.id, HEADING.encode(), since):
         dialect = DIALECTS[stored.dialect]  # type: ignore[index]

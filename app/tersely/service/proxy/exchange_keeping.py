@@ -406,7 +406,7 @@ class ExchangeKeeper:
             )
         create = None
         if found.session is None:
-            create = NewSession(parent=found.parent, client_id=exchange.client.id, spare_id=found.spare_id)
+            create = NewSession(parent=found.parent, client_id=exchange.client.id, spare_id=found.fallback_id)
         write = write_of(
             exchange,
             session_id=found.session_id,

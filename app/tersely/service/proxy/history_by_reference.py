@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from tersely.dialects.dialect import Dialect
 from tersely.domain.history.isolation import StoredInDialect, isolate, share_messages
-from tersely.domain.history.reconciliation import Incoming, as_incoming, reconcile
+from tersely.domain.history.reconciliation import MessageIdentity, as_incoming, reconcile
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Message, with_injected_text
 from tersely.service.common.offload import run_in_thread_if_large
@@ -27,7 +27,7 @@ from tersely.store.history.messages import StoredMessage, TailRow
 from tersely.store.history.tail_cache import ROW_SIZE
 
 # Stands for all that comes before the rows at hand.
-_BEFORE = Incoming(digest=b"", is_link=True, starts_turn=False, role="user")
+_BEFORE = MessageIdentity(digest=b"", is_link=True, starts_turn=False, role="user")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +207,7 @@ def _laid(
         place = next(shown, len(before))
         before.insert(place, _BEFORE)
         stored.insert(place, Message(role="user", parts=(), raw=b""))
-    incoming = [*own.incoming[:front], *before, *own.incoming[front:]]
+    incoming = [*own.identities[:front], *before, *own.identities[front:]]
     indexes = range(len(incoming))
     decision = reconcile(
         [row.row for row in rows if not row.is_hidden],
@@ -222,7 +222,7 @@ def _laid(
     return ResolvedHistory(
         arrival=IncomingHistory(
             messages=(*own.messages[:front], *stored, *own.messages[front:]),
-            incoming=tuple(incoming),
+            identities=tuple(incoming),
             chains=_chains(incoming, named, front + len(before)),
         ),
         found=SessionMatch(
@@ -232,7 +232,7 @@ def _laid(
             decision=decision,
             rows=[row for row in rows if not row.is_hidden],
             hidden=[row for row in rows if row.is_hidden],
-            start=start,
+            expanded_from=start,
         ),
         named=NamedReply(
             seq=named.seq,
@@ -245,7 +245,7 @@ def _laid(
     )
 
 
-def _chains(incoming: Sequence[Incoming], named: ReferencedHistory, end: int) -> tuple[bytes, ...]:
+def _chains(incoming: Sequence[MessageIdentity], named: ReferencedHistory, end: int) -> tuple[bytes, ...]:
     """The value of the chain after each message; at the ``end`` of the history it is that of the reply."""
     chains: list[bytes] = []
     chain = b""

@@ -181,7 +181,7 @@ class LiveCalls:
         if kind is not None:
             return "messages"
         hints = SessionHints(client=client, headers=headers)
-        history = IncomingHistory(messages=messages, incoming=incoming, chains=tuple(chains))
+        history = IncomingHistory(messages=messages, identities=incoming, chains=tuple(chains))
         return _Continuation(live=live, history=history, hints=hints)
 
     # Preparing
@@ -236,7 +236,7 @@ class LiveCalls:
             found=match,
             recipe=config,
             around=budget,
-            history=History(snapshot=snapshot, advance=None, material=EpochInputs(), is_verbatim=is_verbatim),
+            history=History(snapshot=snapshot, advance=None, epoch_inputs=EpochInputs(), is_verbatim=is_verbatim),
             built=BuiltContext(context=context, starts_epoch=False),
             body=body,
             write=self._write(call, live, history, match, now, read_whole),
@@ -253,7 +253,7 @@ class LiveCalls:
         return prepared
 
     def _match(self, live: LiveSession, history: IncomingHistory, session: Session) -> SessionMatch:
-        decision = go_on(live.reply.row, history.incoming, last_seq=session.last_seq, turns=session.turns)
+        decision = go_on(live.reply.row, history.identities, last_seq=session.last_seq, turns=session.turns)
         return SessionMatch(
             session_id=session.id,
             session=session,
@@ -299,7 +299,7 @@ class LiveCalls:
         def whole() -> WholeRequest:
             _, arrival, found = read_whole()
             return WholeRequest(
-                incoming=arrival.incoming,
+                incoming=arrival.identities,
                 raws=[message.raw for message in arrival.messages],
                 decision=found.decision,
                 spill=partial(spilled, arrival.messages),
@@ -311,7 +311,7 @@ class LiveCalls:
             create=None,
             mode="full",
             dialect=self._dialect.name,
-            incoming=history.incoming,
+            incoming=history.identities,
             raws=[message.raw for message in history.messages],
             size=len(call.body),
             tokens=(),
@@ -559,7 +559,7 @@ def _have_twins(kept: Sequence[Entry], prepared: PreparedCall) -> bool:
     """Whether a history shows a message twice that is kept from before the cut: which is which is looked up then."""
     if not kept:
         return False
-    placed, incoming = prepared.found.decision.placed, prepared.arrival.incoming
+    placed, incoming = prepared.found.decision.placed, prepared.arrival.identities
     digests = {each.seq: message.digest for each, message in zip(placed, incoming, strict=True) if each.seq}
     often = Counter(message.digest for message in incoming)
     for entry in kept:
@@ -596,7 +596,7 @@ def _is_plain_call(call: Call, prepared: PreparedCall) -> bool:
     """Whether the full path prepared a call without anything that a live call does not do again."""
     found, arrival, history, config = prepared.found, prepared.arrival, prepared.history, prepared.recipe
     decision = found.decision
-    if found.is_delta or found.start or found.hidden or found.source == "header" or prepared.laid is not None:
+    if found.is_delta or found.expanded_from or found.hidden or found.source == "header" or prepared.laid is not None:
         return False
     if call.options.session_id is not None or prepared.is_at_host or prepared.extra:
         return False

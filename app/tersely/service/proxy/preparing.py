@@ -422,11 +422,11 @@ class CallPreparer:
             else NewSession(
                 parent=found.parent,
                 client_id=clients.client_ids(call.header_map, request.ids).id,
-                spare_id=found.spare_id,
+                spare_id=found.fallback_id,
             ),
             mode="append" if is_appended else "full",
             dialect=self._dialect.name,
-            incoming=arrival.incoming,
+            incoming=arrival.identities,
             raws=[message.raw for message in arrival.messages],
             size=len(call.body),
             tokens=(),
@@ -438,11 +438,11 @@ class CallPreparer:
             spill=partial(spilled, arrival.messages),
             open_chain=arrival.head_chain if is_open and not (found.is_delta or named) else None,
             referenced=named,
-            replaces_instructions=is_appended and any(incoming.is_instruction for incoming in arrival.incoming),
+            replaces_instructions=is_appended and any(incoming.is_instruction for incoming in arrival.identities),
             strategy=compact_setting(call.options.strategy),
             epoch_policy=compact_setting(call.options.epoch),
             key=key,
-            key_digest=arrival.asked_digest if key is not None else b"",
+            key_digest=arrival.question_digest if key is not None else b"",
             exchange=self._new_id(),
             title=_title(arrival) if session is None or not session.turns else None,
         )
@@ -516,7 +516,7 @@ def own_sources(arrival: IncomingHistory, found: SessionMatch) -> list[Source]:
     """The sources of a request that goes out with its own messages."""
     return [
         Source(message.raw, placed.seq, FULL, "" if incoming.is_link else INSTRUCTIONS)
-        for message, incoming, placed in zip(arrival.messages, arrival.incoming, found.decision.placed, strict=True)
+        for message, incoming, placed in zip(arrival.messages, arrival.identities, found.decision.placed, strict=True)
     ]
 
 

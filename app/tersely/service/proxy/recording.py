@@ -273,7 +273,7 @@ class Recorder:
                 client=asked.client,
                 create=None,
                 mode="full",
-                incoming=list(arrival.incoming),
+                incoming=list(arrival.identities),
                 raws=[message.raw for message in arrival.messages],
                 tokens=counts,
                 decision=None,
@@ -286,7 +286,7 @@ class Recorder:
                 strategy=compact_setting(call.options.strategy),
                 epoch_policy=compact_setting(call.options.epoch),
                 key=asked.key,
-                key_digest=arrival.asked_digest if asked.key is not None else b"",
+                key_digest=arrival.question_digest if asked.key is not None else b"",
                 outcome=None,
                 replies=self._replies(
                     call.tenant,

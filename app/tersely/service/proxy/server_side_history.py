@@ -28,7 +28,7 @@ from tersely.service.proxy.preparing import CallPreparer, PreparedCall
 from tersely.store.db.connection import Connection, Database
 from tersely.strategies.presets import Full, strategy_name
 
-_NOT_READ = History(snapshot=Snapshot(entries=()), advance=None, material=EpochInputs(), is_verbatim=False)
+_NOT_READ = History(snapshot=Snapshot(entries=()), advance=None, epoch_inputs=EpochInputs(), is_verbatim=False)
 
 
 class ServerSideHistory:
@@ -200,7 +200,7 @@ def _needs_earlier(laid: ResolvedHistory, recipe: ContextConfig) -> bool:
     plan = laid.found.session.plan if laid.found.session else None
     if plan is None or recipe.plans_anew(plan):
         return False  # as much was laid out as is ever looked at
-    return recipe.first_seq(epoch_of(laid.found, recipe)) < laid.found.start
+    return recipe.first_seq(epoch_of(laid.found, recipe)) < laid.found.expanded_from
 
 
 def _stays_at_host(history: ReferencedHistory, recipe: ContextConfig) -> bool:

@@ -17,7 +17,7 @@ from tersely.service.recognition.incoming_history import (
     MIN_REPLY,
     NEWEST,
     IncomingHistory,
-    digest_of_words,
+    digest_of_text,
     hash_history,
 )
 from tersely.store.commit import reply_ids
@@ -73,7 +73,7 @@ class SideCalls:
             hit = await sessions.find_by_chain(connection, call.tenant, chains, client.id)
             if hit is not None:
                 return hit.session.id
-        quoted = [digest_of_words(text) for text in clients.quoted_replies(request.messages) if len(text) >= MIN_REPLY]
+        quoted = [digest_of_text(text) for text in clients.quoted_replies(request.messages) if len(text) >= MIN_REPLY]
         if quoted:
             session = await sessions.find_by_reply(connection, call.tenant, quoted[:NEWEST], client.id)
             if session is not None:

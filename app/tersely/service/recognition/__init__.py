@@ -1,1 +1,1 @@
-"""Whose history a request carries: hashing it and finding its session."""
+"""Find the session of a request: hash its history and look it up."""

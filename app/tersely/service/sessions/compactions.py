@@ -90,7 +90,7 @@ class Compactions:
             session = await _require(connection, tenant, session_id)
             last_seq = await summaries.last_turn_begins(connection, tenant, session_id) - 1
             options = await _with_model(connection, tenant, session_id, options)
-        strategy = self._recipes.beside_calls(session, strategy=options.strategy).strategy
+        strategy = self._recipes.choose_outside_calls(session, strategy=options.strategy).strategy
         purpose = PURPOSES.get(type(strategy))
         done = None
         if purpose is not None and last_seq >= session.cleared_at:
@@ -133,7 +133,7 @@ class Compactions:
             tenant,
             session.id,
             [left],
-            strategy=strategy_name(self._recipes.beside_calls(before, strategy=options.strategy).strategy),
+            strategy=strategy_name(self._recipes.choose_outside_calls(before, strategy=options.strategy).strategy),
             dialect=options.dialect,
             model=options.model,
             credentials=options.credentials,
@@ -152,7 +152,7 @@ class Compactions:
             made = await summaries.newest(connection, tenant, session_id, ["state"])
             options = await _with_model(connection, tenant, session_id, options)
         has_block = before is not None and bool(before.text.strip()) and not _is_extract(before, made)
-        strategy = self._recipes.beside_calls(session, strategy=options.strategy).strategy
+        strategy = self._recipes.choose_outside_calls(session, strategy=options.strategy).strategy
         job = _job(session, tenant, options, strategy, "state", session.cut, session.last_seq)
         if has_block and not self._summarizer.has_model(job):
             raise Conflict(f"the state block was left as it is: {WITHOUT_MODEL}")

@@ -28,7 +28,7 @@ from tersely.service.common.metrics import Metrics
 from tersely.service.context.building import BuiltContext, build
 from tersely.service.context.context_config import ContextConfig, TokenBudget
 from tersely.service.context.context_configs import ContextConfigs
-from tersely.service.context.fixed_tokens import circumstances, window_of
+from tersely.service.context.fixed_tokens import budget_outside_calls, window_of
 from tersely.service.context.history import History
 from tersely.service.context.loading import load_history
 from tersely.service.context.retrieval import Retriever
@@ -99,7 +99,7 @@ class EpochKeeper:
             session = await sessions.get(connection, tenant, session_id)
             if session is None:
                 return False
-            config = self._recipes.as_called(session)
+            config = self._recipes.choose_for_preview(session)
             model = batch.model or await summaries.last_model(connection, tenant, session_id)
             pause = await epochs.pause_before(connection, tenant, session_id, batch.first_seq)
             if not await self._may_advance(connection, tenant, session, config, model, pause):
@@ -241,7 +241,7 @@ class EpochKeeper:
                 session = await sessions.get(connection, tenant, session_id)
                 if session is None:
                     raise NotFound("there is no such session")
-                config = self._recipes.as_called(session, strategy=strategy, epoch=epoch)
+                config = self._recipes.choose_for_preview(session, strategy=strategy, epoch=epoch)
                 model = await summaries.last_model(connection, tenant, session_id)
                 history, budget, _ = await self._load(
                     connection, tenant, session, dialect_of(dialect), config, model=model
@@ -269,7 +269,7 @@ class EpochKeeper:
             session_id=session.id, session=session, source="header", decision=decision, rows=(), is_delta=True
         )
         now = self._clock()
-        budget = await circumstances(
+        budget = await budget_outside_calls(
             connection,
             tenant,
             session,
@@ -290,8 +290,8 @@ class EpochKeeper:
             dialect,
             config,
             budget,
-            needs_material=moments is None,
-            moments=moments,
+            needs_epoch_inputs=moments is None,
+            snapshots_at=moments,
         )
         return history, budget, found
 

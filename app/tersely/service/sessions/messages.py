@@ -150,25 +150,25 @@ class Messages:
                 kinds = {is_outside_messages(message.raw) for message in read if message.is_instruction}
                 given = [row for row in stored if row.role in INSTRUCTION_ROLES]
                 replaced = [row.seq for row in given if is_outside_messages(row.raw) in kinds]
-            config = self._recipes.beside_calls(session) if session else self._recipes.default
+            config = self._recipes.choose_outside_calls(session) if session else self._recipes.default
             brought = await _bring_memos(connection, tenant, read, how, config)
             extract = config.hidden_tags
             if session and any(message.role == "assistant" for message in read):
                 extract |= await _kinds_shown(connection, tenant, session, config)
         batch = await run_in_thread_if_large(size, _take_out, read, how, config, extract, now)
-        arrival = await run_in_thread_if_large(size, hash_history, batch.shown)
+        incoming = await run_in_thread_if_large(size, hash_history, batch.shown)
         write = RequestWrite(
             tenant=tenant,
             session_id=session_id,
             create=None if session else NewSession(),
             mode="append",
             dialect=how.name,
-            incoming=arrival.incoming,
+            incoming=incoming.identities,
             raws=[message.raw for message in batch.shown],
             size=size,
             tokens=await tokens.count_messages(batch.model, ""),
             decision=append_messages(
-                arrival.incoming,
+                incoming.identities,
                 last_seq=session.last_seq if session else 0,
                 turns=session.turns if session else 0,
                 turn=turn,
@@ -181,12 +181,12 @@ class Messages:
             key=key,
             key_digest=await run_in_thread_if_large(size, _digest, raws, how, created),
             hidden_parts={**batch.said, **brought},
-            spill=partial(spilled, arrival.messages),
+            spill=partial(spilled, incoming.messages),
             replaces_instructions=any(message.is_instruction for message in read),
         )
         await self._writer.write(write)
-        done = _appended(write.outcome, has_links=bool(arrival.links))
-        if arrival.links and not done.was_stored_before:
+        done = _appended(write.outcome, has_links=bool(incoming.links))
+        if incoming.links and not done.was_stored_before:
             new = Batch(first_seq=done.first_seq, last_seq=done.last_seq, dialect=how.name, model=model)
             await self._go_on(tenant, session_id, new)
         return done

@@ -19,7 +19,7 @@ from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.context.building import BuiltContext, build
 from tersely.service.context.context_config import ContextConfig
 from tersely.service.context.context_configs import ContextConfigs
-from tersely.service.context.fixed_tokens import circumstances
+from tersely.service.context.fixed_tokens import budget_outside_calls
 from tersely.service.context.history import History
 from tersely.service.context.loading import load_history
 from tersely.service.context.memo_layer import with_memos
@@ -105,17 +105,17 @@ class Previews:
         dialect = dialect_of(request.dialect)
         strategy, epoch = as_setting(request.strategy), as_setting(request.epoch)
         self._recipes.check(strategy=strategy, epoch=epoch)
-        arrival = hash_history(read_messages(request.messages, dialect))
-        counts = await tokens.count_messages(arrival.messages, "")
+        incoming = hash_history(read_messages(request.messages, dialect))
+        counts = await tokens.count_messages(incoming.messages, "")
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             session = await sessions.get(connection, tenant, session_id)
             if session is None:
                 raise NotFound("there is no such session")
-            config = self._recipes.as_called(session, strategy=strategy, epoch=epoch, tools=request.tools)
+            config = self._recipes.choose_for_preview(session, strategy=strategy, epoch=epoch, tools=request.tools)
             request = replace(
                 request, model=request.model or await summaries.last_model(connection, tenant, session_id)
             )
-            budget = await circumstances(
+            budget = await budget_outside_calls(
                 connection,
                 tenant,
                 session,
@@ -123,19 +123,19 @@ class Previews:
                 self._calibrations,
                 model=request.model,
                 now=self._clock(),
-                given=[message for message in arrival.messages if message.is_instruction],
+                given=[message for message in incoming.messages if message.is_instruction],
                 max_tokens=request.max_tokens,
                 last_call_at=await store.newest_at(connection, tenant, session_id),
             )
-            found = await _find(connection, tenant, session, arrival)
-            history = await load_history(connection, tenant, found, arrival, dialect, config, budget, counts=counts)
+            found = await _find(connection, tenant, session, incoming)
+            history = await load_history(connection, tenant, found, incoming, dialect, config, budget, counts=counts)
         restore = partial(restore_reply, dialect)
-        history = await self._retriever.with_past(tenant, found, history, config.strategy, arrival, dialect, restore)
-        history, _ = await with_memos(self._database, tenant, found, history, config.strategy, arrival, dialect)
+        history = await self._retriever.with_past(tenant, found, history, config.strategy, incoming, dialect, restore)
+        history, _ = await with_memos(self._database, tenant, found, history, config.strategy, incoming, dialect)
         built = await run_in_thread_if_large(history.size, build, history, config, budget, request.model)
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             told, omitted = await _turns(connection, tenant, session, built)
-        instructions, laid_out = _lay_out(built, dialect, history, arrival, found, config)
+        instructions, laid_out = _lay_out(built, dialect, history, incoming, found, config)
         texts = [dialect.read_message(raw).text for raw in instructions]
         return Preview(
             instructions=tuple(instructions),
@@ -160,7 +160,7 @@ def as_text(preview: Preview, dialect: str) -> str:
 async def _find(connection: Connection, tenant: str, session: Session, incoming: IncomingHistory) -> SessionMatch:
     """Match the given messages as the next ones of the session."""
     turn = await turns.last_turn(connection, tenant, session.id)
-    decision = append_messages(incoming.incoming, last_seq=session.last_seq, turns=session.turns, turn=turn)
+    decision = append_messages(incoming.identities, last_seq=session.last_seq, turns=session.turns, turn=turn)
     tail = await store.tail_rows(connection, tenant, session.id, session.cut, last=session.last_seq)
     rows = [row for row in tail if not row.is_hidden]
     return SessionMatch(

@@ -130,7 +130,7 @@ class Sessions:
 
     def _is_window(self, session: Session) -> bool:
         try:
-            return isinstance(self._recipes.beside_calls(session).strategy, Window)
+            return isinstance(self._recipes.choose_outside_calls(session).strategy, Window)
         except InvalidRequest:  # a setting of another version
             return False
 
@@ -194,7 +194,7 @@ class Sessions:
     ) -> None:
         """Store what `rewrite_memory` is to write, in the transaction that makes it due."""
         if told:
-            strategy = strategy_name(self._recipes.beside_calls(session).strategy)
+            strategy = strategy_name(self._recipes.choose_outside_calls(session).strategy)
             await self._remembering.enqueue(connection, tenant, session.id, told, strategy=strategy)
 
     async def rewrite_memory(self, tenant: str, session: Session, told: Iterable[tuple[Run, ...]] | None) -> None:
@@ -203,7 +203,7 @@ class Sessions:
         It may fail, for what was asked for is done.
         """
         if told:
-            strategy = strategy_name(self._recipes.beside_calls(session).strategy)
+            strategy = strategy_name(self._recipes.choose_outside_calls(session).strategy)
             with suppress(StoreUnavailable):
                 await self._remembering.write(tenant, session.id, told, strategy=strategy)
 

@@ -148,7 +148,7 @@ class StatsReader:
         """Return the levels of the next context, for a session under `tiered`; None where it cannot be built."""
         async with self._database.reading(tenant) as connection:
             session = await sessions.get(connection, tenant, session_id)
-        strategy = self._recipes.beside_calls(session).strategy if session else None
+        strategy = self._recipes.choose_outside_calls(session).strategy if session else None
         if not isinstance(strategy, Tiered):
             return None
         try:

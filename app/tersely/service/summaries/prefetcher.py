@@ -39,7 +39,7 @@ def memory_of_cut(
         return PendingMemory(
             first_seq=runs[0][0], last_seq=runs[-1][1], runs=runs, strategy=name, dialect=dialect, model=model
         )
-    wanted = after_cut(strategy, history.snapshot, epoch, history.material.summaries)
+    wanted = after_cut(strategy, history.snapshot, epoch, history.epoch_inputs.summaries)
     need = next((need for need in wanted if need.purpose == MEMORY_UPDATE), None)
     if need is None:
         return None
@@ -80,7 +80,7 @@ class SummaryPrefetcher:
         if epoch is None:
             wanted = upcoming_summaries(strategy, history.snapshot)
         else:
-            wanted = after_cut(strategy, history.snapshot, epoch, history.material.summaries)
+            wanted = after_cut(strategy, history.snapshot, epoch, history.epoch_inputs.summaries)
         for foreseen in self._new(tenant, session_id, session.edits if session else 0, wanted):
             job = Job(
                 tenant=tenant,

@@ -10,7 +10,7 @@ from datetime import datetime
 import msgspec
 from msgspec import structs
 
-from tersely.domain.history.reconciliation import Incoming, PlacedMessage, Reconciliation, ReplyPlacement
+from tersely.domain.history.reconciliation import MessageIdentity, PlacedMessage, Reconciliation, ReplyPlacement
 from tersely.domain.tokens import estimate
 from tersely.store.commit.records import (
     CallReport,
@@ -131,7 +131,7 @@ def enter_request(
     )
 
 
-def asked_with(decision: Reconciliation, incoming: Sequence[Incoming]) -> list[PlacedMessage]:
+def asked_with(decision: Reconciliation, incoming: Sequence[MessageIdentity]) -> list[PlacedMessage]:
     """Return the places of the links behind the last assistant message: what the request asks."""
     asked: list[PlacedMessage] = []
     for placed, message in zip(decision.placed, incoming, strict=True):

@@ -8,7 +8,7 @@ from datetime import datetime
 import msgspec
 
 from tersely.domain.client_ids import ClientIds
-from tersely.domain.history.reconciliation import Incoming, Reconciliation
+from tersely.domain.history.reconciliation import MessageIdentity, Reconciliation
 from tersely.store.commit.records import (
     Attribute,
     CallReport,
@@ -50,7 +50,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True, rename=_SPOOLED_NAMES)
     client: ClientIds
     create: NewSession | None
     mode: Mode
-    incoming: list[Incoming]
+    incoming: list[MessageIdentity]
     raws: list[bytes]
     tokens: list[int]
     decision: Reconciliation | None

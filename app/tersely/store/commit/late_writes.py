@@ -17,7 +17,7 @@ from msgspec import structs
 
 from tersely.domain.history.reconciliation import (
     MIN_GAP,
-    Incoming,
+    MessageIdentity,
     PlacedMessage,
     Reconciliation,
     ReplyPlacement,
@@ -139,7 +139,7 @@ async def _find_session_since(
     tenant: str,
     since: datetime,
     client_id: str | None,
-    incoming: Sequence[Incoming],
+    incoming: Sequence[MessageIdentity],
     replies: Sequence[NewReply],
 ) -> str | None:
     """Return the session, made since then, whose history begins with that request and its reply; None where there is

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import structs
 
 from tersely.domain.history.history import Epoch, TerseEntry
-from tersely.domain.history.reconciliation import Incoming, Reconciliation
+from tersely.domain.history.reconciliation import MessageIdentity, Reconciliation
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Role
 from tersely.domain.text.state import StateBlock
@@ -235,7 +235,7 @@ class ReferencedReply(
 class WholeRequest:
     """All messages of a request, with the decision on them."""
 
-    incoming: Sequence[Incoming]
+    incoming: Sequence[MessageIdentity]
     raws: Sequence[bytes]
     decision: Reconciliation
     spill: Callable[[int], Sequence[Artifact]]
@@ -263,7 +263,7 @@ class RequestWrite:
     create: NewSession | None
     mode: Mode
     dialect: str
-    incoming: Sequence[Incoming]
+    incoming: Sequence[MessageIdentity]
     raws: Sequence[bytes]
     tokens: Sequence[int]
     decision: Reconciliation
