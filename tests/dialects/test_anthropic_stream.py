@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tersely.dialects.anthropic.read import read_message, read_reply, read_usage
-from tersely.dialects.anthropic.stream import ReplyStream, split_reply
+from tersely.dialects.anthropic.stream import ReplyStream
+from tersely.dialects.anthropic.whole import split_reply
 from tersely.dialects.anthropic.write import as_input, restore_reply
 from tersely.dialects.dialect import Reply
 from tersely.dialects.wire.sse import SseDecoder

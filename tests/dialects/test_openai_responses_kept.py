@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tersely.dialects.openai_responses.missing_history import lacks_history
 from tersely.dialects.openai_responses.read import read_request
+from tersely.dialects.openai_responses.stored_history import lacks_history
 from tersely.dialects.openai_responses.write import as_input
 from tests.dialects.recordings import SHARED
 

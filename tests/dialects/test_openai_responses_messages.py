@@ -10,8 +10,8 @@ import pytest
 
 from tersely.dialects.dialect import Usage
 from tersely.dialects.openai_chat.dialect import OPENAI_CHAT
+from tersely.dialects.openai_responses.content import items_of
 from tersely.dialects.openai_responses.dialect import OPENAI_RESPONSES
-from tersely.dialects.openai_responses.items import items_of
 from tersely.dialects.openai_responses.read import read_message, read_request, read_usage
 from tersely.dialects.openai_responses.write import (
     as_input,

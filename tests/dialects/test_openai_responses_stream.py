@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tersely.dialects.dialect import Overflow, Reply
 from tersely.dialects.errors import classify_error
 from tersely.dialects.openai_responses.read import read_message, read_usage
-from tersely.dialects.openai_responses.stream import ReplyStream, split_reply
+from tersely.dialects.openai_responses.stream import ReplyStream
+from tersely.dialects.openai_responses.whole import split_reply
 from tersely.dialects.openai_responses.write import as_input
 from tersely.dialects.wire.sse import SseDecoder
 from tersely.domain.text.tags import NOTHING, TagKinds

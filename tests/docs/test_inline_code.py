@@ -83,6 +83,7 @@ def test_files_in_prose_exist(name: str) -> None:
         "read.py",
         "write.py",
         "stream.py",
+        "whole.py",
         "tools.py",
         "tool_rounds.py",
         "local_reply.py",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tersely.dialects.openai_responses.items import as_run, group, items_of
+from tersely.dialects.openai_responses.content import as_run, group, items_of
 from tersely.dialects.registry import DIALECTS
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest

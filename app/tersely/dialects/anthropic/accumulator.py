@@ -8,9 +8,12 @@ import msgspec
 
 from tersely.dialects.anthropic.content import string_member
 from tersely.dialects.anthropic.write import PARTIAL
+from tersely.dialects.dialect import ReplyChoice
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.pieces import PieceFilter
 from tersely.domain.text.tags import TagKinds, TagStripper
+
+ASSISTANT = b'"assistant"'
 
 
 class StringDelta(msgspec.Struct, forbid_unknown_fields=True):
@@ -144,3 +147,38 @@ class GrowingBlock:
             members[PARTIAL] = raw_json.dump(said)
         elif said:
             members["input"] = raw
+
+
+def container_of(members: dict[str, bytes]) -> str:
+    return string_member(object_of(members.get("container")), "id")
+
+
+def choice_of(blocks: list[GrowingBlock], raws: list[bytes], finish: str) -> ReplyChoice:
+    """Return the choice of ``blocks``; ``raws`` is the model's view of them."""
+    said = raw_json.join_object({"role": ASSISTANT, "content": raw_json.join_array(raws)})
+    shown = said
+    if any(block.is_cut for block in blocks):
+        left = [
+            block.write(block.shown) if block.is_cut else raw
+            for block, raw in zip(blocks, raws, strict=True)
+            if not block.is_gone
+        ]
+        shown = raw_json.join_object({"role": ASSISTANT, "content": raw_json.join_array(left)})
+    extractions = [block.extraction for block in blocks if block.extraction is not None]
+    states = [extraction.state for extraction in extractions if extraction.state is not None]
+    return ReplyChoice(
+        index=0,
+        model_message=said,
+        client_message=shown,
+        terse=tuple(entry for extraction in extractions for entry in extraction.terse),
+        state=states[-1] if states else None,
+        finish_reason=finish,
+    )
+
+
+def object_of(raw: bytes | None) -> dict[str, bytes]:
+    """Return the members of a JSON object; nothing where it is none."""
+    try:
+        return raw_json.split_object(raw or b"{}")
+    except ValueError:
+        return {}

@@ -1,35 +1,21 @@
-"""Anthropic's messages, put together."""
+"""The dialect of Anthropic's messages."""
 
 from __future__ import annotations
 
-from tersely.dialects.anthropic import read, stream, tools, write
-from tersely.dialects.anthropic import tool_rounds as rounds
-from tersely.dialects.dialect import Dialect, Streaming
-from tersely.dialects.undescribed import split_safely
+from tersely.dialects.anthropic import read, stream, tools, whole, write
+from tersely.dialects.anthropic.tool_rounds import ROUNDS
+from tersely.dialects.assemble import assemble
+from tersely.dialects.dialect import Streaming
 from tersely.dialects.wire.sse import beginnings
 
-ANTHROPIC = Dialect(
-    name="anthropic",
-    read_request=read.read_request,
-    read_message=read.read_message,
-    read_reply=read.read_reply,
-    read_usage=read.read_usage,
-    write_request=write.write_request,
-    write_text=write.write_text,
-    write_message=write.write_message,
-    as_input=write.as_input,
-    as_reply=write.as_reply,
-    restore_reply=write.restore_reply,
-    with_text=write.with_text,
-    with_results=write.with_results,
-    with_prefix=write.with_prefix,
-    add_tools=tools.add_tools,
-    forbid_tools=tools.forbid_tools,
-    error_body=write.error_body,
-    error_event=write.error_event,
-    open_stream=stream.ReplyStream,
-    split_reply=split_safely(stream.split_reply),
-    rounds=rounds.ROUNDS,
+ANTHROPIC = assemble(
+    "anthropic",
+    read=read,
+    write=write,
+    tools=tools,
+    stream=stream,
+    whole=whole,
+    rounds=ROUNDS,
     streaming=Streaming(
         heartbeat=b'event: ping\ndata: {"type": "ping"}\n\n',
         end_marks=beginnings(b"message_stop"),

@@ -13,18 +13,23 @@ from dataclasses import dataclass
 import msgspec
 from typing_extensions import override
 
-from tersely.dialects.anthropic.accumulator import GrowingBlock, StringDelta
+from tersely.dialects.anthropic.accumulator import (
+    GrowingBlock,
+    StringDelta,
+    choice_of,
+    container_of,
+    object_of,
+)
 from tersely.dialects.anthropic.content import string_member
 from tersely.dialects.dialect import Reply, ReplyChoice
 from tersely.dialects.event_filter import EventFilter
-from tersely.dialects.undescribed import UNDESCRIBED, unread_body
+from tersely.dialects.undescribed import UNDESCRIBED
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.bodies import try_decode
 from tersely.dialects.wire.pieces import Piece
 from tersely.dialects.wire.sse import MAX_EVENT, SseEvent, with_data
 from tersely.domain.text.tags import TagKinds
 
-_ASSISTANT = b'"assistant"'
 _ENDS = frozenset({"message_delta", "message_stop", "error"})
 """Before these, everything that was held back goes out, also where a block was not ended."""
 
@@ -123,7 +128,7 @@ class ReplyStream(EventFilter):
         shown = item.piece.shown
         if shown == item.piece.text and not self._dropped:
             return item.event.raw
-        members = _object(item.event.data)
+        members = object_of(item.event.data)
         if shown != item.piece.text:
             name = "content_block" if item.kind == "content_block_start" else "delta"
             holder = raw_json.split_object(members[name])
@@ -163,11 +168,11 @@ class _Said:
             case "message_start":
                 self._message = raw_json.split_object(members["message"])
                 self._add_usage(self._message.get("usage"))
-                self._container = _container(self._message)
+                self._container = container_of(self._message)
             case "message_delta":
-                delta = _object(members.get("delta"))
+                delta = object_of(members.get("delta"))
                 self._finish = string_member(delta, "stop_reason") or self._finish
-                self._container = _container(delta) or self._container
+                self._container = container_of(delta) or self._container
                 self._add_usage(members.get("usage"))
             case "message_stop":
                 self._is_done = True
@@ -199,7 +204,7 @@ class _Said:
         return found, string_member(delta, "text")
 
     def _add_usage(self, raw: bytes | None) -> None:
-        self._usage |= {key: value for key, value in _object(raw).items() if value != b"null"}
+        self._usage |= {key: value for key, value in object_of(raw).items() if value != b"null"}
 
     @property
     def reply(self) -> Reply:
@@ -215,85 +220,7 @@ class _Said:
 
     def _choice(self) -> ReplyChoice:
         blocks = [self.blocks[index] for index in sorted(self.blocks)]
-        return _choice(blocks, [block.write() for block in blocks], self._finish)
-
-
-def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"") -> tuple[bytes, Reply]:
-    """Return the body for the client of a reply that is not streamed, and the reply.
-
-    The very same bytes when nothing is taken out; else only the texts concerned are replaced. What is no message (an
-    error under status 200, no JSON at all) goes through, and its reply has no choices.
-    """
-    try:
-        members = raw_json.split_object(body)
-    except ValueError:
-        return body, Reply(unread=unread_body(body))
-    try:
-        raws = raw_json.split_array(members["content"])
-        blocks = [_whole_block(raw, tags) for raw in raws]
-        choice = _choice(blocks, raws, string_member(members, "stop_reason"))
-    except UNDESCRIBED:
-        error = members.get("error", b"null")
-        if error != b"null":
-            return body, Reply(error=error)
-        return body, Reply(unread=unread_body(body))
-    usage = members.get("usage", b"null")
-    reply = Reply(
-        id=string_member(members, "id"),
-        model=string_member(members, "model"),
-        choices=(choice,),
-        usage=b"" if usage == b"null" else usage,
-        is_done=True,
-        unread=() if members.get("role", _ASSISTANT) == _ASSISTANT else unread_body(body),
-        container=_container(members),
-    )
-    if choice.client_message is choice.model_message:
-        return body, reply
-    shown = raw_json.split_object(choice.client_message)["content"]
-    return raw_json.like_original(body, raw_json.join_object({**members, "content": shown})), reply
-
-
-def _container(members: dict[str, bytes]) -> str:
-    return string_member(_object(members.get("container")), "id")
-
-
-def _choice(blocks: list[GrowingBlock], raws: list[bytes], finish: str) -> ReplyChoice:
-    """Return the choice of ``blocks``; ``raws`` is the model's view of them."""
-    said = raw_json.join_object({"role": _ASSISTANT, "content": raw_json.join_array(raws)})
-    shown = said
-    if any(block.is_cut for block in blocks):
-        left = [
-            block.write(block.shown) if block.is_cut else raw
-            for block, raw in zip(blocks, raws, strict=True)
-            if not block.is_gone
-        ]
-        shown = raw_json.join_object({"role": _ASSISTANT, "content": raw_json.join_array(left)})
-    extractions = [block.extraction for block in blocks if block.extraction is not None]
-    states = [extraction.state for extraction in extractions if extraction.state is not None]
-    return ReplyChoice(
-        index=0,
-        model_message=said,
-        client_message=shown,
-        terse=tuple(entry for extraction in extractions for entry in extraction.terse),
-        state=states[-1] if states else None,
-        finish_reason=finish,
-    )
-
-
-def _whole_block(raw: bytes, tags: TagKinds) -> GrowingBlock:
-    block = GrowingBlock(raw_json.split_object(raw), tags)
-    block.is_open = False
-    if block.extraction is not None:
-        block.show(block.extraction.feed(block.said) + block.extraction.close())
-    return block
-
-
-def _object(raw: bytes | None) -> dict[str, bytes]:
-    """Return the members of a JSON object; nothing where it is none."""
-    try:
-        return raw_json.split_object(raw or b"{}")
-    except ValueError:
-        return {}
+        return choice_of(blocks, [block.write() for block in blocks], self._finish)
 
 
 def _read_delta(data: bytes | None) -> _DeltaEvent | None:

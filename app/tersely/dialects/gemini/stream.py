@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tersely.dialects.dialect import Reply, ReplyChoice
 from tersely.dialects.gemini.read import items, visible_text
 from tersely.dialects.gemini.write import patch_texts
-from tersely.dialects.undescribed import UNDESCRIBED, UnreadPayloads, unread_body
+from tersely.dialects.undescribed import UNDESCRIBED, UnreadPayloads
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.json_array import ArrayDecoder, Element
 from tersely.dialects.wire.sse import MAX_EVENT, EventTooLarge, SseDecoder, SseEvent, with_data
@@ -329,21 +329,6 @@ class _Candidate:
             return contents[0][0]
         parts = _merge_texts([part for _, parts in contents for part in parts])
         return raw_json.join_object({"parts": raw_json.join_array(parts), "role": b'"model"'})
-
-
-def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"", wrapper: str = "") -> tuple[bytes, Reply]:
-    """Return the body for the client of a reply that was read whole, array or object, and the reply.
-
-    The very same bytes when nothing is taken out. What is no reply (an error under status 200, no JSON at all) goes
-    through, and its reply has no choices.
-    """
-    stream = ReplyStream(tags=tags, wrapper=wrapper)
-    sent = stream.feed(body) + stream.close()
-    if not tags:
-        sent = body
-    reply = stream.reply
-    is_understood = not reply.unread and (reply.choices or reply.error or reply.is_done)
-    return sent, reply if is_understood else replace(reply, unread=unread_body(body))
 
 
 def _read_content(raw: bytes) -> _Content:

@@ -1,4 +1,4 @@
-"""Gemini Code Assist: Gemini's format in an envelope, put together."""
+"""The dialect of Gemini Code Assist: Gemini's format in an envelope."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tersely.dialects.gemini.dialect import GEMINI
 from tersely.dialects.gemini.tool_rounds import rounds
-from tersely.dialects.gemini_gca import read, stream, tools, write
+from tersely.dialects.gemini_gca import read, stream, tools, whole, write
 from tersely.dialects.undescribed import split_safely
 
 GEMINI_GCA = replace(
@@ -17,7 +17,7 @@ GEMINI_GCA = replace(
     as_reply=write.as_reply,
     add_tools=tools.add_tools,
     forbid_tools=tools.forbid_tools,
-    open_stream=stream.open_stream,
-    split_reply=split_safely(stream.split_reply),
+    open_stream=stream.ReplyStream,
+    split_reply=split_safely(whole.split_reply),
     rounds=rounds(stream.WRAPPER),
 )

@@ -8,5 +8,4 @@ from tersely.dialects.gemini import stream as gemini
 
 WRAPPER = "response"
 
-open_stream = partial(gemini.ReplyStream, wrapper=WRAPPER)
-split_reply = partial(gemini.split_reply, wrapper=WRAPPER)
+ReplyStream = partial(gemini.ReplyStream, wrapper=WRAPPER)

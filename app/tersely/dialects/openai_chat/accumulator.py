@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tersely.dialects.dialect import ReplyChoice
-from tersely.dialects.openai_chat.chunks import CallDelta, Choice, ChoiceDelta, FunctionDelta
+from tersely.dialects.openai_chat.stream_events import CallDelta, Choice, ChoiceDelta, FunctionDelta
 from tersely.dialects.openai_content import replace_text
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.pieces import Piece, PieceFilter

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tersely.dialects.dialect import Reply
 from tersely.dialects.openai_chat.accumulator import ChoiceState
-from tersely.dialects.openai_chat.chunks import ABSENT, Chunk, read_chunk, read_chunks
+from tersely.dialects.openai_chat.stream_events import ABSENT, Chunk, read_chunk, read_chunks
 from tersely.dialects.openai_content import replace_text
 from tersely.dialects.undescribed import UNDESCRIBED, UnreadPayloads
 from tersely.dialects.wire import raw_json

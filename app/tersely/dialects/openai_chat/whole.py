@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tersely.dialects.dialect import Reply, ReplyChoice
 from tersely.dialects.openai_chat.accumulator import text_of
-from tersely.dialects.openai_chat.chunks import string_of
+from tersely.dialects.openai_chat.stream_events import string_of
 from tersely.dialects.openai_content import replace_text
 from tersely.dialects.undescribed import unread_body
 from tersely.dialects.wire import raw_json

@@ -16,7 +16,7 @@ import msgspec
 from tersely.dialects import undescribed
 from tersely.dialects.dialect import Request, Usage
 from tersely.dialects.openai_content import is_text
-from tersely.dialects.openai_responses.items import (
+from tersely.dialects.openai_responses.content import (
     CALLS,
     INSTRUCTIONS,
     RUN,

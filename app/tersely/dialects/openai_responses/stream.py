@@ -18,14 +18,12 @@ from tersely.dialects.openai_responses.accumulator import (
     ENDS,
     TEXT_DELTA,
     ItemAccumulator,
-    incomplete_reason,
     index,
-    output_items,
     read_delta,
     string,
 )
-from tersely.dialects.openai_responses.strip_tags import ResponseTagStripper, keep_tokens, shift_annotation
-from tersely.dialects.undescribed import UNDESCRIBED, unread_body
+from tersely.dialects.openai_responses.whole import ResponseTagStripper, keep_tokens, shift_annotation
+from tersely.dialects.undescribed import UNDESCRIBED
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.pieces import Piece, PieceFilter
 from tersely.dialects.wire.sse import MAX_EVENT, SseEvent, with_data
@@ -186,40 +184,6 @@ class ReplyStream(EventFilter):
         if type(number) is not int:
             return members
         return {**members, "sequence_number": raw_json.dump(number - self._dropped)}
-
-
-def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"") -> tuple[bytes, Reply]:
-    """Return the body for the client of a reply that is not streamed, and the reply.
-
-    The very same bytes when nothing is taken out; else only the texts concerned are replaced. What is no response (an
-    error under status 200, no JSON at all) goes through, and its reply has no choices.
-    """
-    taking_out = ResponseTagStripper(tags, sent)
-    try:
-        members = raw_json.split_object(body)
-        error = members.get("error", b"null")
-        error = b"" if error == b"null" else error
-    except ValueError:
-        return body, Reply(unread=unread_body(body))
-    try:
-        listed = raw_json.split_array(members.get("output", b""))
-        items = output_items({"output": members["output"]})
-        status = string(members.get("status"))
-        choice = taking_out.choice(items, incomplete_reason(members) or status)
-        shown = taking_out.response(body) if taking_out else body
-    except UNDESCRIBED:
-        return body, Reply(error=error, unread=() if error else unread_body(body))
-    usage = members.get("usage", b"null")
-    reply = Reply(
-        id=string(members.get("id")),
-        model=string(members.get("model")),
-        choices=(choice,) if items or not error else (),
-        usage=b"" if usage == b"null" else usage,
-        error=error,
-        is_done=status in {"completed", "incomplete", ""} and not error,
-        unread=() if len(items) == len(listed) else unread_body(body),
-    )
-    return body if shown is body else raw_json.like_original(body, shown), reply
 
 
 def _with_delta(members: dict[str, bytes], shown: str) -> dict[str, bytes]:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tersely.dialects.openai_responses.accumulator import ENDS, index, output_items, string
-from tersely.dialects.openai_responses.items import as_run, item_type, items_of
-from tersely.dialects.openai_responses.strip_tags import replace_output
+from tersely.dialects.openai_responses.content import as_run, item_type, items_of
 from tersely.dialects.openai_responses.tools import tools_outside_list
+from tersely.dialects.openai_responses.whole import replace_output
 from tersely.dialects.tool_rounds import Rounds, add_usage
 from tersely.dialects.undescribed import UNDESCRIBED
 from tersely.dialects.wire import raw_json

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, assert_never
 
+from tersely.dialects.openai_chat.write import error_body as error_body
 from tersely.dialects.openai_content import is_text, prepend, with_words, without_lines
-from tersely.dialects.openai_responses.items import (
+from tersely.dialects.openai_responses.content import (
     INSTRUCTIONS,
     answered_call,
     as_message,

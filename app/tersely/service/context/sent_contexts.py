@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from tersely.dialects.openai_responses.items import items_of
+from tersely.dialects.openai_responses.content import items_of
 from tersely.dialects.wire import raw_json
 from tersely.domain.history.context import LayerReport
 from tersely.store.commit.records import Attribute

@@ -1,7 +1,7 @@
-"""Strip tags from whole texts: a reply that is not streamed, and the repetitions at a stream's end.
+"""Strip tags from whole texts: a reply that is not streamed, and the repetitions at the end of a stream.
 
 Only the affected texts are replaced, and the data that points into them: annotation positions and ``logprobs`` tokens.
-Everything else keeps its bytes.
+Everything else keeps its bytes. The request fields that a response repeats are restored to the client's own.
 """
 
 from __future__ import annotations
@@ -11,16 +11,56 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from tersely.dialects.dialect import ReplyChoice
-from tersely.dialects.openai_responses.items import as_run
-from tersely.dialects.openai_responses.request_fields import RequestFields
+from tersely.dialects.dialect import Reply, ReplyChoice
+from tersely.dialects.openai_responses.accumulator import (
+    incomplete_reason,
+    output_items,
+    string,
+)
+from tersely.dialects.openai_responses.content import as_run
+from tersely.dialects.undescribed import UNDESCRIBED, unread_body
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.pieces import Piece, PieceFilter
 from tersely.domain.text.tags import TagKinds, TagStripper
 
+_CHAIN = ("previous_response_id", "conversation")
 _PLACES = ("start_index", "end_index", "index")
 _REMEMBERED = 8
 """A stream repeats each text three times."""
+
+
+def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"") -> tuple[bytes, Reply]:
+    """Return the body for the client of a reply that is not streamed, and the reply.
+
+    The very same bytes when nothing is taken out; else only the texts concerned are replaced. What is no response (an
+    error under status 200, no JSON at all) goes through, and its reply has no choices.
+    """
+    taking_out = ResponseTagStripper(tags, sent)
+    try:
+        members = raw_json.split_object(body)
+        error = members.get("error", b"null")
+        error = b"" if error == b"null" else error
+    except ValueError:
+        return body, Reply(unread=unread_body(body))
+    try:
+        listed = raw_json.split_array(members.get("output", b""))
+        items = output_items({"output": members["output"]})
+        status = string(members.get("status"))
+        choice = taking_out.choice(items, incomplete_reason(members) or status)
+        shown = taking_out.response(body) if taking_out else body
+    except UNDESCRIBED:
+        return body, Reply(error=error, unread=() if error else unread_body(body))
+    usage = members.get("usage", b"null")
+    reply = Reply(
+        id=string(members.get("id")),
+        model=string(members.get("model")),
+        choices=(choice,) if items or not error else (),
+        usage=b"" if usage == b"null" else usage,
+        error=error,
+        is_done=status in {"completed", "incomplete", ""} and not error,
+        unread=() if len(items) == len(listed) else unread_body(body),
+    )
+    return body if shown is body else raw_json.like_original(body, shown), reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,3 +234,55 @@ def _texts(item: bytes) -> Iterable[str]:
 
 def _string(raw: bytes | None) -> str:
     return raw_json.string(raw)
+
+
+class RequestFields:
+    """The fields of the request as the client ``sent`` it; empty: nothing was added."""
+
+    def __init__(self, sent: bytes = b"") -> None:
+        self._sent = raw_json.split_object(sent) if sent else {}
+        self._tools = {"", *map(_tool_name, _array(self._sent.get("tools")))}
+
+    def __bool__(self) -> bool:
+        """Return whether anything may have to be put back."""
+        return bool(self._sent)
+
+    def restore(self, response: dict[str, bytes]) -> dict[str, bytes]:
+        """Return a response's members with the client's instructions, history reference and tools; the rest is
+        unchanged.
+        """
+        if not self._sent:
+            return response
+        changed = dict(response)
+        own = self._sent.get("instructions", b"null")
+        said = response.get("instructions", b"null")
+        if said.startswith(b'"') and not _is_same(said, own):
+            changed["instructions"] = own
+        for name in _CHAIN:
+            if name in self._sent and response.get(name) == b"null":
+                value = self._sent[name]
+                named = name == "conversation" and value.startswith(b'"')
+                changed[name] = raw_json.join_object({"id": value}) if named else value
+        tools = _array(response.get("tools"))
+        kept = [raw for raw in tools if _tool_name(raw) in self._tools]
+        if kept != tools:
+            changed["tools"] = raw_json.join_array(kept)
+        choice = self._sent.get("tool_choice", b'"auto"')
+        if response.get("tool_choice") == b'"none"' and not _is_same(choice, b'"none"'):
+            changed["tool_choice"] = choice
+        return changed
+
+
+def _tool_name(raw: bytes) -> str:
+    """Return the name of a function tool; the provider's own tools have none."""
+    value = raw_json.load(raw)
+    name = value.get("name") if isinstance(value, dict) and value.get("type") == "function" else None
+    return name if isinstance(name, str) else ""
+
+
+def _array(raw: bytes | None) -> list[bytes]:
+    return raw_json.split_array(raw) if raw and raw.startswith(b"[") else []
+
+
+def _is_same(one: bytes, other: bytes) -> bool:
+    return bool(raw_json.load(one) == raw_json.load(other))

@@ -1,0 +1,117 @@
+"""Histories and replies that the provider stores: references to them, refusals, and a reply that is fetched again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from tersely.dialects.openai_responses.content import INSTRUCTIONS, item_type, items_of
+from tersely.dialects.openai_responses.whole import replace_output
+from tersely.dialects.wire import raw_json
+from tersely.dialects.wire.members import split_body
+
+MARK = b'"item_reference"'
+
+# Providers, their look-alikes and what stands in front of them differ in status, code and words; most name the member.
+_REFUSALS = frozenset({400, 403, 404, 405, 410, 422, 501})
+_HISTORY = r"previous[ _]response|response(?:[ _]id| with id)|\bconversation|\bresp_"
+_MISSING = (
+    r"not[ _]found|n[o']t exist|no such|unknown|unrecogni[sz]ed|unsupported|not (?:been )?(?:support|implement|enabl)"
+    r"|not (?:stored|available|permitted|allowed|persisted)|cannot be used|disabled|expired|data retention"
+)
+_LACKS = re.compile(rf"(?:{_HISTORY}).*(?:{_MISSING})|(?:{_MISSING}).*(?:{_HISTORY})", re.IGNORECASE | re.DOTALL)
+_DOES_NOT = re.compile(r"does not support '?(?:previous_response_id|conversation)", re.IGNORECASE)
+_LOOKED_AT = 16 * 1024
+
+
+def referenced_ids(body: bytes) -> list[str]:
+    """Return the ids of the items that a request refers to.
+
+    In its order. Nothing for a body that cannot be understood.
+    """
+    if MARK not in body:
+        return []
+    try:
+        items = raw_json.split_array(split_body(body).get("input", b"[]"))
+    except ValueError:
+        return []
+    return [found for item in items if (found := _referred(item))]
+
+
+def with_items(body: bytes, known: Mapping[str, bytes]) -> bytes:
+    """Return the request with the items themselves in place of references to them, as far as they are known by their
+    ids.
+    """
+    members = split_body(body)
+    items = raw_json.split_array(members["input"])
+    members["input"] = raw_json.join_array([known.get(_referred(item), item) for item in items])
+    return raw_json.join_object(members)
+
+
+def items_by_id(reply: bytes) -> dict[str, bytes]:
+    """Return the items of a reply that can be referred to."""
+    found: dict[str, bytes] = {}
+    for raw in items_of(reply):
+        item = raw_json.load(raw)
+        name = item.get("id") if isinstance(item, dict) else None
+        if isinstance(name, str) and name:
+            found[name] = raw
+    return found
+
+
+def _referred(raw: bytes) -> str:
+    item = raw_json.load(raw) if MARK in raw else None
+    name = item.get("id") if isinstance(item, dict) and item_type(item) == "item_reference" else None
+    return name if isinstance(name, str) else ""
+
+
+def lacks_history(status: int, body: bytes) -> bool:
+    """Return whether an error says so: as a response, or (``status`` 200) at the beginning of a stream.
+
+    Anything else that is wrong with a request, a conversation that is busy among it, is something else.
+    """
+    text = body[:_LOOKED_AT].decode(errors="replace")
+    if status == 200:
+        return '"error"' in text and "not_found" in text and bool(_LACKS.search(text))
+    if status not in _REFUSALS:
+        return False
+    if _LACKS.search(text) or _DOES_NOT.search(text):
+        return True
+    return status == 404 and "not_found" in text and "model" not in text
+
+
+def restore_response(
+    body: bytes, message: bytes | None, *, instructions: Sequence[str], tools: Mapping[str, str], usage: bytes = b""
+) -> bytes:
+    """Return a response with the items of ``message``, those that its client was given (None: its own), with ``usage``
+    (empty: its own), and without what was added to its request: ``instructions``, and ``tools``, which are described
+    so. The very same bytes where nothing of that is in it. Raises ``ValueError`` for what is no response.
+    """
+    members = raw_json.split_object(body)
+    changed = members if message is None else replace_output(members, items_of(message))
+    if usage and "usage" in members:
+        changed = {**changed, "usage": usage}
+    said = raw_json.load(members.get(INSTRUCTIONS, b"null"))
+    if isinstance(said, str) and (own := _without(said, instructions)) != said:
+        changed = {**changed, INSTRUCTIONS: raw_json.dump(own or None)}
+    if members.get("tools", b"").startswith(b"["):
+        listed = raw_json.split_array(members["tools"])
+        kept = [raw for raw in listed if not _is_among(raw, tools)]
+        if kept != listed:
+            changed = {**changed, "tools": raw_json.join_array(kept)}
+    return body if changed is members else raw_json.like_original(body, raw_json.join_object(changed))
+
+
+def _without(said: str, instructions: Sequence[str]) -> str:
+    """They stand behind the client's own."""
+    for text in instructions:
+        if said.endswith(text):
+            return said.removesuffix(text).removesuffix("\n\n")
+    return said
+
+
+def _is_among(raw: bytes, tools: Mapping[str, str]) -> bool:
+    tool = raw_json.load(raw)
+    if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("name"), str):
+        return False
+    return tool["name"] in tools and tools[tool["name"]] == tool.get("description")
