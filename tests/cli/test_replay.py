@@ -15,16 +15,16 @@ from tersely.dialects.wire import raw_json
 from tersely.domain.text.terse import strip_terse
 from tersely.replay import model as model_side
 from tersely.replay.checks import Stored, check_prefix, check_stored, compare_reply, is_mended
-from tersely.replay.conversations import BadTranscript, RecordedCall, ReplyForm
 from tersely.replay.lost_references import PastIdentifiers, identifiers
 from tersely.replay.measure import Counter, Shown, Tally, common, measure, own_tokens
 from tersely.replay.model import CLOSE, OPEN, TurnedAway, with_tag
 from tersely.replay.play import Variant
 from tersely.replay.run import Plan, run_here
 from tersely.replay.table import COLUMNS, Result, as_markdown
-from tersely.replay.transcripts import load_transcript
-from tersely.replay.wire_forms import steps_of
 from tersely.settings import Settings
+from tersely.transcripts.conversations import BadTranscript, RecordedCall, ReplyForm
+from tersely.transcripts.files import load_transcript
+from tersely.transcripts.wire_forms import steps_of
 from tests.conftest import SHARED_DATA, TERSELY, Database
 from tests.support.chat_messages import user
 

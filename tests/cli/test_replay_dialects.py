@@ -22,16 +22,16 @@ from tersely.fakellm.scripted.openai_chat import CHAT
 from tersely.fakellm.scripted.openai_responses import RESPONSES
 from tersely.fakellm.scripted.replies import Counted, ScriptedExchange, Wire
 from tersely.replay.checks import compare_reply
-from tersely.replay.client import read_answer
-from tersely.replay.conversations import BadTranscript, ReplyForm
 from tersely.replay.model import Expected, tagged
 from tersely.replay.play import Variant
-from tersely.replay.replies import bits, has_calls, last_text, with_last_text
 from tersely.replay.run import Plan, run_here
 from tersely.replay.table import Result
-from tersely.replay.transcripts import load_transcript
-from tersely.replay.wire_forms import recognise, steps_of
 from tersely.settings import Settings
+from tersely.transcripts.answers import read_answer
+from tersely.transcripts.conversations import BadTranscript, ReplyForm
+from tersely.transcripts.files import load_transcript
+from tersely.transcripts.replies import bits, has_calls, last_text, with_last_text
+from tersely.transcripts.wire_forms import recognise, steps_of
 from tests.conftest import SHARED_DATA, Database
 
 RECORDINGS = sorted((SHARED_DATA / "clients").glob("*/requests.jsonl"))

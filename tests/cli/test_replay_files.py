@@ -21,11 +21,11 @@ from tersely.fakellm.strict import (
 from tersely.fakellm.strict import (
     openai_responses as strict_responses,
 )
-from tersely.replay.conversations import BadTranscript, Conversation, RecordedCall, ReplyForm
 from tersely.replay.play import Variant
-from tersely.replay.recordings import going_on_from
-from tersely.replay.replies import bits
-from tersely.replay.transcripts import load_transcript
+from tersely.transcripts.conversations import BadTranscript, Conversation, RecordedCall, ReplyForm
+from tersely.transcripts.files import load_transcript
+from tersely.transcripts.recordings import going_on_from
+from tersely.transcripts.replies import bits
 from tests.cli.test_replay_dialects import play
 from tests.conftest import Database
 from tests.support.chat_messages import assistant, user

@@ -39,9 +39,9 @@ def service(upstream: str) -> Iterator[str]:
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout is not None
-            found = re.search(r"serves on (\S+)", process.stdout.readline())
+            found = re.search(r"http://[\d.]+:\d+", process.stdout.readline())
             assert found is not None
-            yield found[1]
+            yield found[0]
         finally:
             process.terminate()
             process.wait(60)

@@ -31,7 +31,7 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 
 def greeting(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
-    return process.stdout.readline()
+    return process.stdout.readline() + process.stdout.readline()
 
 
 @dataclass(slots=True)

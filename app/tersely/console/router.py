@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -9,11 +10,11 @@ from datetime import datetime
 from urllib.parse import parse_qs
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from tersely.console.assets import serve_asset
-from tersely.console.pages import HEADERS, Pages
+from tersely.console.pages import HEADERS, Pages, link
 from tersely.domain.errors import (
     Busy,
     Conflict,
@@ -25,10 +26,14 @@ from tersely.domain.errors import (
     Unauthorized,
 )
 from tersely.service.common.console_access import LIFETIME, ConsoleAccess, Visit
+from tersely.service.common.replay_tenants import replay_tenant
 
 COOKIE = "tersely_console"
 MAX_FORM = 256 * 1024
 START = "/console/sessions"
+REPLAYS = "/console/replay/"
+CSRF_HEADER = "x-console-token"
+UPLOAD_SECONDS = 120.0
 STATUS: dict[type[TerselyError], int] = {InvalidRequest: 422, Conflict: 409, Forbidden: 403, Busy: 503}
 
 
@@ -43,8 +48,19 @@ class Seen:
 
     @property
     def tenant(self) -> str:
-        """The tenant that looks."""
-        return self.visit.tenant
+        """The tenant whose sessions are looked at: among replays, that of the replays."""
+        return replay_tenant(self.visit.tenant) if self.is_replay else self.visit.tenant
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether the view is one of replayed transcripts."""
+        return self.request.url.path.startswith(REPLAYS)
+
+    def link(self, path: str, **query: object) -> str:
+        """An address of the console; among replays, of the same view there."""
+        if not self.is_replay:
+            return link(path, **query)
+        return link("replay" if path == "sessions" else f"replay/{path}", **query)
 
     def get(self, name: str) -> str:
         """A parameter of the form or of the address; empty where there is none."""
@@ -60,6 +76,7 @@ class Seen:
 
 
 View = Callable[[Seen], Awaitable[Response]]
+Upload = Callable[[Seen, bytes], Awaitable[Response]]
 
 
 class Console:
@@ -70,8 +87,14 @@ class Console:
         self._access = access
         self._clock = clock
 
-    def routes(self, views: dict[str, View], changes: dict[str, View]) -> list[Route]:
-        """Routes under ``/console``. ``views`` are looked at (GET), ``changes`` change something (POST)."""
+    def routes(
+        self, views: dict[str, View], changes: dict[str, View], uploads: dict[str, tuple[Upload, int]]
+    ) -> list[Route]:
+        """Routes under ``/console``.
+
+        ``views`` are looked at (GET), ``changes`` change something (POST of a form), ``uploads`` take a body of at most
+        so many bytes (POST by a script, with the token in a header).
+        """
         found = [
             Route("/console", self._start, methods=["GET"]),
             Route("/console/login", self._show_login, methods=["GET"]),
@@ -83,6 +106,10 @@ class Console:
         found += [
             Route(f"/console/{path}", self._guarded(view, changes=True), methods=["POST"])
             for path, view in changes.items()
+        ]
+        found += [
+            Route(f"/console/{path}", self._taking(upload, limit), methods=["POST"])
+            for path, (upload, limit) in uploads.items()
         ]
         return [*found, Route("/console/{rest:path}", self._missing)]
 
@@ -145,6 +172,26 @@ class Console:
 
         return serve
 
+    def _taking(self, upload: Upload, limit: int) -> Callable[[Request], Awaitable[Response]]:
+        """Serve uploads; what goes wrong is JSON, for the script that sent it."""
+
+        async def serve(request: Request) -> Response:
+            try:
+                self._access.check_address(request.headers.items())
+                visit, _ = await self._visit(request)
+                visit.check_scope(changes=True)
+                if not _is_own(request):
+                    raise Forbidden("that was not sent from the console")
+                self._access.check_token(visit, request.headers.get(CSRF_HEADER, ""))
+                body = await _read_upload(request, limit)
+                return await upload(Seen(request=request, visit=visit, form={}, now=self._clock()), body)
+            except TerselyError as error:
+                status = 401 if isinstance(error, Unauthorized) else _status(error)
+                headers = {**HEADERS, "cache-control": "no-store"}
+                return JSONResponse({"trouble": error.detail}, status_code=status, headers=headers)
+
+        return serve
+
     async def _visit(self, request: Request) -> tuple[Visit, bool]:
         now = self._clock()
         cookie = request.cookies.get(COOKIE, "")
@@ -160,11 +207,32 @@ class Console:
             return self._error(503, "The database is away", "Nothing is lost. Try again in a few seconds.")
         if isinstance(error, NotFound):
             return self._error(404, "Not found", f"{error.detail[:1].upper()}{error.detail[1:]}, or it is not yours.")
-        status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 400)
-        return self._error(status, "That did not work", f"{error.detail[:1].upper()}{error.detail[1:]}.")
+        return self._error(_status(error), "That did not work", f"{error.detail[:1].upper()}{error.detail[1:]}.")
 
     def _error(self, status: int, title: str, text: str) -> Response:
         return self._pages.render("error.html", status=status, title=title, text=text, code=status)
+
+
+def _status(error: TerselyError) -> int:
+    return next((code for kind, code in STATUS.items() if isinstance(error, kind)), 400)
+
+
+async def _read_upload(request: Request, limit: int) -> bytes:
+    """Return a body. Raises `InvalidRequest` for one that is too large or too slow."""
+    too_large = InvalidRequest(f"the file has more than {limit // 2**20} MiB", field="file")
+    if int(request.headers.get("content-length") or 0) > limit:
+        raise too_large
+    pieces, size = [], 0
+    try:
+        async with asyncio.timeout(UPLOAD_SECONDS):
+            async for piece in request.stream():
+                size += len(piece)
+                if size > limit:
+                    raise too_large
+                pieces.append(piece)
+    except TimeoutError:
+        raise InvalidRequest(f"the upload took longer than {UPLOAD_SECONDS:.0f} s", field="file") from None
+    return b"".join(pieces)
 
 
 def _redirect(path: str) -> RedirectResponse:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import msgspec
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 
 from tersely.console.cache_causes import find_breaks
 from tersely.console.pages import HEADERS, Pages, link
-from tersely.console.router import Seen, View
+from tersely.console.router import Seen, Upload, View
 from tersely.console.strip import MOST, draw
 from tersely.domain.errors import InvalidRequest, NotFound, TerselyError
 from tersely.domain.history.turns import write_turn_id
+from tersely.service.common.replay_tenants import replay_tenant
 from tersely.service.memos.memos import Memos
 from tersely.service.money.prices import Prices
 from tersely.service.money.savings import Savings
+from tersely.service.replays.replays import MAX_BYTES, MAX_SECONDS, ReplayOptions, Replays
 from tersely.service.search.tenant_search import Mode, TenantSearch
 from tersely.service.sessions.activity import Activity, Happening
 from tersely.service.sessions.calls import Calls
@@ -48,6 +52,17 @@ ACTIONS = {
     "clear": ("Clear the context", "The next call starts with an empty context. History and memory stay."),
     "delete": ("Delete the session", "The session and all that belongs to it is deleted for good."),
 }
+DEMO = Path(__file__).parents[1] / "data" / "demo_transcript.json"
+DEMO_NAME = "demo_transcript.json"
+DEMO_EPOCH = '{"high": 12000, "low": 5000}'
+REPLAY_POLICIES = {
+    "": "as configured",
+    DEMO_EPOCH: "small: cut at 12,000 tokens down to 5,000",
+    '{"high": 32000, "low": 12000}': "default: cut at 32,000 tokens down to 12,000",
+    "every_request": "a new epoch at every call",
+}
+PATIENCE = 8.0
+"""Seconds that a page waits for a replay; a longer one goes on behind the page that shows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +82,7 @@ class Sources:
     notes: Notes
     memos: Memos
     memories: DailyMemory
+    replays: Replays
     lifetime: float
     is_guarded: bool
 
@@ -93,6 +109,13 @@ class Views:
             "live/events": self.stream_live,
             "search": self.show_search,
             "memory": self.show_memory,
+            "replay": self.show_replays,
+            "replay/session": self.show_session,
+            "replay/session/rows": self.show_rows,
+            "replay/session/cache": self.show_cache,
+            "replay/session/savings": self.show_session_savings,
+            "replay/session/try": self.show_try,
+            "session/savings": self.show_session_savings,
         }
 
     def changes(self) -> dict[str, View]:
@@ -105,12 +128,18 @@ class Views:
             "session/scratchpad": self.put_scratchpad,
             "memory/memo": self.delete_memo,
             "memory/day": self.delete_day,
+            "replay/demo": self.play_demo,
+            "replay/delete": self.delete_replay,
         }
+
+    def uploads(self) -> dict[str, tuple[Upload, int]]:
+        """Path under ``/console`` -> what takes a file, and the most bytes that it may have."""
+        return {"replay/play": (self.play_file, MAX_BYTES)}
 
     def _render(self, seen: Seen, template: str, view: str, **values: Any) -> Response:
         return self._pages.render(
             template, view=view, token=seen.visit.token, now=seen.now, is_guarded=self._of.is_guarded,
-            tenant=seen.tenant, **values,
+            tenant=seen.visit.tenant, link=seen.link, is_replay=seen.is_replay, **values,
         )  # fmt: skip
 
     # Sessions
@@ -147,7 +176,9 @@ class Views:
         listed = await self._of.sessions.figures(seen.tenant, session_id)
         last = await self._of.calls.last(seen.tenant, session_id, limit=1)
         if not last:
-            return self._render(seen, "session.html", "sessions", tab="context", listed=listed, calls=[], current=None)
+            return self._render(
+                seen, "session.html", "sessions", tab="context", listed=listed, calls=[], current=None, replay={}
+            )
         newest = last[-1].row.number
         number = min(max(1, seen.number("call", newest) or newest), newest)
         around = min(newest, max(number + MOST // 2, MOST))
@@ -162,11 +193,12 @@ class Views:
             gaps_before=_gaps(0, compared.start), seq=seen.number("seq"),
             gaps_after=_gaps(compared.start + len(compared.rows), compared.total),
             link_rows=self._link_rows(seen, number), reason=compared.context.reason,
+            replay=_replay_of(listed.session.metadata) if seen.is_replay else {},
         )  # fmt: skip
 
     def _link_rows(self, seen: Seen, number: int) -> Callable[[int, int], str]:
         def write(start: int, count: int) -> str:
-            return link("session/rows", id=seen.get("id"), call=number, start=start, count=count)
+            return seen.link("session/rows", id=seen.get("id"), call=number, start=start, count=count)
 
         return write
 
@@ -225,7 +257,7 @@ class Views:
             name: _setting(seen.get(name)) for name in ("strategy", "epoch") if seen.get(name).strip()
         }
         await self._of.sessions.change(seen.tenant, session_id, Change(**given))
-        return _go(link("session/try", id=session_id))
+        return _go(seen.link("session/try", id=session_id))
 
     # Hands
 
@@ -265,10 +297,10 @@ class Views:
                 await of.compactions.clear(tenant, session_id, CompactionOptions())
             case "delete":
                 await of.sessions.delete(tenant, session_id)
-                return _go(link("sessions"))
+                return _go(seen.link("sessions"))
             case _:
                 raise InvalidRequest("there is no such action", field="act")
-        return _go(link("session/hands", id=session_id, done=act))
+        return _go(seen.link("session/hands", id=session_id, done=act))
 
     async def pin(self, seen: Seen) -> Response:
         """Pin a message or let it go, or set its priority."""
@@ -277,7 +309,7 @@ class Views:
             await self._of.pins.set_priority(seen.tenant, session_id, seq, seen.number("priority", 50, most=100) or 0)
         else:
             await self._of.pins.pin(seen.tenant, session_id, seq, pinned=seen.get("pinned") == "1")
-        return _go(link("session", id=session_id, call=seen.get("call"), seq=seq))
+        return _go(seen.link("session", id=session_id, call=seen.get("call"), seq=seq))
 
     # Memory
 
@@ -298,12 +330,12 @@ class Views:
     async def put_state(self, seen: Seen) -> Response:
         """Write the state block."""
         await self._of.notes.put_state(seen.tenant, seen.get("id"), seen.get("text").replace("\r\n", "\n"))
-        return _go(link("session/memory", id=seen.get("id")))
+        return _go(seen.link("session/memory", id=seen.get("id")))
 
     async def put_scratchpad(self, seen: Seen) -> Response:
         """Write the scratchpad."""
         await self._of.notes.put_scratchpad(seen.tenant, seen.get("id"), seen.get("text").replace("\r\n", "\n"))
-        return _go(link("session/memory", id=seen.get("id")))
+        return _go(seen.link("session/memory", id=seen.get("id")))
 
     async def show_memory(self, seen: Seen) -> Response:
         """Memos and the daily memory of the tenant."""
@@ -314,7 +346,7 @@ class Views:
     async def delete_memo(self, seen: Seen) -> Response:
         """Delete a memo."""
         await self._of.memos.delete(seen.tenant, seen.get("memo"))
-        return _go(link("memory"))
+        return _go(seen.link("memory"))
 
     async def delete_day(self, seen: Seen) -> Response:
         """Delete what the memory says of a session's day."""
@@ -323,7 +355,65 @@ class Views:
         except ValueError:
             raise InvalidRequest("day must be a date", field="day") from None
         await self._of.memories.forget(seen.tenant, day=day, session_id=seen.get("session") or None)
-        return _go(link("memory"))
+        return _go(seen.link("memory"))
+
+    # Replays of transcripts
+
+    async def show_replays(self, seen: Seen) -> Response:
+        """The demo, a place to drop a transcript on, and the replays that are kept."""
+        found, _ = await self._of.sessions.page(
+            replay_tenant(seen.visit.tenant), Narrowing(), sort="created", after=None, limit=50
+        )
+        return self._render(
+            seen, "replay.html", "replay", listed=[(each, _replay_of(each.session.metadata)) for each in found],
+            strategies=STRATEGIES, policies=REPLAY_POLICIES, most=MAX_BYTES // 2**20, seconds=MAX_SECONDS,
+        )  # fmt: skip
+
+    async def play_demo(self, seen: Seen) -> Response:
+        """Play the built-in transcript."""
+        options = ReplayOptions(epoch=DEMO_EPOCH)
+        content = await asyncio.to_thread(DEMO.read_bytes)
+        return _go(await self._play(seen, DEMO_NAME, content, options))
+
+    async def play_file(self, seen: Seen, content: bytes) -> Response:
+        """Play a transcript that was dropped; the answer says where to look at it."""
+        options = ReplayOptions(
+            strategy=seen.get("strategy"), epoch=seen.get("epoch"), model=seen.get("model").strip()[:200]
+        )
+        return JSONResponse(
+            {"go": await self._play(seen, seen.get("name"), content, options)},
+            headers={**HEADERS, "cache-control": "no-store"},
+        )
+
+    async def _play(self, seen: Seen, name: str, content: bytes, options: ReplayOptions) -> str:
+        """Play a transcript; the address of what came of it. Raises `InvalidRequest`, `Busy`."""
+        replays = self._of.replays
+        replay = await replays.start(seen.visit.tenant, await replays.read(name, content), options)
+        await replays.wait(replay, PATIENCE)
+        if replay.trouble and not replay.played:
+            raise InvalidRequest(replay.trouble, field="file")
+        if len(replay.sessions) == 1:
+            return link("replay/session", id=replay.sessions[0])
+        return link("replay")
+
+    async def delete_replay(self, seen: Seen) -> Response:
+        """Delete a replay."""
+        await self._of.sessions.delete(replay_tenant(seen.visit.tenant), seen.get("id"))
+        return _go(link("replay"))
+
+    async def show_session_savings(self, seen: Seen) -> Response:
+        """What each call of a session cost, beside the full history."""
+        session_id = seen.get("id")
+        listed = await self._of.sessions.figures(seen.tenant, session_id)
+        calls = await self._of.calls.last(seen.tenant, session_id, limit=1000)
+        chart = [
+            [call.row.number, call.row.cost_sent, call.row.cost_full, call.row.tokens_before, call.row.tokens_after]
+            for call in calls
+        ]
+        return self._render(
+            seen, "session_savings.html", "sessions", tab="savings", listed=listed, calls=list(reversed(calls)),
+            chart=msgspec.json.encode(chart).decode(),
+        )  # fmt: skip
 
     # Over all sessions
 
@@ -412,6 +502,16 @@ def _told(happening: Happening) -> dict[str, Any]:
             "overhead": row.overhead_ms,
         }
     return told | {"reason": row.get("reason") or row.get("result") or "", "number": row.get("number")}
+
+
+def _replay_of(metadata: bytes) -> dict[str, Any]:
+    """What a replay's session says of its transcript."""
+    try:
+        known = json.loads(metadata or b"{}")
+    except ValueError:
+        return {}
+    found = known.get("replay") if isinstance(known, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def _since(days: str, now: datetime) -> datetime | None:

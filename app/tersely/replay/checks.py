@@ -20,12 +20,12 @@ from tersely.fakellm.scripted.gemini import GCA, GEMINI
 from tersely.fakellm.scripted.openai_responses import RESPONSES
 from tersely.fakellm.strict.openai_chat import parse_body
 from tersely.replay.client import ClientReply
-from tersely.replay.conversations import RecordedCall, ReplayRequest
 from tersely.replay.measure import Shown, common
 from tersely.replay.model import TurnedAway
-from tersely.replay.replies import TEXT, bits
-from tersely.replay.wire_forms import FORMS
 from tersely.strategies.prompts import ANSWER_NOW
+from tersely.transcripts.conversations import RecordedCall, ReplayRequest
+from tersely.transcripts.replies import TEXT, bits
+from tersely.transcripts.wire_forms import FORMS
 
 EXCERPT = 60
 CONTEXTS = frozenset({"built", "passthrough"})

@@ -18,15 +18,15 @@ from rich.table import Table
 
 from tersely.dialects.registry import DIALECTS
 from tersely.replay.checks import Failure
-from tersely.replay.conversations import BadTranscript, Transcript
 from tersely.replay.play import Variant
 from tersely.replay.run import Plan, run_here, run_there
 from tersely.replay.table import COLUMNS, Result, as_json, as_markdown, cells
-from tersely.replay.transcripts import load_transcript
 from tersely.server.run import log_as_json
 from tersely.settings import Settings
 from tersely.strategies.epochs.policies import parse_policy
 from tersely.strategies.presets import parse_strategy
+from tersely.transcripts.conversations import BadTranscript, Transcript
+from tersely.transcripts.files import load_transcript
 
 MODEL = "gpt-4.1"
 WINDOW = 1_047_576

@@ -20,7 +20,7 @@ from tersely.dialects.registry import DIALECTS
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.messages import ToolCall
-from tersely.replay.conversations import RecordedCall
+from tersely.transcripts.conversations import RecordedCall
 
 MIN_LENGTH = 4
 MIN_CODE = 5

@@ -21,7 +21,7 @@ from tersely.domain.errors import InvalidRequest
 from tersely.domain.messages import INSTRUCTION_ROLES, Text
 from tersely.domain.messages import Dialect as DialectName
 from tersely.fakellm.scripted import CHAT, Received, ScriptedModel, ScriptedReply, Wire
-from tersely.replay.replies import has_calls, last_text, with_last_text
+from tersely.transcripts.replies import has_calls, last_text, with_last_text
 
 KEY_HEADER = "x-replay-call"
 OPEN, CLOSE = "<terse>", "</terse>"

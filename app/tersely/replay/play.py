@@ -24,11 +24,11 @@ from tersely.replay.checks import (
     is_orderly,
 )
 from tersely.replay.client import ClientReply, ask
-from tersely.replay.conversations import Conversation, RecordedCall, ReplayRequest, ReplyForm
 from tersely.replay.lost_references import PastIdentifiers
 from tersely.replay.measure import Counter, Shown, Tally, common, measure, take_apart
 from tersely.replay.model import KEY_HEADER, Expected, RecordedModel, TurnedAway, chance
-from tersely.replay.recordings import going_on_from
+from tersely.transcripts.conversations import Conversation, RecordedCall, ReplayRequest, ReplyForm
+from tersely.transcripts.recordings import going_on_from
 
 STREAMED = 0.5
 HAS_OPTION = 0.5

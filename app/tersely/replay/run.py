@@ -11,7 +11,6 @@ import aiohttp
 
 from tersely.fakellm.scripted import run_scripted
 from tersely.replay.checks import Failure, Stored
-from tersely.replay.conversations import BadTranscript, Conversation, Transcript
 from tersely.replay.lost_references import PastIdentifiers
 from tersely.replay.measure import Counter, Tally
 from tersely.replay.model import RecordedModel
@@ -21,6 +20,7 @@ from tersely.replay.stored_sessions import read_session
 from tersely.replay.table import Result
 from tersely.settings import Settings
 from tersely.store.db.migrations import migrate
+from tersely.transcripts.conversations import BadTranscript, Conversation, Transcript
 
 OnCall = Callable[[str], None]
 TIMEOUT_SECONDS = 300

@@ -384,8 +384,8 @@ def _greet(settings: Settings, host: str, port: int, *, is_scripted: bool) -> No
         parts = urlsplit(settings.openai_base_url)
         upstream = f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
     print(
+        f"Look at it: {base}/console (with a demo that needs no model key)\n"
         f"Tersely serves on {base}\n"
-        f"  look:     {base}/console\n"
         f"  models:   {upstream}\n"
         f"  use it:   export OPENAI_BASE_URL={base}/v1   ANTHROPIC_BASE_URL={base}\n"
         f"  more:     {base}/docs   {base}/metrics\n"

@@ -101,7 +101,8 @@ class LiveView extends HTMLElement {
 // Cost by day as lines; where no model has a price, tokens.
 class SavingsChart extends HTMLElement {
   connectedCallback() {
-    const days = JSON.parse(this.dataset.days);
+    const days = JSON.parse(this.dataset.rows);
+    const byCall = this.dataset.by === "call";
     const box = this.querySelector(".chart");
     if (days.length < 2 || !window.uPlot) { box.hidden = true; return; }
     const priced = days.some((day) => day[1] !== null);
@@ -109,7 +110,7 @@ class SavingsChart extends HTMLElement {
     const color = (name) => style.getPropertyValue(name).trim();
     const write = (value) => (value === null || value === undefined ? "–" : priced ? `$${value.toFixed(value < 1 ? 4 : 2)}` : short(value));
     const data = [
-      days.map((day) => Date.parse(`${day[0]}T00:00:00Z`) / 1000),
+      days.map((day) => (byCall ? day[0] : Date.parse(`${day[0]}T00:00:00Z`) / 1000)),
       days.map((day) => (priced ? day[1] : day[4])),
       days.map((day) => (priced ? day[2] : day[3])),
     ];
@@ -117,10 +118,11 @@ class SavingsChart extends HTMLElement {
     const options = {
       width: box.clientWidth, height: 220, tzDate: (ts) => uPlot.tzDate(new Date(ts * 1e3), "UTC"),
       series: [
-        { label: "Day" },
+        { label: byCall ? "Call" : "Day" },
         { label: "as sent", stroke: color("--tail"), width: 2, value: (_, value) => write(value) },
         { label: "full history", stroke: color("--soft"), width: 1.5, dash: [4, 4], value: (_, value) => write(value) },
       ],
+      scales: { x: { time: !byCall } },
       axes: [axis, { ...axis, size: 70, values: (_, values) => values.map(write) }],
     };
     const plot = new uPlot(options, data, box);
@@ -128,6 +130,42 @@ class SavingsChart extends HTMLElement {
   }
 }
 
+// A file is dropped or chosen, and played; the page goes where it can be looked at.
+class TranscriptDrop extends HTMLElement {
+  connectedCallback() {
+    const form = this.querySelector("form");
+    const input = form.elements.file;
+    this.addEventListener("dragover", (event) => { event.preventDefault(); this.classList.add("over"); });
+    this.addEventListener("dragleave", () => this.classList.remove("over"));
+    this.addEventListener("drop", (event) => {
+      event.preventDefault();
+      this.classList.remove("over");
+      if (event.dataTransfer.files.length) input.files = event.dataTransfer.files;
+    });
+    form.addEventListener("submit", (event) => { event.preventDefault(); this.play(form, input.files[0]); });
+  }
+
+  async play(form, file) {
+    const status = this.querySelector("[data-status]");
+    const button = form.querySelector("button");
+    if (!file) return;
+    status.textContent = "playing…";
+    status.className = "status";
+    button.disabled = true;
+    const target = new URL(this.dataset.to, location.origin);
+    for (const [name, value] of [["name", file.name], ["strategy", form.elements.strategy.value], ["epoch", form.elements.epoch.value], ["model", form.elements.model.value]]) target.searchParams.set(name, value);
+    let answer;
+    try {
+      const response = await fetch(target, { method: "POST", body: file, headers: { "x-console-token": this.dataset.token, "content-type": "application/octet-stream" } });
+      answer = await response.json();
+    } catch { answer = { trouble: "the service did not answer: is it still running?" }; }
+    button.disabled = false;
+    if (answer.go && answer.go.startsWith("/console/")) location.assign(answer.go);
+    else { status.textContent = answer.trouble || "that did not work"; status.className = "status loss"; }
+  }
+}
+
+customElements.define("transcript-drop", TranscriptDrop);
 customElements.define("call-slider", CallSlider);
 customElements.define("context-strip", ContextStrip);
 customElements.define("live-view", LiveView);
@@ -164,6 +202,8 @@ document.addEventListener("keydown", (event) => {
 });
 
 addEventListener("DOMContentLoaded", () => {
+  const follows = document.querySelector("[data-reload]");
+  if (follows) setTimeout(() => location.reload(), 1000 * follows.dataset.reload);
   const target = document.querySelector(".row.target");
   if (target) { target.scrollIntoView({ block: "center" }); target.focus({ preventScroll: true }); }
 });

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from tersely.dialects.headers import Headers
 from tersely.domain.errors import Forbidden, InvalidRequest, Unauthorized
+from tersely.service.common.replay_tenants import is_replay_tenant
 from tersely.store.db.connection import TENANT, Database
 from tersely.store.ops import keys
 from tersely.store.ops.keys import Key
@@ -195,6 +196,8 @@ def new_key(
     """
     if not TENANT.fullmatch(tenant):
         raise InvalidRequest("a tenant's name is 1 to 128 letters, digits, and . _ @ : - (not first)", field="tenant")
+    if is_replay_tenant(tenant):
+        raise InvalidRequest("names that end with :replays are kept for replayed transcripts", field="tenant")
     stored = Key(
         id=key_id,
         tenant=tenant,

@@ -350,6 +350,21 @@ TABLE: dict[str, MetricSpec] = {
 }
 
 
+class _Ignored:
+    """A metric that counts nothing."""
+
+    def labels(self, *_values: str) -> _Ignored:
+        return self
+
+    def inc(self, _amount: float = 1) -> None: ...
+
+    def dec(self, _amount: float = 1) -> None: ...
+
+    def set(self, _value: float) -> None: ...
+
+    def observe(self, _value: float) -> None: ...
+
+
 class Metrics:
     """All metrics of one process. With ``PROMETHEUS_MULTIPROC_DIR`` set, `render` adds up all workers."""
 
@@ -429,6 +444,19 @@ class Metrics:
                 registry.register(collector)
             return generate_latest(registry)
         return generate_latest(self.registry)
+
+
+class IgnoredMetrics(Metrics):
+    """Metrics that count nothing, for calls that are none of anybody's, as those of a replay."""
+
+    def __init__(self) -> None:
+        ignored: Any = _Ignored()
+        for attribute in TABLE:
+            setattr(self, attribute, ignored)
+        self.registry = CollectorRegistry()
+        self.tokens_before = self.tokens_after = ignored
+        self.reported_tokens = dict.fromkeys(("input", "cached", "output"), ignored)
+        self._cost_sent = self._cost_full = ignored
 
 
 def _remove_dead_workers() -> None:

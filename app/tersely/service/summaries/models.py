@@ -12,6 +12,7 @@ from tersely.domain.errors import UpstreamUnavailable
 from tersely.domain.messages import Dialect as DialectName
 from tersely.domain.models import usable_window
 from tersely.service.common.metrics import Metrics
+from tersely.service.common.replay_tenants import is_replay_tenant
 from tersely.service.summaries.jobs import Job
 from tersely.strategies.summaries.summarizing import SummaryQuestion, SummaryReply
 from tersely.upstream.client import Upstream
@@ -106,6 +107,8 @@ class Models:
 
     def select(self, job: Job) -> SelectedModel | None:
         """Return the model for a job; None where none is configured, or where nobody's key is there to pay for it."""
+        if is_replay_tenant(job.tenant):
+            return None  # a replay sends nothing to anybody
         model = job.model if self.config.model == SESSION else self.config.model
         host = self._own or self._hosts.get(job.dialect)
         asking = COMPLETIONS.get(host.dialect) if host else None

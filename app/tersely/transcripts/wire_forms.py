@@ -11,7 +11,7 @@ from tersely.dialects.registry import DIALECTS
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.messages import Dialect as DialectName
-from tersely.replay.conversations import BadTranscript, RecordedCall, ReplayRequest, ReplyForm
+from tersely.transcripts.conversations import BadTranscript, RecordedCall, ReplayRequest, ReplyForm
 
 ANNOTATION = "x_"
 ANNOTATIONS = frozenset({"id", "meta", "dialect"})

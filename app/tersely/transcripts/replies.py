@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tersely.domain.messages import Dialect as DialectName
-from tersely.replay.conversations import BadTranscript
+from tersely.transcripts.conversations import BadTranscript
 
 TEXT = "content"
 THOUGHT = "thought"

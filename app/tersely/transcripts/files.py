@@ -15,10 +15,10 @@ from typing import Any
 
 from tersely.dialects.wire import raw_json
 from tersely.domain.messages import Dialect as DialectName
-from tersely.replay.agent_files import read_agent_file
-from tersely.replay.conversations import BadTranscript, Conversation, Transcript
-from tersely.replay.recordings import is_call, is_resent, read_recording, with_files
-from tersely.replay.wire_forms import recognise, steps_of
+from tersely.transcripts.agent_files import read_agent_file
+from tersely.transcripts.conversations import BadTranscript, Conversation, Transcript
+from tersely.transcripts.recordings import is_call, is_resent, read_recording, with_files
+from tersely.transcripts.wire_forms import recognise, steps_of
 
 MAX_LINE = 64 * 1024 * 1024
 REQUESTS, RESPONSES, INDEX = "requests", "responses", "index"
@@ -74,7 +74,12 @@ def _conversations(
             why = str(error) if isinstance(error, BadTranscript) else type(error).__name__
             bad(number, f"not a conversation: {why}")
             continue
-        yield Conversation(id=str(line.get("id", number)), number=number, steps=steps)
+        yield Conversation(id=str(line.get("id", number)), number=number, steps=steps, model=_model_of(line))
+
+
+def _model_of(line: Mapping[str, Any]) -> str:
+    model = line.get("model", "")
+    return model if isinstance(model, str) else ""
 
 
 def _is_recording(lines: Sequence[Line]) -> bool:

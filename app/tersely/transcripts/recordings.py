@@ -20,10 +20,10 @@ from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.chain import canonical
 from tersely.domain.messages import Dialect as DialectName
 from tersely.domain.messages import Message
-from tersely.replay.client import read_answer
-from tersely.replay.conversations import BadTranscript, Conversation, RecordedCall, ReplayRequest, ReplyForm
-from tersely.replay.replies import read_reply
-from tersely.replay.wire_forms import FORMS, recognise
+from tersely.transcripts.answers import read_answer
+from tersely.transcripts.conversations import BadTranscript, Conversation, RecordedCall, ReplayRequest, ReplyForm
+from tersely.transcripts.replies import read_reply
+from tersely.transcripts.wire_forms import FORMS, recognise
 
 MODEL = "recorded"
 PREVIOUS = "previous_response_id"

@@ -53,7 +53,7 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A series of calls; ``number`` is its line in the file, from 1.
+    """A series of calls; ``number`` is its line in the file, from 1. ``model`` is empty where the file names none.
 
     ``is_recording``: the requests are a client's own, so that they may belong to several sessions, or to none.
     """
@@ -62,6 +62,7 @@ class Conversation:
     number: int
     steps: Sequence[RecordedCall]
     is_recording: bool = False
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

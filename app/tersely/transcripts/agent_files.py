@@ -22,8 +22,17 @@ def read_agent_file(lines: Sequence[Line]) -> Found | None:
     """Return the dialect and the conversation of an agent's own file; None for any other file."""
     for is_theirs, dialect, read in _AGENTS:
         if is_theirs(lines[:_LOOKED_AT]):
-            return dialect, read(lines)
+            return dialect, {"model": _model_in(lines), **read(lines)}
     return None
+
+
+def _model_in(lines: Sequence[Line]) -> str:
+    """Return the model of the last line that names one: in the line, its message, or its payload."""
+    for line in reversed(lines):
+        for holder in (_dict(line.get("message")), _dict(line.get("payload")), line):
+            if isinstance(model := holder.get("model"), str) and model and not model.startswith("<"):
+                return model
+    return ""
 
 
 def _list(value: object) -> list[Any]:
