@@ -466,7 +466,7 @@ def _shared(
     return Shared(
         database=base.database,
         writer=base.writer,
-        recipes=recipes,
+        configs=recipes,
         calibrations=base.calibrations,
         metrics=base.metrics,
         summarizer=base.summarizer,

@@ -173,7 +173,7 @@ def responses_stream(number: int, said: Round, step: int) -> bytes:
 def relayed(dialect: Dialect, streams: list[bytes], step: int) -> tuple[bytes, Reply]:
     """The client's stream of several rounds, and the reply as it is kept."""
     assert dialect.rounds is not None
-    shown, told = dialect.rounds.open(OURS), RoundTranscript(dialect, OURS)
+    shown, transcript = dialect.rounds.open(OURS), RoundTranscript(dialect=dialect, tools=OURS)
     out, said = b"", Reply()
     for number, stream in enumerate(streams):
         reader = dialect.open_stream(tags=NOTHING, strip_usage=False)
@@ -182,10 +182,10 @@ def relayed(dialect: Dialect, streams: list[bytes], step: int) -> tuple[bytes, R
         out += shown.feed(reader.close())
         said = reader.reply
         if number < len(streams) - 1:
-            told.go_on(said, [])
-            out += shown.next_round(usage=told.usage, has_text=told.has_words)
+            transcript = transcript.with_round(said, [])
+            out += shown.next_round(usage=transcript.usage, has_text=transcript.has_text)
     out += shown.close()
-    return out, told.end(said)[0]
+    return out, transcript.combine(said).reply
 
 
 def read_back(dialect: Dialect, stream: bytes) -> Reply:
@@ -330,7 +330,7 @@ def test_a_client_tool_with_one_of_our_names_stays_the_clients():
         (OPENAI_CHAT, {"choices": [{"message": {"role": "assistant", "content": "", "tool_calls": [custom]}}]}),
     ):
         said = dialect.split_reply(json.dumps(body).encode(), NOTHING)[1]
-        assert RoundTranscript(dialect, OURS).calls(said) == ([], True)
+        assert RoundTranscript(dialect=dialect, tools=OURS).own_calls(said) == ([], True)
 
 
 def test_items_of_responses_that_come_without_a_beginning_are_known_all_the_same():

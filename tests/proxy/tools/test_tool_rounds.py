@@ -15,7 +15,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from tersely.fakellm.scripted import ScriptedReply
-from tersely.service.proxy.tool_rounds import ToolRounds
+from tersely.service.proxy.tool_calls import ToolCalls
 from tests.conftest import Database
 from tests.support.chat_messages import user
 from tests.support.http import body_of, post, request_bytes, wire
@@ -338,8 +338,8 @@ def test_a_tool_that_takes_too_long_is_stopped(
     async def dawdle(*_: object) -> None:
         await asyncio.sleep(60)
 
-    assert ToolRounds.__init__.__kwdefaults__ is not None
-    monkeypatch.setitem(ToolRounds.__init__.__kwdefaults__, "seconds", 1.0)
+    assert ToolCalls.__init__.__kwdefaults__ is not None
+    monkeypatch.setitem(ToolCalls.__init__.__kwdefaults__, "seconds", 1.0)
     monkeypatch.setattr("tersely.service.tools.tools.Tools.answer", dawdle)
     with serve(store, model.url, strategy="window", instructions="off", heartbeat=0.2) as running:
         model.script(key, calling(PAD), saying("Never mind."))

@@ -22,8 +22,8 @@ from tersely.domain.errors import Forbidden, InvalidRequest, NotFound, StoreUnav
 from tersely.domain.messages import Dialect as DialectName
 from tersely.domain.text.tags import NOTHING
 from tersely.service.common.offload import run_in_thread_if_large
-from tersely.service.proxy.attempts import EVENT_STREAM, JSON
 from tersely.service.proxy.calls import Call, ProxyResponse
+from tersely.service.proxy.sending import EVENT_STREAM, JSON
 from tersely.store.db.connection import Database
 from tersely.store.ops import provider_ids
 

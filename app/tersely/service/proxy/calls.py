@@ -59,7 +59,7 @@ class ProxyResponse:
     chunks: AsyncIterator[bytes] | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ContextLabels:
     """What the response headers say about a call."""
 

@@ -95,7 +95,7 @@ class ChatCommands:
             except TerselyError as error:
                 text = error.detail
         if found is not None:
-            labels.session_id, labels.source = found
+            labels = replace(labels, session_id=found[0], source=found[1])
             key = identity.idempotency_key(call.header_map)
             digest = identify(sent.messages, sent.ids, key)
             work = self._carry_out(call, request, dialect, command, found[0], digest)
@@ -129,7 +129,7 @@ class ChatCommands:
         return ProxyResponse(status=200, headers=headers, chunks=chunks())
 
     def _headers(self, call: Call, content_type: str, labels: ContextLabels) -> Headers:
-        labels.overhead_ms = (self._monotonic() - call.received) * 1000
+        labels = replace(labels, overhead_ms=(self._monotonic() - call.received) * 1000)
         return [("content-type", content_type), ("cache-control", "no-cache"), *labels.headers()]
 
     async def _carry_out(

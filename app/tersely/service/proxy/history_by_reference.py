@@ -40,7 +40,7 @@ class ReferencedHistory:
     session: Session | None
     seq: int
     chain: bytes
-    keeper: HistoryOwner
+    history_owner: HistoryOwner
     source: Source
     rows: Sequence[TailRow] = ()
     is_conversation: bool = False
@@ -57,16 +57,16 @@ class ReferencedHistory:
 class ResolvedHistory:
     """A named history with what the request adds. Stored messages are without their content: see `fill`."""
 
-    arrival: IncomingHistory
-    found: SessionMatch
-    named: NamedReply
-    keeper: HistoryOwner
-    unread: Sequence[int] = ()
+    history: IncomingHistory
+    match: SessionMatch
+    reply: NamedReply
+    history_owner: HistoryOwner
+    unfilled: Sequence[int] = ()
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """All that was said, once it is filled in."""
-        return tuple(message for message in self.arrival.messages if message.raw)
+        return tuple(message for message in self.history.messages if message.raw)
 
 
 async def find(connection: Connection, tenant: str, asked: SessionHints) -> ReferencedHistory | None:
@@ -84,7 +84,7 @@ async def find(connection: Connection, tenant: str, asked: SessionHints) -> Refe
         session=session,
         seq=found.hit.seq,
         chain=found.hit.chain,
-        keeper=found.history_owner,
+        history_owner=found.history_owner,
         source="header" if asked.session_id == session.id else "body",
         rows=await messages.tail_rows(connection, tenant, session.id, session.cut, last=session.last_seq),
     )
@@ -96,7 +96,7 @@ async def _find_conversation(
     """The host appends to a conversation what was said and answered: it goes on from the newest reply."""
     source: Source = "header" if asked.session_id else "body"
     session = await sessions.get(connection, tenant, session_id)
-    keeper: HistoryOwner = "host"
+    owner: HistoryOwner = "host"
     seq, chain, rows = 0, b"", list[TailRow]()
     if session is not None:
         rows = await messages.tail_rows(connection, tenant, session_id, session.cut, last=session.last_seq)
@@ -105,13 +105,13 @@ async def _find_conversation(
             seq = _newest_reply(await messages.all_rows(connection, tenant, session_id, last=session.last_seq))
     if seq:
         chain = await messages.chain_of(connection, tenant, session_id, seq)
-        keeper = await reply_ids.history_owner(connection, tenant, session_id, seq)
+        owner = await reply_ids.history_owner(connection, tenant, session_id, seq)
     return ReferencedHistory(
         session_id=session_id,
         session=session,
         seq=seq,
         chain=chain,
-        keeper=keeper,
+        history_owner=owner,
         source=source,
         rows=rows,
         is_conversation=True,
@@ -220,12 +220,12 @@ def _laid(
         staying=staying,
     )
     return ResolvedHistory(
-        arrival=IncomingHistory(
+        history=IncomingHistory(
             messages=(*own.messages[:front], *stored, *own.messages[front:]),
             identities=tuple(incoming),
             chains=_chains(incoming, named, front + len(before)),
         ),
-        found=SessionMatch(
+        match=SessionMatch(
             session_id=named.session_id,
             session=named.session,
             source=named.source,
@@ -234,14 +234,14 @@ def _laid(
             hidden=[row for row in rows if row.is_hidden],
             expanded_from=start,
         ),
-        named=NamedReply(
+        reply=NamedReply(
             seq=named.seq,
             own_indexes=(*indexes[:front], *indexes[front + len(before) :]),
             own_before_reply=front,
             is_conversation=named.is_conversation,
         ),
-        keeper=named.keeper,
-        unread=[index for index in indexes[front : front + len(before)] if decision.placed[index].seq],
+        history_owner=named.history_owner,
+        unfilled=[index for index in indexes[front : front + len(before)] if decision.placed[index].seq],
     )
 
 
@@ -259,27 +259,27 @@ def _chains(incoming: Sequence[MessageIdentity], named: ReferencedHistory, end: 
 
 
 async def fill(
-    connection: Connection, tenant: str, laid: ResolvedHistory, dialect: Dialect, read: Callable[[bytes], Message]
+    connection: Connection, tenant: str, resolved: ResolvedHistory, dialect: Dialect, read: Callable[[bytes], Message]
 ) -> ResolvedHistory:
     """The same with the stored messages as the client knows them, as if it had sent them."""
-    if not laid.unread:
-        return laid
-    placed = laid.found.decision.placed
+    if not resolved.unfilled:
+        return resolved
+    placed = resolved.match.decision.placed
     stored = await messages.content(
-        connection, tenant, laid.found.session_id, [placed[index].seq for index in laid.unread]
+        connection, tenant, resolved.match.session_id, [placed[index].seq for index in resolved.unfilled]
     )
     size = sum(len(message.raw) for message in stored)
     return await run_in_thread_if_large(
-        size, _filled, laid, {message.seq: message for message in stored}, dialect, read
+        size, _filled, resolved, {message.seq: message for message in stored}, dialect, read
     )
 
 
 def _filled(
-    laid: ResolvedHistory, by_seq: Mapping[int, StoredMessage], dialect: Dialect, read: Callable[[bytes], Message]
+    resolved: ResolvedHistory, by_seq: Mapping[int, StoredMessage], dialect: Dialect, read: Callable[[bytes], Message]
 ) -> ResolvedHistory:
-    placed = laid.found.decision.placed
-    filled = list(laid.arrival.messages)
-    found = ((index, by_seq.get(placed[index].seq)) for index in laid.unread)
+    placed = resolved.match.decision.placed
+    filled = list(resolved.history.messages)
+    found = ((index, by_seq.get(placed[index].seq)) for index in resolved.unfilled)
     stored = {index: read_client_view(each, dialect) for index, each in found if each is not None and each.raw}
     isolated = isolate([stored.get(index, StoredInDialect(message=message)) for index, message in enumerate(filled)])
     for index in stored:
@@ -291,7 +291,7 @@ def _filled(
             injected = tuple(block for message in shown for block in message.injected)
             whole = Message(role=shown[-1].role, parts=parts, raw=b"", injected=injected)
             filled[index] = replace(whole, raw=dialect.write_message(with_injected_text(whole)))
-    return replace(laid, arrival=replace(laid.arrival, messages=tuple(filled)), unread=())
+    return replace(resolved, history=replace(resolved.history, messages=tuple(filled)), unfilled=())
 
 
 def _read_again(message: Message, dialect: Dialect, read: Callable[[bytes], Message]) -> Message:

@@ -1,8 +1,8 @@
 """Calls that continue a live session: only what is new in them is read, hashed, decided upon and written.
 
-The full path (`tersely.service.proxy.preparing`) defines what is right. A live call takes its result from the last
-call's, where each step of the full path provably gives the same again; every other call is a miss, which the full path
-prepares, and which leaves a live session behind.
+The full path (steps 1 to 4 of `tersely.service.proxy.proxy`) defines what is right. A live call takes its result from
+the last call's, where each step of the full path provably gives the same again; every other call is a miss, which the
+full path prepares, and which leaves a live session behind.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from tersely.service.context.sent_contexts import Elements, Source
 from tersely.service.context.shown_tags import kinds_shown
 from tersely.service.proxy.calls import Call, ContextLabels
 from tersely.service.proxy.live_sessions import LiveSession, LiveSessions, Sums, size_of
-from tersely.service.proxy.preparing import CallPreparer, PreparedCall
+from tersely.service.proxy.session_matching import SessionMatcher
+from tersely.service.proxy.stages import PreparedCall
 from tersely.service.recognition.incoming_history import IncomingHistory, extend, identify
 from tersely.service.recognition.session_lookup import SessionHints, SessionMatch, continued
 from tersely.store.commit.records import ReplyWrite, RequestWrite, WholeRequest
@@ -84,7 +85,7 @@ class LiveCalls:
         self,
         dialect: Dialect,
         sessions: LiveSessions,
-        preparer: CallPreparer,
+        matcher: SessionMatcher,
         *,
         lookups: Lookups,
         tails: TailCache,
@@ -96,7 +97,7 @@ class LiveCalls:
         self._dialect = dialect
         self._member = HISTORY_MEMBERS.get(dialect.name, "")
         self._sessions = sessions
-        self._preparer = preparer
+        self._matcher = matcher
         self._lookups = lookups
         self._tails = tails
         self._calibrations = calibrations
@@ -190,7 +191,7 @@ class LiveCalls:
         live, history, session = found.live, found.history, hit.session
         match = self._match(live, history, session)
         reply, new = history.messages[0], history.messages[1:]
-        shown = known_entry(reply, live.reply, self._preparer.restore, self._dialect)
+        shown = known_entry(reply, live.reply, self._matcher.restore, self._dialect)
         added = [shown] + [
             new_entry(message, placed.seq, placed.turn, now)
             for message, placed in zip(new, match.decision.placed[1:], strict=True)
@@ -227,16 +228,16 @@ class LiveCalls:
             body = b"".join((memoryview(live.sent)[: live.sent_end], b",", rendered, live.sent_suffix))
         request = replace(live.request, messages=history.messages)
         read_whole = partial(self._read_whole, call, found.hints, hit)
-        prepared = PreparedCall(
+        return PreparedCall(
             call=call,
             client=client_name(call.header_map) or None,
-            request_id=call.request_id or None,
             request=request,
-            arrival=history,
-            found=match,
-            recipe=config,
-            around=budget,
-            history=History(snapshot=snapshot, advance=None, epoch_inputs=EpochInputs(), is_verbatim=is_verbatim),
+            history=history,
+            hints=found.hints,
+            match=match,
+            config=config,
+            budget=budget,
+            loaded=History(snapshot=snapshot, advance=None, epoch_inputs=EpochInputs(), is_verbatim=is_verbatim),
             built=BuiltContext(context=context, starts_epoch=False),
             body=body,
             write=self._write(call, live, history, match, now, read_whole),
@@ -244,13 +245,12 @@ class LiveCalls:
             strip_usage=live.strip_usage,
             labels=_labels(live, match, context, is_own_body=body is call.body),
             tools=live.tools,
-            shown_kinds=live.shown_kinds | kinds_shown(added, known=config.hidden_tags),
-            keeper="both" if body is call.body and request.is_stored else "tersely",
+            shown_tags=live.shown_kinds | kinds_shown(added, known=config.hidden_tags),
+            history_owner="both" if body is call.body and request.is_stored else "tersely",
             sources=sources,
             live=live,
+            expand=partial(_expand, read_whole),
         )
-        prepared.expand = partial(self._expand, call, prepared, read_whole)
-        return prepared
 
     def _match(self, live: LiveSession, history: IncomingHistory, session: Session) -> SessionMatch:
         decision = go_on(live.reply.row, history.identities, last_seq=session.last_seq, turns=session.turns)
@@ -330,21 +330,11 @@ class LiveCalls:
     def _read_whole(
         self, call: Call, hints: SessionHints, hit: ReplyMatch
     ) -> tuple[Request, IncomingHistory, SessionMatch]:
-        request, arrival = self._preparer.read(call)
+        request, arrival = self._matcher.read_whole(call)
         found = continued(arrival, hints, hit, is_beginning_known=True)
         if found is None:
             raise RuntimeError("a live session is not what its session has stored")
         return request, arrival, found
-
-    def _expand(
-        self,
-        call: Call,
-        prepared: PreparedCall,
-        read_whole: Callable[[], tuple[Request, IncomingHistory, SessionMatch]],
-    ) -> PreparedCall:
-        request, arrival, found = read_whole()
-        built = build(prepared.history, prepared.recipe, prepared.around, request.model)
-        return replace(prepared, request=request, arrival=arrival, found=found, built=built, sources=None, expand=None)
 
     # Keeping
 
@@ -389,10 +379,10 @@ class LiveCalls:
         reply: TailRow,
         counts: dict[int, int],
     ) -> LiveSession | None:
-        snapshot = prepared.history.snapshot
+        snapshot = prepared.loaded.snapshot
         known = len(live.snapshot.entries)
         added = [replace(entry, tokens=counts[entry.seq]) for entry in snapshot.entries[known:]]
-        messages = prepared.arrival.messages
+        messages = prepared.history.messages
         question = next((each for each in reversed(messages) if each.role == "user"), live.last_question)
         return structs.replace(
             live,
@@ -405,8 +395,8 @@ class LiveCalls:
             last_question=question,
             snapshot=replace(snapshot, entries=(*live.snapshot.entries, *added)),
             sums=live.sums.with_added(added, turn=live.turn),
-            is_verbatim=prepared.history.is_verbatim,
-            shown_kinds=prepared.shown_kinds,
+            is_verbatim=prepared.loaded.is_verbatim,
+            shown_kinds=prepared.shown_tags,
             reply=reply,
             chain=_chain_of(prepared, reply),
             messages_size=live.messages_size + size_of(added),
@@ -416,11 +406,11 @@ class LiveCalls:
     def _first(
         self, call: Call, prepared: PreparedCall, session: Session, reply: TailRow, counts: dict[int, int]
     ) -> LiveSession | None:
-        built, config, request = prepared.built, prepared.recipe, prepared.request
+        built, config, request = prepared.built, prepared.config, prepared.request
         if built is None or not _is_plain_call(call, prepared):
             return None
         epoch, context = session.plan, built.context
-        before = prepared.history.snapshot
+        before = prepared.loaded.snapshot
         if epoch is None or epoch.number != session.epoch or not _shows_plainly(epoch, built):
             return None
         shown = (*before.kept, *before.entries)
@@ -442,7 +432,7 @@ class LiveCalls:
             is_as_summed = is_as_summed and context.report.tokens_before == total
         # What was estimated before the call has been counted since.
         kept, tail = _counted(kept, counts), _counted(tail, counts)
-        messages = prepared.arrival.messages
+        messages = prepared.history.messages
         is_own_body = prepared.body is call.body
         end = find_array_end(call.body, self._member)
         sent_end = end if is_own_body else find_array_end(prepared.body, self._member)
@@ -481,9 +471,9 @@ class LiveCalls:
                 ran_out=False,
             ),
             sums=_sums(epoch, kept, tail),
-            is_verbatim=prepared.history.is_verbatim and epoch.cut == 1,
+            is_verbatim=prepared.loaded.is_verbatim and epoch.cut == 1,
             is_whole=context.is_whole,
-            shown_kinds=prepared.shown_kinds,
+            shown_kinds=prepared.shown_tags,
             strip_usage=prepared.strip_usage,
             tools=prepared.tools,
             reply=reply,
@@ -524,13 +514,21 @@ def _keeps_epoch(snapshot: Snapshot, sums: Sums, config: ContextConfig, now: dat
 
 def _elements(prepared: PreparedCall) -> Elements | None:
     """What the next description goes on from: the description of the body that went upstream."""
-    description = prepared.description
+    description = prepared.record.description if prepared.record else None
     return None if description is None or description.body is not prepared.body else description.elements
+
+
+def _expand(
+    read_whole: Callable[[], tuple[Request, IncomingHistory, SessionMatch]], prepared: PreparedCall
+) -> PreparedCall:
+    request, history, match = read_whole()
+    built = build(prepared.loaded, prepared.config, prepared.budget, request.model)
+    return replace(prepared, request=request, history=history, match=match, built=built, sources=None, expand=None)
 
 
 def _chain_of(prepared: PreparedCall, reply: TailRow) -> bytes:
     """The identity of the history up to the stored ``reply`` of a call."""
-    return extend(prepared.found.head_chain or prepared.arrival.head_chain, reply.row.digest)
+    return extend(prepared.match.head_chain or prepared.history.head_chain, reply.row.digest)
 
 
 def _appends(messages: Sequence[Message]) -> bool:
@@ -559,7 +557,7 @@ def _have_twins(kept: Sequence[Entry], prepared: PreparedCall) -> bool:
     """Whether a history shows a message twice that is kept from before the cut: which is which is looked up then."""
     if not kept:
         return False
-    placed, incoming = prepared.found.decision.placed, prepared.arrival.identities
+    placed, incoming = prepared.match.decision.placed, prepared.history.identities
     digests = {each.seq: message.digest for each, message in zip(placed, incoming, strict=True) if each.seq}
     often = Counter(message.digest for message in incoming)
     for entry in kept:
@@ -594,11 +592,17 @@ def _is_plain_reply(write: ReplyWrite) -> bool:
 
 def _is_plain_call(call: Call, prepared: PreparedCall) -> bool:
     """Whether the full path prepared a call without anything that a live call does not do again."""
-    found, arrival, history, config = prepared.found, prepared.arrival, prepared.history, prepared.recipe
+    found, arrival, history, config = prepared.match, prepared.history, prepared.loaded, prepared.config
     decision = found.decision
-    if found.is_delta or found.expanded_from or found.hidden or found.source == "header" or prepared.laid is not None:
+    if (
+        found.is_delta
+        or found.expanded_from
+        or found.hidden
+        or found.source == "header"
+        or prepared.resolved is not None
+    ):
         return False
-    if call.options.session_id is not None or prepared.is_at_host or prepared.extra:
+    if call.options.session_id is not None or prepared.is_at_host or prepared.round_messages:
         return False
     if decision.kind not in {"new", "continue"} or decision.superseded or decision.restored:
         return False

@@ -1,4 +1,4 @@
-"""What a proxied call leaves behind: the request's messages, the reply, the report, and what Prometheus is told."""
+"""The last step of a call: store the request's messages, the reply and the report, and count them in the metrics."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from typing import Protocol
 
 from msgspec import structs
 
 from tersely.dialects.account_ids import find_named_ids
-from tersely.dialects.dialect import Dialect, Request, Usage
-from tersely.dialects.dialect import Reply as SaidReply
+from tersely.dialects.dialect import Dialect, Reply, Request, Usage
 from tersely.dialects.known_fields import unknown_fields
 from tersely.dialects.undescribed import payloads_as_json
 from tersely.domain.errors import Conflict, NotFound, StoreUnavailable, TerselyError
@@ -34,13 +35,12 @@ from tersely.service.context.sent_contexts import (
     message_list,
 )
 from tersely.service.money.prices import Prices
-from tersely.service.proxy.calls import Call
 from tersely.service.proxy.exchange_keeping import ExchangeKeeper
 from tersely.service.proxy.limited_reader import LimitedReader
-from tersely.service.proxy.preparing import PreparedCall, own_sources
-from tersely.service.proxy.round_transcript import NOTHING_BESIDE, HiddenMessage, HiddenMessages
-from tersely.service.recognition.incoming_history import IncomingHistory, Prefill, digest, extend
-from tersely.service.recognition.session_lookup import SessionHints
+from tersely.service.proxy.request_building import own_sources
+from tersely.service.proxy.round_transcript import NO_HIDDEN_MESSAGES, CombinedReply, HiddenMessage, HiddenMessages
+from tersely.service.proxy.stages import IncomingCall, PreparedCall, RequestRecord
+from tersely.service.recognition.incoming_history import Prefill, digest, extend
 from tersely.service.summaries.prefetcher import memory_of_cut
 from tersely.store.commit.exchanges import Exchange
 from tersely.store.commit.records import Attribute, CallReport, HistoryOwner, NewEpoch, NewReply, ReplyWrite
@@ -66,11 +66,12 @@ UNREAD = "unread"
 
 # A tenant, and ids that a provider gave to its reply and the items of it.
 OnIds = Callable[[str, Sequence[str]], None]
-OnStored = Callable[[PreparedCall, ReplyWrite], None]
 
 
-def _in_one_round(said: SaidReply) -> tuple[SaidReply, HiddenMessages]:
-    return said, NOTHING_BESIDE
+class OnStored(Protocol):
+    """Is called with a call that has been stored; ``is_whole``: with its whole reply."""
+
+    def __call__(self, prepared: PreparedCall, write: ReplyWrite, *, is_whole: bool) -> None: ...
 
 
 class Recorder:
@@ -90,8 +91,8 @@ class Recorder:
         on_ids: OnIds | None = None,
         on_stored: OnStored,
     ) -> None:
-        """``on_ids``: tenants share a provider account, so every id is stored, and told to this at once. ``on_stored``
-        is called with a call whose whole reply has been stored.
+        """``on_ids`` is set if tenants share a provider account: it is called with every id that a tenant was given,
+        and all of them are stored.
         """
         self._on_stored = on_stored
         self._dialect = dialect
@@ -105,44 +106,52 @@ class Recorder:
         self._prices = prices
         self._known = KnownSessions()
 
-    async def store_request(self, prepared: PreparedCall) -> None:
-        """Count and queue the request's new messages, while the upstream works."""
-        write = prepared.write
-        placed = prepared.found.decision.placed
-        new = [message for message, p in zip(prepared.arrival.messages, placed, strict=True) if p.is_new]
+    async def store_request(self, prepared: PreparedCall) -> PreparedCall:
+        """Count and queue the request's new messages; return the call with the record of that."""
+        placed = prepared.match.decision.placed
+        new = [message for message, p in zip(prepared.history.messages, placed, strict=True) if p.is_new]
         self._count_unknown_fields(new)
         counts = iter(await tokens.count_messages(new, prepared.request.model))
-        write.tokens = [next(counts) if p.is_new else 0 for p in placed]
-        is_extended = prepared.expand is not None and prepared.live is not None and prepared.live.elements is not None
-        size = 0 if is_extended else len(prepared.body)
-        prepared.description = await run_in_thread_if_large(size, self._describe, prepared)
-        if prepared.description is not None:
-            write.attributes = [*write.attributes, *prepared.description.literals]
-        prepared.written = self._writer.submit(write)
+        size = 0 if _known_elements(prepared) is not None else len(prepared.body)
+        description = await run_in_thread_if_large(size, self._describe, prepared)
+        literals = description.literals if description is not None else ()
+        write = replace(
+            prepared.write,
+            tokens=[next(counts) if p.is_new else 0 for p in placed],
+            attributes=[*prepared.write.attributes, *literals],
+        )
+        record = RequestRecord(write=write, description=description, stored=self._writer.submit(write))
+        return replace(prepared, record=record)
 
-    async def wait_for_request(self, prepared: PreparedCall) -> None:
-        """Return when the request is stored, or cannot be: whoever commits the reply is told."""
-        if prepared.written is not None:
-            self._writer.hurry(prepared.write)
-            with suppress(Exception):
-                await asyncio.shield(prepared.written)
+    async def wait_for_session(self, prepared: PreparedCall) -> str:
+        """Return the id of the call's session, when the request is stored or cannot be stored. In the latter case, the
+        commit of the reply fails.
+        """
+        record = prepared.record
+        if record is None:
+            return prepared.match.session_id
+        self._writer.hurry(record.write)
+        with suppress(Exception):
+            await asyncio.shield(record.stored)
+        outcome = record.write.outcome
+        return outcome.session_id if outcome is not None else prepared.match.session_id
 
     def _describe(self, prepared: PreparedCall) -> Description | None:
-        """Describe what the model is sent; None where that cannot be told. O(size of the request), or of what is new
-        in a call that continues a live session.
+        """Describe what the model is sent; None if the body cannot be described. O(size of the request), or of what is
+        new in a call that continues a live session.
         """
-        if prepared.live is not None and prepared.expand is not None and prepared.live.elements is not None:
-            return self._describe_added(prepared, prepared.live.session_id, prepared.live.elements)
+        if (elements := _known_elements(prepared)) is not None:
+            return self._describe_added(prepared, elements)
         whole = prepared.whole
-        session = whole.found.session
+        session = whole.match.session
         known = self._known.get(
-            prepared.write.tenant, whole.found.session_id, session.edits if session is not None else 0
+            prepared.call.tenant, whole.match.session_id, session.edits if session is not None else 0
         )
-        given = zip(whole.arrival.messages, whole.found.decision.placed, strict=True)
+        given = zip(whole.history.messages, whole.match.decision.placed, strict=True)
         new = {placed.seq: message.raw for message, placed in given if placed.is_new and placed.seq}
         sources = prepared.sources if prepared.sources is not None else whole.sources
         if sources is None:
-            sources = own_sources(whole.arrival, whole.found)
+            sources = own_sources(whole.history, whole.match)
         if prepared.is_at_host:
             sources = [source for source in sources if source.seq in new]
         report = whole.built.context.report if whole.built else None
@@ -154,23 +163,23 @@ class Recorder:
                 new=new,
                 known=known,
                 layers=report.layers if report else (),
-                rounds=[len(message_list(body, self._dialect.name)[0]) for body in prepared.rounds],
+                rounds=[len(message_list(body, self._dialect.name)[0]) for body in prepared.earlier_bodies],
             )
         except ValueError:
             return None
 
-    def _describe_added(self, prepared: PreparedCall, session_id: str, before: Elements) -> Description:
-        session, context = prepared.found.session, prepared.built
-        assert session is not None
+    def _describe_added(self, prepared: PreparedCall, before: Elements) -> Description:
+        match, context = prepared.match, prepared.built
+        assert match.session is not None
         assert context is not None
-        given = zip(prepared.arrival.messages, prepared.found.decision.placed, strict=True)
+        given = zip(prepared.history.messages, match.decision.placed, strict=True)
         return describe_added(
             prepared.body,
             self._dialect.name,
             before,
             prepared.sources or (),
             new={placed.seq: message.raw for message, placed in given if placed.is_new and placed.seq},
-            known=self._known.get(prepared.write.tenant, session_id, session.edits),
+            known=self._known.get(prepared.call.tenant, match.session_id, match.session.edits),
             layers=context.context.report.layers,
         )
 
@@ -187,70 +196,63 @@ class Recorder:
     async def commit(
         self,
         prepared: PreparedCall,
-        said: SaidReply,
+        reply: Reply,
         status: int,
         *,
         is_whole: bool,
-        beside: HiddenMessages = NOTHING_BESIDE,
+        hidden: HiddenMessages = NO_HIDDEN_MESSAGES,
     ) -> None:
         """Return when request and reply are on disk: in the database, or in the spool.
 
-        Raises `StoreUnavailable` where neither takes them, `NotFound` where their session was deleted meanwhile.
+        Raises `StoreUnavailable` if neither takes them, `NotFound` if their session has been deleted.
         """
-        write = await run_in_thread_if_large(
-            _size_of(said) + (0 if _is_described(prepared) else len(prepared.body)),
-            partial(self._reply_write, prepared, said, status, is_whole=is_whole, beside=beside, now=self._clock()),
+        assert prepared.record is not None
+        request_stored = prepared.record.stored
+        prepared, write = await run_in_thread_if_large(
+            self._work_size(prepared, reply),
+            partial(self._reply_write, prepared, reply, status, is_whole=is_whole, hidden=hidden, now=self._clock()),
         )
-        self._count_call(prepared, write.report, is_one=not beside.before)
+        self._count_call(prepared, write.report, is_one_round=not hidden.before)
         if not is_whole:
             add_fields(outcome="interrupted")
-        own_id = prepared.found.session_id if prepared.found.source == "header" else None
-        await self._exchanges.commit(write, prepared.written, own_id=own_id)
-        if is_whole:
-            self._on_stored(prepared, write)
+        own_id = prepared.match.session_id if prepared.match.source == "header" else None
+        await self._exchanges.commit(write, request_stored, own_id=own_id)
+        self._on_stored(prepared, write, is_whole=is_whole)
         self._learn(prepared, write)
 
     def _learn(self, prepared: PreparedCall, write: ReplyWrite) -> None:
         """Remember which bytes of the session are stored now."""
-        outcome, description = prepared.write.outcome, prepared.description
+        outcome, tenant, match = write.request.outcome, prepared.call.tenant, prepared.match
+        description = prepared.record.description if prepared.record else None
         if outcome is None or description is None:
             return
-        if outcome.is_as_decided and outcome.session_id == prepared.found.session_id:
+        if outcome.is_as_decided and outcome.session_id == match.session_id:
             replies = {seq: reply.raw for seq, reply in enumerate(write.replies, write.first_seq) if write.first_seq}
-            self._known.learn(prepared.write.tenant, outcome.session_id, description, replies)
+            self._known.learn(tenant, outcome.session_id, description, replies)
         else:
-            self._known.forget(prepared.write.tenant, prepared.found.session_id)
+            self._known.forget(tenant, match.session_id)
 
     async def commit_partial(
-        self, prepared: PreparedCall, said: SaidReply, status: int, *, beside: HiddenMessages = NOTHING_BESIDE
+        self, prepared: PreparedCall, reply: Reply, status: int, *, hidden: HiddenMessages = NO_HIDDEN_MESSAGES
     ) -> None:
-        """Store a reply that broke off. The client is told so in any case."""
+        """Store an incomplete reply. A failure is logged: the client has got an error in any case."""
         try:
-            await self.commit(prepared, said, status, is_whole=False, beside=beside)
+            await self.commit(prepared, reply, status, is_whole=False, hidden=hidden)
         except (StoreUnavailable, NotFound) as error:
-            _log.warning("a reply that broke off was not stored: %s", error)
+            _log.warning("an incomplete reply was not stored: %s", error)
 
-    async def spool(
-        self,
-        call: Call,
-        request: Request,
-        arrival: IncomingHistory,
-        asked: SessionHints,
-        said: SaidReply,
-        status: int,
-        *,
-        now: datetime,
-    ) -> None:
-        """Return when a call that was made without the store waits in the spool. Raises `StoreUnavailable`.
+    async def spool(self, incoming: IncomingCall, reply: Reply, status: int) -> None:
+        """Return when a call that was made without the store is in the spool. Raises `StoreUnavailable`.
 
-        ``now`` is when it began. The request carries its whole history.
+        The request must carry its whole history.
         """
-        usage = self._dialect.read_usage(said.usage)
-        counts = await tokens.count_messages(arrival.messages, request.model)
+        call, request, history, hints = incoming.call, incoming.request, incoming.history, incoming.hints
+        usage = self._dialect.read_usage(reply.usage)
+        counts = await tokens.count_messages(history.messages, request.model)
         total = sum(counts)
         tools = tokens.content_digest(request.tools) if request.tools else None
         report = CallReport(
-            model=_short(request.model),
+            model=_storable_name(request.model),
             strategy=FULL,
             epoch=0,
             cut=1,
@@ -262,86 +264,85 @@ class Recorder:
             output_tokens=_credible(usage.output),
             status=status,
         )
-        name = self._new_id()
+        exchange_id = self._new_id()
         await self._exchanges.spool(
             Exchange(
-                id=name,
+                id=exchange_id,
                 tenant=call.tenant,
                 dialect=self._dialect.name,
-                session_id=name,
-                own_id=asked.session_id,
-                client=asked.client,
+                session_id=exchange_id,
+                own_id=hints.session_id,
+                client=hints.client,
                 create=None,
                 mode="full",
-                incoming=list(arrival.identities),
-                raws=[message.raw for message in arrival.messages],
+                incoming=list(history.identities),
+                raws=[message.raw for message in history.messages],
                 tokens=counts,
                 decision=None,
                 version=None,
                 attributes=[Attribute(digest=tools, kind="tools", raw=request.tools)] if tools else [],
-                open_chain=arrival.head_chain if not arrival.reply_chains() else None,
+                open_chain=history.head_chain if not history.reply_chains() else None,
                 hidden_parts={},
                 referenced=None,
                 replaces_instructions=False,
                 strategy=compact_setting(call.options.strategy),
                 epoch_policy=compact_setting(call.options.epoch),
-                key=asked.key,
-                key_digest=arrival.question_digest if asked.key is not None else b"",
+                key=hints.key,
+                key_digest=history.question_digest if hints.key is not None else b"",
                 outcome=None,
                 replies=self._replies(
                     call.tenant,
                     request,
-                    said,
-                    head_chain=arrival.head_chain,
-                    prefill=arrival.prefill,
+                    reply,
+                    head_chain=history.head_chain,
+                    prefill=history.prefill,
                     is_whole=True,
-                    keeper="both" if request.is_stored else "tersely",
+                    history_owner="both" if request.is_stored else "tersely",
                 ),
                 report=report,
                 epoch=None,
-                requested_at=now,
-                started_at=now,
+                requested_at=incoming.started,
+                started_at=incoming.started,
                 answered_at=self._clock(),
             )
         )
 
     def not_stored_event(self, error: TerselyError) -> bytes:
-        """The event that ends a stream whose reply could not be stored."""
+        """Return the event that ends a stream whose reply could not be stored."""
         _log.error("a stream ends with an error: %s", error)
         add_fields(outcome="not_stored")
         code = "not_found" if isinstance(error, NotFound) else "database_unavailable"
         return self._dialect.error_event(self._dialect.error_body(error.detail, type="server_error", code=code))
 
     async def commit_failure(self, prepared: PreparedCall, status: int | None) -> None:
-        """Return when the failed call is on disk: its client may try again at once, and be first at another worker."""
-        if prepared.written is None:
+        """Return when a failed call is on disk: its client may retry at once, and reach another worker first."""
+        if prepared.record is None:
             return
         try:
-            await asyncio.shield(self.submit_reply(prepared, SaidReply(), status, is_whole=False))
+            await asyncio.shield(self._submit_reply(prepared, Reply(), status))
         except (StoreUnavailable, Conflict, NotFound, ValueError) as error:
             _log.warning("a failed call was not stored: %s", error)
 
     def record_failure(self, prepared: PreparedCall, status: int | None) -> None:
-        """Record a call that came to nothing, without waiting for it."""
-        if prepared.written is not None:
-            self.submit_reply(prepared, SaidReply(), status, is_whole=False)
+        """Record a failed call, without waiting for the store."""
+        if prepared.record is not None:
+            self._submit_reply(prepared, Reply(), status)
 
     def record_partial(
         self,
         prepared: PreparedCall,
         reader: LimitedReader,
+        combine: Callable[[Reply], CombinedReply],
         status: int | None,
-        *,
-        with_rounds: Callable[[SaidReply], tuple[SaidReply, HiddenMessages]] = _in_one_round,
     ) -> None:
-        """Record what ``reader`` has read until the client went away, without waiting for it.
+        """Record what ``reader`` has read until the client was gone, without waiting for the store.
 
-        ``with_rounds`` joins it with the earlier rounds of the call.
+        ``combine`` joins it with the earlier rounds of the call.
         """
 
-        def submit(said: SaidReply) -> asyncio.Future[None]:
-            reply, beside = with_rounds(said)
-            return self.submit_reply(prepared, reply, status, is_whole=False, beside=beside)
+        def submit(reply: Reply) -> asyncio.Future[None]:
+            combined = combine(reply)
+            return self._submit_reply(prepared, combined.reply, status, hidden=combined.hidden)
 
         async def submit_later() -> None:
             with suppress(StoreUnavailable, Conflict, NotFound, ValueError):
@@ -352,62 +353,67 @@ class Recorder:
         else:
             self._writer.track(asyncio.get_running_loop().create_task(submit_later()))
 
-    def submit_reply(
+    def _submit_reply(
         self,
         prepared: PreparedCall,
-        said: SaidReply,
+        reply: Reply,
         status: int | None,
         *,
-        is_whole: bool,
-        beside: HiddenMessages = NOTHING_BESIDE,
+        hidden: HiddenMessages = NO_HIDDEN_MESSAGES,
     ) -> asyncio.Future[None]:
-        """Queue what was said (``is_whole``: to its end) with the report of the call, and count both. Long replies are
-        read in a thread.
+        """Queue an incomplete reply with the report of the call, and count both. Long replies are read in a thread.
 
-        ``beside`` is stored with a reply, or not at all: without one, the request may be sent again.
+        ``hidden`` messages are only stored with a reply: without one, the request may be sent again.
         """
-        now = self._clock()
-        size = _size_of(said) + (0 if _is_described(prepared) else len(prepared.body))
-        write = partial(self._reply_write, prepared, said, status, is_whole=is_whole, beside=beside, now=now)
-        if size < LONG:
-            return self._submit(prepared, write(), is_one=not beside.before)
+        work = partial(self._reply_write, prepared, reply, status, is_whole=False, hidden=hidden, now=self._clock())
 
-        async def submit() -> None:
-            await self._submit(prepared, await asyncio.to_thread(write), is_one=not beside.before)
+        def submit(described: PreparedCall, write: ReplyWrite) -> asyncio.Future[None]:
+            self._count_call(described, write.report, is_one_round=not hidden.before)
+            return self._writer.submit(write)
 
-        return self._writer.track(asyncio.get_running_loop().create_task(submit()))
+        async def submit_later() -> None:
+            await submit(*(await asyncio.to_thread(work)))
 
-    def _submit(self, prepared: PreparedCall, write: ReplyWrite, *, is_one: bool) -> asyncio.Future[None]:
-        self._count_call(prepared, write.report, is_one=is_one)
-        return self._writer.submit(write)
+        if self._work_size(prepared, reply) < LONG:
+            return submit(*work())
+        return self._writer.track(asyncio.get_running_loop().create_task(submit_later()))
+
+    def _work_size(self, prepared: PreparedCall, reply: Reply) -> int:
+        """Return about how many bytes have to be read to make a record of the reply."""
+        return _size_of(reply) + (0 if _is_described(prepared) else len(prepared.body))
 
     def _reply_write(
         self,
         prepared: PreparedCall,
-        said: SaidReply,
+        reply: Reply,
         status: int | None,
         *,
         is_whole: bool,
-        beside: HiddenMessages,
+        hidden: HiddenMessages,
         now: datetime,
-    ) -> ReplyWrite:
-        usage = self._dialect.read_usage(said.usage)
+    ) -> tuple[PreparedCall, ReplyWrite]:
+        """Return the reply for the store, and the call with the description of the body that was sent last."""
+        request = prepared.record
+        assert request is not None
+        usage = self._dialect.read_usage(reply.usage)
         report = prepared.built.context.report if prepared.built else None
         late: tuple[Attribute, ...] = ()
         if not _is_described(prepared):
-            # Another body went upstream than was described: a smaller one, or a further round.
-            stored = prepared.description.literals if prepared.description else ()
-            prepared.description = self._describe(prepared)
-            late = tuple(set(prepared.description.literals) - set(stored)) if prepared.description else ()
-        cost_sent, cost_full = self._costs(prepared, usage)
+            # Another body was sent than the one described first: a smaller one, or a further round.
+            request = replace(request, description=self._describe(prepared))
+            prepared = replace(prepared, record=request)
+            literals = request.description.literals if request.description else ()
+            late = tuple(set(literals) - set(request.write.attributes))
+        description = request.description
+        cost_sent, cost_full = self._costs(prepared, request, usage)
         call_report = CallReport(
-            sent=prepared.description.sent if prepared.description else None,
+            sent=description.sent if description else None,
             client=prepared.client,
-            request_id=prepared.request_id,
+            request_id=prepared.call.request_id or None,
             overhead_ms=prepared.labels.overhead_ms,
             cost_sent=cost_sent,
             cost_full=cost_full,
-            model=_short(prepared.request.model),
+            model=_storable_name(prepared.request.model),
             strategy=prepared.labels.strategy,
             epoch=report.epoch if report else 0,
             cut=report.cut if report else 1,
@@ -417,36 +423,37 @@ class Recorder:
             input_tokens=_credible(usage.input),
             cached_tokens=_credible(usage.cached),
             output_tokens=_credible(usage.output),
-            weight=self._weigh(said, report.tokens_after if report else 0),
+            weight=self._weigh(reply, report.tokens_after if report else 0),
             status=status,
         )
         replies = self._replies(
-            prepared.write.tenant,
+            prepared.call.tenant,
             prepared.request,
-            said,
-            head_chain=prepared.found.head_chain or prepared.arrival.head_chain,
-            prefill=prepared.arrival.prefill,
+            reply,
+            head_chain=prepared.match.head_chain or prepared.history.head_chain,
+            prefill=prepared.history.prefill,
             is_whole=is_whole,
-            keeper=prepared.keeper,
-            derive=partial(self._derive, prepared, now=now),
+            history_owner=prepared.history_owner,
+            derive=partial(self._derive_entry, prepared, now=now),
         )
-        if beside.before:
-            replies = [structs.replace(reply, usage=said.usage or None) for reply in replies]
-        if replies and beside != NOTHING_BESIDE:
-            before, after = (self._hidden(prepared, hidden) for hidden in (beside.before, beside.after))
+        if hidden.before:
+            replies = [structs.replace(each, usage=reply.usage or None) for each in replies]
+        if replies and hidden != NO_HIDDEN_MESSAGES:
+            before, after = (self._hidden_replies(prepared, each) for each in (hidden.before, hidden.after))
             replies = [*before, *map(self._as_input, replies), *after]
-        return ReplyWrite(
-            request=prepared.write,
+        write = ReplyWrite(
+            request=request.write,
             replies=replies,
             report=call_report,
             started=prepared.started,
             now=now,
-            # A reply in which nothing was said is not stored, but the model was sent this context all the same.
-            epoch=self._new_epoch(prepared) if said.choices else None,
+            # A reply without content is not stored, but the model was sent this context all the same.
+            epoch=self._new_epoch(prepared) if reply.choices else None,
             attributes=late,
         )
+        return prepared, write
 
-    def _costs(self, prepared: PreparedCall, usage: Usage) -> tuple[float | None, float | None]:
+    def _costs(self, prepared: PreparedCall, request: RequestRecord, usage: Usage) -> tuple[float | None, float | None]:
         """The cost of the call in USD, and that of the full history with a perfect cache; None: not known.
 
         A perfect cache holds all that earlier calls of the session sent, and what the provider found in its own: only
@@ -460,7 +467,7 @@ class Recorder:
         report = prepared.built.context.report if prepared.built else None
         if report is None or not report.tokens_after:
             return sent, sent
-        new = sum(prepared.write.tokens) if prepared.found.session else report.tokens_before
+        new = sum(request.write.tokens) if prepared.match.session else report.tokens_before
         ratio = usage.input / report.tokens_after
         known = max(0, report.tokens_before - new)
         whole = max(usage.input, int(report.tokens_before * ratio))
@@ -468,12 +475,12 @@ class Recorder:
         full = price.cost(input_tokens=whole, cached=cached, output=output)
         return sent, full
 
-    def _weigh(self, said: SaidReply, sent: int) -> int | None:
-        """Prompt and completion of the last round in tokens; of one round, what the provider said of the call.
+    def _weigh(self, reply: Reply, sent: int) -> int | None:
+        """Return the tokens of prompt and completion in the last round, as the provider reported them.
 
-        ``sent`` is our own count of the context, for providers that do not say.
+        ``sent`` is Tersely's count of the context, for providers that report none.
         """
-        last = self._dialect.read_usage(said.last_usage or said.usage)
+        last = self._dialect.read_usage(reply.last_usage or reply.usage)
         prompt = _credible(last.input)
         return _credible((sent if prompt is None else prompt) + (_credible(last.output) or 0))
 
@@ -481,22 +488,22 @@ class Recorder:
         self,
         tenant: str,
         request: Request,
-        said: SaidReply,
+        reply: Reply,
         *,
         head_chain: bytes,
         prefill: Prefill | None,
         is_whole: bool,
-        keeper: HistoryOwner,
+        history_owner: HistoryOwner,
         derive: Callable[[Message], list[tuple[str, str]]] = lambda _: [],
     ) -> list[NewReply]:
-        """The choices of a reply. ``derive`` gives the log entries of one without a tag.
+        """Return the choices of a reply for the store. ``derive`` makes the log entries of a choice without a tag.
 
-        Behind them stand the choices that continue a ``prefill``, each as one message with it.
+        Choices that continue a ``prefill`` are stored a second time, each as one message with the prefill.
         """
         found: list[NewReply] = []
         joined: list[NewReply] = []
-        reply_id = self._id_of(said)
-        for choice in said.choices:
+        reply_id = self._id_of(reply)
+        for choice in reply.choices:
             client = self._dialect.read_reply(choice.client_message)
             is_same = choice.model_message == choice.client_message
             model = client if is_same else self._dialect.read_reply(choice.model_message)
@@ -506,11 +513,11 @@ class Recorder:
             if client.is_malformed or model.is_malformed or model.role != "assistant":
                 model_raw = self._as_described(model)
             identity_of_reply, _ = digest(client)
-            finish = _short(choice.finish_reason) or (None if is_whole else BROKE_OFF)
+            finish = _storable_name(choice.finish_reason) or (None if is_whole else BROKE_OFF)
             is_named = (request.is_stored or self._on_ids is not None) and not client.is_malformed
             items = self._items_of(choice.client_message) if is_named else ()
             if self._on_ids is not None and not client.is_malformed:
-                items = (*items, *self._named(choice.client_message), *filter(_is_usable, (said.container,)))
+                items = (*items, *self._named_ids(choice.client_message), *filter(_is_usable, (reply.container,)))
                 self._on_ids(tenant, [name for name in (reply_id, *items) if name])
             terse = [(text, "model") for text in choice.terse]
             if not terse and is_whole and not found and not model.calls and model_raw is not None:
@@ -526,9 +533,9 @@ class Recorder:
                     terse=tuple(terse),
                     # A block that broke off would take away what the one before it still says.
                     state=choice.state if is_whole else None,
-                    is_alternative=model_raw is None or any(not reply.is_alternative for reply in found),
+                    is_alternative=model_raw is None or any(not each.is_alternative for each in found),
                     id=reply_id,
-                    history_owner=keeper if is_whole else "tersely",
+                    history_owner=history_owner if is_whole else "tersely",
                     items=items,
                     is_text_only=bool(request.tools) and not client.calls,
                 )
@@ -540,8 +547,8 @@ class Recorder:
             ):
                 joined.append(self._with_prefill(found[-1], prefill, request.model))
         found += joined
-        if said.unread:
-            found.append(self._unread(said.unread, head_chain))
+        if reply.unread:
+            found.append(self._unread(reply.unread, head_chain))
         return found
 
     def _with_prefill(self, reply: NewReply, prefill: Prefill, model: str) -> NewReply:
@@ -587,16 +594,16 @@ class Recorder:
             is_alternative=True,
         )
 
-    def _id_of(self, said: SaidReply) -> str:
+    def _id_of(self, reply: Reply) -> str:
         """The id by which the client may go on from a reply."""
-        return said.id if self._dialect.lacks_history is not None and _is_usable(said.id) else ""
+        return reply.id if self._dialect.lacks_history is not None and _is_usable(reply.id) else ""
 
     def _items_of(self, message: bytes) -> tuple[str, ...]:
         """The ids by which the client may refer to items of a reply."""
         references = self._dialect.references
         return tuple(filter(_is_usable, references.items_by_id(message))) if references is not None else ()
 
-    def _named(self, message: bytes) -> tuple[str, ...]:
+    def _named_ids(self, message: bytes) -> tuple[str, ...]:
         """The ids of what a reply made beside itself, which the client may name."""
         return tuple(filter(_is_usable, find_named_ids(self._dialect.name, message)))
 
@@ -604,7 +611,7 @@ class Recorder:
         """A reply said in rounds: it goes back to the model as that said it last, whatever the client makes of it."""
         return structs.replace(reply, model_raw=self._dialect.as_input(reply.model_raw)) if reply.model_raw else reply
 
-    def _hidden(self, prepared: PreparedCall, messages: Sequence[HiddenMessage]) -> list[NewReply]:
+    def _hidden_replies(self, prepared: PreparedCall, messages: Sequence[HiddenMessage]) -> list[NewReply]:
         """What the client never sees. All of it is the model's view: nothing else tells it from what a client sent."""
         read = [self._dialect.read_message(hidden.raw) for hidden in messages]
         return [
@@ -614,7 +621,7 @@ class Recorder:
                 digest=digest(message)[0],
                 chain=None,
                 tokens=tokens.count_message(message, prepared.request.model),
-                finish=_short(hidden.choice.finish_reason) if hidden.choice else None,
+                finish=_storable_name(hidden.choice.finish_reason) if hidden.choice else None,
                 terse=tuple((text, "model") for text in hidden.choice.terse) if hidden.choice else (),
                 state=hidden.choice.state if hidden.choice else None,
                 role=message.role,
@@ -623,15 +630,15 @@ class Recorder:
             for index, (hidden, message) in enumerate(zip(messages, read, strict=True))
         ]
 
-    def _derive(self, prepared: PreparedCall, reply: Message, now: datetime) -> list[tuple[str, str]]:
+    def _derive_entry(self, prepared: PreparedCall, reply: Message, now: datetime) -> list[tuple[str, str]]:
         """A log entry made without a model, for a turn whose reply carried none."""
-        strategy = prepared.recipe.strategy
+        strategy = prepared.config.strategy
         if not (isinstance(strategy, Slim) and strategy.derive_terse):
             return []
-        answered = prepared.found.decision.answered
+        answered = prepared.match.decision.answered
         turn = answered.turn if answered else 1
-        entries = [entry for entry in prepared.history.snapshot.entries if entry.turn == turn]
-        last = Entry(seq=prepared.found.decision.last_seq + 1, turn=turn, message=reply, tokens=0, created_at=now)
+        entries = [entry for entry in prepared.loaded.snapshot.entries if entry.turn == turn]
+        last = Entry(seq=prepared.match.decision.last_seq + 1, turn=turn, message=reply, tokens=0, created_at=now)
         return [(derive_terse([*entries, last]).text, "derived")]
 
     def _new_epoch(self, prepared: PreparedCall) -> NewEpoch | None:
@@ -647,16 +654,16 @@ class Recorder:
             derived=built.derived,
             states=built.states,
             memory=memory_of_cut(
-                prepared.recipe.strategy,
-                prepared.history,
+                prepared.config.strategy,
+                prepared.loaded,
                 context.epoch,
                 dialect=self._dialect.name,
-                model=_short(prepared.request.model),
+                model=_storable_name(prepared.request.model),
             ),
         )
 
-    def _count_call(self, prepared: PreparedCall, report: CallReport, *, is_one: bool) -> None:
-        """``is_one``: the upstream was asked once, so that what it reports can be held against what was estimated."""
+    def _count_call(self, prepared: PreparedCall, report: CallReport, *, is_one_round: bool) -> None:
+        """``is_one_round``: the model was asked once, so the reported tokens can be compared with the estimate."""
         metrics = self._metrics
         add_fields(
             input_tokens=report.input_tokens,
@@ -672,7 +679,7 @@ class Recorder:
             if built.starts_epoch:
                 metrics.epochs.labels(report.strategy, context.epoch.reason).inc()
                 metrics.compression.observe(report.tokens_after / max(1, report.tokens_before))
-            for level in measure_levels(context) if isinstance(prepared.recipe.strategy, Tiered) else ():
+            for level in measure_levels(context) if isinstance(prepared.config.strategy, Tiered) else ():
                 metrics.level_tokens.labels(level.name).observe(level.tokens)
                 metrics.level_messages.labels(level.name).observe(level.messages)
             for kind, count in summarize_repairs(context.repairs).items():
@@ -685,7 +692,7 @@ class Recorder:
         ):
             if reported:
                 metrics.reported_tokens[kind].inc(reported)
-        if is_one and report.input_tokens and report.tokens_after:
+        if is_one_round and report.input_tokens and report.tokens_after:
             metrics.estimate_error.observe(report.input_tokens / report.tokens_after)
             self._calibrations.observe(
                 prepared.request.model, estimated=report.tokens_after, reported=report.input_tokens
@@ -698,18 +705,28 @@ def _digest_of_tools(prepared: PreparedCall) -> bytes | None:
     return tokens.content_digest(prepared.request.tools) if prepared.request.tools else None
 
 
+def _known_elements(prepared: PreparedCall) -> Elements | None:
+    """Return what is known of the body's beginning from the last call of a live session."""
+    is_continued = prepared.live is not None and prepared.expand is not None
+    return prepared.live.elements if is_continued and prepared.live is not None else None
+
+
 def _is_described(prepared: PreparedCall) -> bool:
     """Return whether the description is that of the body that went upstream."""
-    return prepared.description is not None and prepared.description.body is prepared.body
+    return (
+        prepared.record is not None
+        and (described := prepared.record.description) is not None
+        and described.body is prepared.body
+    )
 
 
-def _size_of(said: SaidReply) -> int:
+def _size_of(reply: Reply) -> int:
     """Bytes of a reply."""
-    size = sum(map(len, said.unread))
-    return size + sum(len(choice.client_message) + len(choice.model_message) for choice in said.choices)
+    size = sum(map(len, reply.unread))
+    return size + sum(len(choice.client_message) + len(choice.model_message) for choice in reply.choices)
 
 
-def _short(text: str) -> str:
+def _storable_name(text: str) -> str:
     """What a column takes of a text that anybody may have made up."""
     return text[:200].encode(errors="replace").decode().replace("\0", "?")
 

@@ -1,4 +1,4 @@
-"""What a model said over the rounds of one call, and what of that its client is told."""
+"""The rounds of one call: what the model wrote in each, and what of it the client is shown."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from tersely.dialects.dialect import Dialect, Reply, ReplyChoice
 from tersely.dialects.tool_rounds import add_usage
 from tersely.domain.messages import Message, ToolCall
 
+MAX_ROUNDS = 8
+"""After so many rounds the model may call no tool any more."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenMessage:
-    """A message that the client never sees: what the model said (``choice``) when it called tools of ours, or a result.
+    """A message that the client never sees: a reply of the model with calls of Tersely's tools (``choice``), or a
+    result.
 
     ``raw`` is fit to be sent to a model.
     """
@@ -23,105 +27,138 @@ class HiddenMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenMessages:
-    """Hidden messages that stand before a reply, and those behind it: results of its calls of ours among others."""
+    """Hidden messages before a reply, and behind it: the results of its calls of Tersely's tools."""
 
     before: tuple[HiddenMessage, ...] = ()
     after: tuple[HiddenMessage, ...] = ()
 
 
-NOTHING_BESIDE = HiddenMessages()
+NO_HIDDEN_MESSAGES = HiddenMessages()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CombinedReply:
+    """The reply of all rounds, under the id that the client knows, and the messages hidden beside it.
+
+    ``client_message`` is the message for the client (empty: none).
+    """
+
+    reply: Reply
+    hidden: HiddenMessages = NO_HIDDEN_MESSAGES
+    client_message: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTranscript:
-    """The rounds of one call. ``names`` are those of our tools."""
+    """The finished rounds of one call, the last one left out. ``tools`` are the names of Tersely's own.
 
-    def __init__(self, dialect: Dialect, names: frozenset[str]) -> None:
-        assert dialect.rounds is not None
-        self._dialect = dialect
-        self._rounds = dialect.rounds
-        self._names = names
-        self._shown: list[bytes] = []
-        self._before: list[HiddenMessage] = []
-        self._id = ""
-        self.usage = b""
-        self.client = b""
+    ``shown`` are the messages of the rounds as the client saw them, ``hidden`` those that the model is sent again.
+    ``usage`` is the sum of the rounds.
+    """
+
+    dialect: Dialect
+    tools: frozenset[str]
+    reply_id: str = ""
+    shown: tuple[bytes, ...] = ()
+    hidden: tuple[HiddenMessage, ...] = ()
+    usage: bytes = b""
 
     @property
     def rounds(self) -> int:
-        """How many there were, the one that is under way left out."""
-        return len(self._shown)
+        """The number of finished rounds."""
+        return len(self.shown)
 
     @property
-    def extra(self) -> list[bytes]:
-        """What a model that is asked again is sent behind its context."""
-        return [hidden.raw for hidden in self._before]
+    def is_full(self) -> bool:
+        """Whether the model may call no tool any more."""
+        return self.rounds >= MAX_ROUNDS
 
     @property
-    def has_words(self) -> bool:
-        """Whether the client was shown any."""
-        return any(self._read(message).text for message in self._shown)
+    def messages(self) -> list[bytes]:
+        """The messages that a model is sent behind its context in the next round."""
+        return [hidden.raw for hidden in self.hidden]
 
-    def calls(self, said: Reply) -> tuple[list[ToolCall], bool]:
-        """The calls of ours in a round's reply, and whether there are others."""
-        if not said.choices:
+    @property
+    def has_text(self) -> bool:
+        """Whether the client was shown text."""
+        return any(self.dialect.read_reply(message).text for message in self.shown)
+
+    def own_calls(self, reply: Reply) -> tuple[list[ToolCall], bool]:
+        """Return a reply's calls of Tersely's tools, and whether it calls other tools too."""
+        if not (self.tools and reply.choices) or self._is_malformed(reply):
             return [], False
-        message = said.choices[0].model_message
-        if self._is_odd(said):
-            return [], False
-        theirs = {call.id for call in self._read(self._rounds.without_calls(message, self._names)).calls}
-        return [call for call in self._read(message).calls if call.id not in theirs], bool(theirs)
+        message = reply.choices[0].model_message
+        clients = {call.id for call in self.dialect.read_reply(self._without_calls(message)).calls}
+        calls = self.dialect.read_reply(message).calls
+        return [call for call in calls if call.id not in clients], bool(clients)
 
-    def go_on(self, said: Reply, results: Sequence[bytes]) -> None:
-        """A round is over in which the model called nothing but tools of ours."""
-        choice = said.choices[0]
-        self._id = self._id or said.id
-        self._shown.append(self._rounds.without_calls(choice.client_message, self._names))
-        self._before.append(HiddenMessage(raw=self._dialect.as_input(choice.model_message), choice=choice))
-        self._before += [HiddenMessage(raw=raw) for raw in results]
-        self.usage = add_usage(self.usage, said.usage)
+    def with_round(self, reply: Reply, results: Sequence[bytes]) -> RoundTranscript:
+        """Return the transcript with a round in which the model called nothing but Tersely's tools."""
+        choice = reply.choices[0]
+        called = HiddenMessage(raw=self.dialect.as_input(choice.model_message), choice=choice)
+        return replace(
+            self,
+            reply_id=self.reply_id or reply.id,
+            shown=(*self.shown, self._without_calls(choice.client_message)),
+            hidden=(*self.hidden, called, *(HiddenMessage(raw=raw) for raw in results)),
+            usage=add_usage(self.usage, reply.usage),
+        )
 
-    def end(self, said: Reply, results: Sequence[bytes] = ()) -> tuple[Reply, HiddenMessages]:
-        """The whole reply, under the id that the client knows it by, after the last round; ``results``: of the calls
-        of ours in it.
+    def combine(self, last: Reply, results: Sequence[bytes] = ()) -> CombinedReply:
+        """Return the whole reply after the ``last`` round; ``results`` are those of its calls of Tersely's tools.
 
-        Calls of ours without results never happened. Where the last round came to nothing, neither did the earlier
-        ones, but for the words that the client has seen. ``client`` is then the message for it.
+        Calls of Tersely's tools without results are dropped. If the last round has no content, the earlier rounds are
+        dropped too, but for the text that the client has seen.
         """
-        if self._is_odd(said):
-            return self._end_odd(said)
-        choice = said.choices[0] if said.choices else ReplyChoice(index=0, model_message=b"", client_message=b"")
-        shown, model = list(self._shown), b""
-        if said.choices:
-            shown.append(self._rounds.without_calls(choice.client_message, self._names))
-            model = choice.model_message if results else self._rounds.without_calls(choice.model_message, self._names)
-        self.client = client = self._rounds.merge_messages(shown) if shown else b""
-        beside = HiddenMessages(before=tuple(self._before), after=tuple(HiddenMessage(raw=raw) for raw in results))
-        if not self._says(model):
-            model, beside = client, NOTHING_BESIDE
+        if not self.tools:
+            return CombinedReply(reply=last)
+        if self._is_malformed(last):
+            return self._combine_malformed(last)
+        rounds = self.dialect.rounds
+        assert rounds is not None
+        choice = last.choices[0] if last.choices else ReplyChoice(index=0, model_message=b"", client_message=b"")
+        shown, model = list(self.shown), b""
+        if last.choices:
+            shown.append(self._without_calls(choice.client_message))
+            model = choice.model_message if results else self._without_calls(choice.model_message)
+        client = rounds.merge_messages(shown) if shown else b""
+        hidden = HiddenMessages(before=self.hidden, after=tuple(HiddenMessage(raw=raw) for raw in results))
+        if not self._has_content(model):
+            model, hidden = client, NO_HIDDEN_MESSAGES
         whole = replace(choice, model_message=model, client_message=client)
-        usage = add_usage(self.usage, said.usage)
-        # A reply in which nothing was said is one all the same: the model was sent this context.
-        choices = (whole,) if said.choices or self._says(client) else ()
-        last = said.usage if self._before else b""
-        return replace(said, id=self._id or said.id, choices=choices, usage=usage, last_usage=last), beside
+        # A reply without content counts too: the model was sent this context.
+        choices = (whole,) if last.choices or self._has_content(client) else ()
+        reply = replace(
+            last,
+            id=self.reply_id or last.id,
+            choices=choices,
+            usage=add_usage(self.usage, last.usage),
+            last_usage=last.usage if self.hidden else b"",
+        )
+        return CombinedReply(reply=reply, hidden=hidden, client_message=client)
 
-    def _end_odd(self, said: Reply) -> tuple[Reply, HiddenMessages]:
-        """The whole reply where the last round is of an undescribed shape. The client is shown that as it came."""
-        choice = said.choices[0]
-        self.client = choice.client_message
-        reply = replace(said, id=self._id or said.id, usage=add_usage(self.usage, said.usage))
-        if not self._shown:
-            return reply, NOTHING_BESIDE
-        shown = self._rounds.merge_messages(self._shown)
-        earlier = replace(choice, model_message=shown, client_message=shown, terse=(), state=None)
-        choices = (earlier,) if self._says(shown) else ()
-        return replace(reply, choices=choices, unread=(*said.unread, choice.model_message)), NOTHING_BESIDE
+    def _combine_malformed(self, last: Reply) -> CombinedReply:
+        """Return the whole reply if the last round is of an unknown shape. The client is shown that one unchanged."""
+        rounds = self.dialect.rounds
+        assert rounds is not None
+        choice = last.choices[0]
+        reply = replace(last, id=self.reply_id or last.id, usage=add_usage(self.usage, last.usage))
+        if self.shown:
+            shown = rounds.merge_messages(self.shown)
+            earlier = replace(choice, model_message=shown, client_message=shown, terse=(), state=None)
+            choices = (earlier,) if self._has_content(shown) else ()
+            reply = replace(reply, choices=choices, unread=(*last.unread, choice.model_message))
+        return CombinedReply(reply=reply, client_message=choice.client_message)
 
-    def _is_odd(self, said: Reply) -> bool:
-        return bool(said.choices) and self._read(said.choices[0].model_message).is_malformed
+    def _without_calls(self, message: bytes) -> bytes:
+        assert self.dialect.rounds is not None
+        return self.dialect.rounds.without_calls(message, self.tools)
 
-    def _says(self, message: bytes) -> bool:
+    def _is_malformed(self, reply: Reply) -> bool:
+        return bool(reply.choices) and self._read(reply.choices[0].model_message).is_malformed
+
+    def _has_content(self, message: bytes) -> bool:
         return bool(message) and bool(self._read(message).parts)
 
     def _read(self, message: bytes) -> Message:
-        return self._dialect.read_reply(message)
+        return self.dialect.read_reply(message)

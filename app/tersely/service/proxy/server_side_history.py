@@ -1,17 +1,15 @@
-"""Calls whose history is named, not sent: whether the model host is left to know it, or is sent a context.
+"""Calls that reference a history which the model host may have stored: find it, and decide who supplies it.
 
-A host keeps what it answered, and appends to its conversations by itself. So where it has the very history that the
-model is to see, a call goes up as it came; where it says that it has not, the same call is made again with a context.
+A host stores its replies and appends to its conversations. If the host has exactly the history that the model is to
+see, the request goes out unchanged. If the host reports that the history is missing, the request is sent again with a
+context built here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
 
-from tersely.dialects.clients.names import client_name
-from tersely.dialects.dialect import Dialect, Request
+from tersely.dialects.dialect import Dialect
 from tersely.domain.errors import StoreUnavailable
 from tersely.domain.history.history import EpochInputs, Snapshot
 from tersely.domain.history.sessions import Session
@@ -21,192 +19,177 @@ from tersely.service.context.history import History, epoch_of
 from tersely.service.context.loading import first_seq_to_load, load_history
 from tersely.service.context.parse_cache import ParseCache
 from tersely.service.context.retrieval import Retriever
-from tersely.service.proxy import history_by_reference as named
-from tersely.service.proxy.calls import Call, ContextLabels
+from tersely.service.proxy import history_by_reference
+from tersely.service.proxy.call_config import CallConfig
 from tersely.service.proxy.history_by_reference import ReferencedHistory, ResolvedHistory
-from tersely.service.proxy.preparing import CallPreparer, PreparedCall
+from tersely.service.proxy.stages import IncomingCall, MatchedCall, PreparedCall
 from tersely.store.db.connection import Connection, Database
-from tersely.strategies.presets import Full, strategy_name
+from tersely.strategies.presets import Full
 
-_NOT_READ = History(snapshot=Snapshot(entries=()), advance=None, epoch_inputs=EpochInputs(), is_verbatim=False)
+_NOT_LOADED = History(snapshot=Snapshot(entries=()), advance=None, epoch_inputs=EpochInputs(), is_verbatim=False)
 
 
 class ServerSideHistory:
-    """Prepares the calls of one dialect that name their history."""
+    """Matches the calls of one dialect that reference their history."""
 
     def __init__(
         self,
-        preparer: CallPreparer,
-        *,
         dialect: Dialect,
+        config: CallConfig,
+        *,
         database: Database,
-        memo: ParseCache,
+        parse_cache: ParseCache,
         retriever: Retriever,
-        clock: Callable[[], datetime],
     ) -> None:
-        self._preparer = preparer
         self._dialect = dialect
+        self._config = config
         self._database = database
-        self._memo = memo
+        self._parse_cache = parse_cache
         self._retriever = retriever
-        self._clock = clock
 
-    async def prepare(self, call: Call, request: Request, headers: dict[str, str]) -> PreparedCall | None:
-        """As `CallPreparer.prepare`; None where the history is not known here."""
-        now = self._clock()
-        own, asked = await self._preparer.hash_history(call, request, headers)
+    async def match(self, incoming: IncomingCall) -> MatchedCall | ResolvedHistory | None:
+        """Find the referenced history; None if it is not known here. Raises `StoreUnavailable`.
+
+        A `ResolvedHistory` is returned for a request that continues the history of another session than the one which
+        Tersely's own header names: that request is matched as if it had sent the messages.
+        """
+        call, request, own, hints = incoming.call, incoming.request, incoming.history, incoming.hints
         if not own.links:
             return None
         async with self._database.reading(call.tenant) as connection:
-            found = await named.find(connection, call.tenant, asked)
-            if found is None:
+            referenced = await history_by_reference.find(connection, call.tenant, hints)
+            if referenced is None:
                 return None
-            recipe = self._preparer.recipe(call, request, found.session)
-            is_elsewhere = asked.session_id not in {None, found.session_id}
-            start = 1 if is_elsewhere else await _start(connection, call.tenant, found.session, recipe)
-            laid = await named.resolve_history(connection, call.tenant, found, own, self._dialect, start=start)
-            if laid is not None and _needs_earlier(laid, recipe):
-                laid = await named.resolve_history(connection, call.tenant, found, own, self._dialect, start=1)
-            if laid is None:
+            config = self._config.choose(call, request, referenced.session)
+            is_elsewhere = hints.session_id not in {None, referenced.session_id}
+            start = 1 if is_elsewhere else await _first_seq(connection, call.tenant, referenced.session, config)
+            resolved = await history_by_reference.resolve_history(
+                connection, call.tenant, referenced, own, self._dialect, start=start
+            )
+            if resolved is not None and _needs_earlier(resolved, config):
+                resolved = await history_by_reference.resolve_history(
+                    connection, call.tenant, referenced, own, self._dialect, start=1
+                )
+            if resolved is None:
                 return None
-            if not is_elsewhere and _stays_at_host(found, recipe):
-                return self._left_at_host(call, request, laid, recipe, now)
-            laid = await named.fill(connection, call.tenant, laid, self._dialect, self._memo.read)
-            loaded = None if is_elsewhere else await self._load(connection, call, request, laid, recipe, now)
-        if loaded is None:
-            # A session under an id of ours goes on from what was said in another: as if that had been sent.
-            sent = replace(request, messages=laid.messages)
-            resent = await self._preparer.hash_history(call, sent, headers)
-            return await self._preparer.go_into(call, sent, *resent, now)
-        around, history = loaded
-        history = await self._with_past(call, laid, recipe, history)
-        return await self._preparer.finish(call, request, laid.arrival, laid.found, recipe, around, history, laid=laid)
+            if not is_elsewhere and _has_all_at_host(referenced, config):
+                return _left_at_host(incoming, resolved, config)
+            resolved = await self._fill(connection, call.tenant, resolved)
+            if is_elsewhere:
+                return resolved
+            budget, loaded = await self._load(connection, incoming, resolved, config)
+        return incoming.matched(
+            match=resolved.match,
+            config=config,
+            budget=budget,
+            loaded=await self._with_past(call.tenant, resolved, config, loaded),
+            resolved=resolved,
+        )
 
-    async def keep_on(self, call: Call, prepared: PreparedCall) -> PreparedCall | None:
-        """A call whose history the host does not have, or not any more, with a context; None where there is none."""
-        laid, session = prepared.laid, prepared.found.session
-        if laid is None:
+    async def rebuild_locally(self, prepared: PreparedCall) -> PreparedCall | None:
+        """Load the history of a call whose host turned out not to have it; None if that is not possible."""
+        call, resolved = prepared.call, prepared.resolved
+        if resolved is None:
             return None
-        recipe = self._preparer.recipe(call, prepared.request, session)
+        config = self._config.choose(call, prepared.request, prepared.match.session)
         try:
             async with self._database.reading(call.tenant) as connection:
-                laid = await named.fill(connection, call.tenant, laid, self._dialect, self._memo.read)
-                around, history = await self._load(
-                    connection, call, prepared.request, laid, recipe, prepared.around.now
-                )
+                resolved = await self._fill(connection, call.tenant, resolved)
+                budget, loaded = await self._load(connection, prepared, resolved, config)
         except StoreUnavailable:
             return None
-        history = await self._with_past(call, laid, recipe, history)
-        own = replace(
+        return replace(
             prepared,
-            arrival=laid.arrival,
-            laid=laid,
-            recipe=recipe,
-            around=around,
-            history=history,
+            history=resolved.history,
+            resolved=resolved,
+            config=config,
+            budget=budget,
+            loaded=await self._with_past(call.tenant, resolved, config, loaded),
             is_at_host=False,
         )
-        return await self._preparer.rebuild(call, own)
 
-    async def spell_out(self, call: Call, request: Request) -> bytes | None:
-        """The body of a call beside the conversation with all of the history that it names; None where the host may
-        have that itself, or it is not known here. Raises `StoreUnavailable`.
+    async def expand_history(self, incoming: IncomingCall) -> bytes | None:
+        """Return the body of a side call with its whole history. Raises `StoreUnavailable`.
+
+        None if the host may have that history, or if it is not known here.
         """
-        own, asked = await self._preparer.hash_history(call, request, call.header_map)
+        call = incoming.call
         async with self._database.reading(call.tenant) as connection:
-            found = await named.find(connection, call.tenant, asked)
-            if found is None or found.keeper != "tersely":
+            referenced = await history_by_reference.find(connection, call.tenant, incoming.hints)
+            if referenced is None or referenced.history_owner != "tersely":
                 return None
-            laid = await named.resolve_history(connection, call.tenant, found, own, self._dialect, start=1)
-            if laid is None:
+            resolved = await history_by_reference.resolve_history(
+                connection, call.tenant, referenced, incoming.history, self._dialect, start=1
+            )
+            if resolved is None:
                 return None
-            laid = await named.fill(connection, call.tenant, laid, self._dialect, self._memo.read)
-        body = self._dialect.without_history(call.body)
+            resolved = await self._fill(connection, call.tenant, resolved)
         return await run_in_thread_if_large(
-            laid.arrival.size, self._dialect.write_request, body, messages=[each.raw for each in laid.messages]
+            resolved.history.size,
+            self._dialect.write_request,
+            self._dialect.without_history(call.body),
+            messages=[message.raw for message in resolved.messages],
         )
 
-    def _left_at_host(
-        self, call: Call, request: Request, laid: ResolvedHistory, recipe: ContextConfig, now: datetime
-    ) -> PreparedCall:
-        """The call as it came; what it adds is stored behind the history that it names."""
-        recipe = replace(recipe, strategy=Full(), instructions=None, offers=())
-        found = laid.found
-        write = self._preparer.request_write(call, request, laid.arrival, found, {}, now, laid.named)
-        return PreparedCall(
-            call=call,
-            request=request,
-            arrival=laid.arrival,
-            found=found,
-            recipe=recipe,
-            around=TokenBudget(fixed_tokens=0, window=None, now=now),
-            history=_NOT_READ,
-            built=None,
-            body=call.body,
-            write=write,
-            started=now,
-            strip_usage=False,
-            labels=ContextLabels(
-                context="passthrough",
-                strategy=strategy_name(recipe.strategy),
-                session_id=found.session_id,
-                source=found.source,
-            ),
-            laid=laid,
-            is_at_host=True,
-            client=client_name(call.header_map) or None,
-            request_id=call.request_id or None,
-            keeper=laid.keeper if laid.keeper == "host" or request.is_stored else "tersely",
-        )
+    async def _fill(self, connection: Connection, tenant: str, resolved: ResolvedHistory) -> ResolvedHistory:
+        return await history_by_reference.fill(connection, tenant, resolved, self._dialect, self._parse_cache.read)
 
     async def _load(
-        self,
-        connection: Connection,
-        call: Call,
-        request: Request,
-        laid: ResolvedHistory,
-        recipe: ContextConfig,
-        now: datetime,
+        self, connection: Connection, incoming: IncomingCall, resolved: ResolvedHistory, config: ContextConfig
     ) -> tuple[TokenBudget, History]:
-        around = self._preparer.circumstances(request, laid.arrival, recipe, now, laid.found)
-        return around, await load_history(
+        history, match = resolved.history, resolved.match
+        budget = self._config.budget(incoming.request, history, config, incoming.started, match)
+        return budget, await load_history(
             connection,
-            call.tenant,
-            laid.found,
-            laid.arrival,
+            incoming.call.tenant,
+            match,
+            history,
             self._dialect,
-            recipe,
-            around,
-            restore=self._memo.restore,
+            config,
+            budget,
+            restore=self._parse_cache.restore,
         )
 
-    async def _with_past(self, call: Call, laid: ResolvedHistory, recipe: ContextConfig, history: History) -> History:
+    async def _with_past(
+        self, tenant: str, resolved: ResolvedHistory, config: ContextConfig, loaded: History
+    ) -> History:
+        restore = self._parse_cache.restore
         return await self._retriever.with_past(
-            call.tenant, laid.found, history, recipe.strategy, laid.arrival, self._dialect, self._memo.restore
+            tenant, resolved.match, loaded, config.strategy, resolved.history, self._dialect, restore
         )
 
 
-async def _start(connection: Connection, tenant: str, session: Session | None, recipe: ContextConfig) -> int:
-    """From where on the history has to be read for a context."""
-    if session is None:
-        return 1
-    return min(
-        session.cut, await first_seq_to_load(connection, tenant, session, recipe, recipe.first_seq(session.plan))
+def _left_at_host(incoming: IncomingCall, resolved: ResolvedHistory, config: ContextConfig) -> MatchedCall:
+    return incoming.matched(
+        match=resolved.match,
+        config=replace(config, strategy=Full(), instructions=None, offers=()),
+        budget=TokenBudget(fixed_tokens=0, window=None, now=incoming.started),
+        loaded=_NOT_LOADED,
+        resolved=resolved,
+        is_at_host=True,
     )
 
 
-def _needs_earlier(laid: ResolvedHistory, recipe: ContextConfig) -> bool:
-    """Whether this request alone makes the context reach back to before what was laid out."""
-    plan = laid.found.session.plan if laid.found.session else None
-    if plan is None or recipe.plans_anew(plan):
-        return False  # as much was laid out as is ever looked at
-    return recipe.first_seq(epoch_of(laid.found, recipe)) < laid.found.expanded_from
+async def _first_seq(connection: Connection, tenant: str, session: Session | None, config: ContextConfig) -> int:
+    """Return the first sequence number that a context needs."""
+    if session is None:
+        return 1
+    first = await first_seq_to_load(connection, tenant, session, config, config.first_seq(session.plan))
+    return min(session.cut, first)
 
 
-def _stays_at_host(history: ReferencedHistory, recipe: ContextConfig) -> bool:
-    """Whether the host has what the model is to see: what it alone has all of, or the same as is stored here."""
-    if history.keeper == "both":
-        plan = history.session.plan if history.session else None
-        adds = recipe.instructions is not None or offers_in(plan, recipe)
-        return isinstance(recipe.strategy, Full) and not adds and history.is_untouched
-    return history.keeper == "host"
+def _needs_earlier(resolved: ResolvedHistory, config: ContextConfig) -> bool:
+    """Return whether this request alone makes the context reach back to before the resolved history."""
+    plan = resolved.match.session.plan if resolved.match.session else None
+    if plan is None or config.plans_anew(plan):
+        return False  # as much was resolved as is ever looked at
+    return config.first_seq(epoch_of(resolved.match, config)) < resolved.match.expanded_from
+
+
+def _has_all_at_host(referenced: ReferencedHistory, config: ContextConfig) -> bool:
+    """Return whether the host has what the model is to see: it alone has the history, or nothing has to be changed."""
+    if referenced.history_owner == "both":
+        plan = referenced.session.plan if referenced.session else None
+        adds = config.instructions is not None or offers_in(plan, config)
+        return isinstance(config.strategy, Full) and not adds and referenced.is_untouched
+    return referenced.history_owner == "host"

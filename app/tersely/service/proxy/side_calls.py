@@ -30,11 +30,11 @@ class SideCalls:
     """Remembers what clients' own summary calls were answered with, for some hours."""
 
     def __init__(
-        self, *, dialect: Dialect, database: Database, memo: ParseCache, clock: Callable[[], datetime]
+        self, *, dialect: Dialect, database: Database, parse_cache: ParseCache, clock: Callable[[], datetime]
     ) -> None:
         self._dialect = dialect
         self._database = database
-        self._memo = memo
+        self._parse_cache = parse_cache
         self._clock = clock
 
     async def remember(self, call: Call, request: Request, said: SaidReply) -> None:
@@ -46,7 +46,7 @@ class SideCalls:
         }
         if not anchors:
             return
-        arrival = hash_history(request.messages, self._memo.identify)
+        arrival = hash_history(request.messages, self._parse_cache.identify)
         client = clients.client_ids(call.header_map, request.ids)
 
         async def write(connection: Connection) -> None:

@@ -68,6 +68,11 @@ class StreamEnd:
             self._tail = (self._tail + block)[-4:] if len(block) < 4 else block[-4:]
         return block
 
+    def hold_rest(self, rest: bytes) -> bytes:
+        """Drop what is held, and return what may be forwarded of ``rest``, the last bytes of a broken stream."""
+        self.held = b""
+        return self.hold(rest)
+
     def _look_for_end(self) -> None:
         """The last event may be long: it is seen when all of it is there."""
         if self._is_marked and not self.is_seen:

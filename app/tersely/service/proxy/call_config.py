@@ -1,0 +1,87 @@
+"""The context configuration and the token budget of one call."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from tersely.dialects.dialect import Dialect, Overflow, Request, ToolOffer
+from tersely.dialects.tool_rounds import tool_names
+from tersely.domain.history.sessions import Session
+from tersely.domain.models import known_window, usable_window
+from tersely.service.common import tokens
+from tersely.service.common.calibrations import Calibrations
+from tersely.service.context.context_config import ContextConfig, TokenBudget, count_offers
+from tersely.service.context.context_configs import ContextConfigs
+from tersely.service.proxy.calls import Call
+from tersely.service.recognition.incoming_history import IncomingHistory
+from tersely.service.recognition.session_lookup import SessionMatch
+
+
+class CallConfig:
+    """Configures the calls of one dialect."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        *,
+        configs: ContextConfigs,
+        calibrations: Calibrations,
+        fixed_tokens: tokens.FixedTokens,
+    ) -> None:
+        self._dialect = dialect
+        self._configs = configs
+        self._calibrations = calibrations
+        self._fixed_tokens = fixed_tokens
+
+    def choose(self, call: Call, request: Request, session: Session | None) -> ContextConfig:
+        """Resolve the context configuration. Drop instructions and tools that the model or the response format does not
+        support, and tools whose names the client uses.
+        """
+        config = self._configs.choose(strategy=call.options.strategy, epoch=call.options.epoch, session=session)
+        if not request.takes_additions:
+            return replace(config, instructions=None, offers=())
+        if not config.offers:
+            return config
+        # A stream that is one JSON array cannot be continued, nor can several replies at once.
+        is_array = self._dialect.streaming.has_arrays and request.stream and "alt=sse" not in call.path
+        rounds = self._dialect.rounds if request.takes_tools and request.n == 1 and not is_array else None
+        offers = rounds and _without_clients_names(config.offers, request.tools, rounds.tools_outside_list(call.body))
+        return config if offers == config.offers else replace(config, offers=offers or ())
+
+    def budget(
+        self, request: Request, history: IncomingHistory, config: ContextConfig, now: datetime, match: SessionMatch
+    ) -> TokenBudget:
+        """Count instructions and tools, and estimate the model's window in the tokens of this service."""
+        raws = [message.raw for message in history.messages if message.is_instruction]
+        fixed = self._fixed_tokens.count(request.model, raws, request.tools)
+        if config.instructions:
+            fixed += tokens.count_short(config.instructions)
+        fixed += count_offers(match.session.plan if match.session else None, config)
+        window = usable_window(request.model, request.max_tokens)
+        return TokenBudget(
+            fixed_tokens=fixed,
+            window=None if window is None else self._calibrated(request, window),
+            now=now,
+            model_window=known_window(request.model),
+        )
+
+    def after_overflow(self, request: Request, budget: TokenBudget, overflow: Overflow) -> TokenBudget:
+        """Return the budget with the window that the provider named when it refused the request."""
+        if not overflow.limit:
+            return budget
+        window = max(overflow.limit // 4, overflow.limit - (request.max_tokens or overflow.limit // 8))
+        return replace(budget, window=self._calibrated(request, window))
+
+    def _calibrated(self, request: Request, window: int) -> int:
+        return int(window / self._calibrations.ratio(request.model))
+
+
+def _without_clients_names(
+    offers: tuple[ToolOffer, ...], tools: bytes, others: frozenset[str]
+) -> tuple[ToolOffer, ...]:
+    """Drop offers whose names the client uses for its own tools: in its list ``tools``, or outside it (``others``)."""
+    if not others and b"\\u" not in tools and not any(offer.name.encode() in tools for offer in offers):
+        return offers
+    taken = tool_names(tools) | others
+    return tuple(offer for offer in offers if offer.name not in taken)

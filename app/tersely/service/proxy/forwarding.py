@@ -1,0 +1,202 @@
+"""Calls that go through unchanged: the client's bytes up, the host's bytes down."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from tersely.dialects.dialect import Dialect, Reply
+from tersely.dialects.headers import Headers, downstream_headers
+from tersely.dialects.wire.sse import DataLines
+from tersely.domain.errors import ShuttingDown, StoreUnavailable
+from tersely.domain.text.tags import NOTHING
+from tersely.service.common.call_fields import add_fields
+from tersely.service.common.metrics import Metrics
+from tersely.service.common.offload import run_in_thread_if_large
+from tersely.service.proxy.call_timer import CallTimer
+from tersely.service.proxy.calls import Call, ContextKind, ContextLabels, ProxyResponse
+from tersely.service.proxy.limited_reader import LimitedReader
+from tersely.service.proxy.sending import EVENT_STREAM, JSON, Sender
+from tersely.service.proxy.stored_responses import restore_client_view
+from tersely.service.proxy.stream_end import iter_until_terminal_event, terminal_detector
+from tersely.store.db.connection import Database
+from tersely.upstream.client import UpstreamReply
+
+_log = logging.getLogger(__name__)
+
+OnReply = Callable[[Reply], Awaitable[None]]
+
+
+class Forwarder:
+    """Forwards calls of one dialect."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        sender: Sender,
+        timer: CallTimer,
+        *,
+        database: Database,
+        metrics: Metrics,
+        fail_open: bool,
+        heartbeat: float,
+        max_reply: int,
+    ) -> None:
+        """``heartbeat`` in seconds, ``max_reply`` in bytes."""
+        self._dialect = dialect
+        self._sender = sender
+        self._timer = timer
+        self._database = database
+        self._metrics = metrics
+        self._fail_open = fail_open
+        self._heartbeat = heartbeat
+        self._max_reply = max_reply
+
+    async def forward(
+        self,
+        call: Call,
+        kind: ContextKind = "passthrough",
+        *,
+        on_reply: OnReply | None = None,
+        streams: bool = False,
+        reply_id: str = "",
+    ) -> ProxyResponse:
+        """Send the client's own bytes and return the host's. Raises `UpstreamUnavailable`.
+
+        ``on_reply`` gets the whole reply before the client sees its end; ``streams``: the request asks for a stream.
+        ``reply_id`` is set if the client asks for an earlier reply again: the client gets that as it saw it before.
+        """
+        sent_at = self._timer.now()
+        labels = ContextLabels(context=kind, overhead_ms=self._timer.overhead_ms(call, sent_at))
+        reply = await self._sender.send(call, call.body)
+        if reply_id and not call.options.bypass and (reply.status, reply.content_type) == (200, JSON):
+            return await self._restore(call, reply, reply_id, labels, sent_at)
+        if on_reply is not None:
+            reply.unpack(self._max_reply)
+        is_data_only = takes_data_only(self._dialect, reply, self._max_reply)
+        headers = downstream_headers(reply.headers) + labels.headers()
+        if not is_data_only:
+            headers += [(name, value) for name, value in _lower(reply.headers) if name == "content-length"]
+        chunks = self._relay(call, reply, sent_at, on_reply if reply.status == 200 else None, streams=streams)
+        return ProxyResponse(
+            status=reply.status,
+            headers=unbuffered(headers) if reply.content_type == EVENT_STREAM else headers,
+            chunks=data_lines(chunks) if is_data_only else chunks,
+        )
+
+    async def _restore(
+        self, call: Call, reply: UpstreamReply, reply_id: str, labels: ContextLabels, sent_at: float
+    ) -> ProxyResponse:
+        """Return a stored reply as the client saw it."""
+        try:
+            reply.unpack(self._max_reply)
+            body = await reply.read(self._max_reply)
+        finally:
+            reply.close()
+        ended_at = self._timer.now()
+        try:
+            body = await restore_client_view(
+                body, reply_id, tenant=call.tenant, dialect=self._dialect, database=self._database
+            )
+        except StoreUnavailable as error:
+            if not self._fail_open:
+                raise
+            self._metrics.fail_open.labels("read").inc()
+            _log.warning("a stored reply is returned as the host has it: %s", error)
+        self._timer.observe(call, sent_at, ended_at)
+        return ProxyResponse(
+            status=reply.status, headers=downstream_headers(reply.headers) + labels.headers(), body=body
+        )
+
+    async def _relay(
+        self, call: Call, reply: UpstreamReply, sent_at: float, on_reply: OnReply | None, *, streams: bool
+    ) -> AsyncIterator[bytes]:
+        """Yield the host's bytes. If the host breaks off, the client's connection breaks too."""
+        if on_reply is None:
+            chunks = reply.chunks()
+        elif reply.content_type == EVENT_STREAM or (streams and self._dialect.streaming.has_arrays):
+            chunks = self._relay_stream(reply, on_reply)
+        else:
+            chunks = self._relay_whole(reply, on_reply)
+        tail = b"\n\n"
+        try:
+            async for chunk in chunks:
+                if chunk:
+                    tail = (tail + chunk)[-4:] if len(chunk) < 4 else chunk[-4:]
+                    yield chunk
+        except ShuttingDown as error:
+            if reply.content_type != EVENT_STREAM or not tail.endswith((b"\n\n", b"\r\n\r\n")):
+                raise
+            add_fields(outcome="interrupted")
+            yield self._dialect.error_event(self._dialect.error_body(error.detail, type=error.kind, code=error.code))
+        finally:
+            reply.close()
+            self._timer.observe(call, sent_at, self._timer.now())
+
+    async def _relay_whole(self, reply: UpstreamReply, on_reply: OnReply) -> AsyncIterator[bytes]:
+        """Yield a reply that is not streamed. ``on_reply`` is called before its end, unless it is over the limit."""
+        whole: list[bytes] = []
+        held = b""
+        size = 0
+        async for chunk in reply.chunks():
+            size += len(chunk)
+            if held:
+                yield held
+            held = chunk
+            if size <= self._max_reply:
+                whole.append(chunk)
+        if size <= self._max_reply:
+            body = b"".join(whole)
+            await on_reply((await run_in_thread_if_large(size, self._dialect.split_reply, body, NOTHING))[1])
+        if held:
+            yield held
+
+    async def _relay_stream(self, reply: UpstreamReply, on_reply: OnReply) -> AsyncIterator[bytes]:
+        """Yield a stream. ``on_reply`` is called before its end: a client may go on as soon as it has that."""
+        reader = LimitedReader(self._dialect.open_stream(tags=NOTHING, strip_usage=False), self._max_reply)
+        end = terminal_detector(self._dialect.streaming)
+        async for chunk in iter_until_terminal_event(reply, end, self._heartbeat):
+            if not chunk:
+                continue
+            reader.feed(chunk)
+            if out := end.hold(chunk):
+                yield out
+        reader.close()
+        if not reader.is_cut:
+            await on_reply(await reader.reply())
+        if end.held:
+            yield end.held
+
+
+def takes_data_only(dialect: Dialect, reply: UpstreamReply, max_reply: int) -> bool:
+    """Return whether the client gets only the ``data`` lines of a stream. Unpacks such a reply, up to ``max_reply``
+    bytes.
+    """
+    if not dialect.streaming.is_data_only or reply.content_type != EVENT_STREAM:
+        return False
+    reply.unpack(max_reply)
+    return all(name.lower() != "content-encoding" or value == "identity" for name, value in reply.headers)
+
+
+async def data_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the ``data`` lines of a stream."""
+    lines = DataLines()
+    try:
+        async for chunk in chunks:
+            if out := lines.feed(chunk):
+                yield out
+        if out := lines.close():
+            yield out
+    finally:
+        await chunks.aclose()  # type: ignore[attr-defined]
+
+
+def unbuffered(headers: Headers) -> Headers:
+    """Return headers that keep intermediate proxies from buffering a stream."""
+    names = {name for name, _ in headers}
+    added = [("x-accel-buffering", "no"), ("cache-control", "no-cache")]
+    return headers + [(name, value) for name, value in added if name not in names]
+
+
+def _lower(headers: Headers) -> Headers:
+    return [(name.lower(), value) for name, value in headers]

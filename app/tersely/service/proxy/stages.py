@@ -1,0 +1,158 @@
+"""The value that grows while a call passes through the pipeline of `tersely.service.proxy.proxy`.
+
+Each class holds what the one before it holds, and what one more step has found out. No value changes: a later step
+makes a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from tersely.dialects.dialect import Request
+from tersely.domain.text.tags import NOTHING, TagKinds
+from tersely.service.context.building import BuiltContext
+from tersely.service.context.context_config import ContextConfig, TokenBudget
+from tersely.service.context.history import History
+from tersely.service.context.sent_contexts import Description, Source
+from tersely.service.proxy.calls import Call, ContextLabels
+from tersely.service.proxy.history_by_reference import ResolvedHistory
+from tersely.service.proxy.live_sessions import LiveSession
+from tersely.service.recognition.incoming_history import IncomingHistory
+from tersely.service.recognition.session_lookup import SessionHints, SessionMatch
+from tersely.store.commit.records import HistoryOwner, RequestWrite
+from tersely.upstream.client import UpstreamReply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncomingCall:
+    """A call whose request has been read: its messages with their hashes, and what it says of its session."""
+
+    call: Call
+    request: Request
+    history: IncomingHistory
+    hints: SessionHints
+    started: datetime
+
+    def matched(
+        self,
+        *,
+        match: SessionMatch,
+        config: ContextConfig,
+        budget: TokenBudget,
+        loaded: History,
+        resolved: ResolvedHistory | None = None,
+        is_at_host: bool = False,
+    ) -> MatchedCall:
+        """Return the call with its session."""
+        return MatchedCall(
+            call=self.call,
+            request=self.request,
+            history=self.history if resolved is None else resolved.history,
+            hints=self.hints,
+            started=self.started,
+            match=match,
+            config=config,
+            budget=budget,
+            loaded=loaded,
+            resolved=resolved,
+            is_at_host=is_at_host,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchedCall(IncomingCall):
+    """A call whose session is known. ``loaded`` is what its context is built from.
+
+    ``resolved`` is set for a request that references its history instead of sending it. ``is_at_host``: the model host
+    has that history, so the request goes out unchanged.
+    """
+
+    match: SessionMatch
+    config: ContextConfig
+    budget: TokenBudget
+    loaded: History
+    resolved: ResolvedHistory | None = None
+    is_at_host: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """A request on its way into the store. ``write`` is what is stored, ``description`` tells what the model was sent
+    (None: that could not be described), ``stored`` is done when the request is on disk.
+    """
+
+    write: RequestWrite
+    description: Description | None
+    stored: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedCall(MatchedCall):
+    """A call that is ready to be sent. ``built`` is None if no context fits: the client's own bytes are sent then, and
+    the provider judges them.
+
+    ``sources`` says where the messages in ``body`` come from (None: they are the request's own). ``strip_usage``: only
+    Tersely asked for the usage in the reply. ``tools`` are the names of Tersely's tools that the model may call.
+    ``shown_tags`` are the kinds of tags that the context shows in the model's own messages. ``history_owner`` will have
+    the history up to the reply. ``client`` names the program that made the call.
+
+    ``round_messages`` are the calls and results of earlier rounds, in wire form; ``is_last_round``: the model may call
+    no tool any more. ``earlier_bodies`` are the bodies of earlier rounds.
+
+    ``record`` is set once the request is on its way into the store.
+
+    ``live`` is the live session that the call continues. ``request``, ``history``, ``match`` and ``loaded`` then hold
+    only what comes after the messages of the live session, and ``expand`` returns the call with all of it.
+    """
+
+    built: BuiltContext | None
+    body: bytes
+    write: RequestWrite
+    labels: ContextLabels
+    sources: Sequence[Source] | None = None
+    strip_usage: bool = False
+    tools: frozenset[str] = frozenset()
+    shown_tags: TagKinds = NOTHING
+    history_owner: HistoryOwner = "tersely"
+    client: str | None = None
+    round_messages: Sequence[bytes] = ()
+    is_last_round: bool = False
+    earlier_bodies: tuple[bytes, ...] = ()
+    record: RequestRecord | None = None
+    live: LiveSession | None = None
+    expand: Callable[[PreparedCall], PreparedCall] | None = None
+
+    @property
+    def whole(self) -> PreparedCall:
+        """The call with its whole history. O(size of the request) for a call that continues a live session."""
+        return self if self.expand is None else self.expand(self)
+
+    @property
+    def tags(self) -> TagKinds:
+        """The kinds of tags to strip from the reply: those the strategy asks for, and those the context shows."""
+        return self.config.hidden_tags | self.shown_tags
+
+    @property
+    def own_request(self) -> bytes:
+        """The client's body if another one was sent, else empty: some replies repeat their request."""
+        return b"" if self.body is self.call.body else self.call.body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedReply:
+    """The reply to ``prepared``, whose beginning has been read: the last step that can still choose another request.
+
+    ``body`` is all of a reply that is not streamed, ``first`` the beginning of one that is. ``is_oversized``: the reply
+    is longer than may be read, and ``body`` is its beginning. ``sent_at`` is a monotonic time in seconds.
+    """
+
+    prepared: PreparedCall
+    reply: UpstreamReply
+    sent_at: float
+    first: bytes = b""
+    body: bytes = b""
+    is_oversized: bool = False
+    is_streamed: bool = False
