@@ -20,7 +20,7 @@ STRICT = {
     "in": "query",
     "required": False,
     "schema": {"type": "boolean", "default": False},
-    "description": "Whether the database has to answer.",
+    "description": "Whether readiness requires the database.",
 }
 
 
@@ -73,17 +73,20 @@ def health_router(
     database = DatabaseCheck(read_revision)
 
     @router.head("/healthz", include_in_schema=False)
-    @router.get("/healthz", summary="The process is alive")
+    @router.get("/healthz", summary="Check that the process is alive")
     async def get_health() -> dict[str, str]:
         return {"status": "ok"}
 
     @router.get(
         "/readyz",
-        summary="Calls can be served",
-        description="Ready as long as the proxy can serve, also while the database is away and calls go through "
-        "unchanged (`TERSELY_FAIL_OPEN`). With `strict=1`: only while the database answers. `schema` names the schema "
-        "of a database that another version of Tersely has migrated.",
-        responses={503: {"model": dict[str, str], "description": "They cannot"}},
+        summary="Check that calls can be served",
+        description=(
+            "200 while the proxy can serve calls. That includes times when the database is unavailable and "
+            "calls are forwarded unchanged (`TERSELY_FAIL_OPEN`). With `strict=1`: 200 only while the "
+            "database answers. `schema` names the schema of the database if another version of Tersely "
+            "migrated it."
+        ),
+        responses={503: {"model": dict[str, str], "description": "Calls cannot be served"}},
         openapi_extra={"parameters": [STRICT]},
     )
     async def get_readiness(request: Request, response: Response) -> dict[str, str]:

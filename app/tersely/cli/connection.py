@@ -23,10 +23,12 @@ KNOCK, PATIENCE = 2.0, 600.0
 
 T = TypeVar("T")
 
-Url = Annotated[str | None, typer.Option(envvar="TERSELY_URL", help="A running service.", show_default=DEFAULT_URL)]
+Url = Annotated[
+    str | None, typer.Option(envvar="TERSELY_URL", help="The address of a running service.", show_default=DEFAULT_URL)
+]
 Key = Annotated[str | None, typer.Option(envvar="TERSELY_KEY", help="A Tersely key.")]
-Local = Annotated[bool, typer.Option("--local", help="Straight on the database, without a service.")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON.")]
+Local = Annotated[bool, typer.Option("--local", help="Work directly on the database, without a service.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SessionId = Annotated[str, typer.Option("--session", "-s", envvar="TERSELY_SESSION", help="The session.")]
 MAIN = "main"
 

@@ -96,10 +96,18 @@ def serve(
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def wrap(
     command: Annotated[
-        list[str], typer.Argument(help="claude, codex, gemini, opencode, aider, qwen, copilot, or any; its arguments.")
+        list[str],
+        typer.Argument(
+            help=(
+                "The program to start (claude, codex, gemini, opencode, aider, qwen, copilot or any other) and "
+                "its arguments."
+            )
+        ),
     ],
     url: Annotated[str | None, typer.Option(envvar="TERSELY_URL", help="A running service to use.")] = None,
-    key: Annotated[str | None, typer.Option(envvar="TERSELY_KEY", help="A Tersely key, where it wants one.")] = None,
+    key: Annotated[
+        str | None, typer.Option(envvar="TERSELY_KEY", help="A Tersely key, if the service requires one.")
+    ] = None,
     upstream: Annotated[
         Literal["scripted"] | None, typer.Option(help="`scripted`: a built-in model that needs no key.")
     ] = None,
@@ -112,7 +120,7 @@ def wrap(
 
 @app.command()
 def doctor(
-    port: Annotated[int, typer.Option(help="Where the service listens or is to listen.", min=1, max=65535)] = 8484,
+    port: Annotated[int, typer.Option(help="The address of the service.", min=1, max=65535)] = 8484,
     as_json: AsJson = False,
 ) -> None:
     """Check settings, port, disk, database, keys, model hosts and clock, and say what to do."""
@@ -189,7 +197,7 @@ def _print_backup(done: str, manifest: Manifest, *, as_json: bool) -> None:
 def cleanup(
     days: Annotated[
         int | None,
-        typer.Option(help="After how many idle days; without it, as configured.", min=0, max=36_500),
+        typer.Option(help="Number of idle days. Default: as configured.", min=0, max=36_500),
     ] = None,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's sessions.")] = None,
     as_json: AsJson = False,
@@ -207,10 +215,12 @@ def cleanup(
 
 @app.command()
 def forget(
-    tenant: Annotated[str | None, typer.Option(help="The tenant; everything of it, unless narrowed.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="The tenant. Without further options all of its data is removed.")
+    ] = None,
     session: Annotated[str | None, typer.Option(help="Only this session and its descendants.")] = None,
     user: Annotated[str | None, typer.Option(help="Only sessions whose metadata name this `user`.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what there is.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; delete nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove a tenant, a session or a user's sessions for good, and print a receipt."""
@@ -232,9 +242,9 @@ def forget(
 
 @tenants_app.command("retention")
 def retention(
-    tenant: Annotated[str | None, typer.Argument(help="The tenant; without it, list all.")] = None,
-    days: Annotated[int | None, typer.Option(help="Delete its sessions after so many idle days.", min=1)] = None,
-    default: Annotated[bool, typer.Option("--default", help="Go back to what the service is configured for.")] = False,
+    tenant: Annotated[str | None, typer.Argument(help="The tenant. Default: list all.")] = None,
+    days: Annotated[int | None, typer.Option(help="Delete its sessions after this number of idle days.", min=1)] = None,
+    default: Annotated[bool, typer.Option("--default", help="Use the service's own setting again.")] = False,
 ) -> None:
     """List or set after how many idle days a tenant's sessions are deleted."""
     from tersely.cli.commands import operator as operating
@@ -276,7 +286,7 @@ def replay(context: typer.Context) -> None:
 
 @keys_app.command("create")
 def create_key(
-    tenant: Annotated[str, typer.Option(help="Whose key; comes into being with its first one.")],
+    tenant: Annotated[str, typer.Option(help="The tenant of the key. It is created with its first key.")],
     name: Annotated[str, typer.Option(help="A label to know the key by.")] = "",
     scope: Annotated[
         Literal["read", "proxy"] | None,

@@ -204,7 +204,7 @@ class Console:
 
     def _failed(self, error: TerselyError) -> Response:
         if isinstance(error, StoreUnavailable):
-            return self._error(503, "The database is away", "Nothing is lost. Try again in a few seconds.")
+            return self._error(503, "The database is unavailable", "Nothing is lost. Try again in a few seconds.")
         if isinstance(error, NotFound):
             return self._error(404, "Not found", f"{error.detail[:1].upper()}{error.detail[1:]}, or it is not yours.")
         return self._error(_status(error), "That did not work", f"{error.detail[:1].upper()}{error.detail[1:]}.")

@@ -13,40 +13,40 @@ from tersely.api.openapi.proxy_routes import DOCUMENT, KEY_HEADER, proxy_paths
 
 SUMMARY = "A context proxy for LLM agents: stores the whole conversation, sends the model a short one."
 DESCRIPTION = """
-Point an OpenAI client's base URL at `/v1`, or an Anthropic or Gemini client's at the root, and every conversation is
-stored and sent as a short context; or drive sessions yourself under `/api`.
+Set an OpenAI client's base URL to `/v1` of this server, or an Anthropic or Gemini client's to its root. Tersely stores
+every conversation and sends the model a short context. Under `/api` you can also manage sessions yourself.
 
 - Turn ids are `t1`, `t2`, ...; sequence numbers start at 1 and have no gaps.
 - Lists are paged: `{"items": [...], "next": null}`; `next` is the `after` of the next page.
 - Errors under `/api` are problem documents (RFC 9457), `application/problem+json`.
 - Session ids go into paths URL-encoded, slashes as `%2F`.
-- Where keys are on, every request carries one: `X-Tersely-Key`, or `Authorization: Bearer tsk_...`.
-- Each status has one media type here. `x-alternative-content` names the others, and how to ask for them.
+- With keys turned on, every request needs one: `X-Tersely-Key`, or `Authorization: Bearer tsk_...`.
+- Each status is listed with one media type. `x-alternative-content` names the others, and how to request them.
 """.strip()
 TAGS = [
     {"name": "proxy", "description": "The drop-in base URL for model calls."},
     {"name": "sessions", "description": "Stored conversations and their configuration."},
-    {"name": "calls", "description": "What each upstream call sent, word for word, and what it cost."},
+    {"name": "calls", "description": "Upstream calls: the exact context that was sent, and the cost."},
     {"name": "activity", "description": "Events and search over all sessions."},
-    {"name": "messages", "description": "The longhand, byte for byte."},
+    {"name": "messages", "description": "Stored messages, byte for byte."},
     {"name": "marks", "description": "Messages that are pinned, or important."},
     {"name": "turns", "description": "A user message and everything up to the next one."},
-    {"name": "context", "description": "What a model would get, and what it can look up."},
+    {"name": "context", "description": "The context that a model would get, and search in the history."},
     {"name": "query", "description": "The agent's own SQL over its session."},
     {"name": "transfer", "description": "The terse log, export and import."},
-    {"name": "notes", "description": "What a session keeps in mind: state block and scratchpad."},
+    {"name": "notes", "description": "The notes of a session: state block and scratchpad."},
     {"name": "memos", "description": "Tagged knowledge across sessions."},
-    {"name": "memory", "description": "What left the contexts of sessions, by day."},
-    {"name": "tools", "description": "What models can call; over MCP too, at `/mcp`."},
-    {"name": "commands", "description": "What people type into a chat to handle its context."},
+    {"name": "memory", "description": "Daily summaries of messages that were cut from contexts."},
+    {"name": "tools", "description": "Tools that models can call; also over MCP, at `/mcp`."},
+    {"name": "commands", "description": "Commands that people type into a chat."},
     {"name": "artifacts", "description": "Oversized tool outputs, whole."},
-    {"name": "figures", "description": "What it was good for."},
+    {"name": "figures", "description": "Statistics and savings."},
     {"name": "operations", "description": "Health and metrics."},
 ]
 
 SERVERS = [
     {"url": "/", "description": "The server that this document came from."},
-    {"url": "http://127.0.0.1:8484", "description": "`tersely serve` as it is without settings."},
+    {"url": "http://127.0.0.1:8484", "description": "`tersely serve` with its default address."},
 ]
 SECURITY_SCHEMES = {
     "TerselyKey": {

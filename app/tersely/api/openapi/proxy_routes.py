@@ -92,7 +92,7 @@ def _operation(route: Route) -> dict[str, Any]:
             },
             **{status: {"description": text, "content": refusal} for status, text in sorted(refusals.items())},
             "default": {
-                "description": "The upstream's own error, as it gave it",
+                "description": "The upstream's own error, unchanged",
                 "content": {JSON: {"schema": {}}},
             },
         },

@@ -26,7 +26,7 @@ QUIET_LOOKS = 15
 
 
 class SearchSessions(Body):
-    """What to look for in all sessions."""
+    """A search in all sessions."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"query": "empty customer id", "mode": "relevant"}]})
 
@@ -51,9 +51,9 @@ async def list_events(
     limit: Limit = 100,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> Response:
-    """Calls that ended, epochs that started, compactions, over all sessions, in order of time.
+    """Finished calls, started epochs and compactions of all sessions, in order of time.
 
-    With `Accept: text/event-stream` as server-sent events, which go on as it happens.
+    With `Accept: text/event-stream`: server-sent events, which continue as events happen.
     """
     if since is not None and since.tzinfo is None:
         raise InvalidRequest("since must have a time zone, such as 2026-01-31T00:00:00Z", field="since")
@@ -71,8 +71,8 @@ async def list_events(
 
 @router.post("/search", summary="Search all sessions", response_model=schemas.HitsOut)
 async def search_sessions(services: AppServices, tenant: Tenant, body: SearchSessions) -> Response:
-    """Messages of any session, those of the session that was called last first. `searched` sessions were looked
-    into; `is_whole` says whether these are all.
+    """Matching messages of all sessions, most recently called session first. `searched`: the number of sessions that
+    were searched. `is_whole`: whether these are all sessions.
     """
     hits = await services.search.search(tenant, body.query, mode=body.mode, limit=body.limit)
     return json_response(

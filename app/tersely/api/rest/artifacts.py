@@ -11,7 +11,14 @@ from tersely.api.rest.services import AppServices
 
 MEDIA_TYPE = "text/plain; charset=utf-8"
 
-Sha256 = Annotated[str, Path(description="Of the output in UTF-8, in lower-case hex, as the notice in its place says.")]
+Sha256 = Annotated[
+    str,
+    Path(
+        description=(
+            "The SHA-256 of the output in UTF-8, in lower-case hex. The notice that replaces the output contains it."
+        )
+    ),
+]
 
 
 router = APIRouter(route_class=GuardedRoute)
@@ -24,8 +31,8 @@ router = APIRouter(route_class=GuardedRoute)
     responses={200: {"description": "The output, whole", "content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def get_artifact(services: AppServices, tenant: Tenant, sha256: Sha256) -> Response:
-    """The text as the tool gave it. A lone surrogate, which UTF-8 has no place for, is given as its three bytes.
+    """The tool's output, unchanged. A lone surrogate, which UTF-8 cannot encode, is written as its three bytes.
 
-    Outputs of more than 204,800 characters are kept so, as long as their session and turn are.
+    Outputs of more than 204,800 characters are stored as artifacts, as long as their session and turn exist.
     """
     return Response(await services.artifacts.get(tenant, sha256), media_type=MEDIA_TYPE)

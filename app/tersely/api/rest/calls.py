@@ -19,8 +19,8 @@ from tersely.service.sessions.calls import CallContext, CallInfo
 from tersely.store.ops.calls import GroupBy
 from tersely.store.ops.stats import EpochRow
 
-After = Annotated[int, Query(ge=0, lt=2**31, description="The `next` of the page before.")]
-Cursor = Annotated[str | None, Query(max_length=2000, description="The `next` of the page before.")]
+After = Annotated[int, Query(ge=0, lt=2**31, description="The `next` of the previous page.")]
+Cursor = Annotated[str | None, Query(max_length=2000, description="The `next` of the previous page.")]
 Number = Annotated[int, Path(ge=1, lt=2**62)]
 
 
@@ -47,7 +47,9 @@ async def get_call(services: AppServices, tenant: Tenant, session_id: SessionId,
     response_model=schemas.CallContextOut,
 )
 async def get_call_context(services: AppServices, tenant: Tenant, session_id: SessionId, number: Number) -> Response:
-    """The messages that the model was sent, byte for byte, and what became of each stored message."""
+    """The messages that were sent to the model, byte for byte, and for each stored message whether it was kept,
+    shortened or left out.
+    """
     return json_response(_write_context(await services.calls.context(tenant, session_id, number)))
 
 
@@ -55,14 +57,14 @@ async def get_call_context(services: AppServices, tenant: Tenant, session_id: Se
 async def list_epochs(
     services: AppServices, tenant: Tenant, session_id: SessionId, after: After = 0, limit: Limit = 100
 ) -> Response:
-    """Each new beginning of the context in order, with its reason."""
+    """Each epoch in order, with the reason for its start."""
     found, following = await services.calls.epochs(tenant, session_id, after=after, limit=limit)
     return page_response([_write_epoch(row) for row in found], following)
 
 
 @router.get("/calls", summary="Latest calls", response_model=schemas.CallPage)
 async def list_calls(services: AppServices, tenant: Tenant, after: Cursor = None, limit: Limit = 100) -> Response:
-    """The latest calls over all sessions, the newest first."""
+    """The latest calls of all sessions, newest first."""
     found, following = await services.calls.latest(tenant, after=after, limit=limit)
     return page_response([write_call(call) for call in found], following)
 
@@ -71,7 +73,7 @@ async def list_calls(services: AppServices, tenant: Tenant, after: Cursor = None
 async def get_savings(
     services: AppServices, tenant: Tenant, since: Since = None, until: Since = None, by: GroupBy = "day"
 ) -> Response:
-    """Tokens and money as sent, as the full history with a perfect cache would have cost, and the difference.
+    """Tokens and money: as sent, as the full history with a perfect cache would have cost, and the difference.
 
     Without `since`, the last 30 days.
     """

@@ -18,7 +18,7 @@ router = APIRouter(route_class=GuardedRoute)
 
 @router.post("/sessions/{session_id}/commands", summary="Run a chat command", response_model=schemas.CommandAnswer)
 async def run_command(services: AppServices, tenant: Tenant, session_id: SessionId, body: RunCommand) -> Response:
-    """`/context`, `/undo`, `/message`, `/session scratchpad`, `/config`; the answer is text for people."""
+    """`/context`, `/undo`, `/message`, `/session scratchpad` or `/config`. The answer is readable text."""
     if not is_command(body.text):
         raise InvalidRequest("text must be a command such as /context", field="text")
     return json_response(

@@ -34,11 +34,11 @@ async def build_context(
     body: BuildContext,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> Response:
-    """The context of the session's next call, with its report. Nothing is stored or changed.
+    """Build the context of the session's next call, with its report. Nothing is stored or changed.
 
-    With `format: "text"`, or `Accept: text/plain`, as text for people.
+    With `format: "text"` or `Accept: text/plain` the answer is readable text.
 
-    422 with `needed` and `budget` when nothing valid fits `max_tokens`.
+    422 with `needed` and `budget` if no valid context fits into `max_tokens`.
     """
     wish = PreviewRequest(
         dialect=body.dialect,
@@ -57,13 +57,13 @@ async def build_context(
 
 @router.post("/sessions/{session_id}/search", summary="Search a session", response_model=schemas.SearchOut)
 async def search_session(services: AppServices, tenant: Tenant, session_id: SessionId, body: SearchRequest) -> Response:
-    """`context_search`: the live history, superseded, dropped, undone and removed messages left out.
+    """The tool `context_search`. It searches the live history, without superseded, dropped, undone and removed
+    messages.
 
-    `search` finds what contains the query as it stands, `relevant` what is most about it: its words in any form,
-    the rare ones above all, and what stands near them.
-    Message numbers are positions in that history; instructions are no part of it. An answer holds at most 200
-    matches (the newest), 1,000 messages and 400,000 characters; when something is left out, the last line of
-    `text` says so.
+    `search` finds messages that contain the query literally. `relevant` ranks messages by the query's words in any
+    grammatical form; rare words count most, and neighbouring messages count too. Message numbers are positions in the
+    live history without instructions. An answer holds at most 200 matches (the newest), 1,000 messages and 400,000
+    characters. If something is left out, the last line of `text` says so.
     """
     lookup = parse_lookup(body.model_dump(exclude_none=True))
     return json_response(_write_findings(await services.searcher.search(tenant, session_id, lookup)))

@@ -23,9 +23,9 @@ from tersely.service.common.cursors import read_cursor, write_cursor
 from tersely.service.summaries.daily_memory import read_day
 from tersely.store.notes.daily_memory import MemoryCursor, MemoryEntry
 
-After = Annotated[str | None, Query(max_length=2000, description="The `next` of the page before.")]
+After = Annotated[str | None, Query(max_length=2000, description="The `next` of the previous page.")]
 Day = Annotated[str | None, Query(max_length=10, description="YYYY-MM-DD, in UTC.", examples=["2026-01-31"])]
-OfSession = Annotated[str | None, Query(alias="session", max_length=256, description="What that session left behind.")]
+OfSession = Annotated[str | None, Query(alias="session", max_length=256, description="Only entries of this session.")]
 
 
 router = APIRouter(route_class=GuardedRoute)
@@ -40,7 +40,7 @@ async def list_memory(
     after: After = None,
     limit: Limit = 100,
 ) -> Response:
-    """The newest first: summaries of what left the contexts of sessions."""
+    """Summaries of messages that were cut from contexts, newest first."""
     place = None if after is None else _read_place(after)
     found, following = await services.daily_memory.page(
         tenant, day=_day(day), session_id=session, after=place, limit=limit
@@ -50,7 +50,7 @@ async def list_memory(
 
 @router.post("/memory/search", summary="Search the memory", response_model=schemas.MemoryPage)
 async def search_memory(services: AppServices, tenant: Tenant, body: SearchMemory) -> Response:
-    """The best first. Stop words find nothing."""
+    """Best first. Stop words are ignored."""
     found = await services.daily_memory.search(
         tenant, query=body.query, day=_day(body.day), session_id=body.session, limit=body.limit
     )
@@ -70,7 +70,7 @@ async def export_memory(services: AppServices, tenant: Tenant) -> Response:
 
 @router.delete("/memory", summary="Delete memory", response_model=schemas.ForgottenOut)
 async def delete_memory(services: AppServices, tenant: Tenant, day: Day = None, session: OfSession = None) -> Response:
-    """The entries of a day, of a session, or of a session's day; one of both must be given."""
+    """Delete the entries of a day, of a session, or of one day of a session. `day` or `session` is required."""
     return json_response({"deleted": await services.daily_memory.forget(tenant, day=_day(day), session_id=session)})
 
 

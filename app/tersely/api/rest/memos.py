@@ -21,7 +21,7 @@ from tersely.api.rest.services import AppServices
 from tersely.domain.memos import Memo
 from tersely.service.common.cursors import read_cursor, write_cursor
 
-After = Annotated[str | None, Query(max_length=2000, description="The `next` of the page before.")]
+After = Annotated[str | None, Query(max_length=2000, description="The `next` of the previous page.")]
 Everything = Annotated[bool, Query(alias="all", description="All memos, whatever their tags.")]
 Tags = Annotated[list[str] | None, Query(alias="tag", description="Memos with any of these tags.")]
 
@@ -39,7 +39,7 @@ async def save_memo(services: AppServices, tenant: Tenant, body: NewMemo) -> Res
 async def list_memos(
     services: AppServices, tenant: Tenant, after: After = None, limit: Limit = 100, tags: Tags = None
 ) -> Response:
-    """The newest first."""
+    """Newest first."""
     place = None if after is None else read_cursor(after)
     found, following = await services.memos.page(tenant, after=place, tags=tags, limit=limit)
     return page_response([_write(memo) for memo in found], None if following is None else write_cursor(*following))
@@ -47,7 +47,7 @@ async def list_memos(
 
 @router.post("/memos/search", summary="Search memos", response_model=schemas.MemoPage)
 async def search_memos(services: AppServices, tenant: Tenant, body: SearchMemos) -> Response:
-    """By tags, the newest first; with a query, the best first. Stop words find nothing."""
+    """Search by tags: newest first. Search by a query: best first. Stop words are ignored."""
     found = await services.memos.search(tenant, tags=body.tags, query=body.query, limit=body.limit)
     return page_response([_write(memo) for memo in found], None)
 
@@ -62,7 +62,7 @@ async def export_memos(services: AppServices, tenant: Tenant, tags: Tags = None)
 async def delete_memos(
     services: AppServices, tenant: Tenant, *, tags: Tags = None, everything: Everything = False
 ) -> Response:
-    """Those with any of the tags, or all of them; one of both must be said."""
+    """Delete memos that have any of the given tags, or all memos. One of the two options is required."""
     return json_response({"deleted": await services.memos.forget(tenant, tags=tags, is_all=everything)})
 
 

@@ -15,11 +15,11 @@ from tersely.domain.history.turns import write_turn_id
 from tersely.service.sessions.messages import View
 from tersely.store.history.messages import StoredMessage
 
-After = Annotated[int, Query(ge=0, le=MAX_SEQ, description="A sequence number; the page starts behind it.")]
+After = Annotated[int, Query(ge=0, le=MAX_SEQ, description="A sequence number. The page starts after it.")]
 Seq = Annotated[int, Path(ge=1, le=MAX_SEQ, description="The message's sequence number.")]
 Key = Annotated[
     str | None,
-    Header(description="A second request with the same key and messages stores nothing and answers the same."),
+    Header(description="A second request with the same key and messages stores nothing and gets the same answer."),
 ]
 
 
@@ -40,14 +40,14 @@ async def append_messages(
     body: AppendMessages,
     idempotency_key: Key = None,
 ) -> Response:
-    """Put messages at the end of a session, which is made if it is new.
+    """Append messages to a session. A new session is created if it does not exist.
 
-    They are stored byte for byte. Where the strategy asks models for terse summaries, tags in replies go to the
-    terse log, as in a proxied call. System and developer messages replace those that the session has.
+    Messages are stored byte for byte. If the strategy asks models for terse summaries, tags in replies go to the terse
+    log, as in a proxied call. System and developer messages replace the session's earlier ones.
 
-    With `created_at`, an old conversation keeps its ages: strategies that go by the clock, the exported `ts`, the
-    turns' times and the daily memory go by it. The order of the messages is the order of the history, also where
-    the times do not ascend. The session itself counts as used now.
+    `created_at` gives the times of an older conversation. Strategies that depend on time, the exported `ts`, the turns'
+    times and the daily memory use these times. The messages keep their order in the history, even if the times do not
+    ascend. The session's own time of last use is now.
     """
     raws = await verbatim_items(request, "messages")
     done = await services.messages.append(
@@ -78,9 +78,8 @@ async def list_messages(
 ) -> Response:
     """Messages as the client saw them, as the model sees them, or all that are stored.
 
-    `client` and `model` show what is live, in the order of the history, with `raw` in that view. `all` shows
-    every message in the order of arrival, with its status and both views. A page ends early when it is over
-    8 MiB.
+    `client` and `model` list live messages in the order of the history, with `raw` in that view. `all` lists every
+    message in the order of arrival, with its status and both views. A page is cut short at 8 MiB.
     """
     found, following = await services.messages.page(tenant, session_id, view=view, after=after, limit=limit)
     return page_response([write_message(message, view) for message in found], following)

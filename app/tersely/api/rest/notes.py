@@ -16,7 +16,7 @@ from tersely.domain.text.state import StateBlock
 from tersely.store.notes.scratchpads import Scratchpad
 from tersely.store.notes.states import PastState, StateCursor
 
-After = Annotated[str | None, Query(max_length=40, description="The `next` of the page before.")]
+After = Annotated[str | None, Query(max_length=40, description="The `next` of the previous page.")]
 
 
 router = APIRouter(route_class=GuardedRoute)
@@ -24,13 +24,14 @@ router = APIRouter(route_class=GuardedRoute)
 
 @router.get("/sessions/{session_id}/state", summary="The state block", response_model=schemas.StateOut)
 async def get_state(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
-    """The newest one whose message still counts."""
+    """The newest state whose message is still live."""
     return json_response(write_state(await services.notes.state(tenant, session_id)))
 
 
 @router.put("/sessions/{session_id}/state", summary="Write the state block", response_model=schemas.StateOut)
 async def put_state(services: AppServices, tenant: Tenant, session_id: SessionId, body: PutText) -> Response:
-    """In the model's place; it counts from the session's last message on. An empty one takes the state away.
+    """Write the state block instead of the model. It is valid from the session's last message on. An empty text removes
+    the state.
 
     At most 16,000 characters.
     """
@@ -41,7 +42,7 @@ async def put_state(services: AppServices, tenant: Tenant, session_id: SessionId
 async def list_states(
     services: AppServices, tenant: Tenant, session_id: SessionId, after: After = None, limit: Limit = 100
 ) -> Response:
-    """In order, those whose message counts no more too."""
+    """All states in order, also those whose message is no longer live."""
     place = None if after is None else _read_place(after)
     found, following = await services.notes.state_history(tenant, session_id, after=place, limit=limit)
     return page_response(
@@ -68,7 +69,7 @@ async def put_scratchpad(services: AppServices, tenant: Tenant, session_id: Sess
 async def append_to_scratchpad(
     services: AppServices, tenant: Tenant, session_id: SessionId, body: AppendText
 ) -> Response:
-    """On a new line. The whole scratchpad is answered."""
+    """Add text on a new line. Returns the whole scratchpad."""
     return json_response(_write_scratchpad(await services.notes.append_scratchpad(tenant, session_id, body.text)))
 
 

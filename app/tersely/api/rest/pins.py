@@ -16,7 +16,7 @@ router = APIRouter(route_class=GuardedRoute)
 
 @router.post("/sessions/{session_id}/messages/{seq}/pin", summary="Pin a message", response_model=schemas.MessageOut)
 async def pin_message(services: AppServices, tenant: Tenant, session_id: SessionId, seq: Seq) -> Response:
-    """From the next context on it is in every one, even if it was cut before."""
+    """Every context from the next one on contains the message, even if it was cut before."""
     return json_response(write_message(await services.pins.pin(tenant, session_id, seq, pinned=True), "all"))
 
 
@@ -29,7 +29,7 @@ async def unpin_message(services: AppServices, tenant: Tenant, session_id: Sessi
 
 @router.put(
     "/sessions/{session_id}/messages/{seq}/priority",
-    summary="Say how important a message is",
+    summary="Set the priority of a message",
     response_model=schemas.MessageOut,
 )
 async def set_message_priority(

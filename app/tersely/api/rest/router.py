@@ -37,13 +37,13 @@ PROBLEMS: dict[int | str, dict[str, object]] = {
     status: {"model": Problem, "description": text}
     for status, text in {
         401: "A Tersely key is needed",
-        403: "The key may not do this",
-        404: "Not there, or not yours",
+        403: "The key does not permit this",
+        404: "It does not exist, or belongs to another tenant",
         409: "A conflicting id or idempotency key",
         413: "Over the size limit",
         415: "The body is not JSON",
-        422: "A bad value",
-        503: "The database is away",
+        422: "An invalid value",
+        503: "The database is unavailable",
     }.items()
 }
 

@@ -35,15 +35,15 @@ class CreateSession(Body):
         json_schema_extra={"examples": [{"id": "support-4711", "strategy": {"name": "slim", "recent_turns": 5}}]}
     )
 
-    id: str | None = Field(None, description="1 to 256 printable characters; generated when left out.")
+    id: str | None = Field(None, description="1 to 256 printable characters. Default: generated.")
     strategy: Setting = Field(None, examples=["slim", {"name": "slim", "recent_turns": 5}])
     epoch: Setting = Field(None, examples=["auto", "every_request", {"high": 32000, "low": 12000}, {"stride": 8}])
     metadata: dict[str, Any] | None = Field(None, description="Any JSON object of at most 16 KiB.")
-    parent: str | None = Field(None, max_length=256, description="A session of yours that this one belongs to.")
+    parent: str | None = Field(None, max_length=256, description="The id of the session that this one belongs to.")
 
 
 class PatchSession(Body):
-    """What is to be changed; what is left out stays, null goes back to the default."""
+    """The fields to change. A field that is left out keeps its value; null restores the default."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"strategy": "full", "metadata": {"owner": "ops"}}]})
 
@@ -53,7 +53,7 @@ class PatchSession(Body):
 
 
 class AppendMessages(Body):
-    """Messages to be put at the end of a session."""
+    """Messages to append to a session."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -69,26 +69,33 @@ class AppendMessages(Body):
     )
 
     dialect: str | None = Field(
-        None, description="The wire format of the messages. Left out: told by their shapes; plain words: `openai_chat`."
+        None,
+        description=(
+            "The wire format of the messages. Default: detected from the messages; `openai_chat` for plain text."
+        ),
     )
     messages: list[Wire] = Field(min_length=1, max_length=10_000, description="Wire messages, stored byte for byte.")
     model: str | None = Field(
         None,
         max_length=200,
-        description="The model that the agent calls by itself: its window bounds the session's contexts, as `model` of "
-        "`POST context` does. Left out: the model of the session's last proxied call.",
+        description=(
+            "The model that the agent calls without the proxy. Its window limits the session's contexts, "
+            "like `model` of `POST context`. Default: the model of the session's last proxied call."
+        ),
     )
     created_at: list[Annotated[str, Field(max_length=64)]] | None = Field(
         None,
         max_length=10_000,
-        description="When each message was written: one RFC 3339 time with a zone per message, from 1970 to five "
-        "minutes from now. They need not ascend. Left out: now.",
+        description=(
+            "The time of each message: one RFC 3339 time with a zone per message, from 1970 to five minutes "
+            "from now. The times need not ascend. Default: now."
+        ),
         examples=[["2024-01-15T10:30:00Z", "2024-01-15T11:30:09+01:00"]],
     )
 
 
 class BuildContext(Body):
-    """What the context is to be built for. Nothing of it is stored."""
+    """The request that a context is built for. It is not stored."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -99,10 +106,14 @@ class BuildContext(Body):
         }
     )
 
-    dialect: str = Field("openai_chat", description="The wire format of messages and answer.")
+    dialect: str = Field("openai_chat", description="The wire format of `messages` and of the answer.")
     strategy: Setting = None
     epoch: Setting = None
-    model: str = Field("", max_length=200, description="Decides how tokens are counted, and the window if known.")
+    model: str = Field(
+        "",
+        max_length=200,
+        description="The model whose tokenizer is used, and whose window limits the context if it is known.",
+    )
     max_tokens: int | None = Field(
         None, ge=1, le=100_000_000, description="The window that the context must fit into, instructions included."
     )
@@ -112,14 +123,16 @@ class BuildContext(Body):
     tools: list[str] | None = Field(
         None,
         max_length=20,
-        description="The tools of Tersely that the model will have: hints name these alone. Left out: those of the "
-        "session's proxied calls, or none where there were none.",
+        description=(
+            "The tools of Tersely that the model will have. Hints in the context name only these. Default: "
+            "those of the session's proxied calls, or none without such calls."
+        ),
     )
-    format: Literal["json", "text"] = Field("json", description="`text`: for people to read.")
+    format: Literal["json", "text"] = Field("json", description="`text`: readable text.")
 
 
 class ChosenSettings(Body):
-    """Strategy and policy of the calls to come, where they are neither the session's nor the configured ones."""
+    """Strategy and epoch policy of future calls, where they differ from the session's and from the configured ones."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{}, {"strategy": "compact"}]})
 
@@ -128,7 +141,7 @@ class ChosenSettings(Body):
 
 
 class SearchRequest(Body):
-    """The arguments of `context_search`. What belongs to another mode is passed over."""
+    """The arguments of `context_search`. Arguments of other modes are ignored."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -144,12 +157,14 @@ class SearchRequest(Body):
 
     mode: Literal["search", "relevant", "tail", "head", "turn"]
     query: str | None = Field(
-        None, max_length=1000, description="Text to find, whatever its case; or what to find messages about."
+        None, max_length=1000, description="The text to find (case is ignored), or for `relevant` the subject."
     )
     before: int | None = Field(None, ge=0, le=1000, description="Messages before each match, or turns.")
     after: int | None = Field(None, ge=0, le=1000, description="Messages after each match, or turns.")
     last: int | None = Field(None, ge=0, le=1000)
-    first: int | None = Field(None, ge=0, le=1000, description="So many of the first, or of the most relevant.")
+    first: int | None = Field(
+        None, ge=0, le=1000, description="The number of first messages, or of most relevant ones."
+    )
     turnId: str | None = Field(None, max_length=20, examples=["t5"])  # noqa: N815 the document's name
 
 
@@ -172,7 +187,7 @@ class RunQuery(Body):
 
 
 class ImportSession(Body):
-    """A session in the shapes of `context.json` and `context.terse.json`, as `export` gives them."""
+    """A session in the formats of `context.json` and `context.terse.json`, as written by `export`."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -197,11 +212,16 @@ class ImportSession(Body):
 
     context: list[Wire] = Field(
         max_length=200_000,
-        description="Wire messages tagged with `turnId` and `ts`; untagged ones get their turns by the usual rule.",
+        description=(
+            "Wire messages with `turnId` and `ts`. Messages without them are assigned to turns by the usual rule."
+        ),
     )
     terse: list[Wire] = Field(default_factory=list, max_length=200_000, description="`{ts, turnId, role, summary}`")
     dialect: str | None = Field(
-        None, description="The wire format of the context. Left out: told by its shapes; plain words: `openai_chat`."
+        None,
+        description=(
+            "The wire format of the context. Default: detected from the messages; `openai_chat` for plain text."
+        ),
     )
     id: str | None = None
     parent: str | None = Field(None, max_length=256)
@@ -209,7 +229,11 @@ class ImportSession(Body):
     epoch: Setting = None
     metadata: dict[str, Any] | None = None
     tersely: dict[str, Any] | None = Field(
-        None, description="What an export has beside history and log; it goes with the `context` of that export alone."
+        None,
+        description=(
+            "The data that an export contains besides history and log. It is valid only with the `context` "
+            "of the same export."
+        ),
     )
 
 
@@ -222,7 +246,7 @@ class PutText(Body):
 
 
 class AppendText(Body):
-    """What is to be added, on a new line."""
+    """The text to add, on a new line."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"text": "- [ ] the footer"}]})
 
@@ -230,7 +254,7 @@ class AppendText(Body):
 
 
 class NewMemo(Body):
-    """Something worth knowing in later sessions."""
+    """Knowledge for later sessions."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -242,18 +266,20 @@ class NewMemo(Body):
 
     content: str = Field(description="At most 8,000 characters.")
     tags: list[str] = Field(default_factory=list, description="At most 20, of 1 to 64 characters; case does not count.")
-    session: str | None = Field(None, max_length=256, description="The session of yours that it comes from.")
+    session: str | None = Field(None, max_length=256, description="The session that it comes from.")
 
 
 class SearchMemos(Body):
-    """By tags, by words, or by words among those with the tags."""
+    """A search by tags, by words, or by both."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"query": "when do migrations run?"}, {"tags": ["gotcha"]}]}
     )
 
     tags: list[str] = Field(default_factory=list, description="Memos with any of these.")
-    query: str | None = Field(None, max_length=8000, description="Memos that share a word with this, stop words aside.")
+    query: str | None = Field(
+        None, max_length=8000, description="Finds memos that share a word with this text, apart from stop words."
+    )
     limit: int = Field(5, ge=1, le=100)
 
 
@@ -262,11 +288,11 @@ class PutPriority(Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"priority": 75}]})
 
-    priority: int = Field(ge=0, le=100, description="50 unless set; from 75 on it counts as important.")
+    priority: int = Field(ge=0, le=100, description="Default: 50. From 75 on the message counts as important.")
 
 
 class PatchMessage(Body):
-    """Who sees a message; what is left out stays as it is."""
+    """The visibility of a message. A field that is left out keeps its value."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"model_visible": False}, {"client_visible": True}]})
 
@@ -283,18 +309,20 @@ class RunCommand(Body):
 
 
 class SearchMemory(Body):
-    """By words, perhaps of one day or of one session only."""
+    """A search by words, optionally within one day or one session."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"query": "which port did we choose?"}]})
 
-    query: str = Field(max_length=8000, description="Entries that share a word with this, stop words aside.")
+    query: str = Field(
+        max_length=8000, description="Finds entries that share a word with this text, apart from stop words."
+    )
     day: str | None = Field(None, max_length=10, examples=["2026-01-31"], description="YYYY-MM-DD, in UTC.")
     session: str | None = Field(None, max_length=256)
     limit: int = Field(5, ge=1, le=100)
 
 
 class CallTool(Body):
-    """A call of a tool, with the arguments as the model gave them: JSON text, or what that says."""
+    """A tool call. `arguments`: as the model wrote them, JSON text or the decoded object."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"arguments": {"mode": "tail", "last": 5}}]})
 
@@ -328,23 +356,25 @@ class Problem(BaseModel):
     title: str
     status: int
     detail: str
-    field: str | None = Field(None, description="The offending part of the input, where there is one.")
+    field: str | None = Field(None, description="The invalid part of the input, if there is one.")
 
 
 class ImportedSessionOut(BaseModel):
-    """A session. `turns`, `messages` and `tokens` count all that is stored, hidden messages too."""
+    """A session. `turns`, `messages` and `tokens` count everything that is stored, including hidden messages."""
 
     id: str
     parent: str | None
     client_id: str | None = Field(description="An id that a client sends for its own purposes, if the proxy saw one.")
     strategy: str | dict[str, Any] = Field(
-        description="The session's own, else what its last call's header asked for, else the configured default."
+        description=(
+            "The session's own strategy, or else that of its last call's header, or else the configured default."
+        )
     )
-    epoch: str | dict[str, Any] = Field(description="The epoch policy, found in the same order.")
+    epoch: str | dict[str, Any] = Field(description="The epoch policy, chosen in the same order.")
     last_call_strategy: str | dict[str, Any] | None = Field(
-        description="What `X-Tersely-Strategy` of the last call asked for; null where it came without."
+        description="The value of `X-Tersely-Strategy` at the last call; null without the header."
     )
-    last_call_epoch: str | dict[str, Any] | None = Field(description="What `X-Tersely-Epoch` of it asked for.")
+    last_call_epoch: str | dict[str, Any] | None = Field(description="The value of `X-Tersely-Epoch` at the last call.")
     metadata: dict[str, Any]
     turns: int
     messages: int = Field(description="The last sequence number.")
@@ -371,7 +401,7 @@ class Reported(BaseModel):
 
 
 class SessionOut(ImportedSessionOut):
-    """A session and what its calls came to."""
+    """A session with sums over its calls."""
 
     title: str | None = Field(description="The first words of the user.")
     client: str | None = Field(description="The program that called last, by its user agent.")
@@ -380,20 +410,20 @@ class SessionOut(ImportedSessionOut):
     tokens_saved: int
     reported: Reported
     cache_hit_share: float | None
-    money: Money | None = Field(description="Null where no call's model has a price.")
+    money: Money | None = Field(description="null if no call's model has a price.")
     last_call_at: str | None
     live: bool = Field(description="Whether the last call began less than a minute ago.")
 
 
 class SessionPage(BaseModel):
-    """Sessions, the newest first."""
+    """Sessions, newest first."""
 
     items: list[SessionOut]
     next: str | None
 
 
 class CallOut(BaseModel):
-    """An upstream call. Tokens before and after are our own counts, the others the provider's."""
+    """An upstream call. Tersely counted `tokens_before` and `tokens_after`; the provider reported the other tokens."""
 
     session: str
     number: int
@@ -425,7 +455,9 @@ class CallPage(BaseModel):
 
 
 class LineOut(BaseModel):
-    """What became of one message. `seq` is null for what Tersely added; `index` is its place in `messages`."""
+    """Whether and how one message was kept. `seq` is null for a message that Tersely added. `index` is its position in
+    `messages`.
+    """
 
     seq: int | None
     turn: TurnId | None
@@ -438,10 +470,10 @@ class LineOut(BaseModel):
 
 
 class CallContextOut(BaseModel):
-    """What the model was sent at a call.
+    """The context that a call sent to the model.
 
-    `messages` are byte for byte the elements of the request's message list, `instructions` the value beside it. Both
-    are null where what is stored does not give them any more, and `reason` says why.
+    `messages` are the elements of the request's message list, byte for byte; `instructions` is the system text outside
+    of that list. Both are null if they can no longer be restored from the store; then `reason` says why.
     """
 
     call: CallOut
@@ -450,7 +482,7 @@ class CallContextOut(BaseModel):
     reason: str | None
     messages: list[Any] | None
     instructions: Any
-    rounds: list[int] = Field(description="Lengths of the earlier message lists of a call in several rounds.")
+    rounds: list[int] = Field(description="For a call with several rounds: the lengths of the earlier message lists.")
     lines: list[LineOut]
 
 
@@ -473,7 +505,7 @@ class HitOut(BaseModel):
 
 
 class HitsOut(BaseModel):
-    """What was found in `searched` sessions."""
+    """The messages that were found in `searched` sessions."""
 
     hits: list[HitOut]
     searched: int
@@ -481,7 +513,7 @@ class HitsOut(BaseModel):
 
 
 class StoredEpochOut(BaseModel):
-    """An epoch: from `cut` on the tail, before it the head."""
+    """An epoch. The tail begins at `cut`; the head stands for the messages before it."""
 
     number: int
     cut: int
@@ -525,15 +557,15 @@ class SavingsOut(BaseModel):
 
 
 class AppendedOut(BaseModel):
-    """Where the messages came to stand."""
+    """The numbers of the appended messages."""
 
     first_seq: int
     last_seq: int
-    turn: TurnId | None = Field(description="The turn of the last one; null where all are instructions.")
+    turn: TurnId | None = Field(description="The turn of the last message; null if all are instructions.")
 
 
 class MessageOut(BaseModel):
-    """A stored message. `model_raw`, `client_visible` and `model_visible` come with `view=all` alone."""
+    """A stored message. `model_raw`, `client_visible` and `model_visible` are only present with `view=all`."""
 
     seq: int
     turn: TurnId | None = Field(description="null for instructions, which belong to no turn.")
@@ -542,11 +574,11 @@ class MessageOut(BaseModel):
     dialect: str
     tokens: int
     pinned: bool = Field(description="Whether it stays in every context.")
-    priority: int = Field(description="0 to 100; from 75 on it is marked important.")
+    priority: int = Field(description="0 to 100. From 75 on the message counts as important.")
     finish: str | None
     created_at: str
     raw: Wire | None = Field(description="The message in wire form, byte for byte; null once removed.")
-    model_raw: Wire | None = Field(None, description="The model's view where it differs.")
+    model_raw: Wire | None = Field(None, description="The model's view, if it differs.")
     client_visible: bool = True
     model_visible: bool = True
 
@@ -559,7 +591,7 @@ class MessagePage(BaseModel):
 
 
 class UsageOut(BaseModel):
-    """Calls made for a turn: tokens by our count before and after, and as the provider reported them."""
+    """The calls of a turn: tokens before and after as Tersely counts them, and as the provider reported them."""
 
     calls: int
     tokens_before: int
@@ -567,13 +599,11 @@ class UsageOut(BaseModel):
     input: int | None
     cached: int | None
     output: int | None
-    weight: int | None = Field(
-        description="What the session weighed at the last round of the last call: its prompt and its completion."
-    )
+    weight: int | None = Field(description="The tokens of prompt and completion at the last round of the last call.")
 
 
 class TurnOut(BaseModel):
-    """A turn: of its live messages, or of all where none is live."""
+    """A turn, computed from its live messages, or from all if none is live."""
 
     turn: TurnId
     status: StatusName
@@ -588,7 +618,7 @@ class TurnOut(BaseModel):
 
 
 class TurnPage(BaseModel):
-    """Turns in order; removed ones are left out."""
+    """Turns in order, without removed ones."""
 
     items: list[TurnOut]
     next: TurnId | None
@@ -610,7 +640,7 @@ class LayerOut(BaseModel):
 
 
 class TurnReportOut(BaseModel):
-    """What became of a turn, and why."""
+    """Whether and how a turn was kept, and why."""
 
     turn: TurnId
     kept: Kept
@@ -619,18 +649,18 @@ class TurnReportOut(BaseModel):
 
 
 class ReportOut(BaseModel):
-    """What was kept, shortened, left out, and why."""
+    """Which turns were kept, shortened or left out, and why."""
 
     tokens_before: int
     tokens_after: int
     epoch: EpochOut
     layers: list[LayerOut]
     turns: list[TurnReportOut]
-    turns_omitted: int = Field(description="Older turns that are not listed, because there are too many.")
+    turns_omitted: int = Field(description="The number of older turns that are not listed because there are too many.")
 
 
 class ShortReportOut(BaseModel):
-    """What the context of the epoch that was started is made of."""
+    """The context of the started epoch, in short."""
 
     tokens_before: int
     tokens_after: int
@@ -639,8 +669,8 @@ class ShortReportOut(BaseModel):
 
 
 class SummaryOut(BaseModel):
-    """How a summary came out: `model`, `extractive`, `done` (there was one), `unchanged` (nothing shorter was found),
-    `empty`, `stale` (the history changed meanwhile) or `failed`.
+    """The result of a summary: `model`, `extractive`, `done` (it existed already), `unchanged` (nothing shorter was
+    found), `empty`, `stale` (the history changed meanwhile) or `failed`.
     """
 
     result: str
@@ -648,26 +678,26 @@ class SummaryOut(BaseModel):
     last_seq: int | None
     tokens_before: int
     tokens_after: int
-    error: str | None = Field(description="Why no model wrote it, if one should have.")
+    error: str | None = Field(description="Why no model wrote the summary, if one was configured.")
 
 
 class CompactedOut(BaseModel):
-    """What a compaction did."""
+    """The result of a compaction."""
 
-    summary: SummaryOut | None = Field(description="null where the strategy puts no summary in the place of messages.")
+    summary: SummaryOut | None = Field(description="null if the strategy replaces no messages by a summary.")
     report: ShortReportOut
 
 
 class ClearedOut(BaseModel):
-    """What is left of a context that was cleared."""
+    """The context after it was cleared."""
 
     report: ShortReportOut
 
 
 class ContextOut(BaseModel):
-    """A context. A request that sends `instruction_messages` and then `messages` is what the proxy would send."""
+    """A context. The proxy would send `instruction_messages` followed by `messages`."""
 
-    instructions: str | None = Field(description="What the instructions say, Tersely's own text included.")
+    instructions: str | None = Field(description="The text of the instructions, including Tersely's own.")
     instruction_messages: list[Wire]
     messages: list[Wire]
     strategy: str
@@ -681,7 +711,7 @@ class FoundMessage(BaseModel):
     seq: int
     turn: TurnId
     role: str
-    text: str = Field(description="As `context_search` prints it.")
+    text: str = Field(description="The text that `context_search` prints.")
     rank: int | None = Field(description="Mode `relevant`: 1 for the best match, 2 for the next; null: a neighbour.")
 
 
@@ -694,22 +724,22 @@ class ExcerptOut(BaseModel):
 
 
 class SearchOut(BaseModel):
-    """What a search found."""
+    """The result of a search."""
 
     text: str = Field(examples=["--- messages 14-18 of 42 ---\n[user t7] Can you make a colour palette?"])
     excerpts: list[ExcerptOut]
     total: int = Field(description="Messages of the live history.")
-    truncated: bool = Field(description="Whether something was left out; `text` says what.")
+    truncated: bool = Field(description="Whether results were left out; `text` names them.")
 
 
 class QueryOut(BaseModel):
-    """What a query gave."""
+    """The result of a query."""
 
     columns: list[str]
     rows: list[list[str | int | float | None]] = Field(
         description="A blob is shown as `x'00ff'`, an infinite number as `Infinity`."
     )
-    truncated: bool = Field(description="Whether something was left out; `notes` say what.")
+    truncated: bool = Field(description="Whether rows or values were left out; `notes` name them.")
     notes: list[str]
 
 
@@ -731,10 +761,10 @@ class TersePage(BaseModel):
 
 
 class StateOut(BaseModel):
-    """The state block, without its heading; empty where there is none."""
+    """The state block without its heading; empty if there is none."""
 
     text: str
-    seq: int = Field(description="The message that it came with; 0: none.")
+    seq: int = Field(description="The message that contained it; 0: none.")
     source: Literal["model", "client", "rebuilt"] | None
     created_at: str | None
 
@@ -742,11 +772,11 @@ class StateOut(BaseModel):
 class PastStateOut(StateOut):
     """A state of the history."""
 
-    live: bool = Field(description="Whether its message counts: not superseded, dropped or undone.")
+    live: bool = Field(description="Whether its message is live: not superseded, dropped or undone.")
 
 
 class StatePage(BaseModel):
-    """States in order, the newest last."""
+    """States in order, newest last."""
 
     items: list[PastStateOut]
     next: str | None
@@ -765,19 +795,19 @@ class MemoOut(BaseModel):
     id: str
     content: str
     tags: list[str]
-    session: str | None = Field(description="The session that it came from, which may be gone.")
+    session: str | None = Field(description="The session that it came from. It may have been deleted.")
     created_at: str
 
 
 class MemoPage(BaseModel):
-    """Memos: listed, the newest first; found by words, the best first."""
+    """Memos: a list is newest first, a search result best first."""
 
     items: list[MemoOut]
     next: str | None
 
 
 class MemoryOut(BaseModel):
-    """What is remembered of a session's messages `first_seq` to `last_seq`."""
+    """A summary of a session's messages `first_seq` to `last_seq`."""
 
     day: str
     session: str
@@ -788,7 +818,7 @@ class MemoryOut(BaseModel):
 
 
 class MemoryPage(BaseModel):
-    """Memory: listed, the newest first; found by words, the best first."""
+    """Memory entries: a list is newest first, a search result best first."""
 
     items: list[MemoryOut]
     next: str | None
@@ -801,18 +831,18 @@ class ForgottenOut(BaseModel):
 
 
 class CommandAnswer(BaseModel):
-    """What a command says to whoever typed it."""
+    """The answer of a command."""
 
     text: str
 
 
 class ToolOut(BaseModel):
-    """A tool as a model is told of it; `parameters` is a JSON schema."""
+    """The definition of a tool; `parameters` is a JSON schema."""
 
     name: str
     description: str
     parameters: dict[str, Any]
-    strategies: list[str] = Field(description="Under which a model is offered it in proxied chats.")
+    strategies: list[str] = Field(description="The strategies under which the tool is offered in proxied calls.")
 
 
 class ToolPage(BaseModel):
@@ -823,18 +853,18 @@ class ToolPage(BaseModel):
 
 
 class ToolAnswer(BaseModel):
-    """What a tool says to a model."""
+    """The answer of a tool to a model."""
 
     text: str
-    is_error: bool = Field(description="It could not do what it was asked to; `text` says why.")
+    is_error: bool = Field(description="Whether the tool failed; `text` says why.")
 
 
 class ExportOut(BaseModel):
-    """A session in the shapes of `context.json` and `context.terse.json`."""
+    """A session in the formats of `context.json` and `context.terse.json`."""
 
     context: list[Wire]
     terse: list[TerseOut]
-    tersely: dict[str, Any] = Field(description="What else makes the session what it is, for an import.")
+    tersely: dict[str, Any] = Field(description="Further data that restores the same session at import.")
 
 
 class ReportedOut(BaseModel):
@@ -846,7 +876,7 @@ class ReportedOut(BaseModel):
 
 
 class EpochCounts(BaseModel):
-    """How many epochs started, and for which reasons."""
+    """The number of started epochs, by reason."""
 
     total: int
     current: int
@@ -854,14 +884,16 @@ class EpochCounts(BaseModel):
 
 
 class SummaryMoney(BaseModel):
-    """What was spent."""
+    """The cost."""
 
     currency: str
     sent: float
 
 
 class SummaryDay(BaseModel):
-    """What summaries cost today (UTC), and what they may cost; null: no limit. `refused`: extracted for the limit."""
+    """The use and the limits of the summarizer today (UTC); null: no limit. `refused`: summaries that were extracted
+    without a model because of the limit.
+    """
 
     calls: int
     tokens: int
@@ -871,10 +903,10 @@ class SummaryDay(BaseModel):
 
 
 class SummariesOut(BaseModel):
-    """What became of compactions; `compression_ratio` is the mean of tokens before / after.
+    """The results of compactions. `compression_ratio` is the mean of tokens before / after.
 
-    `calls`, `input_tokens` and `output_tokens` are those of the summarizer's model; `money` is null where no price is
-    configured.
+    `calls`, `input_tokens` and `output_tokens` count the summarizer's own calls. `money` is null without a configured
+    price.
     """
 
     total: int
@@ -888,7 +920,7 @@ class SummariesOut(BaseModel):
 
 
 class LevelOut(BaseModel):
-    """A memory level of `tiered`, in tokens; without a budget it takes what is left."""
+    """A memory level of `tiered`, in tokens. A level without a budget uses the remaining tokens."""
 
     name: Literal["permanent", "session", "working", "volatile"]
     tokens: int
@@ -896,17 +928,17 @@ class LevelOut(BaseModel):
 
 
 class TieredOut(BaseModel):
-    """The next context under `tiered`: how much of its budget is used, and by what."""
+    """The next context under `tiered`: how much of its budget each level uses."""
 
     tokens: int
     budget: int
     share: float
     levels: list[LevelOut]
-    retrieved: list[TurnId] = Field(description="Turns that were brought back for their relevance.")
+    retrieved: list[TurnId] = Field(description="Turns that were retrieved because of their relevance.")
 
 
 class StatsOut(BaseModel):
-    """Figures of a session. Shares are null where there is nothing to divide by."""
+    """Statistics of a session. A share is null if its divisor is 0."""
 
     messages: int
     messages_by_status: dict[str, int]
@@ -915,8 +947,12 @@ class StatsOut(BaseModel):
     live_tokens: int
     calls: int
     failed_calls: int
-    tokens_before: int = Field(description="What would have been sent, summed over all calls, by our count.")
-    tokens_after: int = Field(description="What was sent.")
+    tokens_before: int = Field(
+        description=(
+            "The tokens that would have been sent without Tersely, summed over all calls, as Tersely counts them."
+        )
+    )
+    tokens_after: int = Field(description="The tokens that were sent.")
     saved: int
     saved_share: float | None
     reported: ReportedOut
@@ -941,7 +977,7 @@ class EpochStarted(BaseModel):
 
 
 class CompactionEvent(BaseModel):
-    """A summary that is about to be made, or that was made or given up, of the messages of a range."""
+    """A summary of a range of messages: requested, finished or given up."""
 
     type: Literal["compaction_start", "compaction_end"]
     number: int
@@ -952,8 +988,10 @@ class CompactionEvent(BaseModel):
     messages: int
     tokens_before: int
     tokens_after: int | None = None
-    result: str | None = Field(None, description="At the end: see `POST /sessions/{session_id}/compact`.")
-    error: str | None = Field(None, description="Why no model wrote it, if one should have.")
+    result: str | None = Field(
+        None, description="The result, at the end of a compaction: see `POST /sessions/{session_id}/compact`."
+    )
+    error: str | None = Field(None, description="Why no model wrote the summary, if one was configured.")
     created_at: str
 
 

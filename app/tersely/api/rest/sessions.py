@@ -26,9 +26,9 @@ Text = Annotated[str | None, Query(max_length=2000)]
 router = APIRouter(route_class=GuardedRoute)
 
 
-@router.post("/sessions", status_code=201, summary="Make a session", response_model=schemas.SessionOut)
+@router.post("/sessions", status_code=201, summary="Create a session", response_model=schemas.SessionOut)
 async def create_session(services: AppServices, tenant: Tenant, body: CreateSession) -> Response:
-    """Make an empty session. 409 when the id is taken."""
+    """Create an empty session. 409 if the id is taken."""
     given = Change(strategy=body.strategy, epoch=body.epoch, metadata=body.metadata)
     session = await services.sessions.create(tenant, session_id=body.id, parent=body.parent, given=given)
     return json_response(await _write_whole(services, tenant, session.id), 201)
@@ -49,9 +49,9 @@ async def list_sessions(
     since: Since = None,
     sort: Sort = "created",
 ) -> Response:
-    """Sessions with their figures, the newest first or in another order, narrowed down.
+    """Sessions with their statistics, newest first or in another order, filtered.
 
-    `query` is looked for in titles; `since` is the time of the last call at the earliest.
+    `query` searches in titles. `since`: only sessions that were called at or after this time.
     """
     if since is not None and since.tzinfo is None:
         raise InvalidRequest("since must have a time zone, such as 2026-01-31T00:00:00Z", field="since")
@@ -70,13 +70,13 @@ async def get_session(services: AppServices, tenant: Tenant, session_id: Session
 
 @router.patch("/sessions/{session_id}", summary="Configure a session", response_model=schemas.SessionOut)
 async def update_session(services: AppServices, tenant: Tenant, session_id: SessionId, body: PatchSession) -> Response:
-    """Change strategy, epoch policy or metadata; the next context follows."""
+    """Change strategy, epoch policy or metadata. The change takes effect at the next context."""
     given = {name: getattr(body, name) if name in body.model_fields_set else UNSET for name in Change.__slots__}
     await services.sessions.change(tenant, session_id, Change(**given))
     return json_response(await _write_whole(services, tenant, session_id))
 
 
-@router.delete("/sessions/{session_id}", status_code=204, summary="Delete a session and all of it")
+@router.delete("/sessions/{session_id}", status_code=204, summary="Delete a session with all of its data")
 async def delete_session(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
     await services.sessions.delete(tenant, session_id)
     return Response(status_code=204)

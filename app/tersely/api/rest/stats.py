@@ -20,8 +20,10 @@ from tersely.service.sessions.stats import Stats, TieredFigures
 from tersely.store.ops.events import Event
 from tersely.store.ops.stats import EpochRow
 
-After = Annotated[str, Query(max_length=40, description="The `next` of the page before, or the id of an event.")]
-LastEventId = Annotated[str | None, Header(description="With server-sent events: go on after the event of that id.")]
+After = Annotated[str, Query(max_length=40, description="The `next` of the previous page, or the id of an event.")]
+LastEventId = Annotated[
+    str | None, Header(description="With server-sent events: continue after the event with this id.")
+]
 # A comment goes out after so many looks without news, so that nothing in between takes the stream for dead.
 QUIET_LOOKS = 15
 
@@ -29,9 +31,9 @@ QUIET_LOOKS = 15
 router = APIRouter(route_class=GuardedRoute)
 
 
-@router.get("/sessions/{session_id}/stats", summary="Figures of a session", response_model=schemas.StatsOut)
+@router.get("/sessions/{session_id}/stats", summary="Statistics of a session", response_model=schemas.StatsOut)
 async def get_session_stats(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
-    """What is stored, what was sent, what the provider reported, what was saved."""
+    """Counts of stored messages, sent tokens, tokens that the provider reported, and savings."""
     return json_response(_write(await services.stats.stats(tenant, session_id)))
 
 
@@ -50,11 +52,11 @@ async def list_session_events(
     accept: Annotated[str, Header(include_in_schema=False)] = "",
     last_event_id: LastEventId = None,
 ) -> Response:
-    """What happened, in order: epochs that started, with the reason and what each spared, and compactions, at their
-    start and end, with what came of them.
+    """Events in order: started epochs with their reason and savings, and compactions at their start and end with their
+    result.
 
-    With `Accept: text/event-stream` as server-sent events, which go on as it happens: an event's name is its
-    `type`, its data the same JSON as in the list. `after` or `Last-Event-ID` says where to go on.
+    With `Accept: text/event-stream`: server-sent events, which continue as events happen. An event's name is its
+    `type`; its data is the same JSON as in the list. `after` or `Last-Event-ID` sets the starting point.
     """
     if EVENT_STREAM not in accept.lower():
         found = await services.event_stream.poll(tenant, session_id, Cursor.read(after, field="after"), limit=limit + 1)

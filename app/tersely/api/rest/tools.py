@@ -16,7 +16,7 @@ router = APIRouter(route_class=GuardedRoute)
 
 @router.get("/tools", summary="The tools", response_model=schemas.ToolPage)
 async def list_tools(services: AppServices) -> Response:
-    """Their definitions, and the strategies under which models are offered them in proxied chats."""
+    """The definitions of the tools, and the strategies under which models are offered them in proxied calls."""
     offered = {strategy: {offer.name for offer in services.tools.offers(strategy)} for strategy in OFFERED_BY_DEFAULT}
     items = [
         {
@@ -34,6 +34,6 @@ async def list_tools(services: AppServices) -> Response:
 async def call_tool(
     services: AppServices, tenant: Tenant, session_id: SessionId, name: str, body: CallTool
 ) -> Response:
-    """What the tool says to a model. With arguments that cannot be used it says what is wrong (`is_error`)."""
+    """Returns the tool's answer to a model. For invalid arguments the answer names the error (`is_error`)."""
     done = await services.tools.call(tenant, session_id, name, body.arguments)
     return json_response({"text": done.text, "is_error": done.is_error})

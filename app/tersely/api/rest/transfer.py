@@ -30,7 +30,7 @@ async def list_terse_entries(
     after: Annotated[str | None, Query(max_length=60)] = None,
     limit: Limit = 100,
 ) -> Response:
-    """What the model said about each turn, and what was derived where it said nothing."""
+    """The model's summary of each turn, or a derived one where the model wrote none."""
     found, following = await services.exports.log(tenant, session_id, after=_read_place(after), limit=limit)
     items = [{name: printable(text) for name, text in write_entry(entry).items()} for entry in found]
     return page_response(items, None if following is None else ".".join(map(str, following)))
@@ -38,7 +38,9 @@ async def list_terse_entries(
 
 @router.get("/sessions/{session_id}/export", summary="Export a session", response_model=schemas.ExportOut)
 async def export_session(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
-    """The live history and its terse log as one document, streamed, and what makes an import the same session."""
+    """The live history, its terse log, and the data that restores the same session at import, streamed
+    as one document.
+    """
     pieces = services.exports.export(tenant, session_id)
     first = await anext(pieces)
     return StreamingResponse(_chain(first, pieces), media_type="application/json")
@@ -46,7 +48,7 @@ async def export_session(services: AppServices, tenant: Tenant, session_id: Sess
 
 @router.post("/sessions/import", status_code=201, summary="Import a session", response_model=schemas.ImportedSessionOut)
 async def import_session(services: AppServices, request: Request, tenant: Tenant, body: ImportSession) -> Response:
-    """A new session from an exported document; an export of it gives the same document again."""
+    """Create a session from an exported document. Its export is the same document again."""
     given = Import(
         id=body.id,
         parent=body.parent,

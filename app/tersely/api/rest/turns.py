@@ -35,20 +35,20 @@ async def get_turn(services: AppServices, tenant: Tenant, session_id: SessionId,
 
 @router.delete("/sessions/{session_id}/turns/{turn}", status_code=204, summary="Remove a turn for good")
 async def delete_turn(services: AppServices, tenant: Tenant, session_id: SessionId, turn: str) -> Response:
-    """Its content is gone from every place; its sequence numbers stay taken."""
+    """The turn's content is deleted everywhere. Its sequence numbers are not used again."""
     await services.sessions.remove(tenant, session_id, _turn(turn))
     return Response(status_code=204)
 
 
 @router.post("/sessions/{session_id}/turns/{turn}/drop", summary="Hide a turn", response_model=schemas.TurnOut)
 async def hide_turn(services: AppServices, tenant: Tenant, session_id: SessionId, turn: str) -> Response:
-    """The turn stays stored and is part of no context any more."""
+    """The turn stays stored. No context contains it any more."""
     return json_response(write_turn(await services.sessions.drop(tenant, session_id, _turn(turn))))
 
 
 @router.post("/sessions/{session_id}/undo", summary="Take the last turn back", response_model=schemas.TurnOut)
 async def undo_turn(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
-    """The turn that was taken back. 409 when there is none."""
+    """Returns the turn that was taken back. 409 if there is none."""
     return json_response(write_turn(await services.sessions.undo(tenant, session_id)))
 
 

@@ -15,16 +15,19 @@ router = APIRouter(route_class=GuardedRoute)
 
 
 @router.patch(
-    "/sessions/{session_id}/messages/{seq}", summary="Say who sees a message", response_model=schemas.MessageOut
+    "/sessions/{session_id}/messages/{seq}",
+    summary="Set the visibility of a message",
+    response_model=schemas.MessageOut,
 )
 async def update_message(
     services: AppServices, tenant: Tenant, session_id: SessionId, seq: Seq, body: PatchMessage
 ) -> Response:
-    """Hide a message from the model or from the client's view, or show it again; what is left out stays.
+    """Hide a message from the model or from the client's view, or show it again. A field that is left out keeps its
+    value.
 
-    What is hidden from the model is in no context, log, summary or search from the next call on. A call and its
-    results are hidden and shown together. What is hidden from the client is in no client's view, export or
-    search, while the model sees it. Nothing is deleted.
+    From the next call on, a message that is hidden from the model is in no context, log, summary or search. A tool call
+    and its results are hidden and shown together. A message that is hidden from the client is in no client view, export
+    or search; the model still sees it. Nothing is deleted.
     """
     changed = await services.visibility.change(
         tenant, session_id, seq, client_visible=body.client_visible, model_visible=body.model_visible

@@ -25,13 +25,13 @@ from tersely.cli.printing import print_json, print_text, show_progress
 IMPORTANT, ORDINARY = 75, 50
 
 Turn = Annotated[str, typer.Argument(help="The turn's id, such as t5.")]
-Seq = Annotated[int, typer.Argument(help="The message's number, as `add` and `show TURN` tell it.", min=1)]
+Seq = Annotated[int, typer.Argument(help="The message's number, as printed by `add` and `show TURN`.", min=1)]
 
 
 def context(
     session: SessionId = MAIN, url: Url = None, key: Key = None, local: Local = False, as_json: AsJson = False
 ) -> None:
-    """What the context is made of now; `build` prints it."""
+    """Print how the current context is composed. `build` prints its text."""
     place = target_of(url, key, local)
     if as_json:
         print_json(request(place, "POST", session_path(session, "context"), json={})["report"])
@@ -42,7 +42,7 @@ def context(
 def clear(
     session: SessionId = MAIN, url: Url = None, key: Key = None, local: Local = False, as_json: AsJson = False
 ) -> None:
-    """Start an empty context; history and memory stay."""
+    """Start an empty context. History and memory stay."""
     done = request(target_of(url, key, local), "POST", session_path(session, "clear"))
     tokens = done["report"]["tokens_after"]
     _tell(done, f"The context is empty now: {tokens:,} tokens. History and memory stay.", as_json)
@@ -65,7 +65,7 @@ def window(
 def rebuild(
     session: SessionId = MAIN, url: Url = None, key: Key = None, local: Local = False, as_json: AsJson = False
 ) -> None:
-    """Make the state block anew from the current window."""
+    """Write the state block again from the current window."""
     with show_progress("rebuilding"):
         done = request(target_of(url, key, local), "POST", session_path(session, "state", "rebuild"))
     _tell(done, done["text"] or "There is nothing to make a state of.", as_json)
@@ -126,7 +126,7 @@ def unpin(
     local: Local = False,
     as_json: AsJson = False,
 ) -> None:
-    """Keep a message no longer than others."""
+    """Stop keeping a message in every context."""
     done = request(target_of(url, key, local), "DELETE", session_path(session, "messages", str(seq), "pin"))
     _tell(done, f"Message {seq} is kept like any other.", as_json)
 

@@ -25,16 +25,20 @@ from tersely.cli.printing import print_json, print_table, print_text, show_progr
 Export = Annotated[
     Path | None, typer.Option(help="Write all of it to this file as JSON lines; `-` is standard output.")
 ]
-Limit = Annotated[int, typer.Option(help="At most so many.", min=1, max=100)]
+Limit = Annotated[int, typer.Option(help="Maximum number of entries.", min=1, max=100)]
 
 
 def memos(
-    query: Annotated[str | None, typer.Argument(help="What they should be about; the newest without it.")] = None,
+    query: Annotated[
+        str | None, typer.Argument(help="The subject to search for. Default: list the newest memos.")
+    ] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Memos with any of these tags; with --add: its tags.")] = None,
     add: Annotated[str | None, typer.Option(help="Save this as a new memo; `-` reads it from standard input.")] = None,
     delete: Annotated[str | None, typer.Option(help="Delete the memo with this id.")] = None,
-    forget: Annotated[bool, typer.Option("--forget", help="Delete those with the tags, or with --all all.")] = False,
-    whole: Annotated[bool, typer.Option("--all", help="With --forget: whatever their tags.")] = False,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Delete the memos with the given tags, or all memos with --all.")
+    ] = False,
+    whole: Annotated[bool, typer.Option("--all", help="With --forget: delete all memos.")] = False,
     export: Export = None,
     limit: Limit = 20,
     url: Url = None,
@@ -73,10 +77,14 @@ def memos(
 
 
 def memory(
-    query: Annotated[str | None, typer.Argument(help="What it should be about; the newest without it.")] = None,
+    query: Annotated[
+        str | None, typer.Argument(help="The subject to search for. Default: list the newest entries.")
+    ] = None,
     day: Annotated[str | None, typer.Option(help="Only of this day: YYYY-MM-DD, in UTC.")] = None,
-    session: Annotated[str | None, typer.Option("--session", "-s", help="Only what this session left behind.")] = None,
-    forget: Annotated[bool, typer.Option("--forget", help="Delete what --day and --session name.")] = False,
+    session: Annotated[str | None, typer.Option("--session", "-s", help="Only entries of this session.")] = None,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Delete the entries that --day and --session select.")
+    ] = False,
     export: Export = None,
     limit: Limit = 20,
     url: Url = None,

@@ -32,8 +32,8 @@ Strategy = Annotated[str | None, typer.Option(help="Another strategy than the se
 
 
 def add(
-    role: Annotated[Role, typer.Argument(help="Who says it.")],
-    content: Annotated[str, typer.Argument(help="What is said; `-` reads it from standard input.")] = "-",
+    role: Annotated[Role, typer.Argument(help="The role of the message.")],
+    content: Annotated[str, typer.Argument(help="The text of the message; `-` reads it from standard input.")] = "-",
     session: SessionId = MAIN,
     pin: Annotated[bool, typer.Option("--pin", help="Keep it in every context.")] = False,
     priority: Annotated[int | None, typer.Option(help="How important it is.", min=0, max=100)] = None,
@@ -68,7 +68,7 @@ def build(
     session: SessionId = MAIN,
     strategy: Strategy = None,
     epoch: Annotated[str | None, typer.Option(help="Another epoch policy: a name, or JSON.")] = None,
-    model: Annotated[str, typer.Option(help="For which model tokens are counted.")] = "",
+    model: Annotated[str, typer.Option(help="The model whose tokenizer counts the tokens.")] = "",
     max_tokens: Annotated[int | None, typer.Option(help="The window that the context must fit into.", min=1)] = None,
     url: Url = None,
     key: Key = None,
@@ -101,7 +101,9 @@ def stats(
 
 
 def savings(
-    by: Annotated[Literal["day", "model", "strategy", "client"], typer.Option(help="What the rows are.")] = "day",
+    by: Annotated[
+        Literal["day", "model", "strategy", "client"], typer.Option(help="Group by day, model, strategy or client.")
+    ] = "day",
     since: Annotated[str | None, typer.Option(help="From this time on, in ISO 8601; else the last 30 days.")] = None,
     until: Annotated[str | None, typer.Option(help="Until before this time.")] = None,
     url: Url = None,
@@ -144,12 +146,16 @@ def compress(
 
 
 def search(
-    query: Annotated[str | None, typer.Argument(help="What to find; not for tail, head and turn.")] = None,
+    query: Annotated[
+        str | None, typer.Argument(help="The text to find. Not used by the modes tail, head and turn.")
+    ] = None,
     mode: Annotated[Literal["search", "relevant", "tail", "head", "turn"], typer.Option(help="How.")] = "search",
     session: SessionId = MAIN,
     before: Annotated[int | None, typer.Option(help="Messages before each match.", min=0)] = None,
     after: Annotated[int | None, typer.Option(help="Messages after each match.", min=0)] = None,
-    count: Annotated[int | None, typer.Option("-n", help="How many, for relevant, tail and head.", min=0)] = None,
+    count: Annotated[
+        int | None, typer.Option("-n", help="Number of messages, for the modes relevant, tail and head.", min=0)
+    ] = None,
     turn: Annotated[str | None, typer.Option(help="For mode turn: its id.")] = None,
     url: Url = None,
     key: Key = None,
@@ -171,7 +177,7 @@ def search(
 
 def sessions(
     parent: Annotated[str | None, typer.Option(help="Only the subagents of that session.")] = None,
-    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=100_000)] = 50,
+    limit: Annotated[int, typer.Option(help="Maximum number of entries.", min=1, max=100_000)] = 50,
     url: Url = None,
     key: Key = None,
     local: Local = False,
@@ -196,9 +202,9 @@ def sessions(
 
 
 def show(
-    turn: Annotated[str | None, typer.Argument(help="A turn's id, to see it whole.")] = None,
+    turn: Annotated[str | None, typer.Argument(help="The id of a turn to print in full.")] = None,
     session: SessionId = MAIN,
-    last: Annotated[int, typer.Option("-n", help="How many of the last turns are listed.", min=1)] = 20,
+    last: Annotated[int, typer.Option("-n", help="Number of newest turns to list.", min=1)] = 20,
     whole: Annotated[bool, typer.Option("--all", help="List all turns.")] = False,
     url: Url = None,
     key: Key = None,

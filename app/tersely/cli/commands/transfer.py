@@ -27,7 +27,7 @@ from tersely.server.errors import CommandError
 
 
 def export(
-    file: Annotated[Path, typer.Argument(help="Where to; `-` is standard output.")] = Path("-"),
+    file: Annotated[Path, typer.Argument(help="The file to write; `-` is standard output.")] = Path("-"),
     session: SessionId = MAIN,
     url: Url = None,
     key: Key = None,
@@ -52,7 +52,7 @@ def export(
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(help="What `tersely export` wrote; `-` reads standard input.")],
+    file: Annotated[Path, typer.Argument(help="A file that `tersely export` wrote; `-` reads standard input.")],
     session: Annotated[str | None, typer.Option("--session", "-s", help="The new session's id.")] = None,
     url: Url = None,
     key: Key = None,

@@ -128,7 +128,7 @@ def _known_requests() -> Iterator[tuple[str, ...]]:
 TABLE: dict[str, MetricSpec] = {
     "requests": _counter(
         "tersely_requests_total",
-        "Requests answered.",
+        "Answered requests.",
         labels=(
             "route",
             "dialect",
@@ -162,7 +162,7 @@ TABLE: dict[str, MetricSpec] = {
     ),
     "context_tokens": _histogram(
         "tersely_context_tokens",
-        "Estimated tokens of a request, before and after.",
+        "Estimated tokens of a request, before and after the context was built.",
         labels=("stage",),
         buckets=TOKENS,
     ),
@@ -183,7 +183,7 @@ TABLE: dict[str, MetricSpec] = {
     ),
     "tool_calls": _counter(
         "tersely_tool_calls_total",
-        "Calls of models to tools of our own.",
+        "Calls of models to Tersely's own tools.",
         labels=(
             "tool",
             "result",
@@ -221,7 +221,7 @@ TABLE: dict[str, MetricSpec] = {
     ),
     "summarizer_calls": _counter(
         "tersely_summarizer_calls_total",
-        "Calls of the summarizer to its model; `refused`: kept from it by a session's daily limit.",
+        "Calls of the summarizer to its model. `refused`: not made because of a session's daily limit.",
         labels=("result",),
         start=_single("answered", "failed", "refused"),
     ),
@@ -250,7 +250,7 @@ TABLE: dict[str, MetricSpec] = {
     ),
     "repairs": _counter(
         "tersely_pairing_repairs_total",
-        "Mends that calls and results needed.",
+        "Repairs of the pairing of tool calls and results.",
         labels=("kind",),
         start=_single(*REPAIRS),
     ),
@@ -261,24 +261,26 @@ TABLE: dict[str, MetricSpec] = {
     ),
     "fail_open": _counter(
         "tersely_fail_open_total",
-        "Requests that went on without the store.",
+        "Requests that were served without the store.",
         labels=("reason",),
         start=_single("read", "write"),
     ),
     "spooled": _gauge(
         "tersely_spooled_exchanges",
-        "Calls that were answered and wait in a spool for the database.",
+        "Answered calls that wait in the spool for the database.",
     ),
     "write_failures": _counter(
         "tersely_write_failures_total",
-        "Calls that the database did not take in time. `spooled`: they wait on disk; `refused`: the database "
-        "refuses them, they are set aside in a file; `lost`: neither took them.",
+        (
+            "Calls that the database did not store in time. `spooled`: they wait on disk. `refused`: the "
+            "database refused them, and they are kept in a file. `lost`: neither stored them."
+        ),
         labels=("result",),
         start=_single("spooled", "refused", "lost"),
     ),
     "breaker_opened": _counter(
         "tersely_breaker_opened_total",
-        "Times that the summarizer's model was left alone for a while after repeated failures.",
+        "How often calls to the summarizer's model were paused after repeated failures.",
     ),
     "search_seconds": _histogram(
         "tersely_search_seconds",
@@ -289,13 +291,13 @@ TABLE: dict[str, MetricSpec] = {
     ),
     "unread_replies": _counter(
         "tersely_unread_replies_total",
-        "Replies of which something could not be understood: passed on and stored as they came.",
+        "Replies that could not be parsed completely. They are forwarded and stored unchanged.",
         labels=("dialect",),
         start=_single(*DIALECTS),
     ),
     "unknown_fields": _counter(
         "tersely_unknown_fields_total",
-        "Members of clients' messages that no table knows; they pass. A client has begun to send something new.",
+        ("Unknown fields in clients' messages, which are forwarded unchanged. A client sends something new."),
         labels=(
             "dialect",
             "block",
@@ -304,13 +306,13 @@ TABLE: dict[str, MetricSpec] = {
     ),
     "queries": _counter(
         "tersely_queries_total",
-        "Queries of agents' own SQL.",
+        "SQL queries of agents.",
         labels=("result",),
         start=_single(*QUERY_RESULTS),
     ),
     "query_seconds": _histogram(
         "tersely_query_seconds",
-        "Time of such a query, waiting included.",
+        "Time of an SQL query, including the time it waited.",
         buckets=FAST,
     ),
     "side_calls": _counter(
