@@ -29,17 +29,20 @@ from tersely.console.views import Sources, Views
 from tersely.dialects.account_routes import parse_passthrough
 from tersely.dialects.headers import key_header
 from tersely.dialects.registry import DIALECTS
+from tersely.domain.limits import Limits
 from tersely.domain.messages import Dialect as DialectName
 from tersely.embedded_postgres import default_data_dir
 from tersely.hosts import SPOKEN, embeddings_host, model_hosts, named_hosts, summarizer_host
 from tersely.lifespan import Part, lifespan, migrate_when_there, report_pool, return_freed_memory
-from tersely.sandbox.child import Limits
+from tersely.sandbox.child import Limits as QueryLimits
 from tersely.service.common.auth import Auth
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.console_access import ConsoleAccess
 from tersely.service.common.metrics import IgnoredMetrics, Metrics
 from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.context.retrieval import Retriever
+from tersely.service.limits.limiter import Limiter
+from tersely.service.limits.tenants import Tenants
 from tersely.service.memos.memos import Memos
 from tersely.service.money.prices import Prices, read_prices
 from tersely.service.money.savings import Savings
@@ -116,8 +119,11 @@ def build(
         is_local=is_local,
         origins=settings.allowed_origins,
     )
+    limiter = base.limiter
     guard = Guard(
         auth=auth,
+        limiter=limiter,
+        admin_key=settings.admin_key.get_secret_value() if settings.admin_key else None,
         max_body=settings.max_body,
         body_timeout=settings.body_timeout,
         max_messages=settings.max_messages,
@@ -138,6 +144,7 @@ def build(
         lifespan=lifespan(
             [
                 *base.parts(),
+                Part(limiter.open, limiter.close),
                 Part(None, abilities.queries.close),
                 Part(mcp.open, mcp.close),
                 Part(None, replays.close),
@@ -146,6 +153,7 @@ def build(
             keeping=[
                 partial(migrate_when_there, base.database, database_url),
                 cleanup.keep_clean,
+                limiter.keep_current,
                 partial(report_pool, base.database.sizes, base.metrics),
                 remembering.keep_resuming,
             ],
@@ -176,6 +184,7 @@ def build(
         monotonic=time.perf_counter,
         shutdown=shutdown,
         origins=settings.allowed_origins,
+        limiter=limiter,
     )
 
 
@@ -204,6 +213,7 @@ class _Base:
     metrics: Metrics
     prices: Prices
     calibrations: Calibrations
+    limiter: Limiter
 
     def upstreams(self) -> list[Upstream]:
         """Return the model hosts, each once."""
@@ -273,6 +283,14 @@ def _base(settings: Settings, database_url: str, openai_base_url: str) -> _Base:
         metrics=metrics,
         prices=Prices(read_prices(settings.prices) if settings.prices else None),
         calibrations=Calibrations(),
+        limiter=Limiter(
+            database,
+            metrics,
+            defaults=Limits(**settings.limits.model_dump()),
+            clock=clock,
+            monotonic=time.monotonic,
+            name=new_id(),
+        ),
     )
 
 
@@ -300,7 +318,7 @@ def _abilities(settings: Settings, base: _Base) -> _Abilities:
         database,
         base.metrics,
         children=settings.query_children,
-        limits=Limits(seconds=settings.query_seconds, memory=settings.query_memory),
+        limits=QueryLimits(seconds=settings.query_seconds, memory=settings.query_memory),
     )
     notes = Notes(database, clock=clock)
     memos = Memos(database, clock=clock, new_id=partial(new_id, "m"))
@@ -392,6 +410,7 @@ def _services(
         activity=Activity(database, clock=clock),
         search=TenantSearch(database, abilities.searcher, monotonic=time.monotonic),
         comparisons=Comparisons(database, calls),
+        tenants=Tenants(database, base.limiter, clock=clock, new_secret=secrets.token_hex),
         savings=Savings(database, base.prices, clock=clock, summary_price=base.summarizer.config.price_of),
         clock=clock,
         strategy=settings.strategy,

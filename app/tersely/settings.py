@@ -37,6 +37,10 @@ HOST_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
+# The largest number that JSON readers agree on.
+MOST = 2**53
+# Settings that have members.
+NESTED = frozenset({"upstreams", "limits"})
 # MiB.
 MOST_LIVE_SESSIONS = 1_000_000
 PREFIX = "TERSELY_"
@@ -63,6 +67,18 @@ class UpstreamSettings(BaseModel):
     @classmethod
     def _is_address(cls, value: str) -> str:
         return check_address(value)
+
+
+class LimitSettings(BaseModel):
+    """Limits of every tenant that has none of its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    requests_per_minute: int | None = Field(default=None, ge=0, le=MOST)
+    concurrent: int | None = Field(default=None, ge=0, le=MOST)
+    tokens_per_day: int | None = Field(default=None, ge=0, le=MOST)
+    money_per_month: float | None = Field(default=None, ge=0, le=MOST)
+    stored_bytes: int | None = Field(default=None, ge=0, le=MOST)
 
 
 def check_address(value: str) -> str:
@@ -139,6 +155,8 @@ class Settings(BaseSettings):
     prices: Path | None = None
 
     auth: Literal["off", "keys"] = "off"
+    admin_key: SecretStr | None = Field(default=None, min_length=16)
+    limits: LimitSettings = LimitSettings()
     insecure: bool = False
     cors_origins: str | None = None
     passthrough: str | None = None
@@ -281,7 +299,7 @@ def explain(error: ValidationError) -> str:
         field = Settings.model_fields.get(name)
         # A host that lacks a field is shown with all of its others, its key among them.
         is_secret = field is None or name == "upstreams" or "SecretStr" in str(field.annotation)
-        variable += "".join(f".{part}" for part in each["loc"][1:] if name == "upstreams")
+        variable += "".join(f".{part}" for part in each["loc"][1:] if name in NESTED)
         reason = each["msg"].removeprefix("Value error, ")
         value = repr(each["input"])[:100]
         lines.append(f"{variable}: {reason}" + ("" if is_secret or value in reason else f", not {value}"))

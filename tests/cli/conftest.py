@@ -15,6 +15,8 @@ from tests.conftest import Database
 from tests.support.loops import background
 from tests.support.services import serve
 
+ADMIN_KEY = "the-operator-s-own-key"
+
 
 @dataclass(slots=True, kw_only=True)
 class Running:
@@ -53,7 +55,7 @@ def running(store: Database) -> Iterator[Running]:
     with background() as there:
         model = run_scripted(model=ScriptedModel(script=queues, is_strict=True))
         upstream = there.run(model.__aenter__())
-        with serve(store, upstream.base_url) as service:
+        with serve(store, upstream.base_url, admin_key=ADMIN_KEY) as service:
             found = Running(url=service.url, upstream=upstream.base_url, _queues=queues)
             yield found
             for terminal in found._terminals:

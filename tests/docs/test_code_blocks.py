@@ -25,7 +25,7 @@ import yaml
 
 from tersely.cli.program import app
 from tersely.settings import Settings
-from tests.cli.conftest import Running, running
+from tests.cli.conftest import ADMIN_KEY, Running, running
 from tests.docs.pages import NAMES, ROOT, Block, blocks
 
 __all__ = ["running"]  # a fixture
@@ -154,6 +154,7 @@ def test_curl_commands_are_answered(running: Running) -> None:
                     continue
                 here = [word.replace(PLACES[0], running.url).replace(PLACES[1], running.url) for word in words]
                 assert here != words, f"{block.place}: not this service"
+                here = [word.replace("$TERSELY_ADMIN_KEY", ADMIN_KEY) for word in here]
                 done = subprocess.run(
                     [*here, "--silent", "--max-time", "30", "--output", os.devnull, "--write-out", "%{http_code}"],
                     capture_output=True,

@@ -13,6 +13,7 @@ from tersely.domain.errors import (
     ContextTooLarge,
     Forbidden,
     InvalidRequest,
+    LimitExceeded,
     NotFound,
     ShuttingDown,
     StoreUnavailable,
@@ -24,6 +25,8 @@ from tersely.domain.errors import (
 
 PROBLEM = "application/problem+json"
 RETRY_AFTER = "2"
+# Providers' SDKs retry a refused call by themselves. For longer waits than this, in seconds, they are told not to.
+WORTH_WAITING = 60
 
 # On proxy routes a request that cannot be read is 400, as providers answer; under REST a bad value is 422.
 STATUSES: dict[type[TerselyError], tuple[int, str]] = {
@@ -36,6 +39,7 @@ STATUSES: dict[type[TerselyError], tuple[int, str]] = {
     ContextTooLarge: (422, "Context too large"),
     StoreUnavailable: (503, "Database away"),
     Busy: (503, "Busy"),
+    LimitExceeded: (429, "Limit exceeded"),
     ShuttingDown: (503, "Shutting down"),
     UpstreamUnavailable: (502, "Upstream unavailable"),
     TerselyError: (500, "Internal error"),
@@ -46,6 +50,7 @@ _PROXY_TYPES = {
     404: ("invalid_request_error", "not_found"),
     409: ("invalid_request_error", "conflict"),
     413: ("invalid_request_error", "request_too_large"),
+    429: ("rate_limit_error", "rate_limit_exceeded"),
     502: ("upstream_error", "upstream_unavailable"),
     503: ("server_error", "database_unavailable"),
 }
@@ -65,6 +70,16 @@ def extra_headers(status: int) -> Headers:
     return []
 
 
+def _headers_of(error: TerselyError, status: int) -> Headers:
+    """Return the headers that go with an error."""
+    if not isinstance(error, LimitExceeded):
+        return extra_headers(status)
+    headers = [("retry-after", str(error.retry_after))]
+    if error.retry_after > WORTH_WAITING:
+        headers.append(("x-should-retry", "false"))
+    return headers
+
+
 def problem(error: TerselyError) -> tuple[int, Headers, bytes]:
     """Return a problem document (RFC 9457): status, headers, body."""
     status, title = status_of(error)
@@ -73,7 +88,9 @@ def problem(error: TerselyError) -> tuple[int, Headers, bytes]:
         document["field"] = error.field
     if isinstance(error, ContextTooLarge):
         document |= {"needed": error.needed, "budget": error.budget}
-    return status, [("content-type", PROBLEM), *extra_headers(status)], json.dumps(document).encode()
+    if isinstance(error, LimitExceeded):
+        document |= {"limit": error.limit, "retry_after": error.retry_after}
+    return status, [("content-type", PROBLEM), *_headers_of(error, status)], json.dumps(document).encode()
 
 
 def in_dialect(error: TerselyError, dialect: Dialect) -> tuple[int, Headers, bytes]:
@@ -86,5 +103,6 @@ def in_dialect(error: TerselyError, dialect: Dialect) -> tuple[int, Headers, byt
         code = "overloaded"
     if isinstance(error, ShuttingDown):
         kind, code = error.kind, error.code
-    body = dialect.error_body(error.detail, type=kind, code=code, param=error.field)
-    return status, [("content-type", "application/json"), *extra_headers(status)], body
+    retry_after = error.retry_after if isinstance(error, LimitExceeded) else None
+    body = dialect.error_body(error.detail, type=kind, code=code, param=error.field, retry_after=retry_after)
+    return status, [("content-type", "application/json"), *_headers_of(error, status)], body

@@ -26,6 +26,10 @@ from tersely.service.common.auth import Auth
 from tersely.service.common.call_fields import add_fields
 from tersely.service.common.metrics import CALL_ROUTES, Metrics
 from tersely.service.common.offload import run_in_thread_if_large
+from tersely.service.limits.accounts import Need
+from tersely.service.limits.admission import Admission, admission, end_turn
+from tersely.service.limits.fair_queue import FairQueue
+from tersely.service.limits.limiter import Limiter
 from tersely.service.proxy.calls import Call, ProxyResponse, read_options
 from tersely.service.proxy.proxy import Proxy
 
@@ -54,9 +58,12 @@ class ProxyRoutes:
         body_budget: BodyBudget,
         monotonic: Callable[[], float],
         shutdown: Shutdown,
+        limiter: Limiter,
         origins: Sequence[str] = (),
     ) -> None:
         """``origins``: those whose web pages may call the APIs."""
+        self._limiter = limiter
+        self._queue = FairQueue(monotonic=monotonic)
         self.rest = fallback
         self._hosts = hosts
         self._auth = auth
@@ -114,9 +121,12 @@ class ProxyRoutes:
             return
         self._metrics.in_flight.inc()
         status, strategy = 499, ""
+        admitted = Admission(is_model_call=target.is_call)
+        admission.set(admitted)
         try:
             status, strategy = await self._serve(scope, receive, send, target, headers, name)
         finally:
+            admitted.close()
             self._metrics.in_flight.dec()
             route = CALL_ROUTES[target.dialect] if target.is_call else "passthrough"
             add_fields(route=route, dialect=target.dialect, **({"outcome": "client_gone"} if status == 499 else {}))
@@ -140,7 +150,16 @@ class ProxyRoutes:
                 return await _refuse_websocket(send, proxy)
             caller = await self._auth.caller(headers)
             add_fields(tenant=caller.tenant, client=client_name(by_name))
+            caller.check_client(client_name(by_name))
             caller.check_proxy()
+            options = read_options(by_name)
+            need = Need(
+                is_concurrent=True,
+                is_model_call=scope["method"] == "POST",
+                stores=target.is_call and not options.bypass,
+                size=announced_size(scope),
+            )
+            admission.get().reservations = await self._limiter.admit(caller.tenant, caller.key_id, need)
             destination = self._hosts.find(target.dialect, name, is_azure=target.is_azure)
             by_model = (
                 not name
@@ -167,7 +186,7 @@ class ProxyRoutes:
                 path=target.path,
                 headers=own_headers(target.dialect, headers),
                 body=body,
-                options=read_options(by_name),
+                options=options,
                 received=received,
                 key_headers=caller.key_headers,
                 model=target.model,
@@ -214,8 +233,10 @@ class ProxyRoutes:
 
         gone.add_done_callback(stop)
         try:
+            admission.get().leave = await self._queue.enter(call.tenant)
             work = proxy.converse(call) if target.is_call else proxy.forward(call, reply_id=target.reply_id)
             answer = await work
+            end_turn()
             if route is not None and route.creates and access is not None:
                 answer = await access.watch(call, answer, target.dialect, lists=route.lists)
             if answer.status >= 400:
@@ -294,6 +315,12 @@ def _strategy(answer: ProxyResponse) -> str:
 async def _refuse(send: Send, status: int, headers: Headers, body: bytes) -> int:
     await _respond(send, ProxyResponse(status=status, headers=headers, body=body))
     return status
+
+
+def announced_size(scope: Scope) -> int:
+    """Return the size of the body as its headers have it, 0 where they do not."""
+    announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    return int(announced) if announced.isdigit() else 0
 
 
 def _has_body(scope: Scope) -> bool:

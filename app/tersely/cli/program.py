@@ -258,6 +258,60 @@ def retention(
     print_text(f"{tenant}: {'as configured' if days is None else f'{days} days'}.")
 
 
+@tenants_app.command("limits")
+def limits(
+    tenant: Annotated[str | None, typer.Argument(help="The tenant; without it, list all.")] = None,
+    key: Annotated[str | None, typer.Option(help="The id of a key: set its own limits.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=0, help="Requests in any 60 seconds.")] = None,
+    concurrent: Annotated[int | None, typer.Option(min=0, help="Calls under way at a time.")] = None,
+    tokens_per_day: Annotated[int | None, typer.Option(min=0, help="Tokens of model calls in a day (UTC).")] = None,
+    money_per_month: Annotated[float | None, typer.Option(min=0, help="USD of model calls in a month (UTC).")] = None,
+    stored_bytes: Annotated[int | None, typer.Option(min=0, help="Bytes of stored messages.")] = None,
+    unset: Annotated[
+        list[str] | None, typer.Option(help="Name of a limit that goes back to the default; may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List or set limits of tenants and keys. Workers follow within some seconds."""
+    from dataclasses import asdict
+
+    from tersely.cli.commands import limits as limiting
+
+    given = {
+        "requests_per_minute": requests_per_minute,
+        "concurrent": concurrent,
+        "tokens_per_day": tokens_per_day,
+        "money_per_month": money_per_month,
+        "stored_bytes": stored_bytes,
+    }
+    unset = [name.replace("-", "_") for name in unset or ()]
+    if unknown := [name for name in unset if name not in given]:
+        raise typer.BadParameter(f"there is no limit {unknown[0]!r}: {', '.join(given)}")
+    given = {name: value for name, value in given.items() if value is not None}
+    if given or unset:
+        if tenant is None:
+            raise typer.BadParameter("name the tenant")
+        found = [limiting.set_limits(tenant, key, given, unset)]
+    else:
+        found = limiting.list_limits(tenant)
+    if as_json:
+        print_json(
+            [
+                {
+                    "tenant": each.name,
+                    "limits": asdict(each.limits),
+                    "effective": asdict(each.effective),
+                    "used": asdict(each.used),
+                    "keys": [{"id": k.key.id, "limits": asdict(k.limits), "used": asdict(k.used)} for k in each.keys],
+                }
+                for each in found
+            ]
+        )
+        return
+    rows = [row for each in found for row in limiting.limit_rows(each)]
+    print_table(("whose", "limit", "most", "used"), rows)
+
+
 @app.command()
 def openapi() -> None:
     """Print the OpenAPI document."""
@@ -293,11 +347,14 @@ def create_key(
         typer.Option(help="`read`: only read over REST; `proxy`: only call models. Without it: everything."),
     ] = None,
     days: Annotated[int | None, typer.Option(help="The key expires after so many days.", min=1, max=36_500)] = None,
+    client: Annotated[
+        str | None, typer.Option(help="Only this client may use it, by its name in lists of calls: claude-code, codex.")
+    ] = None,
 ) -> None:
     """Print a new key. It is shown this once."""
     from tersely.cli.commands import operator as operating
 
-    print_text(operating.create_key(tenant, name, scope=scope, days=days))
+    print_text(operating.create_key(tenant, name, scope=scope, days=days, client=client))
 
 
 @keys_app.command("list")
@@ -312,9 +369,9 @@ def list_keys(
     if as_json:
         print_json(rows)
         return
-    names = ("id", "tenant", "name", "scope", "created_at", "expires_at", "revoked_at")
+    names = ("id", "tenant", "name", "scope", "client", "created_at", "expires_at", "revoked_at")
     print_table(
-        ("id", "tenant", "name", "scope", "created", "expires", "revoked"),
+        ("id", "tenant", "name", "scope", "client", "created", "expires", "revoked"),
         [[row[name] for name in names] for row in rows],
     )
 

@@ -208,8 +208,9 @@ class ErrorWriter(Protocol):
         type: str = ...,  # noqa: A002 - the name on the wire
         code: str | None = ...,
         param: str | None = ...,
+        retry_after: int | None = ...,
     ) -> bytes:
-        """Return the body of an error response."""
+        """Return the body of an error response. ``retry_after`` in seconds, for dialects that say it in the body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

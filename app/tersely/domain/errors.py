@@ -11,6 +11,7 @@ TerselyError
  +- StoreUnavailable         the database is away or too slow
  |   +- StoreRefused         ... or there, and refuses a value for good
  +- Busy                     too much of that is going on at the moment
+ +- LimitExceeded            a limit of the tenant or of its key is used up
  +- UpstreamUnavailable      the model host cannot be reached, or broke off
  |   +- ShuttingDown         ... or is not waited for any more, because this process ends
 """
@@ -72,6 +73,16 @@ class StoreRefused(StoreUnavailable):
 
 class Busy(TerselyError):
     """Too many requests of this kind are in progress."""
+
+
+class LimitExceeded(TerselyError):
+    """A limit of this tenant is used up."""
+
+    def __init__(self, detail: str, *, limit: str, retry_after: int) -> None:
+        """``limit`` is its name, ``retry_after`` the seconds after which there is room again."""
+        super().__init__(detail)
+        self.limit = limit
+        self.retry_after = retry_after
 
 
 class UpstreamUnavailable(TerselyError):

@@ -41,6 +41,7 @@ TAGS = [
     {"name": "commands", "description": "Commands that people type into a chat."},
     {"name": "artifacts", "description": "Oversized tool outputs, whole."},
     {"name": "figures", "description": "Statistics and savings."},
+    {"name": "admin", "description": "Tenants, keys and limits. `X-Tersely-Key`, or the bearer token, is the admin key."},
     {"name": "operations", "description": "Health and metrics."},
 ]
 

@@ -24,6 +24,8 @@ from tersely.service.common.auth import Auth
 from tersely.service.common.call_fields import add_fields
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.offload import run_in_thread_if_large
+from tersely.service.limits.accounts import Need
+from tersely.service.limits.limiter import Limiter
 
 # Stands for an encoded slash inside a session id while a path is taken apart; no id can contain it.
 SLASH = "\x01"
@@ -36,12 +38,17 @@ CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """``max_body`` in bytes, ``max_messages`` in one list of a body, ``body_timeout`` in seconds."""
+    """``max_body`` in bytes, ``max_messages`` in one list of a body, ``body_timeout`` in seconds.
+
+    ``admin_key`` opens ``/api/admin``; None: nothing does.
+    """
 
     auth: Auth
+    limiter: Limiter
     max_body: int
     body_timeout: float
     max_messages: int = 20_000
+    admin_key: str | None = None
 
     async def admit(self, request: Request, *, has_body: bool) -> Request:
         """Return the request with its tenant and its body.
@@ -51,7 +58,16 @@ class Guard:
         caller = await self.auth.caller(dict(request.headers))
         caller.check_rest(request.method, request.url.path)
         request.state.tenant = caller.tenant
-        add_fields(tenant=caller.tenant, client=client_name(request.headers))
+        name = client_name(request.headers)
+        add_fields(tenant=caller.tenant, client=name)
+        caller.check_client(name)
+        # Deleting makes room, reading takes none.
+        stores = has_body and request.method != "DELETE" and not caller.only_reads(request.method, request.url.path)
+        await self.limiter.admit(caller.tenant, caller.key_id, Need(stores=stores))
+        return await self.read(request, has_body=has_body)
+
+    async def read(self, request: Request, *, has_body: bool) -> Request:
+        """Return the request with its body. Raises as `admit`."""
         if not has_body or _is_empty(request):
             return request
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -93,7 +109,7 @@ class GuardedRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         has_body = self.body_field is not None
-        known = frozenset(_query_names(self.dependant))
+        known = known_parameters(self.dependant)
 
         async def admit(request: Request) -> Response:
             guard: Guard = request.app.state.guard
@@ -101,10 +117,15 @@ class GuardedRoute(APIRoute):
                 admitted = await guard.admit(request, has_body=has_body)
             except Disconnected:
                 return Response(status_code=499)
-            _refuse_unknown(request, known)
+            refuse_unknown_parameters(request, known)
             return await handle(admitted)
 
         return admit
+
+
+def known_parameters(dependant: Dependant) -> frozenset[str]:
+    """Return the names of the query parameters that a route takes."""
+    return frozenset(_query_names(dependant))
 
 
 def _query_names(dependant: Dependant) -> Iterator[str]:
@@ -115,8 +136,11 @@ def _query_names(dependant: Dependant) -> Iterator[str]:
         yield from _query_names(each)
 
 
-def _refuse_unknown(request: Request, known: frozenset[str]) -> None:
-    """A parameter that would be ignored may be one that was meant to hold something back."""
+def refuse_unknown_parameters(request: Request, known: frozenset[str]) -> None:
+    """Raise `InvalidRequest` for a query parameter that is not ``known``.
+
+    One that would be ignored may have been meant to hold something back.
+    """
     for name in request.query_params:
         if name not in known:
             shown = name[:60]

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from tersely.api.openapi.document import install_openapi
 from tersely.api.rest import (
     activity,
+    admin,
     artifacts,
     calls,
     commands,
@@ -43,6 +44,7 @@ PROBLEMS: dict[int | str, dict[str, object]] = {
         413: "Over the size limit",
         415: "The body is not JSON",
         422: "An invalid value",
+        429: "A limit of the tenant or of its key is used up",
         503: "The database is unavailable",
     }.items()
 }
@@ -68,6 +70,7 @@ ROUTES: dict[str, ModuleType] = {
     "commands": commands,
     "artifacts": artifacts,
     "figures": stats,
+    "admin": admin,
 }
 
 

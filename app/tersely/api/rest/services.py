@@ -9,6 +9,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from tersely.service.limits.tenants import Tenants
 from tersely.service.memos.memos import Memos
 from tersely.service.money.savings import Savings
 from tersely.service.search.queries import Queries
@@ -59,6 +60,7 @@ class Services:
     search: TenantSearch
     comparisons: Comparisons
     savings: Savings
+    tenants: Tenants
     clock: Callable[[], datetime]
     strategy: str
     epoch: str

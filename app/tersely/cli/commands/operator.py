@@ -36,14 +36,14 @@ def migrate() -> None:
 
 def cleanup(days: int | None, tenant: str | None) -> int:
     """Delete idle sessions, as `Cleanup.run`; how many. Raises `CommandError`, `StoreUnavailable`."""
-    _check_tenant(tenant)
+    check_tenant(tenant)
 
     async def work(database: Database) -> int:
         settings = Settings()
         recipes = recipes_of(settings)
         return await Cleanup(database, recipes, clock=clock, days=settings.cleanup_days).run(days, tenant=tenant)
 
-    return _with_database(work)
+    return with_database(work)
 
 
 def backup(path: Path, *, overwrite: bool) -> tuple[Manifest, bool]:
@@ -93,18 +93,18 @@ def _file_errors(path: Path) -> Iterator[None]:
 
 def set_retention(tenant: str, days: int | None) -> None:
     """Set after how many idle days a tenant's sessions go; None: as configured. Raises `CommandError`."""
-    _check_tenant(tenant)
-    _with_database(lambda database: limits.set_retention(database, tenant, days, clock()))
+    check_tenant(tenant)
+    with_database(lambda database: limits.set_retention(database, tenant, days, clock()))
 
 
 def list_retentions() -> dict[str, int]:
     """Return the tenants' own retentions in days. Raises `CommandError`."""
-    return _with_database(limits.retentions)
+    return with_database(limits.retentions)
 
 
 def forget(tenant: str, session: str | None, user: str | None, *, is_dry: bool) -> dict[str, Any]:
     """Remove everything of a tenant, of a session or of a user's sessions; the receipt. Raises `CommandError`."""
-    _check_tenant(tenant)
+    check_tenant(tenant)
     settings = Settings()
     with plainly(), database_of(settings) as url:
         directory = spool_directory(settings.data_dir or default_data_dir(), url)
@@ -119,13 +119,16 @@ def forget(tenant: str, session: str | None, user: str | None, *, is_dry: bool) 
             return await forgetting.forget_tenant(tenant, is_dry=is_dry)
         return await forgetting.forget_sessions(tenant, session=session, user=user, is_dry=is_dry)
 
-    return _with_database(work)
+    return with_database(work)
 
 
-def create_key(tenant: str, label: str, *, scope: str | None = None, days: int | None = None) -> str:
+def create_key(
+    tenant: str, label: str, *, scope: str | None = None, days: int | None = None, client: str | None = None
+) -> str:
     """Create a key of a tenant, which comes into being with its first one.
 
-    ``scope`` narrows what it may do, ``days`` is how long it works. Raises `CommandError`, `InvalidRequest`.
+    ``scope`` narrows what it may do, ``days`` is how long it works, ``client`` who may use it. Raises `CommandError`,
+    `InvalidRequest`.
     """
     text, stored = new_key(
         tenant,
@@ -135,18 +138,19 @@ def create_key(tenant: str, label: str, *, scope: str | None = None, days: int |
         secret=secrets.token_urlsafe(32),
         scope=scope,
         days=days,
+        client=client,
     )
 
     async def work(database: Database) -> None:
         await keys.add(database, stored)
 
-    _with_database(work)
+    with_database(work)
     return text
 
 
 def list_keys(tenant: str | None) -> list[dict[str, Any]]:
     """Return the keys of a tenant or of all, as JSON values, without their secrets. Raises `CommandError`."""
-    _check_tenant(tenant)
+    check_tenant(tenant)
 
     async def work(database: Database) -> list[keys.Key]:
         if tenant is None:
@@ -161,15 +165,16 @@ def list_keys(tenant: str | None) -> list[dict[str, Any]]:
             "created_at": key.created_at.isoformat(timespec="seconds"),
             "revoked_at": key.revoked_at.isoformat(timespec="seconds") if key.revoked_at else None,
             "scope": key.scope,
+            "client": key.client,
             "expires_at": key.expires_at.isoformat(timespec="seconds") if key.expires_at else None,
         }
-        for key in _with_database(work)
+        for key in with_database(work)
     ]
 
 
 def revoke_key(key_id: str, tenant: str | None) -> None:
     """Revoke a key, if it is that tenant's where one is given. Raises `CommandError`."""
-    _check_tenant(tenant)
+    check_tenant(tenant)
 
     async def work(database: Database) -> bool:
         owner = await keys.tenant_of(database, key_id)
@@ -177,7 +182,7 @@ def revoke_key(key_id: str, tenant: str | None) -> None:
             return False
         return await keys.revoke(database, owner, key_id, clock())
 
-    if not _with_database(work):
+    if not with_database(work):
         raise CommandError(f"{f'{tenant} has' if tenant else 'there is'} no valid key {key_id}")
 
 
@@ -187,12 +192,13 @@ def openapi() -> bytes:
         return openapi_document(build(Settings(), database_url="postgresql://").rest)
 
 
-def _check_tenant(tenant: str | None) -> None:
+def check_tenant(tenant: str | None) -> None:
+    """Raise `CommandError` for what can be no tenant's name."""
     if tenant is not None and not TENANT.fullmatch(tenant):
         raise CommandError(f"{tenant!r} is no tenant's name")
 
 
-def _with_database(work: Callable[[Database], Awaitable[T]]) -> T:
+def with_database(work: Callable[[Database], Awaitable[T]]) -> T:
     """Return the result of ``work(database)`` on the configured database, migrated. Raises `CommandError`."""
     with plainly(), database_of(Settings()) as url:
 

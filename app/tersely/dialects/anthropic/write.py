@@ -228,9 +228,10 @@ def error_body(
     type: str = "invalid_request_error",  # noqa: A002 - the name on the wire
     code: str | None = None,
     param: str | None = None,
+    retry_after: int | None = None,
 ) -> bytes:
     """Return an error in Anthropic's shape, which knows no ``code`` and no ``param``: a known code becomes the type."""
-    del param
+    del param, retry_after
     kind = _ERROR_TYPES.get(code or "") or _ERROR_TYPES.get(type, type)
     return raw_json.dump({"type": "error", "error": {"type": kind, "message": message}})
 

@@ -40,6 +40,7 @@ _STATUSES = {
     "not_found": (404, "NOT_FOUND"),
     "conflict": (409, "ABORTED"),
     "request_too_large": (413, "INVALID_ARGUMENT"),
+    "rate_limit_exceeded": (429, "RESOURCE_EXHAUSTED"),
     "upstream_unavailable": (502, "UNAVAILABLE"),
     "database_unavailable": (503, "UNAVAILABLE"),
     "shutting_down": (503, "UNAVAILABLE"),
@@ -194,6 +195,7 @@ def error_body(
     type: str = "invalid_request_error",  # noqa: A002 - the name on the wire
     code: str | None = None,
     param: str | None = None,
+    retry_after: int | None = None,
 ) -> bytes:
     """Return an error in Google's shape."""
     default = (500, "INTERNAL") if type in {"server_error", "upstream_error"} else (400, "INVALID_ARGUMENT")
@@ -202,6 +204,8 @@ def error_body(
     if param is not None:
         violation = {"field": param, "description": message}
         error["details"] = [{"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": [violation]}]
+    if retry_after is not None:
+        error["details"] = [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{retry_after}s"}]
     return raw_json.dump({"error": error})
 
 

@@ -183,8 +183,10 @@ def error_body(
     type: str = "invalid_request_error",  # noqa: A002 - the name on the wire
     code: str | None = None,
     param: str | None = None,
+    retry_after: int | None = None,
 ) -> bytes:
     """Return an error in OpenAI's shape."""
+    del retry_after
     return raw_json.dump({"error": {"message": message, "type": type, "param": param, "code": code}})
 
 

@@ -34,11 +34,20 @@ KEY_HEADERS = ("x-tersely-key", "authorization", "x-api-key", "x-goog-api-key")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """A tenant, and the headers that carried its key: they go no further. ``scope``: what the key may do."""
+    """A tenant, and the headers that carried its key: they go no further. ``scope``: what the key may do;
+    ``key_id`` is empty without a key; ``client``: the only client that may use it.
+    """
 
     tenant: str
     key_headers: frozenset[str]
     scope: str | None = None
+    key_id: str = ""
+    client: str | None = None
+
+    def check_client(self, name: str) -> None:
+        """Raise `Forbidden` unless a client of that name may use the key."""
+        if self.client is not None and name != self.client:
+            raise Forbidden(f"this key is for {self.client} only")
 
     def check_proxy(self) -> None:
         """Raise `Forbidden` unless the key may call models."""
@@ -51,8 +60,13 @@ class Caller:
             return
         if self.scope != "read":
             raise Forbidden("this key may call models only")
-        if method not in ("GET", "HEAD") and path.rpartition("/")[2] not in READING_POSTS:
+        if not self.only_reads(method, path):
             raise Forbidden("this key may only read")
+
+    @staticmethod
+    def only_reads(method: str, path: str) -> bool:
+        """Return whether that route of the REST API changes nothing."""
+        return method in ("GET", "HEAD") or path.rpartition("/")[2] in READING_POSTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +77,8 @@ class _Trusted:
     tenant: str
     scope: str | None
     expires_at: datetime | None
+    key_id: str
+    client: str | None
 
 
 class Auth:
@@ -106,7 +122,7 @@ class Auth:
         key = await self._verify(found[0][1])
         if key.expires_at is not None and key.expires_at <= self._clock():
             raise Unauthorized("this Tersely key has expired")
-        return Caller(tenant=key.tenant, key_headers=carriers, scope=key.scope)
+        return Caller(tenant=key.tenant, key_headers=carriers, scope=key.scope, key_id=key.key_id, client=key.client)
 
     def check_address(self, headers: Iterable[tuple[str, str]]) -> None:
         """Raise `Forbidden` where keys are off and a page of another host may be behind the request."""
@@ -128,7 +144,9 @@ class Auth:
         if stored is None or not is_right or stored.revoked_at is not None:
             self._trusted.pop(digest, None)
             raise Unauthorized("no such Tersely key, or it was revoked")
-        trusted = self._trusted[digest] = _Trusted(now, stored.tenant, stored.scope, stored.expires_at)
+        trusted = self._trusted[digest] = _Trusted(
+            now, stored.tenant, stored.scope, stored.expires_at, stored.id, stored.client
+        )
         if len(self._trusted) > MAX_TRUSTED:
             self._trusted.popitem(last=False)
         return trusted
@@ -190,6 +208,7 @@ def new_key(
     secret: str,
     scope: str | None = None,
     days: int | None = None,
+    client: str | None = None,
 ) -> tuple[str, Key]:
     """Return a key as its owner gets to see it once, and as it is stored. Raises `InvalidRequest` for an unusable
     tenant.
@@ -207,5 +226,6 @@ def new_key(
         revoked_at=None,
         scope=scope,
         expires_at=None if days is None else now + timedelta(days=days),
+        client=client,
     )
     return f"tsk_{key_id}_{secret}", stored

@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 from tersely.data.known_fields import FIELDS
 from tersely.dialects.clients.known import SideCall
 from tersely.domain.chat_commands import Verb
+from tersely.domain.limits import LIMIT_NAMES
 from tersely.domain.messages import Dialect
 from tersely.domain.tools.catalog import TOOLS
 from tersely.service.common.host_metrics import BuildInfo, DiskSpace, Processes, own_process
@@ -259,6 +260,12 @@ TABLE: dict[str, MetricSpec] = {
         "Reported input tokens divided by the estimate.",
         buckets=RATIOS,
     ),
+    "limited": _counter(
+        "tersely_limited_total",
+        "Requests refused with 429 because a limit of their tenant or key is used up.",
+        labels=("limit",),
+        start=_single(*LIMIT_NAMES),
+    ),
     "fail_open": _counter(
         "tersely_fail_open_total",
         "Requests that were served without the store.",
@@ -392,6 +399,7 @@ class Metrics:
     level_messages: Histogram
     repairs: Counter
     estimate_error: Histogram
+    limited: Counter
     fail_open: Counter
     spooled: Gauge
     write_failures: Counter

@@ -13,6 +13,8 @@ from tersely.domain.text.tags import NOTHING
 from tersely.service.common.call_fields import add_fields
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.offload import run_in_thread_if_large
+from tersely.service.limits.admission import charge, is_charged
+from tersely.service.money.prices import Prices
 from tersely.service.proxy.call_timer import CallTimer
 from tersely.service.proxy.calls import Call, ContextKind, ContextLabels, ProxyResponse
 from tersely.service.proxy.limited_reader import LimitedReader
@@ -38,6 +40,7 @@ class Forwarder:
         *,
         database: Database,
         metrics: Metrics,
+        prices: Prices,
         fail_open: bool,
         heartbeat: float,
         max_reply: int,
@@ -48,6 +51,7 @@ class Forwarder:
         self._timer = timer
         self._database = database
         self._metrics = metrics
+        self._prices = prices
         self._fail_open = fail_open
         self._heartbeat = heartbeat
         self._max_reply = max_reply
@@ -68,6 +72,8 @@ class Forwarder:
         """
         sent_at = self._timer.now()
         labels = ContextLabels(context=kind, overhead_ms=self._timer.overhead_ms(call, sent_at))
+        if is_charged():
+            on_reply = self._charging(on_reply)
         reply = await self._sender.send(call, call.body)
         if reply_id and not call.options.bypass and (reply.status, reply.content_type) == (200, JSON):
             return await self._restore(call, reply, reply_id, labels, sent_at)
@@ -107,6 +113,20 @@ class Forwarder:
         return ProxyResponse(
             status=reply.status, headers=downstream_headers(reply.headers) + labels.headers(), body=body
         )
+
+    def _charging(self, on_reply: OnReply | None) -> OnReply:
+        """Return what counts a reply towards the tenant's limits, and calls ``on_reply``."""
+
+        async def count(reply: Reply) -> None:
+            usage = self._dialect.read_usage(reply.usage)
+            price = self._prices.of(reply.model, self._dialect.name)
+            sent, cached, output = (max(0, each or 0) for each in (usage.input, usage.cached, usage.output))
+            money = None if price is None else price.cost(input_tokens=sent, cached=cached, output=output)
+            charge(sent + output, money)
+            if on_reply is not None:
+                await on_reply(reply)
+
+        return count
 
     async def _relay(
         self, call: Call, reply: UpstreamReply, sent_at: float, on_reply: OnReply | None, *, streams: bool

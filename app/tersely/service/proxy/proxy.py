@@ -195,6 +195,7 @@ class Proxy:
             self._timer,
             database=shared.database,
             metrics=shared.metrics,
+            prices=shared.prices,
             fail_open=config.fail_open,
             heartbeat=config.heartbeat,
             max_reply=config.max_reply,

@@ -34,6 +34,7 @@ from tersely.service.context.sent_contexts import (
     describe_added,
     message_list,
 )
+from tersely.service.limits.admission import charge
 from tersely.service.money.prices import Prices
 from tersely.service.proxy.exchange_keeping import ExchangeKeeper
 from tersely.service.proxy.limited_reader import LimitedReader
@@ -665,6 +666,8 @@ class Recorder:
     def _count_call(self, prepared: PreparedCall, report: CallReport, *, is_one_round: bool) -> None:
         """``is_one_round``: the model was asked once, so the reported tokens can be compared with the estimate."""
         metrics = self._metrics
+        sent = report.tokens_after if report.input_tokens is None else report.input_tokens
+        charge(sent + (report.output_tokens or 0), report.cost_sent)
         add_fields(
             input_tokens=report.input_tokens,
             cached_tokens=report.cached_tokens,

@@ -15,6 +15,7 @@ from tersely.dialects.headers import upstream_headers
 from tersely.domain.messages import Reasoning, Text
 from tersely.domain.text.tags import NOTHING
 from tersely.service.common.offload import run_in_thread_if_large
+from tersely.service.limits.admission import end_turn
 from tersely.service.proxy.calls import Call
 from tersely.service.proxy.stages import PreparedCall, StartedReply
 from tersely.upstream.client import Upstream, UpstreamReply
@@ -54,6 +55,7 @@ class Sender:
 
     async def send(self, call: Call, body: bytes) -> UpstreamReply:
         """Send a body with the call's headers. Raises `UpstreamUnavailable`."""
+        end_turn()
         headers = upstream_headers(call.headers, key=self._key, drop=call.key_headers)
         return await self._upstream.send(call.method, call.path, headers, body)
 

@@ -56,6 +56,10 @@ REVISION = "SELECT version_num FROM alembic_version"
 SEES_ALL = "SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user"
 
 
+# What a transaction has to say in order to see rows of all tenants, and in which tables it does then.
+_LISTS = ("keys", "sessions", "limits")
+_LISTED = frozenset({"keys", "sessions", "tenants", "limits", "tenant_limits"})
+
 DATABASE_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
@@ -248,9 +252,8 @@ async def _tables(connection: Connection) -> list[_Table]:
 
 
 async def _tenants(connection: Connection, tables: Sequence[_Table]) -> list[str]:
-    """Return every tenant: whoever has a key or a session, and the one that needs no key.
-
-    A tenant's rows without a session of it, as memos, need a key or that one tenant to come about.
+    """Return every tenant: whoever was made by the operator, has a key, limits or a session, and the one that needs no
+    key. Rows without a session, as memos, need a key or that one tenant to come about.
     """
     found = {DEFAULT_TENANT}
     if await connection.fetchval(SEES_ALL):
@@ -259,10 +262,10 @@ async def _tenants(connection: Connection, tables: Sequence[_Table]) -> list[str
                 each["t"] for each in await connection.fetch(f'SELECT DISTINCT tenant_id AS t FROM "{table.name}"')
             }
     else:
-        await connection.execute("SET LOCAL app.list_keys = 'on'; SET LOCAL app.list_sessions = 'on'")
-        for name in ("keys", "sessions"):
+        await connection.execute("; ".join(f"SET LOCAL app.list_{name} = 'on'" for name in _LISTS))
+        for name in {table.name for table in tables} & _LISTED:
             found |= {each["t"] for each in await connection.fetch(f"SELECT DISTINCT tenant_id AS t FROM {name}")}
-        await connection.execute("SET LOCAL app.list_keys = 'off'; SET LOCAL app.list_sessions = 'off'")
+        await connection.execute("; ".join(f"SET LOCAL app.list_{name} = 'off'" for name in _LISTS))
     return sorted(found)
 
 

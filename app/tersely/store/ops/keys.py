@@ -12,7 +12,9 @@ from tersely.store.db.connection import TENANT, Database
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A key without its secret. ``scope``: what it may do, None: everything; ``expires_at`` None: never."""
+    """A key without its secret. ``scope``: what it may do, None: everything; ``expires_at`` None: never;
+    ``client``: the only client that may use it.
+    """
 
     id: str
     tenant: str
@@ -22,16 +24,18 @@ class Key:
     revoked_at: datetime | None
     scope: str | None = None
     expires_at: datetime | None = None
+    client: str | None = None
 
 
-COLUMNS = "id, tenant_id, label, secret_hash, created_at, revoked_at, scope, expires_at"
+COLUMNS = "id, tenant_id, label, secret_hash, created_at, revoked_at, scope, expires_at, client"
 FIND = f"SELECT {COLUMNS} FROM keys WHERE id = $1"
 LIST = f"SELECT {COLUMNS} FROM keys WHERE tenant_id = $1 ORDER BY created_at, id"
 LIST_ALL = f"SELECT {COLUMNS} FROM keys ORDER BY tenant_id, created_at, id"
 REVOKE = "UPDATE keys SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL RETURNING id"
 ADD_TENANT = "INSERT INTO tenants (tenant_id, created_at) VALUES ($1, $2) ON CONFLICT DO NOTHING"
 ADD = """
-INSERT INTO keys (tenant_id, id, secret_hash, label, created_at, scope, expires_at) VALUES ($1, $2, $3, $4, $5, $6, $7)
+INSERT INTO keys (tenant_id, id, secret_hash, label, created_at, scope, expires_at, client)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 """
 
 
@@ -45,6 +49,7 @@ def _key(record: Record) -> Key:
         revoked_at=record["revoked_at"],
         scope=record["scope"],
         expires_at=record["expires_at"],
+        client=record["client"],
     )
 
 
@@ -59,8 +64,8 @@ async def add(database: Database, key: Key) -> None:
     """Store a new key, and its tenant with its first one."""
     async with database.transaction(key.tenant) as connection:
         await connection.execute(ADD_TENANT, key.tenant, key.created_at)
-        values = (key.tenant, key.id, key.secret_hash, key.label, key.created_at, key.scope, key.expires_at)
-        await connection.execute(ADD, *values)
+        narrowed = (key.scope, key.expires_at, key.client)
+        await connection.execute(ADD, key.tenant, key.id, key.secret_hash, key.label, key.created_at, *narrowed)
 
 
 async def of_tenant(database: Database, tenant: str) -> list[Key]:

@@ -1,0 +1,1 @@
+"""Limits of tenants and keys, kept across workers, and turns between tenants."""

@@ -1,0 +1,298 @@
+"""What one worker holds of a tenant's or a key's limits: a portion that was taken ahead of need."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from tersely.domain.limits import LEASE, NOTHING, Ask, Grant, LimitName, Limits, Portion, Use, plus, retry_after
+from tersely.store.ops.limits import Subject
+
+# The part of a limit that a worker takes ahead of need, at most.
+AHEAD = 0.01
+# Seconds without a request after which what was taken ahead goes back.
+IDLE = 2.0
+# For so many seconds a worker that was given nothing does not ask again.
+PAUSE = 1.0
+PAUSE_FOR_SLOT = 0.05
+# The weight of the newest call in the mean of what calls come to.
+NEWEST = 0.2
+# A first call is taken for as large as its body, but for no more than this part of the limit.
+FIRST = 0.02
+BYTES_PER_TOKEN = 4
+LEAST_MONEY = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What a request needs: a slot for a concurrent call, tokens and money, room for what it stores.
+
+    ``size`` of its body in bytes.
+    """
+
+    is_concurrent: bool = False
+    is_model_call: bool = False
+    stores: bool = False
+    size: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """What this worker holds for ``subject``. Times are monotonic, in seconds; balances may be negative: a debt."""
+
+    subject: Subject
+    limits: Limits
+    holder: str
+    monotonic: Callable[[], float]
+    clock: Callable[[], datetime]
+    use: Use = field(default_factory=Use)
+    requests: float = 0
+    tokens: float = 0.0
+    money: float = 0.0
+    slots: int = 0
+    in_flight: int = 0
+    waiting: int = 0
+    mean_tokens: float | None = None
+    mean_money: float = 0.0
+    # Used, and not in the shared record yet because the database was away; and which of it the last `ask` told.
+    untold: Portion = NOTHING
+    telling: Portion = NOTHING
+    on_release: Callable[[Account], None] = lambda _: None
+    day: str = ""
+    month: str = ""
+    used_at: float = 0.0
+    synced_at: float = 0.0
+    recent: int = 0
+    paused: dict[LimitName, float] = field(default_factory=dict)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+
+    # A request
+
+    def lacks(self, need: Need) -> list[LimitName]:
+        """Return the limits of which this worker does not hold enough for a request."""
+        self._begin_period()
+        limits = self.limits
+        found: list[LimitName] = []
+        if limits.requests_per_minute is not None and self.requests < 1:
+            found.append("requests_per_minute")
+        if need.is_concurrent and limits.concurrent is not None and self.in_flight >= self.slots:
+            found.append("concurrent")
+        if need.is_model_call:
+            # Where less than half a call is left there is none left: on average the limit is met.
+            if limits.tokens_per_day is not None and (self.tokens <= 0 or self.tokens < self._call_tokens(need) / 2):
+                found.append("tokens_per_day")
+            if limits.money_per_month is not None and (self.money <= 0 or self.money < self._call_money() / 2):
+                found.append("money_per_month")
+        if need.stores and limits.stored_bytes is not None and (self.use.stored or 0) >= limits.stored_bytes:
+            found.append("stored_bytes")
+        return found
+
+    def is_paused(self, name: LimitName) -> bool:
+        """Return whether the limit was found used up a moment ago."""
+        return name == "stored_bytes" or self.paused.get(name, 0.0) > self.monotonic()
+
+    def take(self, need: Need) -> Hold:
+        """Take what a request needs. Of all limits there must be enough."""
+        self.used_at = self.monotonic()
+        self.recent += 1
+        tokens = money = 0.0
+        if self.limits.requests_per_minute is not None:
+            self.requests -= 1
+        if need.is_concurrent:
+            self.in_flight += 1
+        if need.is_model_call:
+            tokens = self._call_tokens(need) if self.limits.tokens_per_day is not None else 0.0
+            money = self._call_money() if self.limits.money_per_month is not None else 0.0
+            self.tokens -= tokens
+            self.money -= money
+        return Hold(self, tokens, money, is_concurrent=need.is_concurrent)
+
+    def wait(self, name: LimitName) -> float:
+        """Return the seconds that a refused client is told to wait."""
+        return retry_after(name, self.use, self.limits, self.clock())
+
+    def _call_tokens(self, need: Need) -> float:
+        limit = self.limits.tokens_per_day or 0
+        if self.mean_tokens is None:
+            return min(need.size / BYTES_PER_TOKEN, FIRST * limit)
+        return min(self.mean_tokens, limit / 2)
+
+    def _call_money(self) -> float:
+        return min(self.mean_money, (self.limits.money_per_month or 0.0) / 2)
+
+    def learn(self, tokens: float, money: float) -> None:
+        """Learn what a call came to."""
+        if self.mean_tokens is None:
+            self.mean_tokens, self.mean_money = tokens, money
+        else:
+            self.mean_tokens += NEWEST * (tokens - self.mean_tokens)
+            self.mean_money += NEWEST * (money - self.mean_money)
+
+    # The record that all workers share
+
+    @property
+    def is_short(self) -> bool:
+        """Return whether the next request might have to wait for the database."""
+        limits = self.limits
+        return (
+            (limits.requests_per_minute is not None and self.requests < self._ahead_requests() / 2)
+            or (limits.tokens_per_day is not None and self.tokens < (self.mean_tokens or 0.0))
+            or (limits.money_per_month is not None and self.money < self.mean_money)
+        ) and not any(self.is_paused(name) for name in ("requests_per_minute", "tokens_per_day", "money_per_month"))
+
+    @property
+    def is_scarce(self) -> bool:
+        """Return whether other workers may be waiting for slots that this one does not use."""
+        limit = self.limits.concurrent
+        return limit is not None and self.slots > self.in_flight and self.use.slots >= 0.8 * limit
+
+    def is_due(self) -> bool:
+        """Return whether the shared record is to be brought up to date without a request."""
+        now = self.monotonic()
+        is_idle = now - self.used_at > IDLE
+        if self.requests < 0 or self.tokens < 0 or self.money < 0 or self.untold != NOTHING:
+            return True
+        if self.slots and (now - self.synced_at > LEASE / 3 or (is_idle and self.slots > self.in_flight)):
+            return True
+        if self.limits.stored_bytes is not None and not is_idle and now - self.synced_at > PAUSE:
+            return True
+        return is_idle and (self.requests >= 1 or self.tokens > 0 or self.money > 0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing is lost with this account."""
+        return (
+            not (self.in_flight or self.slots or self.waiting or self.requests or self.tokens or self.money)
+            and self.untold == NOTHING
+        )
+
+    def ask(self, *, wants: bool) -> Ask:
+        """Return what to ask for. Debts, and what goes back, leave the balances at once: see `revert`."""
+        self._begin_period()
+        is_idle = not wants and self.monotonic() - self.used_at > IDLE
+        settled = Portion(
+            requests=min(0.0, self.requests) if not is_idle else self.requests,
+            tokens=min(0.0, self.tokens) if not is_idle else self.tokens,
+            money=min(0.0, self.money) if not is_idle else self.money,
+        )
+        self.requests -= settled.requests
+        self.tokens -= settled.tokens
+        self.money -= settled.money
+        used = plus(self.untold, settled, sign=-1)
+        self.telling, self.untold = self.untold, NOTHING
+        spare = 0 if is_idle else self._spare()
+        # What goes back must not be taken meanwhile.
+        self.slots = min(self.slots, self.in_flight + spare)
+        return Ask(
+            holder=self.holder,
+            used=used,
+            wanted=self._wanted() if wants else NOTHING,
+            slots=self.in_flight,
+            spare=spare,
+        )
+
+    def revert(self, ask: Ask) -> Ask:
+        """Remember what an `ask` told that nobody heard. Return what this worker has not counted by itself yet."""
+        self.untold = plus(self.untold, ask.used)
+        return replace(ask, used=plus(ask.used, self.telling, sign=-1))
+
+    def accept(self, ask: Ask, granted: Grant, *, is_local: bool) -> None:
+        """Add what was granted. ``is_local``: by this worker itself, while the database was away."""
+        now = self.monotonic()
+        portion = granted.portion
+        self.use = granted.use
+        self.requests += portion.requests
+        self.tokens += portion.tokens
+        self.money += portion.money
+        self.slots = granted.slots
+        self.synced_at = now
+        self.recent = 0
+        if is_local:
+            self.untold = plus(self.untold, portion)
+        got: tuple[tuple[LimitName, float, float, float], ...] = (
+            ("requests_per_minute", ask.wanted.requests, portion.requests, PAUSE),
+            ("tokens_per_day", ask.wanted.tokens, portion.tokens, PAUSE),
+            ("money_per_month", ask.wanted.money, portion.money, PAUSE),
+            ("concurrent", ask.slots + ask.spare, granted.slots, PAUSE_FOR_SLOT),
+        )
+        for name, wanted, given, pause in got:
+            if given < wanted:
+                self.paused[name] = now + pause
+            elif wanted:
+                self.paused.pop(name, None)
+
+    def _wanted(self) -> Portion:
+        limits = self.limits
+        requests = tokens = money = 0.0
+        if limits.requests_per_minute is not None:
+            requests = max(self._ahead_requests(), self.waiting) - max(0.0, self.requests)
+        calls = max(1, self.waiting)
+        if limits.tokens_per_day is not None:
+            ahead = max(AHEAD * limits.tokens_per_day, (self.mean_tokens or 0.0) * calls, 1.0)
+            tokens = ahead - max(0.0, self.tokens)
+        if limits.money_per_month is not None:
+            ahead = max(AHEAD * limits.money_per_month, self.mean_money * calls, LEAST_MONEY)
+            money = ahead - max(0.0, self.money)
+        return Portion(requests=max(0.0, requests), tokens=max(0.0, tokens), money=max(0.0, money))
+
+    def _ahead_requests(self) -> int:
+        """Return the requests to hold: those of about a second, at most a hundredth of a minute's."""
+        elapsed = max(0.1, self.monotonic() - self.synced_at)
+        most = max(1, math.floor(AHEAD * (self.limits.requests_per_minute or 0)))
+        return max(1, min(most, math.ceil(self.recent / elapsed)))
+
+    def _spare(self) -> int:
+        """Return the slots to hold beside those of calls in flight."""
+        limit = self.limits.concurrent
+        return 0 if limit is None else self.waiting + math.floor(2 * AHEAD * limit)
+
+    def _begin_period(self) -> None:
+        """Forget what was taken of a day or a month that is over."""
+        now = self.clock()
+        day, month = f"{now:%Y-%m-%d}", f"{now:%Y-%m}"
+        if day != self.day:
+            self.day, self.tokens = day, min(0.0, self.tokens)
+            self.paused.pop("tokens_per_day", None)
+        if month != self.month:
+            self.month, self.money = month, min(0.0, self.money)
+            self.paused.pop("money_per_month", None)
+
+
+class Hold:
+    """What a request holds of an account: its reservation of tokens and money, and its slot."""
+
+    __slots__ = ("_account", "_is_concurrent", "_money", "_tokens")
+
+    def __init__(self, account: Account, tokens: float, money: float, *, is_concurrent: bool) -> None:
+        self._account = account
+        self._tokens = tokens
+        self._money = money
+        self._is_concurrent = is_concurrent
+
+    def charge(self, tokens: float, money: float) -> None:
+        """Count what a model call came to: first out of what was reserved."""
+        account = self._account
+        account.learn(tokens, money)
+        if account.limits.tokens_per_day is not None:
+            from_reserve = min(self._tokens, tokens)
+            self._tokens -= from_reserve
+            account.tokens -= tokens - from_reserve
+        if account.limits.money_per_month is not None:
+            from_reserve = min(self._money, money)
+            self._money -= from_reserve
+            account.money -= money - from_reserve
+
+    def close(self) -> None:
+        """Give back the rest of the reservation, and the slot."""
+        account = self._account
+        account.tokens += self._tokens
+        account.money += self._money
+        self._tokens = self._money = 0.0
+        if self._is_concurrent:
+            self._is_concurrent = False
+            account.in_flight -= 1
+            account.released.set()
+            account.on_release(account)

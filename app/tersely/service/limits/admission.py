@@ -1,0 +1,72 @@
+"""A request that was let in: what it reserved of its limits, and its turn among the tenants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Reservation(Protocol):
+    """What a request holds of one account."""
+
+    def charge(self, tokens: float, money: float) -> None:
+        """Count what a model call came to."""
+
+    def close(self) -> None:
+        """Give back what was reserved and not used."""
+
+
+@dataclass(slots=True)
+class Admission:
+    """One admitted request. ``leave`` ends its turn in the queue of calls that are being prepared."""
+
+    reservations: Sequence[Reservation] = ()
+    is_model_call: bool = False
+    leave: Callable[[], None] | None = None
+    is_closed: bool = field(default=False)
+
+    @property
+    def is_charged(self) -> bool:
+        """Return whether somebody has to be told what a model call came to."""
+        return self.is_model_call and bool(self.reservations)
+
+    def charge(self, tokens: float, money: float) -> None:
+        """Count what a model call came to, also after the end of the request."""
+        for each in self.reservations:
+            each.charge(tokens, money)
+
+    def end_turn(self) -> None:
+        """Let the next call be prepared."""
+        if self.leave is not None:
+            leave, self.leave = self.leave, None
+            leave()
+
+    def close(self) -> None:
+        """End the request."""
+        self.end_turn()
+        if not self.is_closed:
+            self.is_closed = True
+            for each in self.reservations:
+                each.close()
+
+
+NOBODY = Admission()
+# Set by the proxy's entry. Tasks that a request starts share it.
+admission: ContextVar[Admission] = ContextVar("admission", default=NOBODY)
+
+
+def charge(tokens: float, money: float | None) -> None:
+    """Count what a model call of this request came to, in tokens and USD; None: not known."""
+    admission.get().charge(tokens, money or 0.0)
+
+
+def is_charged() -> bool:
+    """Return whether this request has limits on what its model call comes to."""
+    return admission.get().is_charged
+
+
+def end_turn() -> None:
+    """Say that this request is prepared and waits for its model host: the next one may be prepared."""
+    admission.get().end_turn()

@@ -1,0 +1,83 @@
+"""Turns between tenants: a worker prepares few calls at a time, and those that wait go by tenant, in turn.
+
+Preparing a call costs a worker's CPU. Without turns a tenant that sends a hundred calls at once has a hundred shares of
+it. A tenant that is alone may use all places; beside others it gets few, so that one is always free soon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from functools import partial
+
+# Calls that a worker prepares at a time, and how many of them may be one tenant's where others are about.
+WIDTH = 16
+SHARE = 2
+# So many seconds after its last call a tenant no longer counts as being about.
+ABOUT = 5.0
+
+
+class FairQueue:
+    """Lets calls be prepared. `enter` waits for a place and returns what gives it back."""
+
+    def __init__(self, *, monotonic: Callable[[], float], width: int = WIDTH, share: int = SHARE) -> None:
+        self._monotonic = monotonic
+        self._width = width
+        self._share = share
+        self._busy: dict[str, int] = {}
+        self._total = 0
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        # Tenants by the time of their last call, the latest last.
+        self._seen: OrderedDict[str, float] = OrderedDict()
+
+    async def enter(self, tenant: str) -> Callable[[], None]:
+        """Return when a call of that tenant may be prepared; the result ends its turn."""
+        self._note(tenant)
+        if tenant in self._waiting or not self._has_place(tenant):
+            place = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(tenant, deque()).append(place)
+            try:
+                await place
+            except asyncio.CancelledError:
+                if place.done() and not place.cancelled():
+                    self._leave(tenant)
+                raise
+        else:
+            self._take(tenant)
+        return partial(self._leave, tenant)
+
+    def _note(self, tenant: str) -> None:
+        now = self._monotonic()
+        self._seen[tenant] = now
+        self._seen.move_to_end(tenant)
+        while self._seen[first := next(iter(self._seen))] < now - ABOUT:
+            del self._seen[first]
+
+    def _has_place(self, tenant: str) -> bool:
+        most = self._width if len(self._seen) <= 1 else self._share
+        return self._total < self._width and self._busy.get(tenant, 0) < most
+
+    def _take(self, tenant: str) -> None:
+        self._total += 1
+        self._busy[tenant] = self._busy.get(tenant, 0) + 1
+
+    def _leave(self, tenant: str) -> None:
+        self._total -= 1
+        self._busy[tenant] -= 1
+        if not self._busy[tenant]:
+            del self._busy[tenant]
+        self._call_next()
+
+    def _call_next(self) -> None:
+        """Give the free places to those who wait: one call of each tenant in turn."""
+        for _ in range(len(self._waiting)):
+            tenant, calls = next(iter(self._waiting.items()))
+            self._waiting.move_to_end(tenant)
+            while calls and calls[0].done():
+                calls.popleft()  # its client went away
+            if calls and self._has_place(tenant):
+                self._take(tenant)
+                calls.popleft().set_result(None)
+            if not calls:
+                del self._waiting[tenant]

@@ -1,0 +1,92 @@
+"""What all workers together take of a limit: never more than it, whatever the clock does."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tersely.domain.limits import Ask, Limits, Portion, Use, grant, retry_after
+
+NOON = datetime(2026, 3, 31, 12, tzinfo=UTC)
+
+
+def wanting(holder: str = "a", **portion: float) -> Ask:
+    return Ask(holder=holder, wanted=Portion(**portion))
+
+
+def test_requests_come_back_sixty_seconds_later() -> None:
+    limits = Limits(requests_per_minute=100)
+    first = grant(Use(), limits, wanting(requests=70), NOON)
+    second = grant(first.use, limits, wanting("b", requests=70), NOON + timedelta(seconds=30))
+    assert (first.portion.requests, second.portion.requests) == (70, 30)
+    assert grant(second.use, limits, wanting(requests=1), NOON + timedelta(seconds=59)).portion.requests == 0
+    assert retry_after("requests_per_minute", second.use, limits, NOON + timedelta(seconds=59)) == 2
+    assert grant(second.use, limits, wanting(requests=100), NOON + timedelta(seconds=61)).portion.requests == 70
+
+
+@given(
+    st.lists(st.tuples(st.floats(-5, 20), st.integers(0, 40), st.integers(0, 10)), min_size=1, max_size=60),
+    st.integers(1, 100),
+)
+def test_no_sixty_seconds_hold_more_requests_than_the_limit(steps: list[tuple[float, int, int]], limit: int) -> None:
+    use, now, taken = Use(), NOON, list[tuple[float, float]]()
+    for seconds, wanted, back in steps:
+        now += timedelta(seconds=seconds)
+        granted = grant(use, Limits(requests_per_minute=limit), wanting(requests=wanted), now)
+        use = Use.from_json(json.loads(json.dumps(granted.use.to_json())))
+        taken.append((use.newest, granted.portion.requests))
+        given_back = min(back, granted.portion.requests)
+        use = grant(
+            use, Limits(requests_per_minute=limit), Ask(holder="a", used=Portion(requests=-given_back)), now
+        ).use
+        taken.append((use.newest, -given_back))
+    for moment, _ in taken:
+        assert sum(count for at, count in taken if moment - 60 < at <= moment) <= limit
+
+
+def test_a_clock_that_is_behind_does_not_open_the_window_again() -> None:
+    limits = Limits(requests_per_minute=10, tokens_per_day=100)
+    ahead = grant(Use(), limits, wanting(requests=10, tokens=100), NOON + timedelta(hours=13))
+    behind = grant(ahead.use, limits, wanting("b", requests=1, tokens=1), NOON)
+    assert behind.portion == Portion()
+    assert behind.use.day == "2026-04-01"
+
+
+def test_tokens_come_back_at_midnight_and_money_on_the_first() -> None:
+    limits = Limits(tokens_per_day=1000, money_per_month=5)
+    late = datetime(2026, 3, 31, 23, 59, 59, tzinfo=UTC)
+    spent = grant(Use(), limits, wanting(tokens=2000, money=9), late)
+    assert (spent.portion.tokens, spent.portion.money) == (1000, 5)
+    assert retry_after("tokens_per_day", spent.use, limits, late) == 1
+    assert retry_after("money_per_month", spent.use, limits, NOON) == 1  # the record's clock is that of the latest
+    after = grant(spent.use, limits, wanting(tokens=1, money=1), late + timedelta(seconds=1))
+    assert (after.portion.tokens, after.portion.money) == (1, 1)
+    december = datetime(2026, 12, 31, tzinfo=UTC)
+    assert retry_after("money_per_month", Use(), limits, december) == 24 * 3600
+
+
+def test_what_calls_came_to_counts_beyond_the_limit_and_what_was_not_used_comes_back() -> None:
+    limits = Limits(tokens_per_day=100)
+    over = grant(Use(), limits, Ask(holder="a", used=Portion(tokens=130)), NOON)
+    assert over.use.tokens == 130
+    back = grant(over.use, limits, Ask(holder="a", used=Portion(tokens=-60), wanted=Portion(tokens=50)), NOON)
+    assert (back.portion.tokens, back.use.tokens) == (30, 100)
+
+
+def test_slots_of_a_worker_that_is_gone_come_back_when_its_lease_ends() -> None:
+    limits = Limits(concurrent=10)
+    dead = grant(Use(), limits, Ask(holder="dead", slots=6, spare=2), NOON)
+    other = grant(dead.use, limits, Ask(holder="b", slots=0, spare=10), NOON + timedelta(seconds=9))
+    assert (dead.slots, other.slots) == (8, 2)
+    later = grant(other.use, limits, Ask(holder="b", slots=2, spare=10), NOON + timedelta(seconds=11))
+    assert later.slots == 10
+    assert later.use.holders.keys() == {"b"}
+
+
+def test_what_has_no_limit_is_given_and_the_record_of_another_version_is_read() -> None:
+    granted = grant(Use(), Limits(), wanting(requests=5, tokens=7, money=2), NOON)
+    assert (granted.portion.tokens, granted.portion.money) == (7, 2)
+    assert Use.from_json({"tokens": 3, "day": "2026-03-31", "later": 1}).at(NOON).tokens == 3
