@@ -39,7 +39,7 @@ def main() -> int:
     outcomes: list[Outcome] = []
     failed: list[str] = []
     for program in chosen:
-        scratch = arguments.scratch or Path(tempfile.mkdtemp(prefix="programs-"))
+        scratch = arguments.scratch or _make_scratch()
         try:
             outcomes += asyncio.run(try_program(program, scratch, variants))
         except RuntimeError as error:
@@ -50,6 +50,13 @@ def main() -> int:
                 shutil.rmtree(scratch, ignore_errors=True)
     print(table(outcomes))
     return 1 if failed or any(each.faults for each in outcomes) else 0
+
+
+def _make_scratch() -> Path:
+    """Make a folder that others may enter: the embedded Postgres of root runs as another user."""
+    scratch = Path(tempfile.mkdtemp(prefix="programs-"))
+    scratch.chmod(0o755)
+    return scratch
 
 
 async def try_program(program: Program, scratch: Path, variants: Sequence[str]) -> list[Outcome]:

@@ -133,7 +133,7 @@ class Racing(RuleBasedStateMachine):
                 # Behind a whole answer only a client that says so tries again.
                 is_retry=is_retry or name in self.whole,
                 age=NOW,
-                broke_off=reply in self.session.broke_off,
+                client_left=reply in self.session.broke_off,
                 ended=None if is_under_way and not reply else NOW,
             )
         self.arrived.append(Request(name, self.decide(name, before), self.session.last_seq))
@@ -255,8 +255,8 @@ def test_a_cut_is_forgotten_after_a_while() -> None:
     late = CUT_OFF_WITHIN + timedelta(seconds=1)
     for is_last in (True, False):
         cut = before(replies=1, is_last=is_last)
-        assert is_repetition(cut, is_retry=False, age=NOW, broke_off=True, ended=CUT_OFF_WITHIN)
-        assert not is_repetition(cut, is_retry=False, age=NOW, broke_off=True, ended=late)
+        assert is_repetition(cut, is_retry=False, age=NOW, client_left=True, ended=CUT_OFF_WITHIN)
+        assert not is_repetition(cut, is_retry=False, age=NOW, client_left=True, ended=late)
     failed = before(is_last=False)
     assert is_repetition(failed, is_retry=False, age=NOW, ended=CUT_OFF_WITHIN)
     assert not is_repetition(failed, is_retry=False, age=NOW, ended=late)

@@ -229,7 +229,9 @@ async def test_a_delta_that_was_cut_off_and_sent_again_is_one_turn(
                     await asyncio.to_thread(wait_until, lambda: not cut)
         for number in range(others):
             await say(dialect, pair[number % 2], key, f"question <other-{number}>", stream=True)
-        again = await say(dialect, pair[1], key, "question <again>", stream=True)
+        # A client that was shown the error may mean to go on: its retry is known by its mark.
+        mark = {"x_stainless_retry_count": "1"} if fate == "upstream breaks off" else {}
+        again = await say(dialect, pair[1], key, "question <again>", stream=True, **mark)
     finally:
         answering.state.script = _answer_newest
 
@@ -237,6 +239,26 @@ async def test_a_delta_that_was_cut_off_and_sent_again_is_one_turn(
     found = await listed(pair[0], key)
     check_pairs(found, {"first", "again", *(f"other-{number}" for number in range(others))})
     assert [name for _, name in found[2:4]] == ["again", "again"]
+
+
+async def test_the_same_words_after_a_reply_that_the_host_broke_off_go_on(
+    pair: tuple[Service, Service], answering: Model, key: str, dialect: Wire
+) -> None:
+    broken = ScriptedReply(message={"content": "answer <go-on> and words without an end " * 9}, break_after=9)
+    replies = [broken, broken]
+    answering.state.script = lambda received: replies.pop() if replies else _answer_newest(received)
+    try:
+        for replica in (0, 1, 0):
+            await say(dialect, pair[replica], key, "question <go-on>", stream=True)
+    finally:
+        answering.state.script = _answer_newest
+
+    found = await messages_by_number(pair[0], key)
+    assert [(each.role, each.turn) for each in found] == [
+        ("user", 1), ("assistant", 1), ("user", 2), ("assistant", 2), ("user", 3), ("assistant", 3),
+    ]  # fmt: skip
+    assert [each.finish for each in found[1::2]][:2] == ["interrupted", "interrupted"]
+    assert {each.status for each in found} == {"live"}
 
 
 async def test_the_same_words_later_are_a_turn_of_their_own(pair: tuple[Service, Service], key: str) -> None:

@@ -308,7 +308,7 @@ async def test_a_client_that_leaves_in_the_middle(behind_raw: Service, raw: RawU
     assert await asyncio.to_thread(raw.gone.wait, 5)
     assert time.monotonic() - left < 1.0
     stored = await eventually(lambda: _stored_replies(behind_raw, key, 1))
-    assert (stored[0].text, stored[0].finish) == ("what was said until then", "interrupted")
+    assert (stored[0].text, stored[0].finish) == ("what was said until then", "client_left")
 
 
 async def _stored_replies(service: Service, session: str, count: int):

@@ -26,8 +26,11 @@ SummarySource = Literal["model", "extractive"]
 # How providers say that a reply broke off because the model's window was full.
 WINDOW_FULL = "model_context_window_exceeded"
 
-# How a reply is stored that ended before its model said so.
+# How a reply is stored that ended before its model said so: because the host broke off, which the client was told, or
+# because the client or the service went away, so that the client lacks its end.
 BROKE_OFF = "interrupted"
+CLIENT_LEFT = "client_left"
+INCOMPLETE = frozenset({BROKE_OFF, CLIENT_LEFT})
 
 DEFAULT_PRIORITY = 50
 IMPORTANT = 75

@@ -360,18 +360,20 @@ def is_repetition(
     *,
     is_retry: bool,
     age: timedelta,
-    broke_off: bool = False,
+    client_left: bool = False,
     ended: timedelta | None = None,
 ) -> bool:
     """Return whether a delta repeats the question ``before`` instead of asking the same words once more.
 
     ``is_retry``: the client marks the request as a retry. ``age`` is the time since the messages were stored, ``ended``
-    the time since their call ended (None: it is under way). ``broke_off``: their reply is incomplete.
+    the time since their call ended (None: it is under way). ``client_left``: the client
+    went away before the end of their reply. A reply that the host broke off was shown, and so was the error: the same
+    words ("continue") go on from there.
     """
     if is_retry and (before.is_last or age <= RETRY_WITHIN):
         return True
     if before.replies:
-        return broke_off and ended is not None and ended <= CUT_OFF_WITHIN
+        return client_left and ended is not None and ended <= CUT_OFF_WITHIN
     if before.is_last:
         return True
     return age <= RETRY_WITHIN if ended is None else ended <= CUT_OFF_WITHIN

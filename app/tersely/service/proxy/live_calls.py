@@ -23,7 +23,7 @@ from tersely.dialects.dialect import Dialect, Request
 from tersely.dialects.wire.array_member import find_array_end, read_more
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.context import Context, LayerReport, Report
-from tersely.domain.history.history import BROKE_OFF, WINDOW_FULL, Entry, Epoch, EpochInputs, Snapshot
+from tersely.domain.history.history import INCOMPLETE, WINDOW_FULL, Entry, Epoch, EpochInputs, Snapshot
 from tersely.domain.history.pairing import UnpairedMessages, prove_pairing
 from tersely.domain.history.reconciliation import go_on
 from tersely.domain.history.sessions import Session
@@ -587,7 +587,7 @@ def _is_plain_reply(write: ReplyWrite) -> bool:
         return False
     (reply,) = write.replies
     is_plain = reply.chain is not None and not reply.is_alternative and reply.role == "assistant"
-    return is_plain and reply.finish not in {None, BROKE_OFF, WINDOW_FULL}
+    return is_plain and reply.finish not in {None, WINDOW_FULL, *INCOMPLETE}
 
 
 def _is_plain_call(call: Call, prepared: PreparedCall) -> bool:

@@ -18,7 +18,7 @@ from tersely.dialects.dialect import Dialect, Reply, Request, Usage
 from tersely.dialects.known_fields import unknown_fields
 from tersely.dialects.undescribed import payloads_as_json
 from tersely.domain.errors import Conflict, NotFound, StoreUnavailable, TerselyError
-from tersely.domain.history.history import BROKE_OFF, Entry
+from tersely.domain.history.history import BROKE_OFF, CLIENT_LEFT, Entry
 from tersely.domain.messages import Message, Text, ToolCall
 from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
@@ -113,7 +113,7 @@ class Recorder:
         new = [message for message, p in zip(prepared.history.messages, placed, strict=True) if p.is_new]
         self._count_unknown_fields(new)
         counts = iter(await tokens.count_messages(new, prepared.request.model))
-        size = 0 if _known_elements(prepared) is not None else len(prepared.body)
+        size = 0 if _known_elements(prepared) is not None else max(len(prepared.body), prepared.write.size)
         description = await run_in_thread_if_large(size, self._describe, prepared)
         literals = description.literals if description is not None else ()
         write = replace(
@@ -362,11 +362,21 @@ class Recorder:
         *,
         hidden: HiddenMessages = NO_HIDDEN_MESSAGES,
     ) -> asyncio.Future[None]:
-        """Queue an incomplete reply with the report of the call, and count both. Long replies are read in a thread.
+        """Queue a reply that its client left, with the report of the call, and count both. A long reply is read in a
+        thread.
 
         ``hidden`` messages are only stored with a reply: without one, the request may be sent again.
         """
-        work = partial(self._reply_write, prepared, reply, status, is_whole=False, hidden=hidden, now=self._clock())
+        work = partial(
+            self._reply_write,
+            prepared,
+            reply,
+            status,
+            is_whole=False,
+            cut_off=CLIENT_LEFT,
+            hidden=hidden,
+            now=self._clock(),
+        )
 
         def submit(described: PreparedCall, write: ReplyWrite) -> asyncio.Future[None]:
             self._count_call(described, write.report, is_one_round=not hidden.before)
@@ -392,6 +402,7 @@ class Recorder:
         is_whole: bool,
         hidden: HiddenMessages,
         now: datetime,
+        cut_off: str = BROKE_OFF,
     ) -> tuple[PreparedCall, ReplyWrite]:
         """Return the reply for the store, and the call with the description of the body that was sent last."""
         request = prepared.record
@@ -434,6 +445,7 @@ class Recorder:
             head_chain=prepared.match.head_chain or prepared.history.head_chain,
             prefill=prepared.history.prefill,
             is_whole=is_whole,
+            cut_off=cut_off,
             history_owner=prepared.history_owner,
             derive=partial(self._derive_entry, prepared, now=now),
         )
@@ -495,9 +507,11 @@ class Recorder:
         prefill: Prefill | None,
         is_whole: bool,
         history_owner: HistoryOwner,
+        cut_off: str = BROKE_OFF,
         derive: Callable[[Message], list[tuple[str, str]]] = lambda _: [],
     ) -> list[NewReply]:
-        """Return the choices of a reply for the store. ``derive`` makes the log entries of a choice without a tag.
+        """Return the choices of a reply for the store. ``derive`` makes the log entries of a choice without a tag,
+        ``cut_off`` is how a reply ended that is not whole.
 
         Choices that continue a ``prefill`` are stored a second time, each as one message with the prefill.
         """
@@ -514,7 +528,7 @@ class Recorder:
             if client.is_malformed or model.is_malformed or model.role != "assistant":
                 model_raw = self._as_described(model)
             identity_of_reply, _ = digest(client)
-            finish = _storable_name(choice.finish_reason) or (None if is_whole else BROKE_OFF)
+            finish = _storable_name(choice.finish_reason) or (None if is_whole else cut_off)
             is_named = (request.is_stored or self._on_ids is not None) and not client.is_malformed
             items = self._items_of(choice.client_message) if is_named else ()
             if self._on_ids is not None and not client.is_malformed:

@@ -246,17 +246,17 @@ async def _asked_before(
         return ()
     question = before.answered.seq
     created_at = next(row.created_at for row in tail if row.row.seq == question)
-    broke_off, ended_at = False, None
+    client_left, ended_at = False, None
     if not (hints.is_retry or (before.is_last and not before.replies)):
         reply = before.replies[-1].seq if before.replies else 0
-        broke_off, ended_at = await messages.end_of_call(
+        client_left, ended_at = await messages.end_of_call(
             connection, tenant, session.id, question, reply, calls=session.calls
         )
     is_repeated = is_repetition(
         before,
         is_retry=hints.is_retry,
         age=now - created_at,
-        broke_off=broke_off,
+        client_left=client_left,
         ended=None if ended_at is None else now - ended_at,
     )
     return before.rows if is_repeated else ()

@@ -17,7 +17,7 @@ import asyncpg
 from msgspec import structs
 
 from tersely.domain.errors import Conflict, NotFound, StoreUnavailable, TerselyError
-from tersely.domain.history.history import BROKE_OFF
+from tersely.domain.history.history import BROKE_OFF, CLIENT_LEFT, INCOMPLETE
 from tersely.domain.history.reconciliation import (
     Reconciliation,
     ReplyNeighbours,
@@ -341,7 +341,7 @@ SELECT a.status,
      WHERE n.tenant_id = $1 AND n.session_id = $2 AND n.place > a.place AND n.turn > 0) AS next_position,
     r.call AS rival, r.broke_off AS rival_broke_off
 FROM messages a LEFT JOIN LATERAL (
-    SELECT n.call, n.finish IS NOT DISTINCT FROM '{BROKE_OFF}' AS broke_off FROM messages n
+    SELECT n.call, coalesce(n.finish IN ('{BROKE_OFF}', '{CLIENT_LEFT}'), false) AS broke_off FROM messages n
     WHERE n.tenant_id = $1 AND n.session_id = $2 AND n.place > a.place AND n.turn = a.turn AND n.turn + 0 IS NOT NULL
         AND n.role = 'assistant' AND n.status = 'live' AND n.client_visible
         AND NOT EXISTS (SELECT FROM messages b WHERE b.tenant_id = $1 AND b.session_id = $2 AND b.status = 'live'
@@ -754,7 +754,7 @@ async def place_late_reply(
     """Place a reply where it belongs in a session that moved on while the model spoke."""
     row = await connection.fetchrow(AROUND_REPLY, tenant, session_id, asked.answered_seq)
     neighbours = ReplyNeighbours(**dict(row)) if row else ReplyNeighbours(status=None)
-    broke_off = any(reply.finish == BROKE_OFF for reply in write.replies)
+    broke_off = any(reply.finish in INCOMPLETE for reply in write.replies)
     placement = place_reply(neighbours, call=asked.call, broke_off=broke_off)
     if placement.replaces:
         replaced = await connection.fetch(SUPERSEDE_RIVAL, tenant, session_id, placement.replaces)

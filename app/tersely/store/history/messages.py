@@ -11,7 +11,7 @@ import msgspec
 from asyncpg import Record
 
 from tersely.domain.history import reconciliation
-from tersely.domain.history.history import BROKE_OFF, DEFAULT_PRIORITY, WINDOW_FULL, Status
+from tersely.domain.history.history import CLIENT_LEFT, DEFAULT_PRIORITY, WINDOW_FULL, Status
 from tersely.domain.history.reconciliation import StoredLink
 from tersely.store.db.connection import Connection
 from tersely.store.history import large_rows
@@ -404,14 +404,14 @@ async def instruction_rows(connection: Connection, tenant: str, session_id: str)
 async def end_of_call(
     connection: Connection, tenant: str, session_id: str, question: int, reply: int, *, calls: int
 ) -> tuple[bool, datetime | None]:
-    """Return whether the reply to ``question`` (0: there is none) broke off, and when its call ended.
+    """Return whether the client left the reply to ``question`` (0: there is none), and when its call ended.
 
     No time: the call is under way. ``calls`` is how many calls the session has had.
     """
     oldest = calls - CALLS_LOOKED_AT
     for record in await connection.fetch(END_OF_CALL, tenant, session_id, question, reply, oldest):
         if record["ended_at"] is not None:
-            return record["finish"] == BROKE_OFF, record["ended_at"]
+            return record["finish"] == CLIENT_LEFT, record["ended_at"]
     return False, None
 
 
