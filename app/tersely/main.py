@@ -83,6 +83,7 @@ from tersely.settings import Settings
 from tersely.store.commit.spool import spool_directory
 from tersely.store.commit.writer import Writer
 from tersely.store.db.connection import Database
+from tersely.telemetry import Telemetry
 from tersely.upstream.client import Upstream
 
 MEBIBYTE = 1024 * 1024
@@ -131,6 +132,7 @@ def build(
     mcp = McpEndpoint(abilities.tools, guard)
     remembering = MemoryUpdates(base.database, base.summarizer, clock=clock)
     services = _services(settings, base, abilities, recipes, remembering)
+    telemetry = Telemetry()
     cleanup = Cleanup(base.database, recipes, clock=clock, days=settings.cleanup_days, name=new_id())
     shared = _shared(settings, base, abilities, recipes, services.commands)
     replays = _replays(shared, services)
@@ -143,6 +145,7 @@ def build(
         generate_unique_id_function=lambda route: route.name,
         lifespan=lifespan(
             [
+                Part(None, telemetry.close),
                 *base.parts(),
                 Part(limiter.open, limiter.close),
                 Part(None, abilities.queries.close),
@@ -185,6 +188,7 @@ def build(
         shutdown=shutdown,
         origins=settings.allowed_origins,
         limiter=limiter,
+        tracing=telemetry.tracing,
     )
 
 

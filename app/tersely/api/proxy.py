@@ -11,8 +11,9 @@ from fastapi import FastAPI
 from tersely.api.errors import in_dialect, problem
 from tersely.api.host_table import Destination, HostTable, model_in, split_name
 from tersely.api.routes import PREFIXES, Target, find_target
-from tersely.api.transport.body import RESERVATION, BodyBudget, Disconnected, Receive, Scope, Send, read_body
+from tersely.api.transport.body import RESERVATION, App, BodyBudget, Disconnected, Receive, Scope, Send, read_body
 from tersely.api.transport.call_log import CallLog
+from tersely.api.transport.call_tracing import CallTracing
 from tersely.api.transport.cors import CrossOrigin
 from tersely.api.transport.request_ids import current
 from tersely.api.transport.shutdown import Shutdown, ShutdownGate
@@ -26,6 +27,7 @@ from tersely.service.common.auth import Auth
 from tersely.service.common.call_fields import add_fields
 from tersely.service.common.metrics import CALL_ROUTES, Metrics
 from tersely.service.common.offload import run_in_thread_if_large
+from tersely.service.common.tracing import Tracing
 from tersely.service.limits.accounts import Need
 from tersely.service.limits.admission import Admission, admission, end_turn
 from tersely.service.limits.fair_queue import FairQueue
@@ -60,8 +62,9 @@ class ProxyRoutes:
         shutdown: Shutdown,
         limiter: Limiter,
         origins: Sequence[str] = (),
+        tracing: Tracing | None = None,
     ) -> None:
-        """``origins``: those whose web pages may call the APIs."""
+        """``origins``: those whose web pages may call the APIs. ``tracing``: None where calls are not traced."""
         self._limiter = limiter
         self._queue = FairQueue(monotonic=monotonic)
         self.rest = fallback
@@ -74,8 +77,12 @@ class ProxyRoutes:
         self._body_budget = body_budget
         self._monotonic = monotonic
         self.shutdown = shutdown
-        gate = ShutdownGate(self._reserve, shutdown, self._refuse_at_end)
-        self._app = CallLog(CrossOrigin(gate, origins) if origins else gate)
+        app: App = ShutdownGate(self._reserve, shutdown, self._refuse_at_end)
+        if origins:
+            app = CrossOrigin(app, origins)
+        if tracing is not None:
+            app = CallTracing(app, tracing)
+        self._app = CallLog(app)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""

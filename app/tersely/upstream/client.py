@@ -46,6 +46,7 @@ class UpstreamReply:
         self._release = release
         self._idle = idle
         self._now = asyncio.get_running_loop().time
+        self.on_close: Callable[[], None] | None = None
         self._inflate: zlib._Decompress | None = None
         self._inflated = 0
         self._most_inflated = 0
@@ -166,6 +167,8 @@ class UpstreamReply:
         connection, self._connection = self._connection, None
         if connection is not None:
             self._release(connection)
+            if self.on_close is not None:
+                self.on_close()
 
 
 class Upstream:
@@ -177,8 +180,14 @@ class Upstream:
         self._timeouts = timeouts
         self._pool: ConnectionPool | None = None
         self._host = self._path = ""
+        self._address = ("", 0)
         self._login: tuple[str, str] | None = None
         self._is_interrupted = False
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Return the host's name and port; an empty name before `open`."""
+        return self._address
 
     async def open(self) -> None:
         """Make the pool; connects to nobody yet. Raises `ValueError` for a base URL without host or port."""
@@ -187,6 +196,7 @@ class Upstream:
             raise ValueError("the base URL of a model host must be http:// or https:// and a host")
         self._host = base.host_port_subcomponent or ""
         self._path = base.raw_path.rstrip("/")
+        self._address = (base.raw_host, base.port)
         if base.raw_user is not None:
             login = f"{base.user or ''}:{base.password or ''}"
             self._login = ("authorization", "Basic " + b64encode(login.encode()).decode())

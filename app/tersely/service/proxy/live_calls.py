@@ -32,6 +32,7 @@ from tersely.domain.models import usable_window
 from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.metrics import Metrics
+from tersely.service.common.tracing import step
 from tersely.service.context.building import BuiltContext, build
 from tersely.service.context.context_config import ContextConfig, TokenBudget, count_offers
 from tersely.service.context.context_configs import compact_setting
@@ -124,11 +125,13 @@ class LiveCalls:
             return None
         live = found.live
         now = self._clock()
-        hit = await self._lookups.find(call.tenant, [live.chain], live.client.id)
+        with step("recognition"):
+            hit = await self._lookups.find(call.tenant, [live.chain], live.client.id)
         result: PreparedCall | Miss = "moved"
         if hit is not None and hit.is_current and hit.tail is not None:
             if (hit.session.id, hit.session.version) == (live.session_id, live.version):
-                result = self._prepare(call, found, hit, now)
+                with step("context"):
+                    result = self._prepare(call, found, hit, now)
             elif hit.session.id == live.session_id:
                 self._sessions.forget(live.tenant, live.session_id)
         if isinstance(result, str):

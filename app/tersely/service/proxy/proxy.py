@@ -31,6 +31,7 @@ from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.offload import run_in_thread_if_large
+from tersely.service.common.tracing import active_trace, step
 from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.context.parse_cache import ParseCache
 from tersely.service.context.retrieval import Retriever
@@ -280,11 +281,13 @@ class Proxy:
         Raises `StoreUnavailable`.
         """
         await self._wait_for_spooled(incoming)
-        matched = await self._match(incoming)
+        with step("recognition"):
+            matched = await self._match(incoming)
         if matched is None:
             return None
-        context = await self._contexts.build(matched)
-        return await self._requests.build_request(matched, context)
+        with step("context"):
+            context = await self._contexts.build(matched)
+            return await self._requests.build_request(matched, context)
 
     async def _match(self, incoming: IncomingCall) -> MatchedCall | None:
         if not incoming.request.references_history:
@@ -319,6 +322,8 @@ class Proxy:
     async def _send_and_store(self, prepared: PreparedCall) -> StartedReply:
         """Send the request, and store it while the model works. Raises `UpstreamUnavailable`."""
         call = prepared.call
+        if (trace := active_trace()) is not None:
+            trace.describe(model=prepared.request.model, session=prepared.match.session_id)
         sent_at = self._timer.now()
         labels = replace(prepared.labels, overhead_ms=self._timer.overhead_ms(call, sent_at))
         prepared = replace(prepared, labels=labels)
@@ -437,6 +442,8 @@ class Proxy:
         the client may continue from that summary.
         """
         self._metrics.side_calls.labels(kind).inc()
+        if (trace := active_trace()) is not None:
+            trace.describe(model=request.model)
 
         async def remember(reply: Reply) -> None:
             try:

@@ -25,6 +25,7 @@ from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.call_fields import add_fields
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.offload import LONG, run_in_thread_if_large
+from tersely.service.common.tracing import traced
 from tersely.service.context.context_configs import compact_setting
 from tersely.service.context.sent_contexts import (
     Description,
@@ -107,6 +108,7 @@ class Recorder:
         self._prices = prices
         self._known = KnownSessions()
 
+    @traced("store")
     async def store_request(self, prepared: PreparedCall) -> PreparedCall:
         """Count and queue the request's new messages; return the call with the record of that."""
         placed = prepared.match.decision.placed
@@ -194,6 +196,7 @@ class Recorder:
             for dialect, block in unknown_fields(self._dialect.name, message):
                 self._metrics.unknown_fields.labels(dialect, block).inc()
 
+    @traced("store")
     async def commit(
         self,
         prepared: PreparedCall,
@@ -315,6 +318,7 @@ class Recorder:
         code = "not_found" if isinstance(error, NotFound) else "database_unavailable"
         return self._dialect.error_event(self._dialect.error_body(error.detail, type="server_error", code=code))
 
+    @traced("store")
     async def commit_failure(self, prepared: PreparedCall, status: int | None) -> None:
         """Return when a failed call is on disk: its client may retry at once, and reach another worker first."""
         if prepared.record is None:

@@ -15,6 +15,7 @@ from tersely.dialects.headers import upstream_headers
 from tersely.domain.messages import Reasoning, Text
 from tersely.domain.text.tags import NOTHING
 from tersely.service.common.offload import run_in_thread_if_large
+from tersely.service.common.tracing import active_trace
 from tersely.service.limits.admission import end_turn
 from tersely.service.proxy.calls import Call
 from tersely.service.proxy.stages import PreparedCall, StartedReply
@@ -57,7 +58,17 @@ class Sender:
         """Send a body with the call's headers. Raises `UpstreamUnavailable`."""
         end_turn()
         headers = upstream_headers(call.headers, key=self._key, drop=call.key_headers)
-        return await self._upstream.send(call.method, call.path, headers, body)
+        if (trace := active_trace()) is None:
+            return await self._upstream.send(call.method, call.path, headers, body)
+        span = trace.open_upstream(self._dialect.name, self._upstream.address)
+        try:
+            reply = await self._upstream.send(call.method, call.path, span.headers(headers), body)
+        except BaseException as error:
+            span.fail(error)
+            raise
+        span.answered(reply.status)
+        reply.on_close = span.close
+        return reply
 
     async def start(self, prepared: PreparedCall, reply: UpstreamReply, sent_at: float) -> StartedReply:
         """Read the beginning of a reply, or all of one that is not streamed. Raises `UpstreamUnavailable`."""

@@ -1,0 +1,219 @@
+"""OpenTelemetry spans of a call: one for the request, and children for what it spends its time on.
+
+Only a call that is sampled has a `CallTrace`; for every other one, and where tracing is off, a step costs a look at a
+variable. Spans carry ids, names and figures: never content, never credentials.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from tersely.dialects.headers import Headers
+from tersely.domain.messages import Dialect
+
+Step = Literal["recognition", "context", "store"]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PROVIDERS: dict[Dialect, str] = {
+    "openai_chat": "openai",
+    "openai_responses": "openai",
+    "anthropic": "anthropic",
+    "gemini": "gcp.gemini",
+    "gemini_gca": "gcp.gemini",
+}
+# What a client writes into a request is shown up to so many characters.
+MAX_NAME = 200
+# Fields of the log line that are attributes of the call's span.
+_SHOWN = ("tenant", "client", "dialect", "strategy", "context", "session", "tokens_before", "tokens_after", "outcome")
+_USAGE = {
+    "input_tokens": "gen_ai.usage.input_tokens",
+    "output_tokens": "gen_ai.usage.output_tokens",
+    "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
+}
+_propagator = TraceContextTextMapPropagator()
+_active: ContextVar[CallTrace | None] = ContextVar("call_trace", default=None)
+
+
+class CallTrace:
+    """The spans of one sampled call."""
+
+    def __init__(self, tracer: Tracer, span: Span) -> None:
+        self._tracer = tracer
+        self._span = span
+        self._context = set_span_in_context(span)
+        self._model = ""
+        self._session = ""
+        self._upstream: list[UpstreamTrace] = []
+
+    def describe(self, *, model: str, session: str = "") -> None:
+        """Name what the next request to the upstream is for."""
+        self._model, self._session = model[:MAX_NAME], session
+
+    @contextmanager
+    def step(self, name: Step) -> Iterator[None]:
+        """Give the block a span of its own."""
+        span = self._tracer.start_span(name, self._context)
+        try:
+            yield
+        except Exception as error:
+            _fail(span, error)
+            raise
+        finally:
+            span.end()
+
+    def open_upstream(self, dialect: Dialect, address: tuple[str, int]) -> UpstreamTrace:
+        """Start the span of a request to a model host."""
+        operation = "generate_content" if PROVIDERS[dialect] == "gcp.gemini" else "chat"
+        attributes: dict[str, str | int] = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": PROVIDERS[dialect],
+            "server.address": address[0],
+            "server.port": address[1],
+        }
+        if self._model:
+            attributes["gen_ai.request.model"] = self._model
+        if self._session:
+            attributes["gen_ai.conversation.id"] = self._session
+        name = f"{operation} {self._model}".strip()
+        span = self._tracer.start_span(name, self._context, kind=SpanKind.CLIENT, attributes=attributes)
+        self._upstream.append(UpstreamTrace(span))
+        return self._upstream[-1]
+
+    def fail(self, error: BaseException) -> None:
+        """Mark the call as failed by that error."""
+        _fail(self._span, error)
+
+    def finish(self, line: Mapping[str, Any]) -> None:
+        """End every span. ``line``: the fields of the call's log line."""
+        for name in _SHOWN:
+            if line.get(name) is not None:
+                self._span.set_attribute(f"tersely.{name}", line[name])
+        if "session" in line:
+            self._span.set_attribute("gen_ai.conversation.id", line["session"])
+        status = line.get("status", 499)
+        self._span.set_attribute("http.response.status_code", status)
+        if status >= 500:
+            self._span.set_status(Status(StatusCode.ERROR))
+        if "route" in line:
+            self._span.set_attribute("http.route", line["route"])
+        if self._upstream:
+            # A call with rounds reports the usage of all of them with the last one.
+            for field, attribute in _USAGE.items():
+                if line.get(field) is not None:
+                    self._upstream[-1].span.set_attribute(attribute, line[field])
+        for each in self._upstream:
+            each.end()
+        self._span.end()
+
+
+class UpstreamTrace:
+    """The span of one request to a model host. It ends with the reply, and is completed when the call ends."""
+
+    def __init__(self, span: Span) -> None:
+        self.span = span
+        self._ended_at: int | None = None
+
+    def headers(self, headers: Headers) -> Headers:
+        """Return the headers with this span as the parent of what the host does."""
+        carrier: dict[str, str] = {}
+        _propagator.inject(carrier, set_span_in_context(self.span))
+        return [(name, value) for name, value in headers if name not in _propagator.fields] + list(carrier.items())
+
+    def answered(self, status: int) -> None:
+        """The reply's headers are there."""
+        self.span.set_attribute("http.response.status_code", status)
+        if status >= 400:
+            self.span.set_attribute("error.type", str(status))
+            self.span.set_status(Status(StatusCode.ERROR))
+
+    def fail(self, error: BaseException) -> None:
+        """There is no reply."""
+        _fail(self.span, error)
+        self.close()
+
+    def close(self) -> None:
+        """The reply is over."""
+        self._ended_at = self._ended_at or time.time_ns()
+
+    def end(self) -> None:
+        """End the span, at the time when the reply was over."""
+        self.span.end(self._ended_at)
+
+
+class Tracing:
+    """Starts the traces of sampled calls."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    @contextmanager
+    def call(self, method: str, path: str, headers: Mapping[str, str], line: Mapping[str, Any]) -> Iterator[None]:
+        """Trace the block as a call, if it is sampled. ``line`` gets the fields of its log line meanwhile."""
+        parent = _propagator.extract(headers) if "traceparent" in headers else Context()
+        attributes = {"http.request.method": method, "url.path": path[:MAX_NAME]}
+        span = self._tracer.start_span(f"{method} call", parent, kind=SpanKind.SERVER, attributes=attributes)
+        if not span.is_recording():
+            yield
+            return
+        trace = CallTrace(self._tracer, span)
+        token = _active.set(trace)
+        try:
+            yield
+        except BaseException as error:
+            trace.fail(error)
+            raise
+        finally:
+            _active.reset(token)
+            if "route" in line:
+                span.update_name(f"{method} {line['route']}")
+            trace.finish(line)
+
+
+def active_trace() -> CallTrace | None:
+    """Return the trace of the call that is being answered; None where it is not sampled."""
+    return _active.get()
+
+
+def traced(name: Step) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
+    """Give each run of a coroutine function a span of its own, in calls that are sampled."""
+
+    def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        async def run(trace: CallTrace, *given: P.args, **named: P.kwargs) -> T:
+            with trace.step(name):
+                return await function(*given, **named)
+
+        @wraps(function)
+        def choose(*given: P.args, **named: P.kwargs) -> Awaitable[T]:
+            trace = _active.get()
+            return function(*given, **named) if trace is None else run(trace, *given, **named)
+
+        return choose
+
+    return decorate
+
+
+@contextmanager
+def step(name: Step) -> Iterator[None]:
+    """Give the block a span of its own, in a call that is sampled."""
+    trace = _active.get()
+    if trace is None:
+        yield
+        return
+    with trace.step(name):
+        yield
+
+
+def _fail(span: Span, error: BaseException) -> None:
+    """Mark a span as failed. The error's text may quote a message: only its type is told."""
+    span.set_attribute("error.type", type(error).__name__)
+    span.set_status(Status(StatusCode.ERROR))

@@ -1,0 +1,67 @@
+"""OpenTelemetry from its own environment variables: `OTEL_*`. Without them nothing of the SDK is imported."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from tersely import __version__
+from tersely.service.common.tracing import Tracing
+
+_log = logging.getLogger(__name__)
+
+# An exporter is asked for by where to export to.
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+CLOSE_SECONDS = 5.0
+
+
+class Telemetry:
+    """Exports the spans of calls. ``tracing`` is None where the environment does not ask for it."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._provider: Any = None
+        self.tracing: Tracing | None = None
+        if is_wanted(environment):
+            self._provider = _provider(environment)
+            self.tracing = Tracing(self._provider.get_tracer("tersely", __version__))
+
+    async def close(self) -> None:
+        """Export what is left, within `CLOSE_SECONDS`."""
+        if self._provider is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await asyncio.to_thread(self._provider.shutdown)
+        except TimeoutError:
+            _log.warning("the last spans could not be exported in time")
+
+
+def is_wanted(environment: Mapping[str, str]) -> bool:
+    """Return whether the environment asks for traces."""
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    exporters = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower()
+    return exporters == "otlp" or (not exporters and any(environment.get(name) for name in ENDPOINTS))
+
+
+def _provider(environment: Mapping[str, str]) -> Any:
+    """Return a provider that exports by OTLP over HTTP. It is not the global one: no other library uses it."""
+    protocol = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environment.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    if protocol not in (None, "", "http/protobuf"):
+        _log.warning("spans are exported by OTLP over HTTP (http/protobuf), not as asked for by OTEL_*_PROTOCOL")
+    resources = import_module("opentelemetry.sdk.resources")
+    sdk = import_module("opentelemetry.sdk.trace")
+    export = import_module("opentelemetry.sdk.trace.export")
+    otlp = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    given = {"service.version": __version__}
+    if not environment.get("OTEL_SERVICE_NAME") and "service.name" not in environment.get(
+        "OTEL_RESOURCE_ATTRIBUTES", ""
+    ):
+        given["service.name"] = "tersely"
+    provider = sdk.TracerProvider(resource=resources.Resource.create(given), shutdown_on_exit=False)
+    provider.add_span_processor(export.BatchSpanProcessor(otlp.OTLPSpanExporter()))
+    return provider

@@ -1,0 +1,202 @@
+"""Traces by OpenTelemetry: what a collector receives of calls, and what the model host is told of the trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tersely.domain.messages import Dialect
+from tersely.fakellm.scripted import ScriptedReply
+from tersely.telemetry import is_wanted
+from tests.conftest import Database
+from tests.support.dialect_wires import WIRES
+from tests.support.otlp import ReceivedSpan, Receiver, receiver
+from tests.support.services import serve
+from tests.support.upstreams import MODEL, Model, scripted
+
+SECRET = "zanzibar-4711"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = "00f067aa0ba902b7"
+STEPS = {"recognition", "context", "store"}
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """A collector that the environment names."""
+    with receiver() as found:
+        for name in [name for name in os.environ if name.startswith("OTEL_")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", found.url)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        yield found
+
+
+@pytest.fixture
+def model() -> Iterator[Model]:
+    with scripted() as running:
+        yield running
+
+
+def exported_text(collector: Receiver) -> str:
+    """Everything that was exported, as text in which words can be looked for."""
+    return b"".join(collector.payloads).decode("utf-8", "replace")
+
+
+def inside(child: ReceivedSpan, call: ReceivedSpan) -> bool:
+    return call.started <= child.started <= child.ended <= call.ended
+
+
+@pytest.mark.parametrize("dialect", sorted(WIRES))
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_call_is_a_span_with_its_steps_and_the_request_to_the_model(
+    database: Database, model: Model, collector: Receiver, dialect: Dialect, stream: bool
+) -> None:
+    with serve(database, model.url) as service:
+        answer = await WIRES[dialect].send(
+            service,
+            f"The password is {SECRET}.",
+            stream=stream,
+            Traceparent=f"00-{TRACE}-{PARENT}-01",
+            Authorization="Bearer sk-secret-key",
+        )
+        assert answer.status == 200
+        collector.wait(1)
+    (call,) = collector.calls()
+    assert (call.trace, call.parent) == (TRACE, PARENT)
+    assert call.name == f"POST {call.attributes['http.route']}"
+    session = answer.headers["x-tersely-session"]
+    expected: dict[str, Any] = {
+        "tersely.session": session,
+        "gen_ai.conversation.id": session,
+        "tersely.dialect": dialect,
+    }
+    expected |= {"tersely.tenant": "default", "tersely.context": "built", "http.response.status_code": 200}
+    assert expected.items() <= call.attributes.items()
+    assert call.resource["service.name"] == "tersely"
+    children = collector.children(call)
+    assert {child.name for child in children if child.kind == 1} == STEPS
+    assert all(child.trace == TRACE and inside(child, call) for child in children)
+    (upstream,) = [child for child in children if child.kind == 3]
+    name = {"openai_chat": "openai", "openai_responses": "openai", "anthropic": "anthropic", "gemini": "gcp.gemini"}
+    operation = "generate_content" if dialect == "gemini" else "chat"
+    assert upstream.name == f"{operation} {upstream.attributes['gen_ai.request.model']}"
+    assert upstream.attributes["gen_ai.provider.name"] == name[dialect]
+    assert upstream.attributes["gen_ai.conversation.id"] == session
+    assert upstream.attributes["gen_ai.usage.input_tokens"] > 0
+    assert upstream.attributes["gen_ai.usage.output_tokens"] > 0
+    assert upstream.attributes["server.address"] == "127.0.0.1"
+    assert not any(each.has_failed for each in collector.spans)
+    # The model host takes part in the same trace, below the span of the request to it.
+    assert model.last.headers["Traceparent"] == f"00-{TRACE}-{upstream.id}-01"
+    text = exported_text(collector)
+    assert session in text
+    assert SECRET not in text
+    assert "sk-secret" not in text
+
+
+async def test_a_live_call_has_the_same_steps(database: Database, model: Model, collector: Receiver) -> None:
+    with serve(database, model.url, live_sessions="64") as service, httpx.Client(base_url=service.url) as http:
+        messages: list[dict[str, str]] = []
+        for question in ("One?", "Two?", "Three?"):
+            messages.append({"role": "user", "content": question})
+            answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": messages}, timeout=30)
+            messages.append(answer.json()["choices"][0]["message"])
+        hits = [line for line in http.get("/metrics").text.splitlines() if line.startswith("tersely_live_calls_total")]
+        assert any('result="hit"' in line and not line.endswith(" 0.0") for line in hits), hits
+        collector.wait(3)
+    for call in collector.calls():
+        assert {child.name for child in collector.children(call) if child.kind == 1} == STEPS
+
+
+async def test_failures_are_marked_without_their_words(database: Database, model: Model, collector: Receiver) -> None:
+    refused = ScriptedReply(status=429, body=json.dumps({"error": {"message": f"no more of {SECRET}"}}).encode())
+    with serve(database, model.url) as service, httpx.Client(base_url=service.url, timeout=30) as http:
+        model.script("limited", refused)
+        body: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": SECRET}]}
+        assert http.post("/v1/chat/completions", json={**body, "user": "limited"}).status_code == 429
+        collector.wait(1)
+    (call,) = collector.calls()
+    (upstream,) = [child for child in collector.children(call) if child.kind == 3]
+    assert upstream.has_failed
+    assert upstream.attributes["error.type"] == "429"
+    assert call.attributes["tersely.outcome"] == "upstream_error"
+    with serve(database, "http://127.0.0.1:9/v1") as service, httpx.Client(base_url=service.url, timeout=30) as http:
+        assert http.post("/v1/chat/completions", json=body).status_code == 502
+        collector.wait(2)
+    call = collector.calls()[-1]
+    (upstream,) = [child for child in collector.children(call) if child.kind == 3]
+    assert call.has_failed
+    assert upstream.has_failed
+    assert upstream.attributes["error.type"] == "UpstreamUnavailable"
+    assert SECRET not in exported_text(collector)
+
+
+async def test_what_is_not_sampled_is_not_exported_and_its_parent_passes_through(
+    database: Database, model: Model, collector: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "gateway")
+    with serve(database, model.url) as service:
+        wire = WIRES["openai_chat"]
+        assert (await wire.send(service, "Hello")).status == 200
+        assert "Traceparent" not in model.last.headers
+        unsampled = f"00-{TRACE}-{PARENT}-00"
+        assert (await wire.send(service, "Hello", Traceparent=unsampled)).status == 200
+        assert model.last.headers["Traceparent"] == unsampled
+        await wire.send(service, "Hello", Traceparent=f"00-{TRACE}-{PARENT}-01")
+        collector.wait(1)
+    (call,) = collector.calls()
+    assert call.trace == TRACE
+    assert call.resource["service.name"] == "gateway"
+
+
+async def test_health_and_metrics_are_not_traced_and_rest_is(
+    database: Database, model: Model, collector: Receiver
+) -> None:
+    with serve(database, model.url) as service, httpx.Client(base_url=service.url) as http:
+        for path in ("/healthz", "/readyz", "/metrics", "/api/sessions"):
+            assert http.get(path).status_code == 200
+        collector.wait(1)
+    (call,) = collector.calls()
+    assert call.name == "GET /api/sessions"
+
+
+async def test_a_collector_that_is_away_holds_nothing_up(
+    database: Database, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    with serve(database, model.url) as service:
+        for _ in range(3):
+            assert (await WIRES["anthropic"].send(service, "Hello")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, False),
+        ({"OTEL_SERVICE_NAME": "x"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:4318/v1/traces"}, True),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, True),
+        ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, False),
+        ({"OTEL_SDK_DISABLED": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, False),
+    ],
+)
+def test_traces_are_on_where_the_environment_names_a_collector(environment: dict[str, str], expected: bool) -> None:
+    assert is_wanted(environment) is expected
+
+
+def test_without_a_collector_the_sdk_is_not_imported() -> None:
+    code = "import sys, tersely.main, tersely.telemetry as t; t.Telemetry({}); "
+    code += "sys.exit(any(name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter')) for name in sys.modules))"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=False).returncode == 0
