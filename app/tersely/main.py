@@ -16,7 +16,7 @@ from tersely import __version__
 from tersely.api.health import health_router
 from tersely.api.host_table import Destination, HostTable, NamedHost
 from tersely.api.mcp import McpEndpoint
-from tersely.api.proxy import ProxyRoutes
+from tersely.api.proxy import Edge, ProxyRoutes
 from tersely.api.rest.guard import Guard
 from tersely.api.rest.router import install_rest
 from tersely.api.rest.services import Services
@@ -186,9 +186,8 @@ def build(
         body_budget=_body_budget(settings, base.metrics),
         monotonic=time.perf_counter,
         shutdown=shutdown,
-        origins=settings.allowed_origins,
         limiter=limiter,
-        tracing=telemetry.tracing,
+        edge=Edge(origins=settings.allowed_origins, tracing=telemetry.tracing),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from fastapi import FastAPI
 
@@ -44,6 +45,16 @@ LINGER_PART = 0.5
 LINGER_BYTES = 64 * 1024
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """What stands around all requests. Web pages of ``origins`` may call the APIs; without ``tracing`` no call is
+    traced.
+    """
+
+    origins: Sequence[str]
+    tracing: Tracing | None
+
+
 class ProxyRoutes:
     """Route provider paths to the proxy and every other path to ``fallback``."""
 
@@ -61,10 +72,8 @@ class ProxyRoutes:
         monotonic: Callable[[], float],
         shutdown: Shutdown,
         limiter: Limiter,
-        origins: Sequence[str] = (),
-        tracing: Tracing | None = None,
+        edge: Edge,
     ) -> None:
-        """``origins``: those whose web pages may call the APIs. ``tracing``: None where calls are not traced."""
         self._limiter = limiter
         self._queue = FairQueue(monotonic=monotonic)
         self.rest = fallback
@@ -78,10 +87,10 @@ class ProxyRoutes:
         self._monotonic = monotonic
         self.shutdown = shutdown
         app: App = ShutdownGate(self._reserve, shutdown, self._refuse_at_end)
-        if origins:
-            app = CrossOrigin(app, origins)
-        if tracing is not None:
-            app = CallTracing(app, tracing)
+        if edge.origins:
+            app = CrossOrigin(app, edge.origins)
+        if edge.tracing is not None:
+            app = CallTracing(app, edge.tracing)
         self._app = CallLog(app)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
