@@ -42,7 +42,7 @@ HELP = """\
 /help                     this list"""
 
 _WORDS = frozenset({"/context", "/undo", "/message", "/messages", "/session", "/config"})
-# A command only where it stands alone: clients and users have a `/help QUESTION` of their own.
+# A command counts only if it is alone on its line: some clients and users have their own `/help QUESTION`.
 _HELP = "/help"
 _TURN_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 

@@ -1,19 +1,12 @@
-"""Everything that can go wrong, without status codes: those belong to the edge.
+"""All errors, without status codes: these belong to the API.
 
-TerselyError
- +- InvalidRequest           the caller sent something that cannot be read or is out of range
- |   +- TooLarge             ... or over a size limit
- +- NotFound                 not there, or not the caller's
- +- Conflict                 an id or idempotency key that is taken by something else
- +- Unauthorized             no key, or none that is known
- +- Forbidden                from a web page, or under a name that is not this machine's
- +- ContextTooLarge          no valid context fits the budget
- +- StoreUnavailable         the database is away or too slow
- |   +- StoreRefused         ... or there, and refuses a value for good
- +- Busy                     too much of that is going on at the moment
- +- LimitExceeded            a limit of the tenant or of its key is used up
- +- UpstreamUnavailable      the model host cannot be reached, or broke off
- |   +- ShuttingDown         ... or is not waited for any more, because this process ends
+TerselyError +- InvalidRequest the request cannot be parsed, or a value is out of range | +- TooLarge ... or exceeds a
+size limit +- NotFound it does not exist, or belongs to another tenant +- Conflict an id or idempotency key is in use
+for something else +- Unauthorized the key is missing or unknown +- Forbidden the request comes from a web page, or uses
+a foreign host name +- ContextTooLarge no valid context fits into the budget +- StoreUnavailable the database is
+unavailable or too slow | +- StoreRefused ... or refuses a value permanently +- Busy too many operations of this kind
+are running +- LimitExceeded a limit of the tenant or of its key is used up +- UpstreamUnavailable the model host cannot
+be reached, or the connection broke | +- ShuttingDown ... or the call was ended because this process stops
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Limits of tenants and keys, and the arithmetic of what all workers together have taken of them.
+"""Limits of tenants and keys, and the accounting of their use by all workers.
 
-Workers take requests, tokens and money in portions ahead of need, and slots for concurrent calls as leases that expire.
-What is taken stands in one record, `Use`, which every worker changes through `grant`. A worker that is killed loses at
-most its portions; its slots come back when their lease ends.
+Workers reserve requests, tokens and money in portions, and slots for concurrent calls as leases that expire. The use is
+one record, `Use`, which every worker changes through `grant`. A worker that is killed loses at most its portions; its
+slots are freed when their lease ends.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ LIMIT_NAMES: tuple[LimitName, ...] = (
 )  # fmt: skip
 # Seconds of the window in which requests are counted. It slides by one second.
 WINDOW = 60
-# Seconds after which a worker's slots come back unless it renews them.
+# Seconds after which a worker's slots are freed unless it renews them.
 LEASE = 10.0
-# What a client is told to wait, in seconds, where nothing says when there is room again.
+# Seconds after which a client may retry, if the time at which the limit allows more is unknown.
 SOON = 1.0
 STORED_AGAIN = 60.0
 
@@ -51,10 +51,10 @@ NO_LIMITS = Limits()
 
 @dataclass(slots=True, kw_only=True)
 class Use:
-    """What has been taken, by all workers: seconds with their requests, the day's tokens, the month's money, slots.
+    """The use by all workers: seconds with their requests, the day's tokens, the month's money, slots.
 
-    ``newest`` is the latest time of any worker, in seconds: a clock that is behind does not go back in it.
-    ``stored`` in bytes, measured at ``measured``; ``measuring`` is until when a worker measures it.
+    ``newest``: the latest time of any worker, in seconds; a slow clock does not turn it back. ``stored``: bytes,
+    measured at ``measured``. ``measuring``: the time until which a worker measures it.
     """
 
     newest: float = 0.0
@@ -92,7 +92,7 @@ class Use:
         return cls(**known)
 
     def at(self, now: datetime) -> Use:
-        """Return the record as it is at ``now``: what lies behind is gone."""
+        """Return the record at the time ``now``, without expired entries."""
         time = max(now.timestamp(), self.newest)
         moment = datetime.fromtimestamp(time, UTC)
         day, month = f"{moment:%Y-%m-%d}", f"{moment:%Y-%m}"
@@ -142,10 +142,10 @@ def plus(one: Portion, other: Portion, *, sign: int = 1) -> Portion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What a worker, by its name ``holder``, asks for.
+    """The request of a worker with the name ``holder``.
 
-    ``used`` is taken whatever the limit, or given back where it is negative: what calls really came to. ``wanted`` is
-    taken as far as there is some. ``slots``: the concurrent calls that it has; ``spare``: how many more it wants.
+    ``used`` is counted regardless of the limit; a negative value gives back what was reserved and not used. ``wanted``
+    is granted as far as the limit allows. ``slots``: its concurrent calls. ``spare``: how many more it wants.
     """
 
     holder: str
@@ -165,7 +165,7 @@ class Grant:
 
 
 def grant(use: Use, limits: Limits, ask: Ask, now: datetime) -> Grant:
-    """Take what is asked for, as far as the limits have it. The grants of all workers never pass a limit."""
+    """Grant a request as far as the limits allow. The grants of all workers never exceed a limit."""
     use = use.at(now)
     second = int(use.newest)
     seconds = dict(use.seconds)
@@ -188,14 +188,14 @@ def grant(use: Use, limits: Limits, ask: Ask, now: datetime) -> Grant:
 
 
 def _take(taken: float, limit: float | None, used: float, wanted: float) -> tuple[float, float]:
-    """Return what is granted, and what has been taken then."""
+    """Return the grant, and the use after it."""
     taken = max(0.0, taken + used)
     given = wanted if limit is None else max(0.0, min(wanted, limit - taken))
     return given, taken + given
 
 
 def _add(seconds: dict[int, int], second: int, count: int) -> None:
-    """Add requests to a second; what is given back comes out of the latest ones."""
+    """Add requests to a second. A negative number is taken from the latest ones."""
     if count >= 0:
         seconds[second] = seconds.get(second, 0) + count
         return

@@ -8,7 +8,7 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memo:
-    """A memo; ``session_id`` is the session that it came from, which may be gone."""
+    """A memo. ``session_id`` is the session that it came from, which may have been deleted."""
 
     id: str
     content: str

@@ -1,7 +1,7 @@
 """Messages and their parts: the canonical form that every dialect is read into.
 
-A message keeps ``raw``, the wire form exactly as received; the parts are what the core reasons about.
-Values are equal when their content is equal; where a message stands in a session is `tersely.domain.history.history`.
+A message keeps ``raw``, the wire form exactly as received. The core works on the parts. Values are equal when their
+content is equal; the position of a message in a session is in `tersely.domain.history.history`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Dialect = Literal["openai_chat", "openai_responses", "anthropic", "gemini", "gem
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 MediaKind = Literal["image", "audio", "file", "video", "other"]
 
-# How the dialects wrap instructions that stand beside the messages.
+# The members under which the dialects wrap instructions that are outside of the messages.
 _STANDING = (b'{"system"', b'{"systemInstruction"', b'{"system_instruction"', b'{"instructions"')
 
 INSTRUCTION_ROLES: frozenset[Role] = frozenset({"system", "developer"})
@@ -29,9 +29,9 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reasoning:
-    """A provider's thinking. Never part of a session's identity, never shortened.
+    """A provider's thinking. It is never part of a session's identity and never shortened.
 
-    ``hidden``: characters of what it says encrypted, of which ``text`` may be a summary.
+    ``hidden``: characters of encrypted thinking, of which ``text`` may be a summary.
     """
 
     text: str
@@ -87,11 +87,11 @@ class Injected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message: role, ordered parts, and the wire form it came from (UTF-8 JSON, one object).
+    """One message: role, ordered parts, and its wire form (UTF-8 JSON, one object).
 
-    ``is_malformed``: a reply whose wire form no provider describes, so that ``parts`` are what of it can be understood.
-    ``injected`` are the blocks that the client put into the message. They are instructions and no part of ``parts``, so
-    that no summary, log line or search index holds them.
+    ``is_malformed``: a reply of a form that no provider documents; ``parts`` are what could be parsed. ``injected`` are
+    the blocks that the client put into the message. They count as instructions and are not in ``parts``, so that no
+    summary, log line or search index contains them.
     """
 
     role: Role

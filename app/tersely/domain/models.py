@@ -22,7 +22,7 @@ _WINDOWS = tuple((re.compile(rf"(?:^|/){pattern}", re.IGNORECASE), window) for p
 # Their hosts refuse system text and functions: "Developer instruction is not enabled for models/gemma-3-27b-it".
 _BARE = re.compile(r"(?:^|/)(?:gemma-|o1-(?:mini|preview)|gemini-[\w.-]*-(?:image|tts))", re.IGNORECASE)
 
-# Kept free for the answer when the request does not say how long it may be.
+# Tokens reserved for the answer when the request does not limit it.
 DEFAULT_RESERVE = 4_096
 
 
@@ -33,7 +33,7 @@ def known_window(model: str) -> int | None:
 
 
 def takes_instructions(model: str) -> bool:
-    """Return whether the model may be given system text and tools that its client does not give it."""
+    """Return whether Tersely may add system text and tools to requests for the model."""
     return _BARE.search(model) is None
 
 

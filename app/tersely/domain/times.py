@@ -1,4 +1,4 @@
-"""Times of messages: the range that is stored, and that every time zone can write."""
+"""The range of message times that can be stored and written in every time zone."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ IMAGE_TILE = 170
 IMAGE_TILE_SIDE = 512
 IMAGE_LONG_SIDE = 2048
 IMAGE_SHORT_SIDE = 768
-# A 1024 x 1024 image in high detail: what the guide itself takes as its example.
+# A 1024 x 1024 image in high detail, the example of the provider's guide.
 IMAGE_UNKNOWN = IMAGE_BASE + 4 * IMAGE_TILE
 AUDIO_TOKENS = 1_000
 FILE_TOKENS = 2_000
@@ -50,7 +50,7 @@ def estimate_text(text: str) -> int:
 
 
 def count_message(message: Message, encode: Encode, *, name: str = "") -> int:
-    """Tokens of one message as a chat request carries it, its framing included (not the reply's priming)."""
+    """Count the tokens of one message in a chat request, including its framing, without the reply's priming."""
     total = MESSAGE_OVERHEAD + ROLE_TOKENS
     if name:
         total += NAME_OVERHEAD + encode(name)
@@ -77,7 +77,7 @@ def count_text_message(text: str, encode: Encode) -> int:
 
 
 def count_reasoning(thought: Reasoning, encode: Encode) -> int:
-    """Tokens of a thought. Its words are what is encrypted, or a summary of that: it is not counted twice."""
+    """Count the tokens of a thought. Its text may be a summary of the encrypted part and is not counted twice."""
     return max(encode(thought.text), estimate(thought.hidden))
 
 
@@ -182,17 +182,17 @@ CALIBRATION_MINIMUM = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """How a model's reported input tokens relate to our estimates: an exponentially weighted mean, bounded.
+    """The ratio of a model's reported input tokens to Tersely's estimates: a bounded, exponentially weighted mean.
 
-    One outlier (a provider that counts a cached or an audio part apart) moves it by a fifth at most, and never
-    outside 0.5 to 3. ``samples`` counts the reports that went in.
+    One outlier (a provider that counts a cached or an audio part separately) changes it by a fifth at most, and it
+    stays between 0.5 and 3. ``samples`` is the number of reports.
     """
 
     ratio: float = 1.0
     samples: int = 0
 
     def observe(self, *, estimated: int, reported: int) -> Calibration:
-        """Return the calibration after one more report. Requests too small to tell anything are passed over."""
+        """Return the calibration after one more report. Requests that are too small are ignored."""
         if estimated < CALIBRATION_MINIMUM or reported <= 0:
             return self
         seen = _bounded(reported / estimated)

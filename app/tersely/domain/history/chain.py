@@ -1,13 +1,12 @@
-"""A history's identity: a hash chain over the canonical form of its messages, and anchors where a chain breaks.
+"""The identity of a history: a hash chain over the canonical form of its messages, and anchors where a chain breaks.
 
-Clients re-serialise arguments, turn strings into lists, move ``cache_control``, drop signatures and refresh
-what they inject (dates, listings, reminders) between one request and the next. ``canonical`` keeps what
-survives all of that in 20 recorded clients (DESIGN.md, "Two views of one history"): role and text; call id,
-name and parsed arguments; call id and result text; media by digest. Everything else is no part of a
-message's identity.
+Between two requests clients re-serialise arguments, turn strings into lists, move ``cache_control``, drop signatures
+and refresh what they inject (dates, listings, reminders). ``canonical`` keeps what stays the same in 20 recorded
+clients (docs/decisions.md): role and text; call id, name and parsed arguments; call id and result text; media by
+digest. Nothing else is part of a message's identity.
 
-The quirks of clients are data: ``INJECTED_BLOCKS``, ``INJECTED_MESSAGES``, ``INJECTED_TOPICS`` and
-``SUMMARY_FRAMES``, the client beside each.
+The peculiarities of clients are data: ``INJECTED_BLOCKS``, ``INJECTED_MESSAGES``, ``INJECTED_TOPICS`` and
+``SUMMARY_FRAMES``, each with the name of the client.
 """
 
 from __future__ import annotations
@@ -189,8 +188,8 @@ def canonical(message: Message) -> bytes:
 def set_injected_apart(role: Role, parts: tuple[Part, ...]) -> tuple[tuple[Part, ...], tuple[Injected, ...]]:
     """Return the parts of a message without injected blocks, and the blocks in order.
 
-    A text that holds nothing but blocks is no part any more. Only clients inject: the parts of assistant and of
-    instruction messages come back as they are.
+    A text that consists of blocks alone is dropped. Only clients inject: the parts of assistant and instruction
+    messages are returned unchanged.
     """
     if role not in {"user", "tool"}:
         return parts, ()
@@ -262,12 +261,12 @@ def _call_from_literal(call: dict[str, dict[str, object]]) -> ToolCall:
 
 
 def without_injected(text: str) -> str:
-    """Return ``text`` without what a client put into it; the very same object when there is nothing of that kind."""
+    """Return ``text`` without injected blocks; the same object if there are none."""
     return split_injected(text)[0]
 
 
 def _injected_message(text: str) -> Injected | None:
-    """Return the block that the whole of ``text`` is, or None."""
+    """Return the injected block that ``text`` consists of, or None."""
     if not text[:100].lstrip().startswith(_OPENINGS):
         return None
     block = text.strip()
@@ -314,8 +313,8 @@ def link(previous: bytes, message: Message) -> bytes:
 
 
 def chain(messages: Iterable[Message]) -> tuple[bytes, ...]:
-    """Return the value after each message; where that is no link, the one before it again (``b""`` at the
-    beginning).
+    """Return the chain value after each message. A message that is no link repeats the previous value (``b""`` at
+    first).
     """
     values: list[bytes] = []
     value = b""
@@ -326,14 +325,14 @@ def chain(messages: Iterable[Message]) -> tuple[bytes, ...]:
 
 
 def summary_anchors(message: Message) -> tuple[bytes, ...]:
-    """Hashes by which the reply of a client's own compaction call is known again in a later request.
+    """Return hashes that identify the reply of a client's own compaction call in a later request.
 
-    The anchors of the reply and those of a later message (of any role) meet in at least one when the client
-    went on from that reply: the whole text, and what stands inside one of ``SUMMARY_FRAMES``. Texts under
-    ``MIN_SUMMARY`` characters and over ``MAX_SUMMARY`` give none.
+    If the client continues from that reply, its anchors and those of a later message (of any role) have at least one in
+    common. Anchors are the whole text and the text inside each of ``SUMMARY_FRAMES``. Texts under ``MIN_SUMMARY`` and
+    over ``MAX_SUMMARY`` characters have none.
     """
     text = message.text
-    if len(text) > 2 * MAX_SUMMARY:  # blanks around it are not worth the time that a look at them takes
+    if len(text) > 2 * MAX_SUMMARY:  # trimming such a text is not worth its time
         return ()
     text = text.strip()
     if len(text) > MAX_SUMMARY:

@@ -23,11 +23,11 @@ Status = Literal["live", "superseded", "dropped", "undone", "removed"]
 TerseSource = Literal["model", "derived"]
 SummarySource = Literal["model", "extractive"]
 
-# How providers say that a reply broke off because the model's window was full.
+# The finish reasons by which providers report that the model's window was full.
 WINDOW_FULL = "model_context_window_exceeded"
 
-# How a reply is stored that ended before its model said so: because the host broke off, which the client was told, or
-# because the client or the service went away, so that the client lacks its end.
+# The finish reasons under which an incomplete reply is stored: the host broke off, which the client was told; or the
+# client or the service went away, so that the client lacks the end.
 BROKE_OFF = "interrupted"
 CLIENT_LEFT = "client_left"
 INCOMPLETE = frozenset({BROKE_OFF, CLIENT_LEFT})
@@ -39,7 +39,7 @@ MAX_PRIORITY = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientView:
-    """A reply as its client was shown it, in the wire form of ``dialect``; empty where no form of it is at hand."""
+    """A reply as its client was shown it, in the wire form of ``dialect``; empty if that form is unknown."""
 
     raw: bytes
     dialect: str

@@ -29,7 +29,7 @@ def share_messages(one: str, other: str) -> bool:
 
 
 def text_only(message: Message) -> Message | None:
-    """The message as every dialect may have it, to be written anew; None where it says nothing but tool traffic."""
+    """Return the message with its text alone, to be written in any dialect; None if it contains only tool traffic."""
     parts = tuple(part for part in message.parts if isinstance(part, Text | Media))
     if message.role == "tool":
         return Message(role="user", parts=(), raw=b"", injected=message.injected) if message.injected else None

@@ -29,17 +29,17 @@ class MessageNumbers:
     __slots__ = ("_between", "_between_at", "_exceptions", "_last_seq", "total")
 
     def __init__(self, last_seq: int, exceptions: Iterable[NumberingException]) -> None:
-        # What came after `last_seq` was read is not looked at.
+        # Messages that were stored after `last_seq` was read do not count.
         found = [each for each in exceptions if each.seq <= last_seq]
         self._last_seq = last_seq
         self._exceptions = sorted(each.seq for each in found)
         self._between = sorted((each.position, each.seq) for each in found if not each.is_hidden)
         self.total = last_seq - len(self._exceptions) + len(self._between)
-        # The n-th of those between (from 0 on) has n of its kind before it.
+        # The n-th message between them (from 0 on) has n predecessors of its kind.
         self._between_at = [self._regular_up_to(*key) + n + 1 for n, key in enumerate(self._between)]
 
     def count_up_to(self, position: float, seq: int) -> int:
-        """Return how many seen messages stand at or before that point of the history."""
+        """Return how many visible messages are at or before a position of the history."""
         return self._regular_up_to(position, seq) + bisect_right(self._between, (position, seq))
 
     def number_of(self, seq: int) -> int | None:
@@ -63,7 +63,7 @@ class MessageNumbers:
         return [self.seq_at(position) for position in range(max(1, first), min(last, self.total) + 1)]
 
     def _regular_up_to(self, place: float, seq: int) -> int:
-        """Of the messages whose place is their number, how many stand at or before that point."""
+        """Return how many messages whose position equals their number are at or before a position."""
         number = min(int(place), self._last_seq)
         if number == place and number > seq:
             number -= 1

@@ -1,11 +1,11 @@
-"""Calls and their results: the mend that makes any history valid for a strict provider, and the proof that it is.
+"""Repair tool calls and results so that a strict provider accepts any history, and prove it.
 
-A provider refuses a request in which a call has no result, a result has no call, something stands between
-the two, or a message is empty. Histories of real clients have all of that. `repair` mends them and says what
-it did; `prove_pairing` checks the outcome by other means and shares no code with it.
+A provider refuses a request in which a call has no result, a result has no call, a message stands between the two, or a
+message is empty. Histories of real clients have all of these. `repair` fixes them and reports what it did.
+`prove_pairing` checks the result independently and shares no code with it.
 
-A mended message is a `Message` with ``raw=b""``, which the dialect writes from its parts. The raw of a real
-message is never altered.
+A repaired message is a `Message` with ``raw=b""``, which the dialect writes from its parts. The raw form of a received
+message is never changed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class UnpairedMessages(Exception):
     """A context that was about to leave is not valid: a fault of Tersely, never of the caller."""
 
 
-# Which message (by index) holds the call that a result part (message index, part index) answers.
+# Maps (message index, part index) of a result to the index of the message that contains its call.
 Owners = dict[tuple[int, int], int]
 
 
@@ -67,10 +67,9 @@ def _match(messages: Sequence[Message]) -> _Matching:
 
 
 def safe_cuts(messages: Sequence[Message]) -> tuple[bool, ...]:
-    """For each index: may a context begin with that message?
+    """Return for each index of ``messages`` whether a context may begin there.
 
-    False where it would part a call from its result, and at a message that is only results. Length of
-    the answer: that of ``messages``.
+    False between a call and its result, and at a message that contains only results.
     """
     spans = [0] * (len(messages) + 1)
     for (index, _), owner in _match(messages).owners.items():
@@ -85,16 +84,16 @@ def safe_cuts(messages: Sequence[Message]) -> tuple[bool, ...]:
 
 
 def repair(entries: Sequence[Entry]) -> tuple[tuple[Entry, ...], tuple[Repair, ...]]:
-    """Make ``entries`` valid for a strict provider; a valid sequence comes back as it is.
+    """Make ``entries`` valid for a strict provider. A valid sequence is returned unchanged.
 
-    Kinds of `Repair`: ``missing_result`` (a synthetic one was put right after the call), ``orphan_result`` (no
-    call before it: left out), ``duplicate_result`` (not the first: left out), ``moved_result`` (came
-    late: put behind its call), ``duplicate_call`` (an id twice in one message: the first stays),
-    ``empty_message`` (an assistant message without words or calls: left out), ``empty_content`` (a user
-    message without anything: its place is held by a note, so that the turn stays).
+    Kinds of `Repair`: ``missing_result`` (a synthetic result was added after the call), ``orphan_result`` (without an
+    earlier call: removed), ``duplicate_result`` (not the first: removed), ``moved_result`` (late: moved behind its
+    call), ``duplicate_call`` (an id twice in one message: the first stays), ``empty_message`` (an assistant message
+    without text or calls: removed), ``empty_content`` (a user message without content: replaced by a note, so that the
+    turn stays).
 
-    A result that arrives after a request has already gone out with a synthetic one in its place changes that
-    place, and thereby the prefix, once: the truth is worth more than the cache.
+    A result may arrive after a request went out with a synthetic one. It then replaces the synthetic result, which
+    changes the prompt's prefix once: correctness is worth more than the cache.
     """
     mender = _Mender(entries)
     for index, entry in enumerate(entries):
@@ -143,7 +142,7 @@ def _prove_message(index: int, message: Message, *, calls: list[str], results: l
 
 
 def _prove_results(index: int, message: Message, results: list[str], open_ids: set[str]) -> None:
-    """Check results against the calls that are open, and close these."""
+    """Check results against the open calls, and close these calls."""
     if len(set(results)) != len(results) or not open_ids.issuperset(results):
         raise UnpairedMessages(f"message {index} carries a result without an open call")
     open_ids.difference_update(results)
@@ -166,7 +165,7 @@ class _Mender:
         self.done: set[int] = set()
 
     def emit(self, index: int, entry: Entry) -> None:
-        """Put out what stays of ``entry`` at its own place and, if it makes calls, their results behind it."""
+        """Add what remains of ``entry`` at its own position and, if it makes calls, their results after it."""
         if index in self.done:
             return
         remainder = self._remainder(index, entry)
@@ -214,10 +213,9 @@ class _Mender:
         return entry if len(parts) == len(entry.message.parts) else _with_parts(entry, tuple(parts), is_rest=True)
 
     def _emit_answers(self, caller: int, entry: Entry) -> None:
-        """The results of one message's calls: real ones, then synthetic ones, then one that says more besides.
+        """Add the results of one message's calls: real ones, then synthetic ones, then a message that also has text.
 
-        A user message that carries results *and* words (some dialects do) closes the group: nothing of the
-        group may come after words.
+        In some dialects a user message carries results *and* text. It ends the group: no result may follow text.
         """
         answered: set[str] = set()
         closing: Entry | None = None
@@ -252,7 +250,7 @@ class _Mender:
                 self.out.append(_missing_result(entry, call.id))
 
     def _vanishes(self, index: int) -> bool:
-        """Record that the message leaves nothing at its own position."""
+        """Record that nothing of the message remains at its own position."""
         message = self.entries[index].message
         if message.injected:
             return False
@@ -283,9 +281,9 @@ def _is_only_results(message: Message) -> bool:
 
 
 def _with_parts(entry: Entry, parts: tuple[Part, ...], *, is_rest: bool = False) -> Entry:
-    """Return the same place in the session, other parts: a synthetic message (``raw`` empty).
+    """Return the entry with other parts, as a synthetic message (``raw`` empty).
 
-    ``is_rest``: what is left of the entry without its results. The injected blocks go with it, said by the user.
+    ``is_rest``: the entry without its results. It keeps the injected blocks, in the user's role.
     """
     tokens = min(entry.tokens, _estimate_parts(parts)) if entry.tokens else _estimate_parts(parts)
     message = entry.message

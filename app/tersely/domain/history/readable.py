@@ -1,4 +1,4 @@
-"""Messages as people read them: whole, nothing clipped, every part named."""
+"""Write messages as readable text: complete, with every part named."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def format_message(message: Message) -> str:
 
 
 def read_context(messages: Sequence[Message], report: Report, strategy: str) -> str:
-    """Return a whole context, in the order in which it would be sent, below the figures of its report."""
+    """Return a whole context as text, in the order of the request, after the numbers of its report."""
     layers = ", ".join(f"{layer.name} {layer.tokens:,}" for layer in report.layers)
     title = (
         f"strategy {strategy}, epoch {report.epoch} ({report.reason}), cut before message {report.cut}\n"

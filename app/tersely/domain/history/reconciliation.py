@@ -22,16 +22,16 @@ from tersely.domain.messages import INSTRUCTION_ROLES, Role
 
 Kind = Literal["new", "continue", "retry", "edited", "delta"]
 
-# What no context shows any more, though a client may go on sending it.
+# Statuses of messages that no context contains, though clients may still send them.
 HIDDEN: frozenset[Status] = frozenset({"dropped", "undone", "removed"})
 # Rows looked at for one repeated message ("Ok."): keeps the alignment quick on hostile histories.
 MAX_CANDIDATES = 16
 # New messages get places between known ones as long as these stay so far apart.
 MIN_GAP = 1e-6
-# A delta that equals an earlier one repeats it: for so long while the call of the first is under way, or where the
-# client says that it tries again ...
+# A delta that equals an earlier one repeats it within this time, while the first call runs or if the client marks a
+# retry ...
 RETRY_WITHIN = timedelta(minutes=10)
-# ... and for so long after that call failed or broke off. Later, the same words are said once more.
+# ... and within this time after the first call failed or broke off. Later, equal text is a new message.
 CUT_OFF_WITHIN = timedelta(seconds=30)
 
 
@@ -59,14 +59,14 @@ class StoredLink(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_instruction(self) -> bool:
-        """Return whether the message is system or developer text. Blocks that a client injected alone are none."""
+        """Return whether the message is system or developer text. A message of injected blocks alone is not."""
         return self.role in INSTRUCTION_ROLES
 
 
 class MessageIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A message of a request: its identity, and what placing it needs.
+    """The identity of a request's message, and the facts that reconciliation needs.
 
-    ``seq`` is the number of the stored message that it is; 0 where only its words can tell.
+    ``seq`` is the number of the stored message that it equals; 0 if only the content can show that.
     """
 
     digest: bytes
@@ -97,7 +97,7 @@ class PlacedMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename=
     status: Status = "live"
 
 
-# A link that comes before the rows at hand: it is stored, and nobody asks for its place.
+# The number of a link before the loaded rows: it is stored, and its position is not needed.
 _BEFORE = PlacedMessage(seq=0, turn=1, position=0.0, is_new=False)
 
 
@@ -125,12 +125,12 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True, rename=_SPOOLED_
 
     @property
     def answered(self) -> PlacedMessage | None:
-        """Return the message that the reply will answer: the last one of the history proper."""
+        """The message that the reply will answer: the last link of the history."""
         return next((placed for placed in reversed(self.placed) if placed.turn > 0), None)
 
     @property
     def last_known(self) -> int:
-        """Return the number of the last message of the history proper that was stored before; 0 where there is none."""
+        """The number of the last link that was stored before; 0 if there is none."""
         return next((placed.seq for placed in reversed(self.placed) if placed.turn > 0 and not placed.is_new), 0)
 
 
@@ -168,7 +168,7 @@ def reconcile(
 
 
 def _last_start(incoming: Sequence[MessageIdentity]) -> int:
-    """Return the index of the last message that starts a turn; the end where none does."""
+    """Return the index of the last message that starts a turn; the length if none does."""
     return next((index for index in range(len(incoming) - 1, -1, -1) if incoming[index].starts_turn), len(incoming))
 
 
@@ -180,7 +180,7 @@ def _follow(
     first_link: int,
     question_index: int,
 ) -> Reconciliation | None:
-    """Return the decision for a history that continues the stored one unchanged, as nearly every request does. Else
+    """Return the decision for a history that continues the stored one unchanged, as nearly every request does; else
     None.
     """
     placed: list[PlacedMessage] = []
@@ -230,10 +230,10 @@ def _has_user(rows: Sequence[StoredLink], turn: int, first_link: int) -> bool:
 
 
 def go_on(last: StoredLink, incoming: Sequence[MessageIdentity], *, last_seq: int, turns: int) -> Reconciliation:
-    """Place new messages behind ``last``, a session's last message, in whose turn the user has spoken.
+    """Place new messages after ``last``, the last message of a session with an open turn.
 
-    ``incoming`` begins with ``last`` itself; all others are links. The decision is that of `reconcile` for the whole
-    history, but for ``placed``, which has one entry per message of ``incoming``.
+    ``incoming`` begins with ``last`` itself; all others are links. The decision equals that of `reconcile` for the
+    whole history, except that ``placed`` has one entry per message of ``incoming``.
     """
     placed = [PlacedMessage(seq=last.seq, turn=last.turn, position=last.position, is_new=False, status=last.status)]
     numbering = _Numbering(turns=turns, turn=last.turn, has_user=True)
@@ -302,7 +302,7 @@ def _kind(
 def append_messages(
     incoming: Sequence[MessageIdentity], *, last_seq: int, turns: int, turn: int, superseded: Iterable[int] = ()
 ) -> Reconciliation:
-    """Put every incoming message at the end of a session whose last turn is ``turn`` (0: it is empty).
+    """Append every incoming message to a session whose last turn is ``turn`` (0: it is empty).
 
     ``superseded``: the stored instructions that the incoming ones replace.
     """
@@ -325,7 +325,7 @@ def append_messages(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierQuestion:
-    """Live stored messages that equal the links of a delta, one for one.
+    """Live stored messages that equal the links of a delta, one by one.
 
     ``replies`` are the live replies to them. ``is_last``: no other message follows.
     """
@@ -336,7 +336,7 @@ class EarlierQuestion:
 
     @property
     def answered(self) -> StoredLink:
-        """Return the message that a reply to them follows."""
+        """The message that a reply to them follows."""
         return self.rows[-1]
 
 
@@ -387,11 +387,11 @@ def reconcile_repetition(
     last_seq: int,
     turns: int,
 ) -> Reconciliation:
-    """Decide what a repeated delta changes: nothing but the instructions, where it brings others.
+    """Decide what a repeated delta changes: only the instructions, if it brings others.
 
-    ``repeated`` are the stored messages that equal the links of ``incoming``, ``instructions`` the session's live
-    instructions. The replies to ``repeated`` stay until a new reply replaces them, so that a repetition that fails
-    hides nothing.
+    ``repeated`` are the stored messages that equal the links of ``incoming``; ``instructions`` are the session's live
+    instructions. The replies to ``repeated`` stay until a new reply replaces them, so that a failed repetition hides
+    nothing.
     """
     free: defaultdict[bytes, deque[StoredLink]] = defaultdict(deque)
     for row in instructions:
@@ -423,9 +423,9 @@ def reconcile_repetition(
 
 
 def links_without_reply(rows: Sequence[StoredLink]) -> list[int]:
-    """Return the sequence numbers of live links that may be without a reply. ``rows`` are in order.
+    """Return the sequence numbers of live links that may have no reply. ``rows`` are in order.
 
-    These stand behind the last reply, or before another request. A request with several messages looks the same.
+    These are the links after the last reply, or before another request. A request with several messages looks the same.
     """
     found: list[int] = []
     block: list[StoredLink] = []
@@ -490,10 +490,10 @@ class ReplyPlacement:
 
 
 def place_reply(neighbours: ReplyNeighbours, *, call: int, broke_off: bool) -> ReplyPlacement:
-    """Place the reply of ``call`` behind its question, whatever was stored since.
+    """Place the reply of ``call`` after its question, whatever was stored in the meantime.
 
     A reply shares the status of its question (superseded, dropped, undone, removed). Of two replies to one question a
-    whole one stays rather than one that broke off, else that of the later call.
+    complete one wins over an incomplete one; otherwise the later call wins.
     """
     if neighbours.status != "live":
         return ReplyPlacement(status=neighbours.status or "superseded", before_position=neighbours.next_position)
@@ -545,10 +545,10 @@ class _Numbering:
 def _match(
     rows: Sequence[StoredLink], incoming: Sequence[MessageIdentity], first_link: int, question_index: int
 ) -> dict[int, StoredLink]:
-    """Incoming index -> stored row, in strictly increasing places.
+    """Map incoming indexes to stored rows, in strictly increasing positions.
 
-    The live history comes first, then the branch that the last reply ended. Only what neither explains is looked for
-    among what is hidden, or was left behind.
+    The live history is matched first, then the branch that the last reply ended. Only the remaining messages are looked
+    up among hidden and superseded rows.
     """
     links = [index for index, message in enumerate(incoming) if message.is_link][first_link:]
     stored = [row for row in rows if row.is_link]
@@ -574,11 +574,11 @@ def _without_strays(
     *,
     is_beginning: bool,
 ) -> dict[int, StoredLink]:
-    """Return ``aligned`` without the stored questions that were asked behind another beginning than the request's.
+    """Remove from ``aligned`` the stored questions that belong to another beginning than the request's.
 
-    Two replies may follow one question only if the same history leads to both: what was said before a reply that was
-    left behind is found by what it follows. ``prefix`` are the links in front; ``is_beginning``: the first of ``links``
-    is the first of the history.
+    Two replies may follow one question only if the same history leads to both. The messages before a superseded reply
+    are found by their ``follows``. ``prefix`` are the links in front. ``is_beginning``: the first of ``links`` is the
+    first of the history.
     """
     known = {**prefix, **aligned}
     replied = max((index for index in known if incoming[index].role == "assistant"), default=None)
@@ -595,7 +595,7 @@ def _without_strays(
 def _by_number(
     stored: Sequence[StoredLink], incoming: Sequence[MessageIdentity], links: Sequence[int]
 ) -> dict[int, StoredLink]:
-    """Return the first ``links`` whose stored rows are named by number, with these rows."""
+    """Return the leading ``links`` whose stored rows are named by number, with these rows."""
     if not links or not incoming[links[0]].seq:
         return {}
     rows = {row.seq: row for row in stored}
@@ -605,9 +605,9 @@ def _by_number(
 def _find_branch(
     stored: Sequence[StoredLink], incoming: Sequence[MessageIdentity], links: Sequence[int], question_index: int
 ) -> dict[int, StoredLink]:
-    """Return ``links`` up to the last reply with the stored rows that led to it; nothing where they are not the same.
+    """Return ``links`` up to the last reply with the stored rows that led to it; empty if they differ.
 
-    Other branches may hold the same words: each stored message tells what it follows.
+    Other branches may contain equal text. The ``follows`` of each stored message identifies its branch.
     """
     end = next((at for at in range(len(links) - 1, -1, -1) if incoming[links[at]].role == "assistant"), -1)
     if end < 0:
@@ -629,7 +629,7 @@ def _follow_back(
     links: Sequence[int],
     question_index: int,
 ) -> dict[int, StoredLink]:
-    """Return ``links`` with ``last`` and the rows that it follows; nothing where one of them says something else."""
+    """Return ``links`` with ``last`` and its predecessors by ``follows``; empty if one of them differs."""
     known: dict[int, StoredLink] = {}
     row: StoredLink | None = last
     for index in reversed(links):
@@ -684,7 +684,7 @@ def _unique_replies(
 
 
 def _increasing(known: Mapping[int, StoredLink]) -> dict[int, StoredLink]:
-    """Return ``known`` without what would stand at the place of the one before it."""
+    """Return ``known`` without entries whose position is not after that of the entry before."""
     place = float("-inf")
     kept: dict[int, StoredLink] = {}
     for index in sorted(known):
@@ -703,7 +703,7 @@ def _longest_common(
     if not stored or not links:
         return []
     candidates = _candidates(stored)
-    # What ends at a position weighs more than all that ends before it.
+    # The weight of a position is greater than that of all positions before it.
     ends: list[int] = []
     weights: list[int] = []
     chains: list[_Step] = []
@@ -729,7 +729,7 @@ def _longest_common(
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A pair of a common subsequence, and the one before it."""
+    """A pair of a common subsequence, and the pair before it."""
 
     index: int
     position: int
@@ -752,7 +752,7 @@ def _candidates(stored: Sequence[StoredLink]) -> dict[bytes, list[int]]:
 def _with_instructions(
     rows: Sequence[StoredLink], incoming: Sequence[MessageIdentity], known: dict[int, StoredLink]
 ) -> dict[int, StoredLink]:
-    """``known`` links, and the instructions that stand between the same neighbours as before."""
+    """Return ``known`` links, and the instructions that have the same neighbours as before."""
     instructions = [index for index, message in enumerate(incoming) if not message.is_link]
     if not instructions:
         return known
@@ -778,9 +778,7 @@ def _with_instructions(
 
 
 def _fitting(rows: deque[StoredLink], lower: float, upper: float | None) -> StoredLink | None:
-    """Return the row between these places, a current one if there is one. What is at or before ``lower`` is thrown
-    away.
-    """
+    """Return a row between these positions, preferably a live one. Rows at or before ``lower`` are dropped."""
     while rows and rows[0].position <= lower:
         rows.popleft()
     between = takewhile(lambda row: upper is None or row.position < upper, islice(rows, MAX_CANDIDATES))
@@ -793,7 +791,7 @@ def _goes_on(known: Mapping[int, StoredLink], first_link: int) -> bool:
 
 
 def _with_room(incoming: Sequence[MessageIdentity], known: dict[int, StoredLink]) -> dict[int, StoredLink]:
-    """Return ``known`` as far as there is room between its places for what is new; what comes after is stored anew."""
+    """Return ``known`` as long as there is room for new messages between its positions. Later ones are stored again."""
     following = _following_places(incoming, known)
     place, new = 0.0, 0
     for index in range(len(incoming)):
@@ -815,9 +813,9 @@ def _place(
     last_seq: int,
     turns: int,
 ) -> tuple[tuple[PlacedMessage, ...], int, int]:
-    """Give every incoming message a sequence number, a turn and a place between its neighbours.
+    """Give every incoming message a sequence number, a turn and a position between its neighbours.
 
-    Links that come before the rows at hand get sequence number 0: they are stored, and nobody asks for their place.
+    Links before the loaded rows get sequence number 0: they are stored, and their position is not needed.
     """
     goes_on = _goes_on(known, first_link)
     places = {} if goes_on else _new_places(incoming, known)
@@ -848,9 +846,9 @@ def _place(
 
 
 def _opened_turns(rows: Sequence[StoredLink], first_link: int) -> frozenset[int]:
-    """Return the stored turns that had a user message.
+    """Return the stored turns that contain a user message.
 
-    All, but for a first one that so far is an assistant's greeting.
+    These are all turns, except a first one that contains only an assistant's greeting.
     """
     opened = {row.turn for row in rows if row.turn > 0}
     if first_link or not opened:
@@ -881,10 +879,10 @@ def _new_places(incoming: Sequence[MessageIdentity], known: Mapping[int, StoredL
 
 
 def _adopted_turns(incoming: Sequence[MessageIdentity], known: Mapping[int, StoredLink]) -> dict[int, int]:
-    """New messages that belong to a stored turn because of what follows them.
+    """Return the turns of new messages that belong to a stored turn because of the messages after them.
 
-    A rewritten user message in front of what answered it opens the same turn as before; whatever stands before
-    the first user message belongs to that one's turn.
+    A rewritten user message in front of the stored answer opens the same turn as before. Messages before the first user
+    message belong to its turn.
     """
     opened = {row.turn for index, row in known.items() if incoming[index].starts_turn}
     links = [index for index, message in enumerate(incoming) if message.is_link]
@@ -908,7 +906,7 @@ def _adopted_turns(incoming: Sequence[MessageIdentity], known: Mapping[int, Stor
 
 
 def _following_places(incoming: Sequence[MessageIdentity], known: Mapping[int, StoredLink]) -> list[float | None]:
-    """For each incoming message, the place of the next known one, or None at the end of the history."""
+    """Return for each incoming message the position of the next known one; None at the end of the history."""
     following: list[float | None] = [None] * len(incoming)
     upper: float | None = None
     for index in range(len(incoming) - 1, -1, -1):
@@ -931,8 +929,7 @@ def _inserts(links: Sequence[PlacedMessage]) -> bool:
 
 
 def _joins_prefill(left: Sequence[StoredLink], back: Sequence[StoredLink]) -> bool:
-    """Return whether the client has joined the beginning that it gave a reply and that reply to one message: the same
-    words.
+    """Return whether the client joined its prefill and the reply into one message with the same text.
 
     A reply that continues a prefill is stored by itself, and as an alternative of the same call with the prefill.
     """
@@ -947,7 +944,7 @@ def _joins_prefill(left: Sequence[StoredLink], back: Sequence[StoredLink]) -> bo
 
 
 def _only_reply_left(left: Sequence[StoredLink], links: Sequence[PlacedMessage]) -> bool:
-    """Return whether all that the client leaves behind is the reply to its last message: it asks for another one."""
+    """Return whether the request drops only the reply to its last message: then it asks for another reply."""
     if not links or any(placed.is_new for placed in links):
         return False
     return all(row.role == "assistant" and row.position > links[-1].position for row in left)

@@ -19,7 +19,7 @@ def runs_of(seqs: Iterable[int]) -> tuple[Run, ...]:
 
 
 def subtract(runs: Iterable[Run], others: Iterable[Run]) -> tuple[Run, ...]:
-    """Return what of ``runs`` is in none of ``others``. Both may come in any order and overlap."""
+    """Return ``runs`` without ``others``. Both may be unordered and overlap."""
     left: list[Run] = []
     taken = sorted(others)
     reached = 0

@@ -17,11 +17,10 @@ NOT_IDS = frozenset({".", ".."})
 class Session(msgspec.Struct, frozen=True, kw_only=True):
     """One stored conversation.
 
-    ``version`` changes with every write, ``edits`` counts rewrites of history (undo, drop, client rewrite);
-    ``edited`` says that one came since the last epoch.
-    ``client_id`` is an id that a client sends for its own purposes and that several sessions may share.
-    ``strategy`` and ``epoch_policy`` are the session's own settings in the form of the configuration, if any;
-    ``last_strategy`` and ``last_epoch_policy`` are those that the headers of its last call asked for.
+    ``version`` changes with every write. ``edits`` counts rewrites of history (undo, drop, client rewrite); ``edited``:
+    one happened since the last epoch. ``client_id`` is an id that a client sends for its own purposes and that several
+    sessions may share. ``strategy`` and ``epoch_policy`` are the session's own settings as configuration texts, if any;
+    ``last_strategy`` and ``last_epoch_policy`` are those of the headers of its last call.
     """
 
     id: str
@@ -56,7 +55,7 @@ MAX_TITLE = 120
 
 
 def title_of(text: str) -> str | None:
-    """The first words of ``text``, on one line, as a session's title; None where there are none."""
+    """Return the first words of ``text`` on one line, as a session's title; None if there are none."""
     words = " ".join(text[: 8 * MAX_TITLE].split())
     kept = "".join(char for char in words if char.isprintable()).encode("utf-8", "ignore").decode()
     return (kept if len(kept) <= MAX_TITLE else kept[: MAX_TITLE - 1].rstrip() + "…") or None

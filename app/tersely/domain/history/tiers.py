@@ -12,14 +12,13 @@ import msgspec
 
 from tersely.domain.text.tool_output import ToolOutputLimits
 
-# `output`: tool results as `limits` say. `results`: tool results to `chars`. `user_text`: a user's words to `chars`.
-# `archive`: tool results make way for a line that names their summary, or says what was there
+# `output`: tool results within `limits`. `results`: tool results to `chars`. `user_text`: a user's text to `chars`.
+# `archive`: a tool result is replaced by a line that names its summary or its content
 # (`tersely.strategies.reduction.archiving`).
 Subject = Literal["output", "results", "user_text", "archive"]
-# `head`: the beginning, with a notice after it. `ends`: beginning and end, with a notice between them.
+# `head`: the beginning, followed by a notice. `ends`: beginning and end, with a notice between them.
 Style = Literal["head", "ends"]
-# The tools by which the model gets a whole text back: any text, or a spilled output. Empty: it has none, and is told of
-# none.
+# The tools by which the model can read a whole text: any text, or a spilled output. Empty: it has none.
 ReadBack = Literal[
     "", "query_db", "context_search", "read_artifact", "read_artifact, query_db", "read_artifact, context_search"
 ]

@@ -1,8 +1,8 @@
-"""Turns and steps: how a sequence of messages falls into the units that people and strategies speak of.
+"""Group a sequence of messages into turns and steps.
 
-A **turn** is a user message and everything up to the next user message; a message that carries nothing but
-tool results never starts one, whatever its role on the wire. A **step** is one assistant message with the
-results of its calls. Pure grouping: nothing here decides what is kept.
+A **turn** is a user message and everything up to the next user message. A message that carries only tool results never
+starts one, whatever its role on the wire. A **step** is one assistant message with the results of its calls. This
+module only groups; it decides nothing about what is kept.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Turn:
 
     @property
     def opening(self) -> tuple[Entry, ...]:
-        """Return the entries that start the turn: its user message. Empty when a cut has taken it."""
+        """The entries that start the turn: its user message. Empty if it was cut."""
         return tuple(entry for entry in self.entries if entry.message.starts_turn)
 
     @property
@@ -74,10 +74,9 @@ def read_turn_id(text: str, *, field: str = "turnId") -> int:
 def number_turns(messages: Iterable[Message], *, turn: int = 0, opened: bool = False) -> tuple[int, ...]:
     """Return the turn of each message that is appended to a session.
 
-    ``turn`` is the session's last turn so far (0: none yet), ``opened`` whether any message of the session has
-    started a turn. Messages before the first user message (a greeting by the assistant, a history that was
-    imported from its middle) belong to turn 1, and so does that first user message: there is no turn that
-    nobody asked for. Instructions belong to turn 0.
+    ``turn`` is the session's last turn so far (0: none yet); ``opened``: a message of the session has started a turn.
+    Messages before the first user message (a greeting by the assistant, an imported part of a history) belong to turn
+    1, and so does that first user message. Instructions belong to turn 0.
     """
     numbers: list[int] = []
     for message in messages:
@@ -102,7 +101,7 @@ def group_turns(entries: Iterable[Entry]) -> tuple[Turn, ...]:
 
 
 def group_steps(entries: Sequence[Entry]) -> tuple[Step, ...]:
-    """Group entries into steps: each assistant message opens one, results and strays join it."""
+    """Group entries into steps: each assistant message opens one; results and other messages join it."""
     steps: list[list[Entry]] = []
     for entry in entries:
         if entry.message.role == "assistant":

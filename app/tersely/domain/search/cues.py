@@ -1,12 +1,12 @@
-"""Cues: words by which people say what a message or a question is for, beside what it is about.
+"""Cues: words that show the purpose of a message or a question, besides its subject.
 
-One file for each language in ``data/cues``, so that a language is added without code:
+There is one file for each language in ``data/cues``, so that a language needs no code:
 
 - ``standing``: patterns of standing instructions and preferences ("always ... when I ask", "I prefer ...").
 - ``looking_back``: patterns of questions about what was said or done, as opposed to requests for something new.
 - ``talk``: words about the conversation itself ("order", "throughout", "summary").
 
-The patterns of all languages hold together. They are matched without regard to case.
+The patterns of all languages are used together. Case is ignored.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def marks_of(text: str, length: int, *, is_users: bool, speaker: str) -> list[st
 
 
 def speaker_mark(term: str) -> str:
-    """Return the mark of the messages of a speaker in whose name ``term`` stands."""
+    """Return the term that marks messages whose speaker's name contains ``term``."""
     return f"{_SPEAKER}{term}"
 
 

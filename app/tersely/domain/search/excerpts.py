@@ -62,7 +62,7 @@ class FirstMessages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnMessages:
-    """Mode ``turn``: all messages of a turn, with ``before`` and ``after`` turns around it (none unless asked)."""
+    """Mode ``turn``: all messages of a turn, with ``before`` and ``after`` neighbouring turns (default: none)."""
 
     turn: int
     before: int = 0
@@ -211,7 +211,7 @@ def render_excerpts(ranges: Sequence[Range], rows: Iterable[ExcerptRow], total: 
 
 def render_row(row: ExcerptRow) -> str:
     """Render a message as ``[assistant t7] text [tool: dom({action: 'create', ...})]``."""
-    # A tag that stood on a line of its own leaves that line's end behind.
+    # The line end of a tag that was alone on its line remains.
     pieces = [piece for part in row.message.parts if (piece := _render_part(part, row.query).rstrip("\r\n"))]
     match = {0: "", 1: ", best match"}.get(row.rank, f", match {row.rank}")
     return " ".join([f"[{row.message.role} {write_turn_id(row.turn)}{match}]", *pieces])
@@ -230,7 +230,9 @@ def _render_part(part: Text | Reasoning | ToolCall | ToolResult | Media, query: 
 
 
 def _render_arguments(arguments: str, query: str) -> str:
-    """``{action: 'create', ...}``: the first argument, the one with ``query`` in it, and a sign that there are more."""
+    """Return ``{action: 'create', ...}``: the first argument, the argument that contains ``query``, and a mark for
+    omitted ones.
+    """
     try:
         parsed = json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
@@ -240,7 +242,7 @@ def _render_arguments(arguments: str, query: str) -> str:
     names = list(parsed)
     found = next((name for name in names if query and _has(f"{name} {_text_of(parsed[name])}", query)), None)
     if found is None and query and _has(arguments, query):
-        return _clip(arguments, query)  # it stands across several arguments, or is a piece of JSON
+        return _clip(arguments, query)  # the match spans several arguments, or is a piece of JSON
     shown = [f"{_key(name)}: {_literal(parsed[name], query)}" for name in names[:1]]
     if found is not None and found != names[0]:
         shown += ["..."] if names.index(found) > 1 else []
@@ -288,7 +290,7 @@ def find_around(text: str, query: str, room: int) -> tuple[int, int]:
     at = -1
     if query:
         found = re.search(re.escape(query), text, re.IGNORECASE)
-        # Some letters fold to several, so that what is found so may stand a little further in front.
+        # Some letters fold to several, so the original position may be slightly earlier.
         at = found.start() if found else text.casefold().find(query.casefold())
     if at + len(query) <= room:
         return 0, room

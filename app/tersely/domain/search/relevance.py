@@ -1,10 +1,11 @@
-"""Relevance: which documents a text is about. One ranking for search, memos and retrieval; no model, no chance.
+"""Rank documents by their relevance to a text. Search, memos and retrieval share it. It is deterministic and uses no
+model.
 
-BM25 with exact document frequencies over the collection, and three corrections that conversations need, measured on
-annotated ones (`bench/recall.md`): beyond some length a message is less likely to be what was asked for, however often
-it says the words; what stands beside a message says what it is about, as an answer rarely repeats the words of its
-question; and the words of the best documents find others that put the same thing differently. Marks among the terms of
-a message (`tersely.domain.search.cues`) weigh too: standing instructions, short questions, the speaker.
+It is BM25 with exact document frequencies over the collection, and three corrections for conversations, measured on
+annotated ones (`bench/recall.md`). Very long messages lose weight, however often they contain the words. The neighbours
+of a message add to its score, since an answer rarely repeats the words of its question. The words of the best documents
+find others with the same subject and other words. Marks among the terms of a message (`tersely.domain.search.cues`)
+count too: standing instructions, short questions, the speaker.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ __all__ = [
 
 K1 = 1.2
 B = 0.4
-# Terms of a message up to which its length counts for nothing but in BM25, and how fast longer ones fall behind.
+# Number of terms up to which length only counts in BM25, and how fast longer messages lose weight.
 SHORT = 60
 FALL = 0.5
 LONGEST = 4096
-# What the documents one and two places away add of their own scores.
+# The share of their own scores that documents one and two positions away add.
 NEAR = (0.3, 0.15)
 # Of the best documents so many terms are added to a query, the strongest with this share of a term's weight.
 FEEDBACK_DOCUMENTS = 5
@@ -69,7 +70,7 @@ TALK_WEIGHT = 0.4
 # How much more the messages of a speaker count whom the question names.
 SPEAKER_WEIGHT = 1.3
 
-# What the nearness in meaning counts for beside the words, when both rankings are fused.
+# The weight of similarity in meaning relative to the words, when both rankings are fused.
 MEANING_WEIGHT = 0.2
 
 MEMOS = 5
@@ -126,7 +127,7 @@ class RankedTurn:
 
 
 def document_text(message: Message) -> str:
-    """What a message is found by: its speaker's name, where it has one, and its text."""
+    """Return the searched text of a message: its speaker's name, if it has one, and its text."""
     text, name = searchable_text(message), _speaker(message)
     return f"{name}: {text}" if name else text
 
@@ -145,7 +146,7 @@ def query_terms(text: str) -> list[str]:
 
 
 def _speaker(message: Message) -> str:
-    """Return the name that a message gives its author; empty: none."""
+    """Return the name of a message's author; empty if it has none."""
     if b'"name"' not in message.raw or message.role not in {"user", "assistant"}:
         return ""
     try:
@@ -189,7 +190,7 @@ def expand(query: Mapping[str, float], best: Iterable[tuple[float, Sequence[str]
 
 
 def build_query(text: str, corpus: Corpus, *, hidden: frozenset[int] = frozenset()) -> SearchQuery:
-    """Return a first look at what ``text`` is about. The ``hidden`` documents are neither found nor counted."""
+    """Return the first query for ``text``. The ``hidden`` documents are neither found nor counted."""
     query = {term: TALK_WEIGHT if term in TALK else 1.0 for term in tokenize(text)}
     seen = _without(corpus, hidden, query_terms(text))
     is_back = looks_back(text)
@@ -201,10 +202,10 @@ def build_query(text: str, corpus: Corpus, *, hidden: frozenset[int] = frozenset
 def search_corpus(
     first: SearchQuery, corpus: Corpus, documents: Iterable[Sequence[str]] = (), *, limit: int | None = None
 ) -> list[Ranked]:
-    """Return the documents that a text is about or that stand near such, the best first; ties: the later first.
+    """Return the documents that match a text or are neighbours of matches, best first; ties: later first.
 
-    ``documents`` are the terms of the best ones of a first look, in that order; none: theirs are not looked at. Empty
-    for a text of stop words.
+    ``documents`` are the terms of the best documents of a first query, in that order; empty: they are not used. The
+    result is empty for a text of stop words.
     """
     best = [(each.score, document) for each, document in zip(first.best, documents, strict=False)]
     marks = {STANDING, QUESTION, *map(speaker_mark, first.weights)}
@@ -242,10 +243,10 @@ def _multiply(scores: list[float], postings: Iterable[int], factor: float) -> No
 
 
 def fuse(by_words: Sequence[Ranked], by_meaning: Sequence[Ranked]) -> list[int]:
-    """One ranking by words and by meaning (cosines), the best first; ties: the greater number first.
+    """Fuse the rankings by words and by meaning (cosines), best first; ties: greater number first.
 
-    Scores are fused, not places: those by words as shares of the best one, cosines spread over their own range. A
-    document that only one ranking knows has 0 in the other.
+    Scores are fused, not positions: word scores as shares of the best one, cosines scaled to their own range. A
+    document that only one ranking contains has 0 in the other.
     """
     best = max((each.score for each in by_words), default=0.0) or 1.0
     scores = {each.number: each.score / best for each in by_words}
@@ -293,10 +294,9 @@ def rank_turns(turns: Sequence[Turn], text: str, *, budget: int | None = None) -
 
 
 def _coverage(weights: Mapping[str, float], corpus: Corpus, terms: Collection[str]) -> float:
-    """Return the share, 0 to 1, that ``terms`` have in the weight of a query's terms, as far as the corpus has these at
-    all.
+    """Return the share, 0 to 1, of the query's weight that ``terms`` cover. Only terms of the corpus count.
 
-    0 where the common terms are everyday words that stand for no topic.
+    0 if the common terms are everyday words without a topic.
     """
     known = {term: weight for term, weight in weights.items() if corpus.postings.get(term)}
     common = [term for term in known if term in terms]
@@ -306,12 +306,12 @@ def _coverage(weights: Mapping[str, float], corpus: Corpus, terms: Collection[st
 def rank_documents(
     documents: Sequence[Sequence[str]], terms: Collection[str], *, limit: int = MEMOS, is_asked: bool = False
 ) -> tuple[Ranked, ...]:
-    """Of short documents (memos with their tags, as different terms, sorted), at most ``limit`` that a text of these
-    ``terms`` is about, the best first.
+    """Return at most ``limit`` short documents (memos and their tags, as sorted distinct terms) about a text's
+    ``terms``, best first.
 
-    A document's score is the share, 0 to 1, that the terms common to both have in the weight of the one that says less;
-    what no document says weighs nothing. Unless it ``is_asked`` for, a document must share a keyword or two everyday
-    words with the text, and have a score of at least `FLOOR`. Ties: the later first. Stop words bring none.
+    A document's score is the share, 0 to 1, that the common terms have in the weight of the shorter of the two; a term
+    that no document contains has no weight. Unless ``is_asked``, a document must share a keyword or two everyday words
+    with the text, and score at least `FLOOR`. Ties: later first. Stop words find none.
     """
     having = Counter(chain.from_iterable(documents))
     weight = {count: _weight(count, len(documents)) for count in set(having.values())}
@@ -350,7 +350,7 @@ def _bm25(query: Mapping[str, float], corpus: Corpus) -> list[float]:
     mean = sum(lengths) / max(1, len(lengths) - lengths.count(0)) or 1.0
     scores = [0.0] * len(lengths)
     fixed, slope = K1 * (1 - B), K1 * B / mean
-    # In a long session this loop is what a search takes: everything in it is a local name.
+    # This loop takes most of the time of a search in a long session, so all names in it are local.
     norms = [fixed + slope * length for length in lengths]
     shift, mask = SHIFT, MAX_TIMES
     for term, weight in idf_weights(query, corpus).items():
@@ -362,7 +362,7 @@ def _bm25(query: Mapping[str, float], corpus: Corpus) -> list[float]:
 
 
 def _order(scores: Sequence[float], lengths: Sequence[int], limit: int | None) -> list[Ranked]:
-    """Documents by their own scores, what stands near them, and their lengths."""
+    """Sort documents by their own scores, those of their neighbours, and their lengths."""
     near, far = NEAR
     own = [0.0, 0.0, *scores, 0.0, 0.0]
     damping = [_DAMPING[length] if length < LONGEST else _DAMPING[LONGEST] for length in lengths]

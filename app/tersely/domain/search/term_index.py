@@ -1,7 +1,8 @@
-"""The term index of a session: which messages have a term, and how often; made in pages, extended at its end.
+"""The term index of a session: which messages contain a term, and how often. It is built in pages and extended at its
+end.
 
-A posting is one number: the document's, shifted, and the times that it has the term (up to `MAX_TIMES`). Four bytes
-each: an index of 100,000 messages takes some tens of megabytes, and extending it costs what is new.
+A posting is one number of four bytes: the document's number, shifted, and the count of the term (up to `MAX_TIMES`). An
+index of 100,000 messages takes some tens of megabytes. Extending it costs only the new messages.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import msgspec
 SHIFT = 6
 MAX_TIMES = (1 << SHIFT) - 1
 MAX_DOCUMENTS = 1 << (32 - SHIFT)
-# What a term takes beside its postings, in bytes, about.
+# Approximate bytes of a term besides its postings.
 _TERM_BYTES = 200
 
 
 class TermPage(msgspec.Struct, frozen=True, array_like=True):
-    """The terms of consecutive documents, the first of them numbered ``first``, in the form in which it is stored.
+    """The terms of consecutive documents, numbered from ``first`` on, in stored form.
 
-    ``lengths`` are unsigned 32-bit numbers, one for each document; ``postings`` the same, for each term.
+    ``lengths`` holds one unsigned 32-bit number for each document, ``postings`` one or more for each term.
     """
 
     first: int

@@ -1,9 +1,8 @@
-"""Terms: what a text is found by. The same for every text and every query, so that the two meet.
+"""Split texts into search terms. Texts and queries are split in the same way.
 
-A word gives its stem. An identifier (``src/parser.js``, ``maxRetries``, ``v0.6.2``) gives itself, whole, and the
-stems of its pieces. Scripts that are written without blanks give pairs of neighbouring characters. Stop words give
-nothing: neither those of the grammar nor those by which people keep a conversation going ("continue", "go on"),
-which stand in every part of it and are about none.
+A word gives its stem. An identifier (``src/parser.js``, ``maxRetries``, ``v0.6.2``) gives itself as a whole and the
+stems of its pieces. Scripts without blanks give pairs of neighbouring characters. Stop words give nothing: grammatical
+ones, and those that keep a conversation going ("continue", "go on"), which occur everywhere.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ wanted well wow yeah yep yes
 """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 
-# What people say of everything that they do: alone, such a word is no keyword.
+# Words about any activity. Such a word alone is no keyword.
 _EVERYDAY_WORDS = """
 actually add always answer ask back bad best better big bit broken bug call change check close code come complete
 correct create data day describe different do done easy end error evening everything example explain fail file find
@@ -50,7 +49,7 @@ _PARTS_OF_NAMES = frozenset(
     | {"txt", "www", "yaml", "yml"}
 )
 
-# Letters, digits, and the marks that are written with letters; underscores join, as what joins identifiers does.
+# Letters, digits and combining marks; underscores join them, as in identifiers.
 _LETTERS = r"[\w\u0300-\u036f\u0591-\u05c7\u064b-\u0655\u0900-\u0963\u0966-\u0dff\u0e31-\u0e4e]"
 _WORD = re.compile(rf"{_LETTERS}+(?:[./:@#+\-\\'’]+{_LETTERS}+)*")
 _PIECE = re.compile(rf"(?:(?!_){_LETTERS})+")
@@ -82,9 +81,7 @@ def _terms(word: str) -> tuple[str, ...]:
 
 
 def is_content_word(terms: Iterable[str]) -> bool:
-    """Return whether a few terms say what a text is about: one everyday word does not, nor do numbers and ends of
-    names.
-    """
+    """Return whether a few terms name a subject. One everyday word does not, nor do numbers and fragments of names."""
     words = [term for term in terms if not _NUMBER.fullmatch(term) and term not in _PARTS_OF_NAMES]
     return len(words) > 1 or any(word not in EVERYDAY for word in words)
 

@@ -63,7 +63,7 @@ def _break_before(text: str, at: int) -> int:
 
 
 def _is_inside(text: str, at: int) -> bool:
-    """Return whether a cut before ``text[at]`` would tear something that is read as one."""
+    """Return whether a cut before ``text[at]`` would split one visible character."""
     if not 0 < at < len(text):
         return False
     before, after = text[at - 1], text[at]

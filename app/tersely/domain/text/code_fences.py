@@ -6,16 +6,14 @@ import re
 
 _LINE = re.compile(r"[^\r\n]*")
 _RUN = re.compile(r"`+")
-# The end of a line before one that begins as a fence mark does.
+# The end of a line before a line that begins like a fence mark.
 _MARKED = re.compile(r"[\r\n](?= {0,3}[`~])")
 # A run of backticks, line ends, or anything else.
 _SPAN_PIECE = re.compile(r"`+|[\r\n]+|[^`\r\n]+")
 
 
 class Fences:
-    """Which part of a growing Markdown text is inside a code fence. Costs next to nothing for ordinary
-    lines.
-    """
+    """Tracks which part of a growing Markdown text is inside a code fence. Ordinary lines cost almost nothing."""
 
     __slots__ = ("_in_line", "_indent", "_info_blank", "_info_tick", "_mark", "_open", "_run")
 
@@ -25,11 +23,11 @@ class Fences:
 
     @property
     def is_inside(self) -> bool:
-        """Return whether what comes next is inside a fence, or on a line that opens one as far as it has come."""
+        """Return whether the next character is inside a fence, or on the incomplete line that opens one."""
         return self._open is not None or self._opens
 
     def advance(self, text: str) -> None:
-        """Process ``text``. Between its first and its last line only those that may be marks are looked at."""
+        """Process ``text``. Between its first and last line only possible fence marks are parsed."""
         position = 0
         last = max(text.rfind("\n"), text.rfind("\r")) + 1
         while position < len(text):
@@ -120,12 +118,12 @@ class CodeSpans:
     __slots__ = ("_pending", "_run")
 
     def __init__(self) -> None:
-        # Lengths of the runs that nothing has closed yet, in order; the run that the text so far ends with.
+        # Lengths of the runs that are still open, in order, and the run at the end of the text.
         self._pending: list[int] = []
         self._run = 0
 
     def advance(self, text: str) -> None:
-        """Read ``text``, which continues what was read before."""
+        """Process ``text``, which continues the text so far."""
         if not (self._pending or self._run or "`" in text):
             return
         for piece in _SPAN_PIECE.findall(text):
@@ -137,9 +135,9 @@ class CodeSpans:
                 self._pending.clear()
 
     def is_code(self, text: str, start: int, end: int, *, is_end: bool) -> bool | None:
-        """Return whether a span that is open now closes on this line, in ``text[start:end]``, which comes next.
+        """Return whether an open span closes on this line, in ``text[start:end]``, which comes next.
 
-        None: not known before more text arrives. ``is_end``: what comes behind ``end`` does not count.
+        None: unknown until more text arrives. ``is_end``: ignore the text after ``end``.
         """
         self._end_run()
         if not self._pending:

@@ -38,7 +38,7 @@ _HEADING = re.compile(r" {0,3}#{1,3}(?:[ \t]|\Z)")
 _MAY_BE_HEADING = re.compile(r" {0,3}#{0,3}\Z")
 _OWN_HEADING = re.compile(rf"{HEADING}[ \t]*(?:[\r\n]|\Z)")
 _EMPTY_LINES = re.compile(r"\A(?:[ \t]*[\r\n])+")
-# Blanks and line ends that may be hidden: those before what may be a heading, or at the end of what has come.
+# Blanks and line ends that may be hidden: in front of a possible heading, or at the end of the text so far.
 _BEFORE_HEADING = re.compile(r"[ \t\r\n]++(?:#|\Z)")
 _NEXT_BEFORE_HEADING = re.compile(r"(?<![ \t\r\n])" + _BEFORE_HEADING.pattern)
 _BLANK = " \t"
@@ -87,8 +87,8 @@ class StateStream:
         self._entries: list[str] = []
         self._fences = Fences()
         self._held = ""
-        # text: in a line that is shown; edge: at a line's start, or in a beginning of one that may be ours;
-        # block: in a block, of which all is held back.
+        # text: in a visible line; edge: at a line's start, or in a possible start of a block; block: in a block, which
+        # is held back.
         self._where: Literal["text", "edge", "block"] = "edge"
         # The line so far, while it may be `### STATE` or, in a block, any heading.
         self._line: str | None = ""
@@ -100,7 +100,7 @@ class StateStream:
 
     @property
     def held(self) -> str:
-        """Return the text that is being held back because it may be the beginning of a block."""
+        """The text that is held back because it may be the beginning of a block."""
         return self._held
 
     def feed(self, piece: str) -> str:

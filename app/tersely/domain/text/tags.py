@@ -26,14 +26,14 @@ class TagKinds:
 
 NOTHING = TagKinds()
 
-# The kinds, each with the text that begins every tag or block of it.
+# The kinds of tags, each with the text that begins its tags or blocks.
 MARKERS = ((OPEN, TagKinds(terse=True)), (HEADING, TagKinds(state=True)))
 
 
 class TagStripper:
-    """Takes out what ``tags`` names of one text that arrives in pieces.
+    """Strips the kinds in ``tags`` from one text that arrives in pieces.
 
-    Tags go first: a state block is looked for in what they leave.
+    Tags are stripped first; state blocks are searched for in the remaining text.
     """
 
     __slots__ = ("_state", "_terse")
@@ -49,7 +49,7 @@ class TagStripper:
 
     @property
     def state(self) -> str | None:
-        """Return the last state found so far that says something."""
+        """The last state so far that is not empty."""
         entries = self._state.entries if self._state else ()
         return entries[-1] if entries else None
 

@@ -55,7 +55,7 @@ class TerseStream:
 
     @property
     def held(self) -> str:
-        """Return the text that is being held back because it may be the beginning of a tag."""
+        """The text that is held back because it may be the beginning of a tag."""
         return self._held
 
     def feed(self, piece: str) -> str:

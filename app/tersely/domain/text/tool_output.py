@@ -1,7 +1,6 @@
-"""What a tool's output becomes before a model sees it (tiancaiamao/ai, "Tool Output Processing").
+"""Shorten a tool's output for a model (tiancaiamao/ai, "Tool Output Processing").
 
-A pure function of the text: the same output always looks the same, so that prompt prefixes stay stable. What is stored
-is never touched.
+The result depends on the text alone, so that prompt prefixes stay stable. The stored output is not changed.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class ToolOutputLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormalizedOutput:
-    """An output as the model sees it. ``spilled_sha256`` is set where a notice stands in its place."""
+    """An output as the model sees it. ``spilled_sha256`` is set if a notice replaces the output."""
 
     text: str
     is_truncated: bool = False
@@ -51,12 +50,13 @@ LEAST_SPILLED = 20_000
 def normalize(
     text: str, limits: ToolOutputLimits = DEFAULT_LIMITS, *, way: str = "", is_readable: bool = False
 ) -> NormalizedOutput:
-    """``text`` within ``limits``: spilled above the threshold, else truncated by lines, then characters, then bytes.
+    """Return ``text`` within ``limits``: spilled above the threshold, else truncated by lines, then characters, then
+    bytes.
 
-    ``way`` is a sentence that says how this model gets the whole output; ``is_readable``: what was spilled it reads by
-    its digest, which no other model is shown. Of a spilled output the notice is all that is left where there is a way
-    to the rest, as in the document; without one the truncated output follows the notice, for nothing must become
-    unreachable. What is within all limits comes back as it is, and nothing ever grows.
+    ``way`` is a sentence that tells this model how to read the whole output. ``is_readable``: the model can read a
+    spilled output by its digest, which no other model is shown. The notice replaces a spilled output if the model can
+    read it, as in the document; otherwise the truncated output follows the notice, so that it is not lost. An output
+    within all limits is returned unchanged, and no output grows.
     """
     if len(text) <= limits.safe_chars:
         return NormalizedOutput(text=text)
@@ -116,5 +116,5 @@ def _spaced(way: str) -> str:
 
 
 def count_lines(text: str) -> int:
-    """Lines of ``text``; what follows the last line end counts, even where it is nothing."""
+    """Count the lines of ``text``. The text after the last line end counts as a line, even if it is empty."""
     return text.count("\n") + 1

@@ -1,6 +1,6 @@
-"""The arguments that a model gives a tool: read, and checked against the tool's schema.
+"""Parse the arguments that a model gives to a tool, and check them against the tool's schema.
 
-Every refusal is written for a model, which corrects itself best when it is told what is wrong, and what would be right.
+Error texts are written for a model: they name the error and a valid alternative.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ MAX_ARGUMENTS = 256 * 1024
 
 
 def read_arguments(tool: Tool, arguments: object) -> dict[str, Any]:
-    """Return the arguments as ``tool`` wants them, from JSON text or what that says. Null stands for one that is not
-    there.
+    """Parse and validate tool arguments (JSON text or a decoded object). Null means absent.
 
-    Raises `InvalidRequest` for what is no JSON object, an unknown or missing parameter, or a value of the wrong kind.
+    Raises `InvalidRequest` unless they are a JSON object with the parameters of ``tool``, complete and of the right
+    kinds.
     """
     arguments = {name: value for name, value in as_object(tool, arguments).items() if value is not None}
     properties: Mapping[str, Mapping[str, Any]] = tool.parameters["properties"]
@@ -42,7 +42,7 @@ def as_object(tool: Tool, arguments: object) -> Mapping[str, Any]:
     if len(arguments) > MAX_ARGUMENTS:
         raise InvalidRequest(f"the arguments are too long: at most {MAX_ARGUMENTS} bytes, not {len(arguments)}")
     try:
-        # Some models send nothing at all where there is nothing to say.
+        # Some models send no arguments at all for a tool without required ones.
         parsed = json.loads(arguments) if arguments.strip() else {}
     except RecursionError as error:
         raise InvalidRequest("the arguments are nested too deep") from error

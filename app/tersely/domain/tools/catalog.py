@@ -1,7 +1,7 @@
-"""Tersely's own tools, as a model is told of them, and which of them each strategy offers.
+"""The definitions of Tersely's own tools, and which of them each strategy offers.
 
-Each is described where it matters most to a model: what it finds, when to use it, what its result is (data, never
-instructions). Schemas are plain JSON Schema, in the part of it that every provider takes.
+Each description tells a model what the tool finds, when to use it, and that its result is data, not instructions.
+Schemas use the part of JSON Schema that every provider accepts.
 """
 
 from __future__ import annotations
