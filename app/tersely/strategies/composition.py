@@ -91,14 +91,14 @@ class Start:
 
     @property
     def is_lazy(self) -> bool:
-        """Return whether nothing requires a cut. Under ``auto`` a history that fits is sent whole."""
+        """Return whether nothing requires a cut. Under ``auto`` a history that fits is sent in full."""
         lazy = self.advance.reason in {"first", "edit", "config"}
         return isinstance(self.policy, Auto) and lazy and self.draft.tokens <= self.watermarks.high
 
     @property
     def is_pressed(self) -> bool:
-        """Return whether the context must shrink: it is over the limit, or the upstream or a caller says that it is too
-        long.
+        """Return whether the context must shrink: it is over the limit, or the upstream or a caller reports that it is
+        too long.
         """
         if self.advance.reason in {"overflow", "compact", "high_watermark", "window"}:
             return True
@@ -119,12 +119,14 @@ class Start:
         return min(limit, int(self.watermarks.low * HEAD_SHARE))
 
     def index_limit(self, asked: int | None) -> int:
-        """Tokens of the reference index: by default none under ``every_request``, whose contexts are literal."""
+        """Return the tokens of the reference index. Default: none under ``every_request``, whose contexts
+        are literal.
+        """
         default = 0 if isinstance(self.policy, EveryRequest) else DEFAULT_REFERENCES
         return self.share(default if asked is None else asked)
 
     def references(self, asked: int | None) -> Stage:
-        """Make the stage that indexes the identifiers which this epoch cuts or shortens."""
+        """Make the stage that indexes the identifiers of what this epoch cuts or shortens."""
         return insert_references(limit=self.index_limit(asked), encode=self.encode, originals=self.originals)
 
     def shorten(self, choose: Callable[[Sequence[Entry]], tuple[Tier, ...]]) -> Stage:
@@ -139,11 +141,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composition:
-    """``shape`` says what stays and in what length, ``head`` what stands before it.
+    """A strategy's composition: ``shape`` selects and shortens messages, ``head`` writes the layers in front of them.
 
-    ``cuts_itself``: the shape has limits of its own; the watermarks only mend what it leaves too large.
-    ``is_everything``: not even they cut it. ``head_reserve`` is a first guess at the tokens of the head. ``shrink``
-    gives the shape for so many tokens of content, where the strategy chooses itself what goes first.
+    ``cuts_itself``: the shape has its own limits, and the watermarks only cut what it leaves too large.
+    ``is_everything``: the watermarks cut nothing either. ``head_reserve`` estimates the tokens of the head. ``shrink``
+    returns a shape for a number of tokens, if the strategy itself chooses what to drop first.
     """
 
     shape: tuple[Stage, ...]
@@ -209,7 +211,7 @@ def _are_turns_over(strategy: Trim, snapshot: Snapshot) -> bool:
 def _are_messages_over(strategy: Compact, snapshot: Snapshot) -> bool:
     """Return whether there are too many messages and a split leaves clearly fewer.
 
-    Else it would be due again at once.
+    Otherwise the split would be due again at once.
     """
     draft = Draft(kept=snapshot.kept, tail=snapshot.entries)
     has_limit = compact_limit(strategy, snapshot) is not None
@@ -380,9 +382,9 @@ def _archive(strategy: Compact, start: Start) -> Stage:
 
 
 def _split_if_due(strategy: Compact, start: Start) -> Stage:
-    """tiancaiamao/ai, "Triggering Rules"; an overflow, known or foreseen, or a caller's wish needs no threshold.
+    """Split as in tiancaiamao/ai, "Triggering Rules". An overflow or a caller's request needs no threshold.
 
-    What is shortened or archived counts for what is left of it, and the head that there is counts too.
+    Shortened and archived messages count with their remaining tokens, and the current head counts too.
     """
     split = split_of(strategy, compact_limit(strategy, start.snapshot))
 
@@ -466,7 +468,7 @@ def layer_text(epoch: Epoch | None, layer: str) -> str:
 
 
 def earlier_summary(epoch: Epoch | None) -> EarlierSummary:
-    """Return the summary that ``epoch`` carries; what it keeps at the end of what it cut is no part of it."""
+    """Return the summary that ``epoch`` carries, without messages that it kept at the end of the cut part."""
     if epoch is None:
         return EarlierSummary()
     kept = set(epoch.kept)
@@ -477,7 +479,7 @@ def earlier_summary(epoch: Epoch | None) -> EarlierSummary:
 
 
 def summary_text(epoch: Epoch | None) -> str:
-    """Return the summary that ``epoch`` carries, without the words around it."""
+    """Return the summary that ``epoch`` carries, without its framing text."""
     text = layer_text(epoch, "summary")
     for title in (prompts.CHECKPOINT_TITLE, prompts.SUMMARY_TITLE):
         text = text.removeprefix(title)

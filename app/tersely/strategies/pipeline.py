@@ -1,8 +1,8 @@
-"""Drafts and stages, and `seal`, the only way from a draft to a context.
+"""Drafts and stages, and `seal`, which alone turns a draft into a context.
 
-A stage is a function from draft to draft: it never mutates, logs or raises when there is nothing to do, and it
-records what it did to which turn. `seal` mends pairing, proves it by other means, checks roles and budget, and
-writes the report from what the stages recorded.
+A stage is a function from draft to draft. It never mutates or logs, it does not raise when there is nothing to do, and
+it records its changes by turn. `seal` repairs pairing, proves it independently, checks roles and budget, and writes the
+report from these records.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Edit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A context in the making.
+    """A context under construction.
 
-    Everything that was loaded is in exactly one of ``kept`` (verbatim, between head and tail), ``tail`` and ``gone``
-    (left out), each in the order of the history (that of ``seq``, but where a client rebuilt its history). ``cut`` is
-    the first sequence number of the tail, 1 when nothing was ever left out. ``references`` are the candidates that an
-    epoch carries on; for ``summary_covers_to``, ``head_covers_to`` and ``covered`` see `Epoch`.
+    Every loaded message is in exactly one of ``kept`` (verbatim, between head and tail), ``tail`` and ``gone`` (left
+    out), in the order of the history (that of ``seq``, unless a client rebuilt its history). ``cut`` is the first
+    sequence number of the tail, 1 if nothing was ever left out. ``references`` are the candidates that an epoch carries
+    over. `Epoch` explains ``summary_covers_to``, ``head_covers_to`` and ``covered``.
     """
 
     cut: int = 1
@@ -79,8 +79,8 @@ class Draft:
         return replace(self, prefixes=(*self.prefixes, prefix))
 
     def marking(self, entries: Iterable[Entry], *, kept: Kept, reason: str) -> Draft:
-        """Return the same draft with a note on the turns of ``entries`` of which nothing is left and nothing is noted
-        yet.
+        """Return the draft with a note for each turn of ``entries`` of which nothing is left and nothing is
+        noted yet.
         """
         known = {edit.turn for edit in self.edits} | {entry.turn for entry in self.entries}
         turns = dict.fromkeys(entry.turn for entry in entries if entry.turn not in known)
@@ -114,13 +114,13 @@ def run(draft: Draft, stages: Sequence[Stage]) -> Draft:
 
 
 def seal(draft: Draft, *, snapshot: Snapshot, epoch: Epoch, budget: int | None, injected: int = 0) -> Context:
-    """Return the context of a draft: valid, within ``budget`` (tokens, the fixed part included; None: unlimited),
-    explained.
+    """Return the context of a draft: valid, within ``budget`` (tokens including the fixed part; None: unlimited), with
+    its report.
 
-    ``injected``: tokens of the newest injected blocks that stand in the client's own messages.
+    ``injected``: tokens of the newest injected blocks that are in the client's own messages.
 
-    Raises `ContextTooLarge` with both numbers when the budget cannot hold it. Raises `UnpairedMessages` or
-    `IllegalRoles` when Tersely itself is at fault, rather than let an invalid request out.
+    Raises `ContextTooLarge` with both numbers if the budget is too small. Raises `UnpairedMessages` or `IllegalRoles`
+    after an error of Tersely itself, so that no invalid request goes out.
     """
     entries, repairs = _mend(_with_prefixes(draft))
     messages: tuple[ContextMessage, ...] = (*draft.head, *entries, *draft.closing)
@@ -153,7 +153,9 @@ def _with_prefix(entry: Entry, prefix: Prefix | None) -> Entry:
 
 
 def _mend(entries: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], tuple[Repair, ...]]:
-    """Entries that have passed the proof, as they are where they pass it at once (most do, and it is cheaper)."""
+    """Return entries that pass the proof; the same ones if they pass it at once, which is cheaper and the
+    usual case.
+    """
     try:
         prove_pairing([entry.message for entry in entries])
     except UnpairedMessages:
@@ -187,7 +189,7 @@ def _prove_roles(messages: Sequence[ContextMessage]) -> None:
 
 def _write_report(draft: Draft, sent: Sequence[Entry], *, snapshot: Snapshot, epoch: Epoch, injected: int) -> Report:
     layers = _count_layers(draft, sent, snapshot, injected)
-    # What was cut in earlier epochs is not loaded: its sum comes with the snapshot.
+    # Messages that were cut in earlier epochs are not loaded: the snapshot has their sum.
     loaded = count_entries(snapshot.entries)
     older = max(snapshot.older_tokens, count_entries(snapshot.kept))
     return Report(

@@ -1,4 +1,4 @@
-"""Plan an epoch, and build the context that it gives for a snapshot."""
+"""Plan an epoch, and build its context for a snapshot."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tersely.strategies.stages import keep_within
 
 # The size of a head follows from the cut and the cut from the size of the head: so many rounds at most.
 ROUNDS = 3
-# Summaries that stand for a prefix of the history, and so for more and more of it.
+# Layers with summaries that cover a growing beginning of the history.
 PREFIX_PURPOSES = frozenset({"checkpoint", "trim", "ahead"})
 # From this share of a limit on, the cut at the limit is prepared for.
 AHEAD = 0.75
@@ -109,9 +109,9 @@ def may_need_epoch(
     window: int | None,
     model_window: int | None,
 ) -> bool:
-    """Return False only where `decide` keeps ``epoch`` and no summary is made ahead: told without loading messages.
+    """Return False only if `decide` keeps ``epoch`` and no summary is made ahead. It needs no messages.
 
-    Without an epoch: only where the first one would show everything as it is.
+    Without an epoch: False only if the first epoch would show everything unchanged.
     """
     if isinstance(policy, EveryRequest):
         return True
@@ -143,12 +143,12 @@ def may_need_epoch(
 
 
 def is_unchanged(epoch: Epoch) -> bool:
-    """Return whether ``epoch`` shows everything as it is, so that there is nothing in it to be remembered."""
+    """Return whether ``epoch`` shows everything unchanged, so that it need not be stored."""
     return epoch.cut == 1 and not (epoch.head or epoch.kept or epoch.tiers or epoch.prefixes)
 
 
 def with_tiers_applied(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot as its epoch shows it: what is shortened counts for what is left of it."""
+    """Return the snapshot as its epoch shows it: shortened messages count with their remaining tokens."""
     tiers = snapshot.epoch.tiers if snapshot.epoch else ()
     if not tiers:
         return snapshot
@@ -160,17 +160,16 @@ def with_tiers_applied(snapshot: Snapshot) -> Snapshot:
 
 
 def needs_full_plan(epoch: Epoch, *, strategy: Strategy, policy: Policy) -> bool:
-    """Return whether the next epoch has to look at everything that is live instead of going on from where ``epoch``
-    cut.
+    """Return whether the next epoch must look at all live messages, instead of continuing from ``epoch``'s cut.
 
-    That is so after a change of strategy, of its parameters or of the epoch policy: what the last configuration cut,
-    this one may show, or tell of in its own way. Another tool for looking things up (`Snapshot.read_back`) is none.
+    It must after a change of strategy, of its parameters or of the epoch policy: the new configuration may show what
+    the last one cut. A change of the read-back tools (`Snapshot.read_back`) does not count.
     """
     return epoch.must_rebuild or epoch.fingerprint.partition(_WITH)[0] != fingerprint_of(strategy, policy)
 
 
 def planning_basis(epoch: Epoch | None, *, strategy: Strategy, policy: Policy) -> Epoch | None:
-    """Return the epoch as the next one may build on it: void where that has to be planned anew."""
+    """Return the epoch that the next one is based on: marked for rebuild if all must be planned again."""
     if epoch is None or epoch.must_rebuild or not needs_full_plan(epoch, strategy=strategy, policy=policy):
         return epoch
     return epoch.marked_for_rebuild()
@@ -182,9 +181,9 @@ def _on_basis(snapshot: Snapshot, strategy: Strategy, policy: Policy) -> Snapsho
 
 
 def first_seq_needed(epoch: Epoch | None, *, strategy: Strategy, policy: Policy) -> int:
-    """Return the first sequence number that a snapshot's entries must reach back to.
+    """Return the first sequence number that a snapshot's entries must include.
 
-    That is the epoch's cut, unless the next epoch cannot go on from this one.
+    It is the epoch's cut, unless the next epoch cannot continue from this one.
     """
     if epoch is None:
         return 1
@@ -246,7 +245,7 @@ def plan_epoch(
 
 
 def _whole_turns(draft: Draft, snapshot: Snapshot) -> tuple[int, ...]:
-    """The turns among what is kept before the cut of which nothing is missing."""
+    """Return the turns that are completely among the messages kept before the cut."""
     # Of what an earlier epoch kept, the rest is not loaded.
     known = set(snapshot.epoch.whole) if snapshot.epoch else set()
     partly = {entry.turn for entry in draft.gone} | ({entry.turn for entry in snapshot.kept} - known)
@@ -259,7 +258,7 @@ def _floor(snapshot: Snapshot) -> int:
 
 
 def _above_floor(inputs: EpochInputs, floor: int) -> EpochInputs:
-    """Return ``inputs`` without what came before the session was last cleared."""
+    """Return ``inputs`` without anything from before the session was last cleared."""
     if floor == 1:
         return inputs
     terse = tuple(entry for entry in inputs.terse if entry.seq >= floor)
@@ -285,7 +284,7 @@ def _without_extracts(inputs: EpochInputs, snapshot: Snapshot) -> EpochInputs:
 
 
 def with_retrieved_turns(snapshot: Snapshot, inputs: EpochInputs, epoch: Epoch) -> Snapshot:
-    """Return ``snapshot`` with what ``epoch`` brought back from before it, as the next snapshot will have it loaded."""
+    """Return ``snapshot`` with the turns that ``epoch`` retrieved, as the next snapshot will load them."""
     loaded = {entry.seq for entry in (*snapshot.kept, *snapshot.entries)}
     wanted = set(epoch.kept) - loaded
     found = {entry.seq: entry for past in inputs.past_turns for entry in past.entries if entry.seq in wanted}
@@ -295,10 +294,10 @@ def with_retrieved_turns(snapshot: Snapshot, inputs: EpochInputs, epoch: Epoch) 
 
 
 def build_context(snapshot: Snapshot, epoch: Epoch, *, strategy: Strategy, encode: Encode) -> Context:
-    """Head, kept and tail of ``epoch``, sealed; ``encode`` recounts what the epoch shortens.
+    """Seal head, kept messages and tail of ``epoch``. ``encode`` recounts what the epoch shortens.
 
-    Raises `ContextTooLarge` when the window cannot hold them. ``full`` makes no promise about the window: whether a
-    request fits is then for the upstream to say.
+    Raises `ContextTooLarge` if the window is too small. ``full`` ignores the window: the upstream decides whether a
+    request fits.
     """
     budget = None if isinstance(strategy, Full) else snapshot.window
     stages = (shorten_results(epoch.tiers, encode=encode), *closing_of(strategy, encode))
@@ -307,7 +306,7 @@ def build_context(snapshot: Snapshot, epoch: Epoch, *, strategy: Strategy, encod
     return seal(stated, snapshot=snapshot, epoch=epoch, budget=budget, injected=count_other_blocks(snapshot, epoch))
 
 
-# Layer of a head that tells of what was cut -> what it makes of a turn, and how a report says so.
+# Maps a layer that describes cut turns to the state of such a turn, and to the words of the report.
 _TOLD_IN: tuple[tuple[str, Kept, str], ...] = (
     ("activity_log", "terse", "in the activity log"),
     ("summary", "summary", "in the summary"),
@@ -324,10 +323,10 @@ def report_cut_turns(epoch: Epoch, turns: Iterable[int]) -> tuple[TurnReport, ..
 
 
 def _answered_late(snapshot: Snapshot, draft: Draft, advance: Advance) -> list[int]:
-    """Return the questions before the cut, not kept yet, whose replies have numbers behind it.
+    """Return the questions before the cut, not kept yet, whose replies have numbers after it.
 
-    Where several clients talk at once, a reply may have a higher sequence number than questions that come after it:
-    the cut, which is a sequence number, must not part it from its own question.
+    If several clients write at once, a reply may have a higher sequence number than later questions. The cut is a
+    sequence number and must not separate the reply from its question.
     """
     if draft.cut == 1 or advance.reason == "clear":
         return []
@@ -342,7 +341,7 @@ def _answered_late(snapshot: Snapshot, draft: Draft, advance: Advance) -> list[i
 
 
 def late_replies(entries: Sequence[Entry], cut: int) -> list[Entry]:
-    """Return what stands before the first message behind the cut although its sequence number is behind it too."""
+    """Return entries that stand before the first message after the cut although their numbers are after it."""
     behind = [entry for entry in entries if entry.seq >= cut]
     first = min((entry.seq for entry in behind), default=0)
     return list(takewhile(lambda entry: entry.seq != first, behind))
@@ -355,7 +354,7 @@ def _restore(snapshot: Snapshot, epoch: Epoch) -> Draft:
     asked = {entry.turn for entry in kept if entry.message.starts_turn}
     late = [entry for entry in late_replies(snapshot.entries, epoch.cut) if entry.turn in asked]
     if late:
-        # Sorting is stable: each late reply comes behind what is kept of its turn.
+        # Sorting is stable: each late reply follows what is kept of its turn.
         kept = sorted((*kept, *late), key=lambda entry: entry.turn)
     moved = {entry.seq for entry in late}
     return Draft(
@@ -393,7 +392,9 @@ def _plan_draft(start: Start, strategy: Strategy) -> Draft:
 def _shrink(
     start: Start, shrink: Callable[[int], tuple[Stage, ...]], composition: Composition, target: int, draft: Draft
 ) -> Draft:
-    """Have the strategy choose what goes until head and all fit ``target`` tokens; the head depends on that choice."""
+    """Let the strategy choose what to drop until head and messages fit into ``target`` tokens. The head depends on the
+    choice.
+    """
     for _ in range(ROUNDS):
         draft = run(start.draft, (*shrink(max(0, target - draft.head_tokens)), *composition.head))
         if draft.tokens <= target:
@@ -417,14 +418,14 @@ def _fit(start: Start, composition: Composition, target: int) -> Draft:
         reserve = draft.head_tokens
     room = start.watermarks.room
     if room is not None and draft.tokens > room:
-        # Nothing that Tersely adds may be what keeps the task itself out of the window.
+        # Tersely's own additions must not push the task out of the window.
         return run(start.draft, (*composition.shape, keep(room)))
     return draft
 
 
 def _starting_draft(snapshot: Snapshot) -> Draft:
-    """Return the current epoch without its head, which a new one renders itself; of a void one, everything that was
-    loaded.
+    """Return the current epoch's draft without its head, which a new epoch renders; for one to rebuild, all loaded
+    messages.
     """
     entries = snapshot.entries
     if snapshot.epoch is None:
@@ -445,7 +446,7 @@ def _starting_draft(snapshot: Snapshot) -> Draft:
 
 
 def _limits(start: Start, *, cuts_itself: bool, by_turns: bool) -> tuple[int | None, int | None]:
-    """Above how many tokens of content this plan has to cut, and down to how many; None: it need not."""
+    """Return above how many tokens of content this plan must cut, and down to how many; None: it need not."""
     marks = start.watermarks
     if start.is_overflow or start.advance.reason == "compact":
         return marks.low, marks.low

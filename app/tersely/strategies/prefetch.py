@@ -1,4 +1,4 @@
-"""Summaries that a strategy will want at its next epoch, so that they are made before they are needed."""
+"""Predict the summaries that a strategy will need at its next epoch, so that they can be made in advance."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ MEMORY_UPDATE: Purpose = "trim"
 TASKS: Purpose = "tasks"
 # Tokens from which on a single turn is worth a call.
 LONG_TASK = 2_000
-# From the share `AHEAD` of a limit on, what the cut will take is summarised. What is foreseen earlier is never more
-# than what is cut later, so a summary that was made ahead always fits.
-# A checkpoint is made ahead once in so many messages, not with each: what it leaves out is told without a model.
+# From this share of a limit on, the messages of the coming cut are summarised. A prediction never covers more than the
+# later cut, so the summary always fits. A checkpoint is made in advance once in so many messages; messages after it are
+# summarised without a model.
 CHECKPOINT_STEP = 8
-# Results are archived one by one in the course of a loop: this many are made ready beforehand.
+# Results are archived one by one during a loop: so many summaries are made in advance.
 RESULTS_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryNeed:
-    """A summary that will be wanted, of the messages from ``first_seq`` to ``last_seq``.
+    """A summary of the messages from ``first_seq`` to ``last_seq`` that will be needed.
 
-    ``earlier``: for a tool result the call that it answers. ``epoch``: for the memory the epoch with which the messages
-    left. ``is_ahead``: only a model's is of use: without one, the same is told when it is needed.
+    ``earlier``: for a tool result, its call. ``epoch``: for the memory, the epoch that cut the messages. ``is_ahead``:
+    only a model's summary is useful; without a model the same text is written when it is needed.
     """
 
     purpose: Purpose
@@ -83,14 +83,14 @@ def after_cut(
         told = [(summary.first_seq, summary.last_seq) for summary in made if summary.purpose == TASKS]
         untold = [e for e in left if e.turn not in shown and not any(a <= e.seq <= b for a, b in told)]
         return _tasks(group_turns(untold))
-    # Which messages have left is told by the stored epochs alone: another replica may have stored this one.
+    # Only the stored epochs show which messages were cut: another replica may have stored this one.
     return (SummaryNeed(purpose=MEMORY_UPDATE, first_seq=min(gone), last_seq=max(gone), epoch=epoch.number),)
 
 
 def _halves(strategy: Trim, snapshot: Snapshot) -> tuple[SummaryNeed, ...]:
-    """Return the half that will go: known by its number of turns, or about half of the tokens that the limit leaves.
+    """Return the half that will be cut: by its number of turns, or about half of the limit's tokens.
 
-    The same messages at each call until they go, so that they are read once.
+    It stays the same at each call until it is cut, so that it is read once.
     """
     turns = group_turns((*snapshot.kept, *snapshot.entries))
     most = (strategy.max_context_turns + 1) // 2
@@ -125,7 +125,7 @@ def _checkpoint(strategy: Compact, snapshot: Snapshot) -> tuple[SummaryNeed, ...
     if not is_near:
         return ()
     gone = run(Draft(kept=snapshot.kept, tail=snapshot.entries), (split_of(strategy, limit),)).gone
-    # A checkpoint takes up the one before it: it stands for everything from the beginning on.
+    # A checkpoint includes the one before it: it covers everything from the beginning on.
     last = max((entry.seq for entry in gone), default=0) // CHECKPOINT_STEP * CHECKPOINT_STEP
     first = _floor(snapshot)
     return (SummaryNeed(purpose="checkpoint", first_seq=first, last_seq=last, is_ahead=True),) if last > first else ()
@@ -148,9 +148,10 @@ def _results(strategy: Compact, snapshot: Snapshot) -> tuple[SummaryNeed, ...]:
 
 
 def _tasks(turns: Sequence[Turn]) -> tuple[SummaryNeed, ...]:
-    """Tasks that are over and left working memory with one cut (Fifth, "Agent Loop", step 6): one summary, a line each.
+    """Return the finished tasks that left working memory with one cut (Fifth, "Agent Loop", step 6): one summary, a
+    line each.
 
-    A single turn gets one only where it is long.
+    A single turn gets one only if it is long.
     """
     if not turns or (len(turns) == 1 and turns[0].tokens < LONG_TASK):
         return ()

@@ -25,7 +25,7 @@ def _choice(default: str, *others: str) -> Any:
 
 
 def _index() -> Any:
-    """Tokens of the reference index. None is the default of the policy: none under ``every_request``, else 2,000."""
+    """Return the tokens of the reference index. None: the policy's default, 0 under ``every_request``, else 2,000."""
     return field(default=None, metadata={"bounds": (0, MAX_REFERENCES)})
 
 
@@ -62,10 +62,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trim:
-    """Halves of the history go when turns or tokens pass their limits (CowAgent).
+    """Drops halves of the history when turns or tokens exceed their limits (CowAgent).
 
-    ``max_context_tokens`` counts instructions and tools too. ``max_steps`` are tool steps of one turn, after which the
-    model is asked to answer. ``resume_idle`` seconds without a call stand for the document's restart.
+    ``max_context_tokens`` includes instructions and tools. After ``max_steps`` tool steps of one turn the model is
+    asked to answer. ``resume_idle`` seconds without a call count as the document's restart.
     """
 
     max_context_tokens: int = _number(50_000, 1_000, _MANY)
@@ -140,10 +140,10 @@ def strategy_text(strategy: Strategy) -> str:
 
 
 def parse_strategy(value: object, *, references: int | None = None, field: str = "strategy") -> Strategy:
-    """``"slim"`` or ``{"name": "slim", "recent_turns": 3}``, or that as JSON text.
+    """Parse a strategy: ``"slim"``, ``{"name": "slim", "recent_turns": 3}``, or that as JSON text.
 
-    ``references`` stands in where the strategy does not say it itself. Raises `InvalidRequest` with the name,
-    the value and the range of what is unknown or out of range.
+    ``references`` is the default of that parameter. Raises `InvalidRequest` with the name, value and range of an
+    unknown or out-of-range parameter.
     """
     given = _read(value, field)
     name = given.pop("name", None)

@@ -8,8 +8,8 @@
 | a new task starts | compress the previous one, clear volatile memory |
 | a past topic is mentioned | retrieve and expand that topic |
 
-The first is the decision's (`compositions.needs_of`), the second comes by the ranking of session memory
-(`layers.insert_session_memory`); what starts a new task is told in `new_tasks`; the others are here.
+`composition.needs_of` has the first rule, `layers.insert_session_memory` the second, `new_tasks` detects a new task.
+The others are here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from tersely.domain.history.history import Entry, PastTurn
 from tersely.domain.messages import Message, Text, ToolResult
 
-# Relevance from which a past turn is what the user speaks of.
+# Relevance from which on a past turn counts as the subject of the user's message.
 PAST_TOPIC = 0.4
 
 _ERROR = re.compile(r"(?:Error|Exception)\b|error:|fatal:|panic:|\bfailed\b|not found|denied", re.IGNORECASE)
@@ -37,7 +37,7 @@ def past_topics(past: Sequence[PastTurn]) -> tuple[int, ...]:
 
 
 def repeated_errors(running: Sequence[Entry], past: Sequence[PastTurn]) -> tuple[int, ...]:
-    """Past turns that met an error which the running turn's results show as well."""
+    """Return past turns with an error that the running turn's results show as well."""
     current = {signature for entry in running for signature in error_signatures(entry.message)}
     if not current:
         return ()

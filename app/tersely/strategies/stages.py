@@ -59,11 +59,11 @@ def _apply(draft: Draft, cut: Cut) -> Draft:
 
 
 def insert_activity_log(inputs: EpochInputs, *, limit: int, encode: Encode, derive: bool, earlier: str = "") -> Stage:
-    """Return the log of what the cut took, with its acknowledgement; nothing when nothing was cut.
+    """Return the log of cut turns, with its acknowledgement; nothing if nothing was cut.
 
-    An entry is shown when the message it belongs to is before the cut. ``derive``: turns that are cut without
-    any entry, and the steps that a cut inside a turn takes, get entries made without a model. ``earlier`` is the log of
-    the last epoch, where the steps that were cut then are to be found.
+    An entry is shown if its message is before the cut. ``derive``: turns that are cut without an entry, and the steps
+    that a cut inside a turn removes, get entries without a model. ``earlier`` is the log of the last epoch, which has
+    the entries of steps that were cut then.
     """
 
     def stage(draft: Draft) -> Draft:
@@ -73,7 +73,7 @@ def insert_activity_log(inputs: EpochInputs, *, limit: int, encode: Encode, deri
         if derive:
             steps = _derived_steps(draft, terse, earlier)
             terse = _in_order([*terse, *_derived(draft, terse), *steps])
-            # They are stored nowhere else: the next epoch takes them over.
+            # They are stored nowhere else: the next epoch carries them over.
             draft = replace(draft, summary_covers_to=draft.cut) if steps else draft
         text = render_activity_log(replace(inputs, terse=tuple(terse)), limit=limit, encode=encode)
         return draft.with_head(*exchange("activity_log", text, ACTIVITY_LOG_ACK, encode))

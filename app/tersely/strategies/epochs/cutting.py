@@ -1,8 +1,8 @@
-"""Choose the cut of an epoch: the messages that stay when not all of them can.
+"""Choose the cut of an epoch: which messages stay when they cannot all stay.
 
-Rules (DESIGN.md, "Epochs"): whole turns go first; whole steps inside a long turn where that does not suffice. A call
-and its result are never parted. The user message of the running turn, pinned messages and, as far as they fit, the user
-messages of the promised turns stay verbatim before the cut.
+Whole turns are cut first, and whole steps inside a long turn if that does not suffice (docs/decisions.md). A call and
+its result stay together. The user message of the running turn, pinned messages and, if they fit, the user messages of
+the promised turns stay verbatim before the cut.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tersely.strategies.pipeline import count_entries
 
 # A cut at a turn's beginning is preferred as long as it leaves at least this share of the target in use.
 TURN_CUT_FILL = 0.6
-# The newest steps of the running turn stay although they are over the low watermark: a model that no longer
-# sees what it has just read would read it again.
+# The newest steps of the running turn stay even above the low watermark: a model that no longer sees what it has just
+# read would read it again.
 FRESH_STEPS = 2
 
 
@@ -34,7 +34,7 @@ class Cut:
 
 
 def cut_to_turns(kept: Sequence[Entry], entries: Sequence[Entry], turns: int) -> Cut:
-    """Return the last ``turns`` turns in full, and before them only what must stay."""
+    """Return the last ``turns`` turns in full, and before them only messages that must stay."""
     numbers = list(dict.fromkeys(entry.turn for entry in entries))
     oldest = numbers[-turns:][0] if numbers else 0
     index = next((i for i, entry in enumerate(entries) if entry.turn >= oldest), 0)
@@ -44,10 +44,10 @@ def cut_to_turns(kept: Sequence[Entry], entries: Sequence[Entry], turns: int) ->
 def cut_to_tokens(
     kept: Sequence[Entry], entries: Sequence[Entry], *, target: int, recent_turns: int, hard: int | None = None
 ) -> Cut:
-    """Return the longest tail that fits ``target`` tokens together with what is kept before it.
+    """Return the longest tail that fits into ``target`` tokens together with the messages kept before it.
 
-    Where nothing fits, the smallest tail that makes sense: the newest steps of the running turn, or only the
-    last one where even these are over ``hard``.
+    If none fits, return the smallest sensible tail: the newest steps of the running turn, or only the last step if
+    these exceed ``hard``.
     """
     cutter = _Cutter(kept, entries, recent_turns=recent_turns)
     whole = cutter.cut_at(0, target=target)
@@ -101,7 +101,7 @@ def _begins_well(entry: Entry) -> bool:
 
 
 class _Cutter:
-    """The candidates for a cut of one history, with what each would cost."""
+    """The possible cuts of one history, with the tokens of each."""
 
     def __init__(self, kept: Sequence[Entry], entries: Sequence[Entry], *, recent_turns: int) -> None:
         self.kept = tuple(kept)
@@ -111,8 +111,8 @@ class _Cutter:
         self.turn_starts = [index for index in self.starts if self.entries and self.entries[index].message.starts_turn]
         self._after = [*accumulate((e.tokens for e in reversed(self.entries)), initial=0)][::-1]
         self._stay = frozenset(entry.seq for entry in must_stay(self.kept, self.entries))
-        # Replies that came late stand before messages of lower numbers, none of which may be lost. What stays in any
-        # case does not count: an old message that the client moved to the end would let nothing be cut.
+        # Late replies stand before messages with lower numbers, which must not be lost. Messages that stay in any case
+        # do not count: an old message that the client moved to the end would otherwise prevent every cut.
         numbers_behind = (e.seq if e.seq not in self._stay else math.inf for e in reversed(self.entries))
         behind = [*accumulate(numbers_behind, min, initial=math.inf)][::-1]
         self._first = [int(min(entry.seq, behind[index])) for index, entry in enumerate(self.entries)]

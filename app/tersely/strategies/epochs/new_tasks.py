@@ -1,15 +1,15 @@
-"""Whether a user's message starts a new task (Fifth, "When to Compress vs. Retrieve": "New task started").
+"""Decide whether a user's message starts a new task (Fifth, "When to Compress vs. Retrieve": "New task started").
 
-A wrong "new" takes from the model what it is working on; a wrong "continue" costs some tokens. So a new task needs
-positive evidence, of which there are two kinds:
+A wrong "new" takes away what the model is working on; a wrong "continue" costs some tokens. So a new task needs
+positive evidence, of one of two kinds:
 
-- The user says so, at the beginning of the message: "New task: ...", "On a different topic, ...", "Let's change the
+- The user announces it at the beginning of the message: "New task: ...", "On a different topic, ...", "Let's change the
   subject".
 - The message is long, comes after a pause, and has no tie to the session: it shares no identifier and no keyword with
-  any of the turns before, and refers back to nothing ("again", "still", "the same", "as before").
+  any earlier turn, and contains no back reference ("again", "still", "the same", "as before").
 
-A short message without a common word ("continue", "yes", "Please fix that") is never evidence.
-`bench/new_tasks.md` says how well this does on real conversations.
+A short message without a common word ("continue", "yes", "Please fix that") is never evidence. `bench/new_tasks.md` has
+the measurements on real conversations.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tersely.domain.history.turns import Turn
 from tersely.domain.search.terms import EVERYDAY, is_content_word, tokenize
 from tersely.strategies.summaries.references import extract_identifiers, message_text
 
-# A message with fewer different keywords, or characters, says too little to be judged by what it does not say.
+# A message with fewer different keywords or characters is too short to be judged.
 LONG, LONG_TEXT = 14, 80
-# So much of the beginning is read for what the user says about the task.
+# Characters at the beginning of a message that are searched for an announcement.
 BEGINNING = 240
 # So much of a message is compared; pasted logs and files go on for megabytes.
 LOOK_AT = 20_000
@@ -57,7 +57,7 @@ _SAID_AT_THE_BEGINNING = [
     r"(?:and )?now for something (?:completely |totally |entirely )?(?:else|different)\b",
     rf"(?:forget|disregard|ignore)\s+(?:about\s+)?(?:everything|all)\s+(?:(?:of|that|the)\s+)*"
     rf"(?:(?:above|before|so far|until now|up to now|from before)(?:\s+and\b|{_STOP})|(?:we|i|you)\b)",
-    # Other languages, where the user says it at the beginning as well.
+    # Other languages, with the announcement at the beginning as well.
     rf"(?:(?:eine?|das|zu) )?(?:(?:ganz|völlig) )?"
     rf"(?:neue aufgabe|neues thema|ander(?:es|en) thema|themenwechsel){_STOP}",
     rf"(?:une? )?(?:nouvelle tâche|nouveau sujet|autre sujet|changeons de sujet|changement de sujet){_STOP}",
@@ -69,7 +69,7 @@ _SAID_AT_THE_BEGINNING = [
     r"(?:新しいタスク|別のタスク|別の話題|話は変わ|話題を変え)",
 ]
 _SAID = re.compile(rf"\W*{_OPENERS}(?:{'|'.join(_SAID_AT_THE_BEGINNING)})", re.IGNORECASE)
-# Words that point to what was said or done before.
+# Words that refer to earlier messages.
 _BACK = re.compile(
     r"\b(?:again|still|instead|continue|continu\w+|resume|earlier|previous(?:ly)?|above|before|back to|as we|as you|"
     r"you (?:said|did|made|wrote|told|mentioned|suggested|just|already)|we (?:said|did|made|discussed|agreed|just|"
@@ -77,7 +77,7 @@ _BACK = re.compile(
     r"the (?:first|second|last|former|latter) one|your|yours)\b",
     re.IGNORECASE,
 )
-# A message that begins so goes on from something.
+# Beginnings by which a message continues the current task.
 _GOES_ON = re.compile(
     r"\W*(?:and|but|so|or|then|also|because|yes|yeah|yep|no|nope|ok|okay|sure|thanks?|great|right|wait|hm+|oh|well|"
     r"now|next|finally|lastly|after|once|with|given|since|instead|it|its|it's|that|that's|this|these|those|they|"
@@ -105,7 +105,7 @@ def starts_new_task(running: Turn, before: Iterable[Turn], *, pause: float) -> b
 
 
 def announces_new_task(text: str) -> bool:
-    """Return whether the user says at the beginning of ``text`` that a new task begins."""
+    """Return whether the beginning of ``text`` announces a new task."""
     return _SAID.match(text.lstrip()[:BEGINNING].replace("\u2019", "'")) is not None
 
 
@@ -123,5 +123,5 @@ def _has_no_tie(text: str, turns: Iterable[Turn]) -> bool:
 
 
 def _keywords(text: str) -> frozenset[str]:
-    """Return the terms of ``text`` that say what it is about: neither everyday words nor numbers."""
+    """Return the terms of ``text`` that name its subject: no everyday words and no numbers."""
     return frozenset(term for term in tokenize(text) if term not in EVERYDAY and is_content_word([term]))

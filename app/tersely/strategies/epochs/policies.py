@@ -1,8 +1,8 @@
-"""When a new epoch starts: the policies, their JSON forms, and the decision.
+"""Decide when a new epoch starts: the policies, their JSON forms, and the decision.
 
-Under ``auto`` a cached prefix is given up only when it must be, or when that pays. The prices are relative to plain
-input: re-writing what is left of a prefix after cutting it to a fraction ``q`` costs ``w*q`` instead of ``r``, and
-saves ``r*(1-q)`` at each later call; so it breaks even after ``(w*q - r) / (r*(1-q))`` more calls.
+Under ``auto`` a cached prefix is given up only if it must be, or if that pays. Prices are relative to plain input.
+After a cut to a fraction ``q`` the remaining prefix costs ``w*q`` instead of ``r`` once, and each later call saves
+``r*(1-q)``. So a cut breaks even after ``(w*q - r) / (r*(1-q))`` more calls.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ Reason = Literal[
 ]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
-# A cut that does not bring the content below this share of what it was is not worth the name: without this,
-# a message that alone is over the watermark would start an epoch at every call.
+# A cut must bring the content below this share of its size. Otherwise a single message above the watermark would start
+# an epoch at every call.
 PROGRESS = 0.85
-# A cold cache makes a re-write free, but a cut still loses detail: only clearly above `low` is it worth that.
+# With a cold cache a new prefix costs nothing extra, but a cut still loses detail: it is worth that only clearly above
+# `low`.
 COLD_MARGIN = 1.5
 # How many more calls there will be is a guess; the saving has to be so many times the price.
 BREAK_EVEN_MARGIN = 2.0
@@ -86,12 +87,12 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a strategy requires of the decision: whether it cuts at all, and how many last turns it keeps in full.
+    """The conditions of a strategy for the decision: whether it cuts at all, and how many last turns it keeps in full.
 
     ``high`` is the strategy's own limit instead of the policy's watermark, in tokens of content. ``is_over_limit``
     names another limit that the history exceeds and that a cut would help. ``resume_idle`` seconds without a call end
     an epoch. ``by_turns``: the strategy is a window of turns, which a stride can move. ``saves``: the strategy also
-    cuts where it is not forced to, because that is cheaper.
+    cuts without need if that is cheaper.
     """
 
     cuts: bool
@@ -131,7 +132,7 @@ class TokenSums(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watermarks:
-    """The watermarks that hold for one snapshot. ``room`` is what the window leaves beside the fixed part."""
+    """The watermarks of one snapshot. ``room``: the part of the window that is left beside the fixed tokens."""
 
     high: int
     low: int
@@ -176,7 +177,7 @@ def check_number(name: str, value: object, bounds: tuple[float, float], *, whole
 
 
 def fingerprint(strategy_text: str, policy: Policy) -> str:
-    """Strategy, parameters and policy as one short text: another one means a new epoch."""
+    """Return strategy, parameters and policy as one short text. A different text means a new epoch."""
     match policy:
         case EveryRequest():
             return f"{strategy_text} every_request"
@@ -190,9 +191,9 @@ def fingerprint(strategy_text: str, policy: Policy) -> str:
 
 
 def compute_watermarks(snapshot: Snapshot, policy: Policy, needs: Needs, *, halved: bool = False) -> Watermarks:
-    """Return the marks for this snapshot: the policy's, lifted over what cannot be cut, and held within the window.
+    """Return the watermarks of this snapshot: the policy's, raised above what cannot be cut, and limited by the window.
 
-    ``halved``: the context has to shrink, whatever the policy says: to a half of what it is at most.
+    ``halved``: the context must shrink to at most half of its size, whatever the policy.
     """
     marks = _watermarks(snapshot, policy, needs, count_entries(must_stay(snapshot.kept, snapshot.entries)))
     return replace(marks, low=min(marks.low, content_tokens(snapshot) // 2)) if halved else marks
@@ -213,7 +214,7 @@ def _watermarks(snapshot: Snapshot, policy: Policy, needs: Needs, floor: int) ->
 
 
 def content_tokens(snapshot: Snapshot) -> int:
-    """Head, kept and tail as the current epoch would send them: what a cut can change."""
+    """Count head, kept messages and tail as the current epoch sends them: the part that a cut can change."""
     head = snapshot.epoch.head_tokens if snapshot.epoch else 0
     return head + count_entries(snapshot.kept) + count_entries(snapshot.entries)
 
@@ -321,7 +322,7 @@ def keeps_by_sums(
         return True
     if _is_cold(snapshot, policy, now):
         return False
-    # A cut leaves the longest tail that fits, so it leaves no less than this; the more it leaves, the less it pays.
+    # A cut leaves at least this much, since it leaves the longest tail that fits. The more it leaves, the less it pays.
     target = max(0, marks.low - head)
     left = head + max(0, int(min(TURN_CUT_FILL * target, target - widest, sums.tail)))
     return not _pays(snapshot, policy, marks, sums, content, left)
@@ -374,11 +375,11 @@ def _price_of_full(snapshot: Snapshot, policy: Auto, sums: TokenSums) -> float:
 
 
 def _remaining_calls(snapshot: Snapshot, watermarks: Watermarks, sums: TokenSums, content: int) -> float:
-    """Return a cautious guess at the calls that a cut now would still serve.
+    """Return a cautious estimate of the calls that a cut made now would still serve.
 
-    A session of unknown length is as likely to go on as it has gone on: half of the calls so far is cautious.
-    And the high watermark would force the cut anyway after ``(high - content) / growth`` calls, with the
-    growth per call as measured in the tail: what is saved by cutting early ends there.
+    A session is likely to continue for as long as it has lasted; half of its calls so far is a cautious guess. The high
+    watermark would force a cut anyway after ``(high - content) / growth`` calls, with the growth per call measured in
+    the tail. The savings of an early cut end there.
     """
     growth = sums.tail / max(1, sums.steps)
     return min(max(snapshot.calls, sums.steps) / 2, max(0, watermarks.high - content) / max(1.0, growth))

@@ -1,9 +1,9 @@
-"""Injected blocks in a context: each newest version stands in it once, in its message or in the head.
+"""Place injected blocks in a context: the newest version of each occurs once, in its message or in the head.
 
-Clients put project instructions, environment, skills and reminders into the same messages as the user's words. A cut
-takes the words and never the blocks: a block whose message leaves the context moves to the head (DESIGN.md, "Epochs").
-A head is frozen, so a version that arrives during an epoch stands in the tail and replaces the older one in the head
-when the next epoch starts.
+Clients put project instructions, environment, skills and reminders into the same messages as the user's text. A cut
+removes the text and keeps the blocks: a block whose message leaves the context moves to the head (docs/decisions.md). A
+head is frozen. A version that arrives during an epoch is in the tail, and replaces the older one in the head when the
+next epoch starts.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def blocks_for_head(injected: Sequence[InjectedBlock], draft: Draft) -> tuple[In
 
 
 def must_restate(snapshot: Snapshot) -> bool:
-    """Return whether the head of the snapshot's epoch no longer agrees with the blocks that the client sends.
+    """Return whether the head of the snapshot's epoch disagrees with the blocks that the client sends.
 
-    That is so when the client rewrote, added or removed a block in a message that the epoch cut. A block in the head
-    that newer ones replaced within the bounds of `newest_versions` stands there until the next epoch.
+    It does if the client rewrote, added or removed a block in a message that the epoch cut. A block in the head that
+    newer ones replaced within the bounds of `newest_versions` stays there until the next epoch.
     """
     epoch = snapshot.epoch
     if epoch is None or not (snapshot.injected or epoch.injected):
@@ -73,9 +73,9 @@ def must_restate(snapshot: Snapshot) -> bool:
 
 
 def _numbers_behind_blocks(tail: Sequence[Entry], cut: int) -> set[int]:
-    """Return the messages in front of which blocks stand that are messages of their own.
+    """Return the messages that directly follow a message of injected blocks alone.
 
-    What stands directly in front of a cut's tail belongs to what was cut.
+    Blocks directly in front of the tail belong to the part that was cut.
     """
     numbers = {entry.seq for entry in tail}
     return numbers - {tail[0].seq} if tail and cut > 1 else numbers
@@ -92,7 +92,7 @@ def _not_shown(
 
 
 def write_blocks(epoch: Epoch) -> tuple[HeadMessage, ...]:
-    """Return the messages that state an epoch's injected blocks, word for word; none without blocks."""
+    """Return the messages that repeat an epoch's injected blocks, word for word; none without blocks."""
     if not epoch.injected:
         return ()
     text = "\n\n".join(block.text.strip() for block in epoch.injected)
@@ -110,6 +110,6 @@ def write_blocks(epoch: Epoch) -> tuple[HeadMessage, ...]:
 
 
 def count_other_blocks(snapshot: Snapshot, epoch: Epoch) -> int:
-    """Return the tokens of the newest blocks that stand in messages of their client, not in the head."""
+    """Count the tokens of the newest blocks that are in their client's messages and not in the head."""
     in_head = {block.text for block in epoch.injected}
     return sum(block.tokens for block in snapshot.injected if block.text not in in_head)

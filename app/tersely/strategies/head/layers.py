@@ -26,14 +26,14 @@ from tersely.strategies.summaries.facts import cover
 from tersely.strategies.summaries.references import IdentifierCache, gather, render_references, visible_names
 from tersely.strategies.summaries.summarizing import read_tasks
 
-# Characters of a session memory entry: of a turn that has just left working memory, and of an old one.
+# Characters of a session memory entry, for a turn that has just left working memory and for an older one.
 FRESH_ENTRY, OLD_ENTRY = 480, 160
-# Tokens; in fewer, a condensed summary says nothing.
+# Tokens. A shorter condensed summary has no useful content.
 LEAST_SUMMARY = 32
 
 
 def exchange(layer: str, text: str, acknowledgement: str, encode: Encode) -> tuple[HeadMessage, ...]:
-    """Return a user message and its acknowledgement, so that roles go on alternating; nothing for an empty text."""
+    """Return a user message and its acknowledgement, so that roles keep alternating; nothing for an empty text."""
     if not text:
         return ()
     return (
@@ -48,7 +48,9 @@ def exchange(layer: str, text: str, acknowledgement: str, encode: Encode) -> tup
 
 
 def insert_memos(memos: Sequence[Prefix]) -> Stage:
-    """Make a stage that puts memos in front of the messages that are shown (std::slop, "Semantic Memo System")."""
+    """Make a stage that puts memos in front of the messages that the context shows (std::slop, "Semantic
+    Memo System").
+    """
 
     def stage(draft: Draft) -> Draft:
         shown = {entry.seq for entry in draft.entries}
@@ -58,9 +60,9 @@ def insert_memos(memos: Sequence[Prefix]) -> Stage:
 
 
 def insert_text(layer: str, title: str, text: str, acknowledgement: str, *, encode: Encode, seq: int = 0) -> Stage:
-    """Return a text under its title, with its acknowledgement; nothing where there is no text.
+    """Return a text under its title, with its acknowledgement; nothing for an empty text.
 
-    ``seq``: the message that it came with, if it came with one.
+    ``seq``: the message that contained it, if any.
     """
 
     def stage(draft: Draft) -> Draft:
@@ -75,9 +77,9 @@ def insert_text(layer: str, title: str, text: str, acknowledgement: str, *, enco
 
 
 def insert_references(*, limit: int, encode: Encode, originals: Mapping[int, Entry] | None = None) -> Stage:
-    """Return the index of names that the context no longer shows; candidates of what was cut are carried on.
+    """Return the index of identifiers that the context no longer shows. Candidates from earlier cuts are carried over.
 
-    ``originals``: entries as they were before anything shortened them, by sequence number.
+    ``originals``: entries before they were shortened, by sequence number.
     """
     whole = originals or {}
     names = IdentifierCache()
@@ -104,7 +106,7 @@ def insert_references(*, limit: int, encode: Encode, originals: Mapping[int, Ent
 class EarlierSummary:
     """The summary of the last epoch, and the range of messages that it covers (none without a summary).
 
-    ``covered`` are the facts it was written from; None where they were not stored.
+    ``covered`` are the facts behind it; None if they were not stored.
     """
 
     text: str = ""
@@ -116,8 +118,8 @@ class EarlierSummary:
 def insert_checkpoint(
     inputs: EpochInputs, *, earlier: EarlierSummary, limit: int, encode: Encode, asked: bool = False
 ) -> Stage:
-    """Return the checkpoint as one user message (tiancaiamao/ai, "Rebuild context"); ``earlier``: that of the last
-    epoch.
+    """Return the checkpoint as one user message (tiancaiamao/ai, "Rebuild context"). ``earlier``: the checkpoint of the
+    last epoch.
     """
 
     def stage(draft: Draft) -> Draft:
@@ -161,12 +163,12 @@ def summary_of_cut(
     encode: Encode,
     asked: bool = False,
 ) -> tuple[str, int, CoveredFacts | None]:
-    """Return what stands for everything before the cut, as far as it is not kept: empty where nothing was cut. Also
-    before which sequence number the messages are that it tells of, and what it was written from.
+    """Return the summary of everything before the cut that is not kept (empty if nothing was cut), the sequence number
+    up to which it covers messages, and the facts behind it.
 
-    The summaries that a model made of it, in order, and where there are none, what can be said without a model: written
-    anew from the facts of all that was cut, which each epoch carries on. Of too much, the newest stays. ``asked``:
-    somebody had one made just now, of everything before the last turn; it counts also where it goes on behind the cut.
+    It consists of the model's summaries, in order. Without any, it is written without a model, from the facts of all
+    cut messages, which each epoch carries over. If it is too long, the newest parts stay. ``asked``: a summary of
+    everything before the last turn was just requested; it is used even if it extends beyond the cut.
     """
     if draft.cut == 1:
         return "", 0, None
@@ -177,7 +179,7 @@ def summary_of_cut(
     fits = [each for each in summaries if (each.first_seq if asked else each.last_seq) < draft.cut]
     made = _chain([each for each in fits if each.source == "model"])
     if not made and not covered.base:
-        # What is older than any message at hand was told without a model, if at all.
+        # Summaries of messages before all loaded ones were written without a model, if at all.
         first = covered.first_seq or draft.cut
         made = [each for each in _chain([each for each in fits if each.source != "model"]) if each.first_seq < first]
     if made:
@@ -194,7 +196,7 @@ def _cover(carried: CoveredFacts, gone: Sequence[Entry]) -> CoveredFacts:
 
 
 def _with_base(covered: CoveredFacts, made: Sequence[Summary], *, limit: int, encode: Encode) -> CoveredFacts:
-    """Return ``covered`` beside the summaries ``made``; an older base that they do not cover goes in front of them."""
+    """Return ``covered`` together with the summaries ``made``, preceded by an older base that they do not cover."""
     parts = [summary.text for summary in made]
     first = made[0].first_seq
     if covered.base and covered.base_first < first and covered.base_last < made[-1].last_seq:
@@ -207,7 +209,7 @@ def _with_base(covered: CoveredFacts, made: Sequence[Summary], *, limit: int, en
 
 
 def _write_summary(covered: CoveredFacts, *, limit: int, encode: Encode) -> str:
-    """Write what came before the base, the base, and what came after it."""
+    """Write the facts before the base, the base, and the facts after it."""
     if not covered.base:
         return write_covered(covered, limit=limit, encode=encode) or write_least(covered)
     room = max(limit // 4, limit - encode(covered.base))
@@ -236,8 +238,8 @@ def _chain(summaries: Iterable[Summary]) -> list[Summary]:
 
 
 def _newest_within(parts: Sequence[str], limit: int, encode: Encode) -> str:
-    """Return the parts in order. Where ``limit`` tokens do not hold all of them, the newest stay as they are, the last
-    one in any case, and the older ones are condensed into what is left.
+    """Return the parts in order, within ``limit`` tokens. The newest parts stay unchanged, at least the last one; older
+    ones are condensed.
     """
     shown: list[str] = []
     left = limit
@@ -263,10 +265,10 @@ def insert_session_memory(
     now: datetime,
     encode: Encode,
 ) -> Stage:
-    """What turns that left working memory came to, the best first as far as ``budget`` goes, told in order (Fifth).
+    """Return entries about turns that left working memory (Fifth): the best within ``budget``, in order of turns.
 
-    ``old_after`` seconds: entries of older turns are shorter. ``scores``: turn -> priority; a turn without one is
-    ranked by its age alone, after those that have one.
+    Entries of turns older than ``old_after`` seconds are shorter. ``scores``: turn -> priority. A turn without a score
+    is ranked by age, after those with one.
     """
 
     def stage(draft: Draft) -> Draft:
@@ -285,7 +287,7 @@ def insert_session_memory(
 def _session_lines(
     terse: Sequence[TerseEntry], summaries: Sequence[Summary], now: datetime, old_after: float
 ) -> dict[int, str]:
-    """Turn -> its line, in order of turns: a model's where there is one, else its entries."""
+    """Map each turn to its line, in order of turns: the model's line if there is one, else its entries."""
     texts: dict[int, list[str]] = {}
     ages: dict[int, float] = {}
     lasts: dict[int, int] = {}

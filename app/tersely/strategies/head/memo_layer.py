@@ -1,4 +1,4 @@
-"""The memos that bear on a user's message, as a text that goes in front of it."""
+"""Write the relevant memos of a user's message as a text in front of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def render_memos(memos: Sequence[Memo]) -> str:
 
 
 def memos_in(text: str) -> str:
-    """Return the memos at the beginning of a text, as they were rendered; empty where it begins with none."""
+    """Return the rendered memos at the beginning of a text; empty if there are none."""
     end = text.find(f"\n{MEMOS_END}")
     return text[: end + 1 + len(MEMOS_END)] if end >= 0 and text.startswith(MEMOS_TITLE) else ""
 

@@ -1,13 +1,12 @@
-"""Old tool results that make way for their summaries (tiancaiamao/ai, "Tool Result Summarization During Loops").
+"""Replace old tool results by their summaries (tiancaiamao/ai, "Tool Result Summarization During Loops").
 
 The document hides an archived result and appends a user message with its summary. A hidden result would leave a call
-without one, which providers refuse; taking the call away too would hide what the model did, and what it said with it.
-So the call and the place of its result stay, and the text becomes a line that names its summary: pairing, roles
-and order are what they were. A result is archived only once it has a summary. Digest and lines name each other: the
-digest lists no result that the context does not show as archived, and a result whose summary finds no room in the
-digest says itself what it was.
+without one, which providers refuse. To remove the call too would hide what the model did. So call and result stay, and
+the result's text becomes a line that names its summary: pairing, roles and order do not change. A result is archived
+only once it has a summary. The digest lists only results that the context shows as archived; a result whose summary
+does not fit into the digest names its own content.
 
-Which results are archived is a `Tier`, chosen when an epoch starts: an archived result stays so for the whole epoch.
+A `Tier` selects the archived results when an epoch starts: they stay archived for the whole epoch.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ def archive_results(
     originals: Mapping[int, Entry],
     now: datetime,
 ) -> Stage:
-    """Make a stage that archives results beyond ``cutoff`` and puts the digest of their summaries, at most ``limit``
+    """Make a stage that archives results beyond ``cutoff`` and puts a digest of their summaries, at most ``limit``
     tokens, into the head.
 
-    The document appends its digest to the recent messages. There it would follow the question that is to be answered,
-    and move with each compaction. In the head it is as visible and stays in place. ``heuristic``: summaries are made
-    here from the ``originals`` instead of by a model beforehand.
+    The document appends its digest to the recent messages. There it would follow the open question and move with each
+    compaction; in the head it stays in place. ``heuristic``: summaries are made here from the ``originals`` instead of
+    by a model in advance.
     """
 
     def stage(draft: Draft) -> Draft:
@@ -103,7 +102,9 @@ def results_to_archive(entries: Sequence[Entry], *, cutoff: int = TOOL_CALL_CUTO
 def archive_tiers(
     entries: Sequence[Entry], summaries: Iterable[Summary], *, cutoff: int = TOOL_CALL_CUTOFF, read_back: ReadBack = ""
 ) -> tuple[Tier, ...]:
-    """A tier for what is to be archived, up to the first result that has no summary yet; none where that is nothing."""
+    """Return a tier for the results to archive, up to the first one without a summary; none if there are no such
+    results.
+    """
     known = {summary.first_seq for summary in summaries if summary.first_seq == summary.last_seq}
     until = 0
     for entry in results_to_archive(entries, cutoff=cutoff):
@@ -114,8 +115,8 @@ def archive_tiers(
 
 
 def _replaced(entries: Sequence[Entry], tier: Tier) -> frozenset[int]:
-    """Return the messages of ``entries`` that are sent with a line in place of a result: a short result stays as it is,
-    and what pairing leaves out is not sent.
+    """Return the messages of ``entries`` whose result is sent as a line. Short results and results that pairing removes
+    do not count.
     """
     covered = [entry for entry in entries if entry.message.results and tier.covers(entry.seq)]
     sent = {entry.seq: entry.message.results for entry in repair(entries)[0]} if covered else {}
@@ -150,7 +151,7 @@ def fit_digest(summaries: Sequence[Summary], *, limit: int, encode: Encode) -> t
 def tool_digest_message(summaries: Sequence[Summary], *, left_out: int = 0, encode: Encode) -> HeadMessage | None:
     """Return the one user message that a compaction makes of all ``summaries``; None without any.
 
-    How many older results found no room is said.
+    It states how many older results were left out.
     """
     if not summaries:
         return None

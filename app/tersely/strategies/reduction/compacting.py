@@ -11,7 +11,9 @@ from tersely.strategies.pipeline import Draft, Stage
 
 
 def effective_limit(context_window: int | None, *, reserve_tokens: int, max_tokens: int) -> int | None:
-    """Tokens at which to compact: the window less the reserve, else ``max_tokens``, else None: no such threshold."""
+    """Return the tokens at which to compact: the window less the reserve, else ``max_tokens``, else None (no
+    threshold).
+    """
     if context_window is not None and context_window > 0:
         # A window smaller than the reserve would ask for a compaction of nothing at every call.
         room = context_window - reserve_tokens

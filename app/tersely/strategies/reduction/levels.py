@@ -81,8 +81,8 @@ class Score:
 
 
 def score_turns(turns: Sequence[Turn], relevance: Mapping[int, float], now: datetime) -> dict[int, Score]:
-    """Return the priority of each of ``turns`` (in order). ``relevance``: turn number -> 0 to 1; what is missing has
-    none.
+    """Return the priority of each of ``turns`` (in order). ``relevance``: turn number -> 0 to 1; missing
+    turns have 0.
     """
     mentions = [_mentions(turn.entries) for turn in turns]
     total: Counter[str] = Counter()

@@ -1,6 +1,6 @@
-"""Truncation: single parts shortened by tiers, which are chosen when an epoch starts and then hold for it.
+"""Truncation: single parts are shortened by tiers. Tiers are chosen when an epoch starts and apply throughout it.
 
-What a tier makes of a message depends on nothing but the two, so a result looks the same in every context of an epoch.
+The shortened form depends on the message and the tier alone, so a result is the same in every context of an epoch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tersely.strategies.pipeline import Draft, Edit, Stage
 
 PAST_RESULT_CHARS = 20_000
 OVERFLOW_CHARS = 10_000
-# Characters that an archived result keeps, where no summary of it is in the context.
+# Characters that an archived result keeps if the context has no summary of it.
 ARCHIVED_WORDS = 60
 
 
@@ -40,9 +40,9 @@ DEFAULT_TRUNCATION = TruncationSettings()
 def window_tiers(
     entries: Sequence[Entry], *, read_back: ReadBack = "", settings: TruncationSettings = DEFAULT_TRUNCATION
 ) -> tuple[Tier, ...]:
-    """std::slop, "Dynamic Tool Truncation": three tiers by recency and by whether the turn is active.
+    """Return three tiers by recency and by whether the turn is active (std::slop, "Dynamic Tool Truncation").
 
-    ``entries`` in order, the active turn last. Results that share a message share its tier, that of the newest one.
+    ``entries`` in order, the active turn last. Results in one message share the tier of the newest one.
     """
     active = _active(entries)
     inactive_until = active[0].seq - 1 if active else 0
@@ -84,7 +84,7 @@ def output_tiers(limits: ToolOutputLimits = DEFAULT_LIMITS, *, read_back: ReadBa
 
 
 def shorten_results(tiers: Sequence[Tier], *, encode: Encode) -> Stage:
-    """Make a stage that shortens what stays in the draft by ``tiers``. Turns that change are reported as truncated."""
+    """Make a stage that shortens the draft's messages by ``tiers``. Changed turns are reported as truncated."""
 
     def stage(draft: Draft) -> Draft:
         kept = apply_tiers(draft.kept, tiers, encode=encode)
@@ -103,7 +103,7 @@ def shorten_results(tiers: Sequence[Tier], *, encode: Encode) -> Stage:
 
 
 def apply_tiers(entries: Sequence[Entry], tiers: Sequence[Tier], *, encode: Encode) -> tuple[Entry, ...]:
-    """``entries`` shortened; those that need it not are the same objects. ``encode`` recounts the others."""
+    """Return ``entries`` shortened; unchanged entries are the same objects. ``encode`` recounts the others."""
     if not tiers:
         return tuple(entries)
     harmless = min(map(_harmless, tiers))
@@ -111,7 +111,7 @@ def apply_tiers(entries: Sequence[Entry], tiers: Sequence[Tier], *, encode: Enco
 
 
 def _harmless(tier: Tier) -> int:
-    """No text of a message with so many bytes in wire form is shortened by ``tier``: a character takes at least one."""
+    """Return whether ``tier`` cannot shorten a message of so many bytes: each character takes at least one."""
     match tier.subject:
         case "output":
             return (tier.limits or DEFAULT_LIMITS).safe_chars
@@ -181,7 +181,7 @@ def _shorten_result(text: str, entry: Entry, tiers: Sequence[Tier]) -> str:
 
 
 def _shorten_words(entry: Entry, parts: tuple[Part, ...], tiers: Sequence[Tier]) -> tuple[Part, ...]:
-    """Return a user's words within the limit: in one text part, the first, as dialects write them; media stay."""
+    """Shorten a user's text to the limit, in the first text part, as dialects write it; media stay."""
     tier = _holding(tiers, "user_text", entry.seq)
     words = entry.message.text if tier else ""
     if tier is None or len(words) <= tier.chars:
@@ -199,10 +199,10 @@ def _holding(tiers: Sequence[Tier], subject: Subject, seq: int) -> Tier | None:
 
 
 def shorten_text(text: str, tier: Tier, entry: Entry) -> str:
-    """Return ``text`` as ``tier`` shows it, with a notice; the same object where that would not be shorter.
+    """Return ``text`` as ``tier`` shows it, with a notice; the same object if that would not be shorter.
 
-    ``head`` keeps ``chars`` characters and puts the notice after them, as std::slop does; ``ends`` keeps within
-    ``chars``, the notice included.
+    ``head`` keeps ``chars`` characters followed by the notice, as std::slop does; ``ends`` keeps within ``chars``
+    including the notice.
     """
     if len(text) <= tier.chars:
         return text
@@ -218,14 +218,14 @@ def _cut(text: str, chars: int, style: Style, notice: str) -> str:
 
 def _notice(text: str, tier: Tier, entry: Entry) -> str:
     sentence = _way_sentence(tier.read_back, entry)
-    # std::slop's words, where there is a way to the whole text; else the notice says how much there was.
+    # std::slop's words, if the model can read the whole text; otherwise the notice states how much is missing.
     is_short = tier.style == "head" and sentence
     said = "TRUNCATED" if is_short else f"TRUNCATED {len(text)} characters to {tier.chars}"
     return f"[{said}. {sentence}]" if sentence else f"[{said}]"
 
 
 def archived_line(text: str, tier: Tier, entry: Entry) -> str:
-    """Return the line that stands in place of an archived result: it names the summary, or says what was there."""
+    """Return the line that replaces an archived result: it names the summary or the content."""
     sentence = _way_sentence(tier.read_back, entry)
     if tier.digest_seqs is None or entry.seq in tier.digest_seqs:
         said = f"Tool result archived; its summary is #{entry.seq}."

@@ -1,4 +1,4 @@
-"""Which turns are in working memory, which are kept or brought back whole, which only come as memory (Fifth)."""
+"""Assign turns to levels: working memory, kept or retrieved in full, or session memory only (Fifth)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tersely.strategies.pipeline import Draft, Stage, count_entries
 from tersely.strategies.reduction.levels import Score, is_older, score_turns
 from tersely.strategies.retrieval_rules import past_topics, repeated_errors
 
-# A turn below this priority is not worth being kept whole ("Low priority score"): it is neither recent nor related.
+# A turn below this priority ("Low priority score") is neither recent nor related, and is not kept in full.
 LOW_SCORE = 0.1
 
 
@@ -28,9 +28,9 @@ class Ages:
 
 
 def score_everything(entries: Sequence[Entry], past: Sequence[PastTurn], now: datetime) -> dict[int, Score]:
-    """Return the priorities of the turns at hand and of those that may be brought back.
+    """Return the priorities of the loaded turns and of those that may be retrieved.
 
-    Relevance is to the running turn's question; that of past turns may be known better, over the whole session.
+    Relevance refers to the running turn's question. For past turns it may be known better, from the whole session.
     """
     turns = _by_number(past) | {turn.number: turn for turn in group_turns(entries)}
     ordered = [turns[number] for number in sorted(turns)]
@@ -56,11 +56,12 @@ def keep_levels(
     room: int,
     is_new_task: bool,
 ) -> Stage:
-    """Make a stage that keeps working memory as the tail and puts retrieved turns before it while they fit ``room``.
+    """Make a stage that keeps working memory as the tail and puts retrieved turns before it while they fit into
+    ``room``.
 
     ``room``: tokens for all whole turns, including the running one, and for messages that are pinned elsewhere. The
     running turn always stays; the watermarks cut what exceeds ``working_budget``, by steps. ``is_new_task``: the
-    running turn starts a new task, so that working and volatile memory are cleared.
+    running turn starts a new task, so working and volatile memory are cleared.
     """
 
     def stage(draft: Draft) -> Draft:
@@ -79,10 +80,9 @@ def keep_levels(
 
 
 def _first_of(draft: Draft, turns: Container[int]) -> int:
-    """Return where to cut so that the tail contains all of ``turns``.
+    """Return the cut for which the tail contains all of ``turns``.
 
-    This is not always before the first of them: a client that rebuilds its history puts new messages in front of older
-    ones.
+    A client that rebuilds its history puts new messages in front of older ones, so it may be before the first of them.
     """
     return min((entry.seq for entry in draft.tail if entry.turn in turns), default=draft.cut)
 
@@ -134,7 +134,9 @@ def _retrieve(
 
 
 def _bring_back(draft: Draft, first: int, turns: Iterable[Turn]) -> Draft:
-    """Return the tail from ``first`` on, and before it what must stay and ``turns``, also such as were cut long ago."""
+    """Return the tail from ``first`` on, and before it what must stay and ``turns``, including turns that were cut long
+    ago.
+    """
     wanted = {entry.seq: entry for turn in turns for entry in turn.entries if entry.seq < first}
     standing = {entry.seq: entry for entry in must_stay(draft.kept, draft.tail)}
     cut = draft.with_cut(first, [*wanted.values(), *standing.values()])

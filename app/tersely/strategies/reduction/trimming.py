@@ -1,6 +1,6 @@
-"""Trimming by turns (CowAgent, "Short-term Memory"): the older half goes, or all between question and reply.
+"""Trim by turns (CowAgent, "Short-term Memory"): drop the older half, or everything between question and reply.
 
-All stages count the running turn as a turn and never take it: it is the task.
+All stages count the running turn and never drop it: it is the task.
 """
 
 from __future__ import annotations
@@ -136,14 +136,14 @@ def _turns(draft: Draft) -> tuple[Turn, ...]:
 
 
 def _removable(draft: Draft) -> tuple[Turn, ...]:
-    """Return the running turn, and those before it of which something can go."""
+    """Return the running turn, and the earlier turns that contain something to drop."""
     turns = _turns(draft)
     standing = {entry.seq for entry in must_stay(draft.kept, draft.tail)}
     return tuple(t for t in turns if t is turns[-1] or any(entry.seq not in standing for entry in t.entries))
 
 
 def _keep_turns(draft: Draft, turns: Sequence[Turn]) -> Draft:
-    """Return the draft with only ``turns``, which are its newest, and what must stay of the others."""
+    """Return the draft with only ``turns``, its newest ones, and the parts of other turns that must stay."""
     staying = {turn.number for turn in turns}
     first = next((entry.seq for entry in draft.tail if entry.turn in staying), draft.cut)
     return _cut(draft, first, (entry for entry in draft.kept if entry.turn in staying))

@@ -1,9 +1,8 @@
-"""The activity log: one line for each thing a turn did, in place of the turn.
+"""The activity log: one line for each thing that a turn did, instead of the turn.
 
-The format is flo.monster's "Context Management", to the letter: a user message that begins with
-``[Context -- Activity Log]``, lines ``[t1 2024-01-15T10:30] assistant: text`` with UTC minutes, then an
-acknowledgement by the assistant. The log is bounded; what does not fit is rolled up into lines that name their
-range of turns, oldest first, and never silently dropped.
+The format is that of flo.monster's "Context Management": a user message that begins with ``[Context -- Activity Log]``,
+lines ``[t1 2024-01-15T10:30] assistant: text`` with UTC minutes, then an acknowledgement by the assistant. The log is
+bounded. Entries that do not fit are rolled up, oldest first, into lines that name their range of turns.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ TERSE_LIMIT = 160
 ROLLED_SHARE = 0.25
 ROLLED_LINES = 6
 
-# Characters of words that a rolled-up line has at least, and that each of the texts in it gets.
+# Minimum of text characters of a rolled-up line, and characters for each of its texts.
 LEAST_GIST = 48
 LEAST_WORDS = 24
 
@@ -40,10 +39,10 @@ _MARKUP = re.compile(r"^[#>*\-\s`]+")
 
 
 def render_activity_log(inputs: EpochInputs, *, limit: int, encode: Encode) -> str:
-    """Return the log's text within ``limit`` tokens; empty when there is nothing to say.
+    """Return the log's text within ``limit`` tokens; empty without entries.
 
-    ``material.terse`` are the entries to show, in order. ``material.older_turns`` counts turns before them whose
-    entries were not loaded: they go into the first rolled-up line.
+    ``inputs.terse`` are the entries to show, in order. ``inputs.older_turns`` counts turns before them whose entries
+    were not loaded: they go into the first rolled-up line.
     """
     lines = [_Line.of(entry) for entry in inputs.terse]
     if not lines and not inputs.older_turns:
@@ -64,10 +63,10 @@ def render_activity_log(inputs: EpochInputs, *, limit: int, encode: Encode) -> s
 
 
 def read_activity_log(text: str, turns: frozenset[int]) -> tuple[TerseEntry, ...]:
-    """Return the lines about ``turns`` in a log that was rendered here, read back as derived entries.
+    """Return the lines about ``turns`` from a log that was rendered here, as derived entries.
 
-    What the steps of a running turn did is stored nowhere but in the head of the last epoch, until the turn is over
-    and has an entry of its own. Reading the head back costs nothing; reading the steps again would.
+    The steps of a running turn are described only in the head of the last epoch, until the turn is over and has an
+    entry of its own. It is cheaper to read the head than to read the steps again.
     """
     found = (_LOG_LINE.fullmatch(line) for line in text.splitlines())
     return tuple(
@@ -91,10 +90,10 @@ def clip_line(text: str, limit: int = TERSE_LIMIT) -> str:
 
 
 def derive_terse(entries: Sequence[Entry]) -> TerseEntry:
-    """Return a terse entry for a turn whose reply carried none, made without a model and marked ``derived``.
+    """Return a terse entry for a turn whose reply had none, made without a model and marked ``derived``.
 
-    ``entries`` are the turn's, in order, not empty. The first sentence of the last thing the assistant said; a
-    turn that ended without words says what the user asked and which tools were used.
+    ``entries`` are the turn's, in order, not empty. The entry is the first sentence of the assistant's last text.
+    Without a text it names the user's request and the tools used.
     """
     last = entries[-1]
     spoken = (e for e in reversed(entries) if e.message.role == "assistant" and _first_sentence(e.message.text))
@@ -109,7 +108,7 @@ def derive_terse(entries: Sequence[Entry]) -> TerseEntry:
 
 
 def derive_missing(entries: Iterable[Entry], terse: Iterable[TerseEntry]) -> tuple[TerseEntry, ...]:
-    """Derived entries for those turns of ``entries`` that have none in ``terse``."""
+    """Return derived entries for the turns of ``entries`` that have none in ``terse``."""
     known = {entry.turn for entry in terse}
     return tuple(derive_terse(turn.entries) for turn in group_turns(entries) if turn.number not in known)
 

@@ -48,7 +48,7 @@ def find_anchors(texts: Sequence[str]) -> list[str]:
 
 
 def _anchors(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each anchor with the name that it is known by."""
+    """Yield each anchor with its name."""
     for match in _ANCHOR.finditer(text):
         if address := match["address"]:
             if address.startswith("localhost") or _is_address(address):

@@ -1,8 +1,8 @@
-"""A summary without a model: what was asked, decided and done, which names were touched, what failed, what is open.
+"""Write a summary without a model: requests, decisions, results, names, errors and open points.
 
-Deterministic, bounded in tokens, and in the same sections as the checkpoint that a model is asked for. It is written
-from the facts of the messages (`tersely.strategies.summaries.facts`). Lines compete for the budget: each section in
-turn gets its best next line until nothing fits.
+It is deterministic, bounded in tokens, and has the sections of the checkpoint that a model is asked for. It is written
+from the facts of the messages (`tersely.strategies.summaries.facts`). The sections share the budget: each in turn gets
+its best next line until no line fits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tersely.strategies.summaries.facts import DONE, LINE, NAMES, SECTIONS, TASK
 FIRST_ENTRIES, NEWEST_ENTRIES = 100, 900
 LOOK_AT = 20_000
 HEADING = "### STATE"
-# Stands between a summary that a model wrote and what came after it.
+# Separates a model's summary from the facts after it.
 SINCE = "(After that:)"
 # What other checkpoints call the sections.
 ALIASES = {
@@ -44,10 +44,10 @@ _HEADING = re.compile(r"#{1,4} +(.{1,40})")
 
 
 def summarize_without_model(entries: Sequence[Entry], *, limit: int, encode: Encode, earlier: str = "") -> str:
-    """Return the summary of ``entries`` in at most ``limit`` tokens; never empty unless there is nothing to summarise.
+    """Return the summary of ``entries`` in at most ``limit`` tokens; empty only if there is nothing to summarise.
 
-    ``earlier`` is a summary of what came before: it stands in front as it is, as far as there is room. Of very many
-    entries the first and the newest are read.
+    ``earlier`` is a summary of earlier messages. It stands in front unchanged, as far as there is room. Of very many
+    entries only the first and the newest are read.
     """
     if not entries and not earlier:
         return ""
@@ -57,9 +57,9 @@ def summarize_without_model(entries: Sequence[Entry], *, limit: int, encode: Enc
 
 
 def cover_bounded(entries: Sequence[Entry]) -> CoveredFacts:
-    """Return the facts of ``entries``; of very many, of the first and the newest.
+    """Return the facts of ``entries``; of very many, those of the first and the newest.
 
-    What the messages in between would take back is told by none of the first ones.
+    Facts of the first entries that messages in between may have revoked are left out.
     """
     if len(entries) <= FIRST_ENTRIES + NEWEST_ENTRIES:
         return cover(CoveredFacts(), entries)
@@ -75,7 +75,7 @@ def without_ends(covered: CoveredFacts) -> CoveredFacts:
 def write_covered(
     covered: CoveredFacts, *, limit: int, encode: Encode, after: int = 0, up_to: int | None = None
 ) -> str:
-    """Write the facts of messages behind ``after`` and up to ``up_to``; empty if there are none that fit."""
+    """Write the facts of messages after ``after`` and up to ``up_to``; empty if none fits."""
     return _render(write_sections(covered, after=after, up_to=up_to), limit=limit, encode=encode)
 
 
@@ -87,7 +87,7 @@ def write_least(covered: CoveredFacts) -> str:
 
 
 def join_summaries(earlier: str, later: str, *, limit: int, encode: Encode) -> str:
-    """Return a summary and that of what came after it, in at most ``limit`` tokens: the end of the first gives way."""
+    """Join a summary and that of later messages, in at most ``limit`` tokens; the first one is shortened at its end."""
     if not earlier or not later:
         return _fitting(earlier or later, limit, encode)
     room = limit - encode(later) - encode(SINCE) - 4
@@ -142,7 +142,7 @@ def derive_state(entries: Sequence[Entry], *, limit: int, encode: Encode) -> str
 
 
 def _current_goal(entries: Sequence[Entry]) -> str:
-    """Return the newest words of the user that say something."""
+    """Return the newest text of the user that states something."""
     asked = (clip_line(entry.message.text, TASK) for entry in reversed(entries) if entry.message.starts_turn)
     return next((line for line in asked if any(map(str.isalpha, line))), "")
 
@@ -153,7 +153,7 @@ def _is_value(name: str, anchors: Sequence[str]) -> bool:
 
 
 def read_sections(text: str) -> dict[str, list[str]]:
-    """Return the lines of a summary by section; what stands under no known heading is taken for done."""
+    """Return the lines of a summary by section. Lines under an unknown heading count as done."""
     found: dict[str, list[str]] = {}
     section = "Done"
     for raw in text.splitlines():
@@ -176,7 +176,7 @@ def _texts(message: Message) -> str:
 
 
 def _bare(line: str) -> str:
-    """Return a line without the turn that it is of."""
+    """Return a line without the name of its turn."""
     return re.sub(r"^t\d+: | t\d+$", "", line)
 
 
@@ -230,7 +230,7 @@ def _write(chosen: Sequence[_Line]) -> str:
 
 
 def _least(entries: Sequence[Entry], earlier: str, *, limit: int, encode: Encode) -> str:
-    """Return as much of one line as fits, where not one whole line does."""
+    """Return as much of one line as fits, if no whole line does."""
     said = next((clip_line(text) for entry in entries if (text := _any_words(entry.message))), "") or clip_line(earlier)
     text = said or f"{len(entries)} messages without words"
     while len(text) > 1 and encode(text) > limit:

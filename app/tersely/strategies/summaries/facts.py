@@ -1,8 +1,9 @@
-"""Facts of a history, from which a summary without a model is written anew each time.
+"""Facts of a history, from which summaries without a model are written.
 
 A fact is a quotation with its turn, or something that can be checked: a call without a result, the last mention of a
-name. When more of the history is covered, `cover` takes back what is no longer so. No sentence of an older summary is
-copied, so none outlives its truth. Facts are bounded in number and length: the cost depends on the new messages alone.
+name. When more messages are covered, `cover` removes facts that no longer hold. Summaries are not copied into later
+ones, so no outdated sentence survives. Facts are bounded in number and length: the cost depends on the new messages
+alone.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ GOALS, DECISIONS, DONE, NAMES, ERRORS, OPEN = SECTIONS = (
 USED, CALLS, SAID = "used", "calls", "said to be open"
 
 LINE = 200
-# The task itself may take more room than what is said about it.
+# Characters of the task, which may be longer than other facts.
 TASK = 600
-# So much of a text is looked through, half of it at each end: what fails is said at the end, what is asked in front.
+# Characters of a text that are searched, half of them at each end: errors stand at the end, requests at the beginning.
 LOOK_AT = 20_000
 MAX_LINES = 400
-# A turn of so many steps is told step by step; a sentence of fewer blanks says little.
+# Number of steps from which on a turn is described step by step; minimum of blanks in a meaningful sentence.
 LONG_TURN = 6
 FEW_WORDS = 3
 LOOK_AHEAD = 2_000
-# Facts of a section that are kept: the first one and the newest.
+# Number of facts kept in a section: the first one and the newest.
 MOST: Mapping[str, int] = {GOALS: 12, DECISIONS: 24, DONE: 40, ERRORS: 16, OPEN: 8, CALLS: 12, SAID: 8, USED: 24}
 MOST_NAMES = 40
 
 _SENTENCES = re.compile(r"(?<=[.!?。！？])\s+|\n+")
-# What an assistant settles, and what a user demands.
+# Patterns of an assistant's decisions and of a user's demands.
 _DECISION = re.compile(
     r"\b(?:decid\w+|decision|chose\w*|agreed|instead of|rather than|we(?:'ll| will) (?:use|keep|go)|going with|"
     r"because|the (?:root )?(?:cause|reason) (?:is|was))\b",
@@ -70,7 +71,9 @@ _MARKUP = re.compile(r"^[\s#>*\-`\d.)]{1,16}")
 
 
 def cover(before: CoveredFacts, entries: Iterable[Entry]) -> CoveredFacts:
-    """Return what is so after ``entries``, which come after what ``before`` covers (or among it, if late)."""
+    """Return the facts that hold after ``entries``, which follow the messages that ``before`` covers (or precede them,
+    if late).
+    """
     new = sorted((entry for entry in entries if not entry.is_ours), key=lambda entry: entry.seq)
     if not new:
         return before
@@ -99,9 +102,9 @@ def cover(before: CoveredFacts, entries: Iterable[Entry]) -> CoveredFacts:
 
 
 def write_sections(covered: CoveredFacts, *, after: int = 0, up_to: int | None = None) -> dict[str, list[str]]:
-    """Return the lines of each section, of what was said behind ``after`` and up to ``up_to`` (sequence numbers).
+    """Write the lines of each section for messages after ``after`` and up to ``up_to`` (sequence numbers).
 
-    What is open is so at the end alone.
+    Open points are those at the end.
     """
     last = covered.last_seq if up_to is None else up_to
     is_end = last >= covered.last_seq > after
@@ -120,7 +123,7 @@ def write_sections(covered: CoveredFacts, *, after: int = 0, up_to: int | None =
 
 
 def _bounded(facts: Sequence[Fact]) -> Iterator[Fact]:
-    """Of each section the first fact and the newest; one of several that say the same in a turn."""
+    """Return the first fact and the newest ones of each section, without repetitions in a turn."""
     for section, most in MOST.items():
         of_section = {(f.turn, f.text, f.key): f for f in facts if f.section == section}
         found = sorted(of_section.values(), key=lambda fact: fact.seq)
@@ -171,7 +174,7 @@ def _add_used(facts: Sequence[Fact], turns: Sequence[Turn]) -> list[Fact]:
 
 
 def _settle_calls_and_errors(facts: Sequence[Fact], entries: Sequence[Entry]) -> list[Fact]:
-    """Calls that have no result, and errors that were met, without those of calls that went well when made again."""
+    """Return calls without a result, and errors, without those of calls that succeeded when repeated."""
     waiting = {fact.key.partition(" ")[2]: fact for fact in facts if fact.section == CALLS}
     signatures = {call: fact.key.partition(" ")[0] for call, fact in waiting.items()}
     met = [fact for fact in facts if fact.section == ERRORS]
@@ -211,7 +214,7 @@ def _open_ends(turn: Turn) -> Iterator[Fact]:
 
 
 def _said_to_be_open(reply: Entry) -> Iterator[Fact]:
-    """Return what the newest reply lists as open, if no later message reports on it."""
+    """Return the points that the newest reply lists as open, if no later message reports on them."""
     for line in _matching(_words(reply), _OPEN):
         yield _fact(reply, f"the assistant said: {line}")
 
@@ -221,7 +224,7 @@ def _fact(entry: Entry, text: str) -> Fact:
 
 
 def _telling(entry: Entry) -> str:
-    """Return the first sentence of a message that says anything: "Great!" does not."""
+    """Return the first meaningful sentence of a message; "Great!" is none."""
     pieces = (clip_line(_MARKUP.sub("", piece), LINE) for piece in _SENTENCES.split(_words(entry)[:LOOK_AHEAD]))
     return next((line for line in pieces if line.count(" ") >= FEW_WORDS), "")
 
@@ -240,7 +243,7 @@ def _excerpt(text: str) -> str:
 
 
 def _matching(text: str, pattern: re.Pattern[str]) -> Iterator[str]:
-    """Return the sentences of ``text`` that ``pattern`` finds something in, each on one line; at most three."""
+    """Return at most three sentences of ``text`` that match ``pattern``, each on one line."""
     pieces = (_MARKUP.sub("", piece) for piece in _SENTENCES.split(text)[:MAX_LINES])
     found = (clip_line(piece, LINE) for piece in pieces if pattern.search(piece[: LINE * 4]))
     return (line for line, _ in zip(found, range(3), strict=False) if line)

@@ -1,8 +1,8 @@
-"""The reference index: the identifiers of what was cut, each with the turn to look in.
+"""The reference index: the identifiers of cut messages, each with the turn that mentions it.
 
-What hurts after a cut is not the prose that is gone but the names. Candidates are carried from epoch to epoch, so
-that planning reads only what is cut now. The ranking follows the measured one (a name that the model itself used
-counts most, then how often and how lately it was mentioned).
+After a cut, missing names hurt more than missing prose. Candidates are carried over from epoch to epoch, so that
+planning reads only newly cut messages. The ranking was measured: names that the model used itself come first, then
+frequent and recent ones.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ MIN_LENGTH, MAX_LENGTH = 3, 160
 MAX_RUN = 2 * MAX_LENGTH
 
 USED_WEIGHT = 3.0
-# Names in a short argument were pointed at; those in a long one (a file that is written) only occur there.
+# A name in a short argument was chosen by the model; in a long argument (a written file) it only occurs.
 POINTED_LENGTH = 400
 # A path or an address can be opened again; a name in source code can be found by opening its file.
 PLACE_WEIGHT = 1.5
 MENTION_WEIGHT, MENTION_CAP = 0.5, 6
 RECENCY_WEIGHT = 2.0
 
-# One run of characters that identifiers are made of; what it is, is decided once per distinct run. Plain words, which
-# are most of any text, are passed over without a look: they match outside the group.
-# Nothing here is tried twice: a megabyte of dashes is read once.
+# One run of identifier characters, classified once per distinct run. Plain words, most of any text, match outside of
+# the group and are skipped. The pattern does not backtrack: a megabyte of dashes is read once.
 _RUN = re.compile(r"[A-Z]?[a-z]++[.:?]*+(?![A-Za-z0-9_~@./:#$%+=&?\-])|([A-Za-z0-9_~@./:#$%+=&?\-]{3,})")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
 _PATH = re.compile(r"(?:~|\.{1,2})?/?[\w.@+~-]+(?:/[\w.@+~-]+)+(?::\d+)*|/[\w.@+~-]{2,}|~/[\w./-]+")
@@ -115,8 +114,9 @@ Identifier = tuple[list[str], list[str]]
 
 
 class IdentifierCache:
-    """The identifiers of messages: those that the model itself put into calls, and all others. Each message is read
-    once, however often the rounds of a plan ask for it.
+    """Caches the identifiers of messages: those in the model's own calls, and all others.
+
+    Each message is read once, however many rounds of a plan need it.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class IdentifierCache:
 
     def identifiers_in(self, message: Message) -> Identifier:
         """Identifiers in order, repeated as mentioned."""
-        # The message is kept with its names, so that its identity is not given to another one meanwhile.
+        # Keep the message with its names, so that its identity is not reused for another one.
         known = self._known.get(id(message))
         if known is None:
             used, said = message_text(message)
@@ -185,7 +185,7 @@ def ranking(last: int) -> Callable[[Reference], tuple[float, int, str]]:
 
 
 def visible_names(entries: Iterable[Entry], names: IdentifierCache | None = None) -> frozenset[str]:
-    """Return the identifiers that ``entries`` show anyway, and which an index need not repeat."""
+    """Return the identifiers that ``entries`` show, which an index need not repeat."""
     names = names or IdentifierCache()
     return frozenset(name for entry in entries for found in names.identifiers_in(entry.message) for name in found)
 

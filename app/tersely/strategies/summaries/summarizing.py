@@ -1,8 +1,9 @@
-"""Summaries by a model, without the model: what it is asked, for each purpose, and whether its answer will do.
+"""Write the request for a model's summary, for each purpose, and check the answer. The model itself is called
+elsewhere.
 
-A request is one instruction text and one user message of plain text, in which the history stands as a record between
-marks that it cannot contain. So it is valid in every dialect, whatever the history looks like, and nothing in it
-invites the model to go on with the conversation. Sizes in runes are code points.
+A request is one instruction text and one user message of plain text. The history stands in it as a record between marks
+that it cannot contain. So it is valid in every dialect, and nothing in it invites the model to continue the
+conversation. Sizes in runes are code points.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RESULT_ALONE = 12_000
 RESULT_SUMMARY = 1_200
 RESULT_HEURISTIC = 800
 
-# A file that is written stands in the call's arguments as a whole.
+# The content of a written file is one argument of a call.
 ARGUMENTS_IN_RECORD = 1_800
 # A line about one turn among several.
 TASK_LINE = 480
@@ -47,9 +48,9 @@ _CALL = re.compile(r"<(?:function_calls?|tool_calls?|tool_use|invoke|\|tool)\b|\
 
 
 class UnusableSummary(Exception):
-    """A model's answer will not do. The reason is one of a few fixed texts, without content.
+    """A model's answer cannot be used. The reason is one of a few fixed texts, without content.
 
-    ``is_fault``: the model is to blame, not what it was given.
+    ``is_fault``: the model is the cause, not its input.
     """
 
     def __init__(self, reason: str, *, is_fault: bool = True) -> None:
@@ -76,7 +77,7 @@ class SummaryReply:
 
 
 def build_question(purpose: Purpose, record: str, *, earlier: str = "", given: str = "") -> SummaryQuestion:
-    """Return the request for ``record``. ``earlier`` is the summary of what came before it.
+    """Return the request for ``record``. ``earlier`` is the summary of earlier messages.
 
     ``given``: for a tool result its call, for a state the state so far.
     """
@@ -102,10 +103,10 @@ def _mark(text: str) -> str:
 
 
 def write_records(purpose: Purpose, entries: Sequence[Entry], *, limit: int, encode: Encode) -> list[str]:
-    """Return ``entries`` as records of at most ``limit`` tokens each, in order; at least one, unless there are no
+    """Split ``entries`` into records of at most ``limit`` tokens each, in order; at least one, unless there are no
     entries.
 
-    What one model call cannot take in is summarised piece by piece, each with the summary of those before it.
+    A history that is too long for one model call is summarised in pieces, each with the summary of the earlier ones.
     """
     records: list[str] = []
     current: list[str] = []
@@ -169,7 +170,7 @@ def clip(text: str, runes: int) -> str:
 def check_reply(purpose: Purpose, answer: SummaryReply, *, replaced: int, limit: int, encode: Encode) -> str:
     """Return the summary in a model's answer. Raises `UnusableSummary`.
 
-    ``replaced`` counts the tokens of what the summary is to stand for: it must be shorter, and at most ``limit`` long.
+    ``replaced``: the tokens of the text to replace. The summary must be shorter than that, and at most ``limit`` long.
     """
     text = _without_thoughts(answer.text)
     if answer.has_calls or _CALL.match(text):
@@ -227,9 +228,9 @@ def _cut_off(text: str) -> str:
 def without_model(
     purpose: Purpose, entries: Sequence[Entry], *, limit: int, encode: Encode, earlier: str = "", given: str = ""
 ) -> str:
-    """Return the summary that stands in when no model can be asked, in at most ``limit`` tokens.
+    """Return the summary that is used if no model can be called, in at most ``limit`` tokens.
 
-    See `tersely.strategies.summaries.extractive`. Empty when there is nothing to summarise.
+    See `tersely.strategies.summaries.extractive`. Empty if there is nothing to summarise.
     """
     match purpose:
         case "tool_result":
