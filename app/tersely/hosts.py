@@ -1,4 +1,4 @@
-"""The model hosts that the settings name, and what calls them with a key of the operator's."""
+"""The model hosts from the settings, and the clients that call them with an operator's key."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def named_hosts(settings: Settings) -> dict[str, Host]:
 
 
 def summarizer_host(settings: Settings, openai_base_url: str) -> Host | None:
-    """Return the summarizer's own model host, or its own key for the sessions' one, if it has either."""
+    """Return the summarizer's own model host, or the sessions' host with its own key; None if neither is set."""
     key = settings.summarizer_api_key
     if settings.summarizer_base_url is None and key is None:
         return None
-    # It is spoken to when nobody waits, so it needs no more patience than a whole call gets.
+    # Nobody waits for the summarizer, so it has no more patience than a whole call.
     timeouts = Timeouts(
         connect=settings.connect_timeout, first_byte=settings.summarizer_timeout, idle=settings.summarizer_timeout
     )

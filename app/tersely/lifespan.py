@@ -31,7 +31,7 @@ REFUSALS = frozenset({"InvalidAuthorizationSpecificationError", "InvalidPassword
 
 
 class Part(NamedTuple):
-    """How a part of the service is opened (None: it opens itself when it is needed), and how it is closed."""
+    """How a part of the service is opened (None: it opens itself on first use), and how it is closed."""
 
     open: Callable[[], Awaitable[None]] | None
     close: Callable[[], Awaitable[None]]
@@ -49,7 +49,7 @@ def lifespan(
                 if part.open is not None:
                     await part.open()
                 stack.push_async_callback(part.close)
-            # Reading a vocabulary takes some tenths of a second, which no request should wait for.
+            # Loading a vocabulary takes some tenths of a second, which no request should wait for.
             await asyncio.to_thread(tokens.count_text, "warm", "o200k_base")
             for keep in keeping:
                 stack.callback(asyncio.get_running_loop().create_task(keep()).cancel)
@@ -60,7 +60,7 @@ def lifespan(
 
 
 async def migrate_when_there(database: Database, url: str) -> None:
-    """The service starts without its database; when that comes, it may be one that has to be migrated first."""
+    """Migrate the database as soon as it is available. The service starts without it."""
     told = -REFUSAL_SECONDS
     while True:
         try:
@@ -89,7 +89,7 @@ async def report_pool(sizes: Callable[[], tuple[int, int]], metrics: Metrics) ->
 
 
 def _names(error: BaseException | None) -> list[str]:
-    """Return the classes of an error, and of what it wraps."""
+    """Return the class names of an error and of the errors that it wraps."""
     names: list[str] = []
     while error is not None:
         names += [kind.__name__ for kind in type(error).__mro__]
@@ -98,9 +98,9 @@ def _names(error: BaseException | None) -> list[str]:
 
 
 def _tune_gc() -> None:
-    """Take what lives as long as the process out of the garbage collector's rounds, and make these rarer.
+    """Exempt long-lived objects from garbage collection, and collect less often.
 
-    Nearly everything that a request makes is freed by reference counts; scanning the rest costs a tenth of the CPU.
+    Reference counts free nearly all objects of a request. Scanning the others takes a tenth of the CPU.
     """
     gc.collect()
     gc.freeze()

@@ -106,8 +106,8 @@ def build(
 ) -> ProxyRoutes:
     """Return the whole service as one ASGI application.
 
-    ``database_url`` is that of the running database, whoever runs it; ``openai_base_url`` replaces the configured
-    upstream; ``is_local``: without keys, refuse what comes from web pages of other hosts.
+    ``database_url``: the running database. ``openai_base_url`` replaces the configured upstream. ``is_local``: without
+    keys, refuse requests from web pages of other hosts.
     """
     base = _base(settings, database_url, openai_base_url or settings.openai_base_url)
     abilities = _abilities(settings, base)
@@ -197,12 +197,12 @@ def _body_budget(settings: Settings, metrics: Metrics) -> BodyBudget:
     return BodyBudget(limit, level=metrics.body_bytes, return_freed_memory=return_freed_memory)
 
 
-# What everything stands on
+# The parts that all others use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Base:
-    """The database and the model hosts, and what is one in a process."""
+    """The database, the model hosts, and the objects that exist once in a process."""
 
     database: Database
     writer: Writer
@@ -425,7 +425,7 @@ def _services(
 
 
 def _replays(shared: Shared, services: Services) -> Replays:
-    """Return the player of transcripts: the proxy's own code in front of a host that is none."""
+    """Return the player of transcripts: the proxy's own code in front of a simulated host."""
 
     def open_proxy(dialect: DialectName, upstream: Upstream) -> Proxy:
         apart = replace(
@@ -528,7 +528,7 @@ def _host_table(settings: Settings, base: _Base, shared: Shared) -> HostTable:
 
 
 def _account_access(settings: Settings, base: _Base, hosts: Mapping[DialectName, Host]) -> AccountAccess | None:
-    """What tenants may reach of the operator's accounts: of those dialects that have a key of the operator's."""
+    """Return the rules by which tenants share the operator's accounts, for dialects with an operator's key."""
     if settings.auth != "keys":
         return None
     shared = {name: DIALECTS[name] for name, host in hosts.items() if host.api_key}

@@ -44,16 +44,16 @@ NESTED = frozenset({"upstreams", "limits"})
 # MiB.
 MOST_LIVE_SESSIONS = 1_000_000
 PREFIX = "TERSELY_"
-# What the service tells its own workers.
+# Variables that the service sets for its own workers.
 INTERNAL = "TERSELY_RUNNING_"
-# What the commands read that work with a running service.
+# Variables that the commands read.
 OF_COMMANDS = frozenset({"TERSELY_URL", "TERSELY_KEY", "TERSELY_SESSION"})
 
 
 class UpstreamSettings(BaseModel):
-    """A further model host: what it speaks, where it is, its key, and patterns (``*``, ``?``) of its models.
+    """A further model host: its dialect, base URL and key, and patterns (``*``, ``?``) of its models.
 
-    ``openai`` speaks chat completions and responses; ``azure`` does so by Azure OpenAI's paths.
+    ``openai`` means chat completions and responses; ``azure`` the same by Azure OpenAI's paths.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -70,7 +70,7 @@ class UpstreamSettings(BaseModel):
 
 
 class LimitSettings(BaseModel):
-    """Limits of every tenant that has none of its own."""
+    """Limits of every tenant without limits of its own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -244,7 +244,7 @@ class Settings(BaseSettings):
 
     @property
     def offered_tools(self) -> tuple[str, ...] | None:
-        """Return the tools that models are offered; None: each strategy's own."""
+        """The tools that models are offered; None: each strategy's own."""
         return None if self.tools is None else parse_offer(self.tools)
 
     @model_validator(mode="before")
@@ -280,7 +280,7 @@ def _variable(name: str) -> str:
 
 
 def unknown_settings(environment: Iterable[str]) -> list[str]:
-    """Return an error for each variable that looks like a setting and is none."""
+    """Return an error for each variable that looks like a setting but is unknown."""
     known = {_variable(name) for name in Settings.model_fields} | {PREFIX + "DATABASE_URL"} | OF_COMMANDS
     unknown = sorted(
         name
@@ -297,7 +297,7 @@ def explain(error: ValidationError) -> str:
         name = str(each["loc"][0]) if each["loc"] else ""
         variable = _variable(name) if name else "settings"
         field = Settings.model_fields.get(name)
-        # A host that lacks a field is shown with all of its others, its key among them.
+        # The value of a host that lacks a field contains its other fields, including its key.
         is_secret = field is None or name == "upstreams" or "SecretStr" in str(field.annotation)
         variable += "".join(f".{part}" for part in each["loc"][1:] if name in NESTED)
         reason = each["msg"].removeprefix("Value error, ")

@@ -1,4 +1,4 @@
-"""OpenTelemetry from its own environment variables: `OTEL_*`. Without them nothing of the SDK is imported."""
+"""OpenTelemetry, configured by its standard variables `OTEL_*`. Without them its SDK is not imported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLOSE_SECONDS = 5.0
 
 
 class Telemetry:
-    """Exports the spans of calls. ``tracing`` is None where the environment does not ask for it."""
+    """Exports the spans of calls. ``tracing`` is None unless the environment configures it."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._provider: Any = None
@@ -49,7 +49,7 @@ def is_wanted(environment: Mapping[str, str]) -> bool:
 
 
 def _provider(environment: Mapping[str, str]) -> Any:
-    """Return a provider that exports by OTLP over HTTP. It is not the global one: no other library uses it."""
+    """Return a provider that exports by OTLP over HTTP. It is not the global one, so no other library uses it."""
     protocol = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environment.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     if protocol not in (None, "", "http/protobuf"):
         _log.warning("spans are exported by OTLP over HTTP (http/protobuf), not as asked for by OTEL_*_PROTOCOL")

@@ -1,4 +1,4 @@
-"""From errors to statuses, the only place that knows both: problem documents for REST, a dialect's own shape else."""
+"""Map errors to statuses and bodies: problem documents for REST, the dialect's own format on proxy routes."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tersely.domain.errors import StoreUnavailable
 from tersely.service.common.metrics import Metrics
 from tersely.store.db.migrations import current_revision, is_newer, is_outdated
 
-# How long the database may take to show that it is there: whoever asks wants an answer within a second.
+# Seconds within which the database must answer a check.
 PING_SECONDS = 0.8
 STRICT = {
     "name": "strict",
@@ -33,7 +33,7 @@ class DatabaseState:
 
 
 class DatabaseCheck:
-    """The state of the database, found within `PING_SECONDS` whatever it does. One question at a time is open."""
+    """Checks the database, within `PING_SECONDS` in any case. One check runs at a time."""
 
     def __init__(self, read_revision: Callable[[], Awaitable[str | None]]) -> None:
         """``read_revision`` raises `StoreUnavailable` when the database is away."""

@@ -1,4 +1,4 @@
-"""Further model hosts beside the default one of each dialect, and which request goes to which of them."""
+"""Choose the model host of a request, among the default host of each dialect and further hosts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class HostTable:
         return any(host.models and dialect in host.proxies and host.is_azure == is_azure for host in self.named)
 
     def find_by_model(self, dialect: DialectName, model: str, *, is_azure: bool) -> Destination | None:
-        """Return the first host that serves the model; None where none says so."""
+        """Return the first host that serves the model; None if there is none."""
         for host in self.named:
             if dialect not in host.proxies or host.is_azure != is_azure:
                 continue
@@ -90,7 +90,7 @@ def split_name(path: str) -> tuple[str, str]:
 
 
 def model_in(body: bytes) -> str:
-    """Return the model that a request's body names; empty where it names none."""
+    """Return the model that a request's body names; empty if it names none."""
     try:
         return msgspec.json.decode(body, type=_Model).model
     except (msgspec.DecodeError, UnicodeDecodeError):

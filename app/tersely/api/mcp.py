@@ -86,13 +86,13 @@ class McpEndpoint:
         return Route(PATH, endpoint=self, methods=["POST"])
 
     def _new_manager(self) -> StreamableHTTPSessionManager:
-        # Every answer is whole when it comes, so it needs no stream of events.
+        # Every answer is complete at once, so it needs no event stream.
         return StreamableHTTPSessionManager(
             app=self._server, json_response=True, stateless=True, max_request_body_size=self._guard.max_body
         )
 
     async def _run(self, started: asyncio.Event) -> None:
-        # In a task of its own: what it opens must be closed by whoever opened it.
+        # Use a task: the transport must be closed by the task that opened it.
         async with self._manager.run():
             started.set()
             await self._closing.wait()

@@ -38,8 +38,8 @@ from tersely.service.proxy.proxy import Proxy
 
 _log = logging.getLogger(__name__)
 
-# How long the rest of a refused body is read and thrown away, in seconds, and the fewest bytes that must arrive in each
-# part of this time: a client that sends quickly gets to see the refusal; for a slow one nobody waits.
+# Seconds for which the rest of a refused body is read and dropped, and the minimum of bytes in each part of this time.
+# A client that sends fast sees the refusal; a slow one is disconnected.
 LINGER = 5.0
 LINGER_PART = 0.5
 LINGER_BYTES = 64 * 1024
@@ -236,7 +236,7 @@ class ProxyRoutes:
         target: Target,
         route: AllowedRoute | None,
     ) -> tuple[int, str]:
-        """Answer, and stop at once when the client goes away: its model call stops with it."""
+        """Answer the request, and stop at once when the client disconnects: its model call stops too."""
         proxy, access = destination.proxy, destination.access
         me = asyncio.current_task()
         assert me is not None
@@ -280,7 +280,7 @@ class ProxyRoutes:
 
 
 def _check_route(destination: Destination, target: Target, method: str, raw: str) -> AllowedRoute | None:
-    """Return the route of a shared provider account, None where there is none. Raises `Forbidden`."""
+    """Return the route of a shared provider account; None if there is none. Raises `Forbidden`."""
     if destination.access is None:
         return None
     return destination.access.check_route(target.dialect, method, target.account_path(raw))
@@ -310,7 +310,7 @@ def _raw_target(scope: Scope) -> str:
 
 
 def _check_target(scope: Scope) -> None:
-    """Raise `InvalidRequest` for a path that would climb out of the upstream's base URL, or that no log can show."""
+    """Raise `InvalidRequest` for a path that leaves the upstream's base URL, or that contains control characters."""
     if not scope["path"].isprintable():
         raise InvalidRequest("the path must not contain control characters")
     if "/." in scope["path"] and not {".", ".."}.isdisjoint(scope["path"].split("/")):
@@ -347,10 +347,10 @@ def _has_body(scope: Scope) -> bool:
 
 
 async def _refuse_unread(scope: Scope, receive: Receive, send: Send, status: int, headers: Headers, body: bytes) -> int:
-    """Refuse a request whose body has not been read, and end its connection.
+    """Refuse a request whose body has not been read, and close its connection.
 
-    What is on its way is read and thrown away for a moment: a client that is cut off while it sends does not get to
-    see the answer.
+    The bytes on their way are read and dropped for a moment: a client that is cut off while it sends does not see the
+    answer.
     """
     sent = [(name.encode(), value.encode()) for name, value in headers]
     sent += [(b"content-length", str(len(body)).encode()), (b"connection", b"close")]
@@ -394,5 +394,5 @@ async def _respond(send: Send, answer: ProxyResponse) -> None:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
     finally:
-        # A generator that is left half way ends when it is collected; what it has to record cannot wait for that.
+        # An abandoned generator ends only when it is collected, and its records must not wait for that.
         await chunks.aclose()  # type: ignore[attr-defined]

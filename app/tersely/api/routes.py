@@ -1,7 +1,6 @@
-"""From a request's address to the model host that it is for: each provider's own addresses, under one root.
+"""Find the provider and the upstream path of a request from its address. All providers share one root URL.
 
-Three of them have addresses in common, as those of their lists of models: there the caller's headers tell which is
-meant.
+Some addresses belong to three providers (lists of models). There the caller's headers decide.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
 
-# What may be a provider's address begins with one of these.
+# Beginnings of provider addresses.
 PREFIXES = ("/v1", "/upload/v1", "/download/v1", "/u/", "/openai/")
 
 _GEMINI = re.compile(r"/v1(?:beta|alpha)/|/(?:upload|download)/v1(?:beta|alpha)?/")
 # Sent by Google's clients alone.
 _GOOGLE_HEADERS = (GOOGLE_KEY, "x-goog-api-client")
 _GEMINI_METHOD = re.compile(r"/v1(?:beta|alpha)?/(?P<model>(?:models|tunedModels)/[^/]+):(?P<method>[A-Za-z]+)")
-# Azure OpenAI: a deployment's calls, and the paths that are OpenAI's own behind a prefix.
+# Azure OpenAI: the calls of a deployment, and OpenAI's own paths behind a prefix.
 _AZURE_DEPLOYMENT = re.compile(r"/openai/deployments/(?P<model>[^/]+)/.*")
 _AZURE_PREFIX = re.compile(r"\A/openai/(?:deployments/[^/]+/|v1/)?")
 _AZURE_CALLS: Mapping[str, Dialect] = {
@@ -39,12 +38,12 @@ _STREAMS = {"generateContent": False, "streamGenerateContent": True}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Whose request it is. ``path`` follows the upstream's base URL. ``is_call``: a model is to answer, and what is
-    said is stored; everything else is passed through. ``model`` and ``streams`` are what the address says of that.
+    """The provider and the upstream path of a request.
 
-    ``keys`` are the caller's keys that stood in the query, as headers: from there they were taken, because addresses
-    are written into logs, and no other host is to see a key of Google's. ``reply_id``: of the reply that is asked for.
-    ``is_azure``: the path is one of Azure OpenAI's.
+    ``path`` follows the upstream's base URL. ``is_call``: a model answers and the call is stored; other requests are
+    forwarded. ``model`` and ``streams`` come from the address. ``keys``: the caller's keys from the query, as headers;
+    they are moved there because addresses are logged and no other host may see a key of Google's. ``reply_id``: the id
+    of a requested stored reply. ``is_azure``: the path is one of Azure OpenAI's.
     """
 
     dialect: Dialect
@@ -57,7 +56,7 @@ class Target:
     is_azure: bool = False
 
     def account_path(self, raw: str) -> str:
-        """The path by the names that OpenAI gives it, which the rules of shared accounts know."""
+        """The path by OpenAI's own names, which the rules of shared accounts use."""
         return _AZURE_PREFIX.sub("/v1/", raw) if self.is_azure else raw
 
     def with_keys(self, headers: Headers) -> Headers:
@@ -96,7 +95,7 @@ def find_target(method: str, path: str, raw: str, headers: Mapping[str, str]) ->
 
 
 def _azure(path: str, raw: str, keys: tuple[tuple[str, str], ...], *, is_post: bool) -> Target:
-    """The target of one of Azure OpenAI's paths, which follows the resource's own address as it is."""
+    """Return the target of an Azure OpenAI path, which follows the resource's own address unchanged."""
     deployment = _AZURE_DEPLOYMENT.fullmatch(path)
     dialect: Dialect = _AZURE_CALLS.get(path, "openai_chat")
     is_call = path in _AZURE_CALLS
@@ -109,9 +108,7 @@ def _azure(path: str, raw: str, keys: tuple[tuple[str, str], ...], *, is_post: b
 
 
 def _is_anthropic(path: str, headers: Mapping[str, str]) -> bool:
-    """Return whether a request that says nothing by its address is one of Anthropic's: its version goes with all of
-    them.
-    """
+    """Return whether a request with a shared address is for Anthropic: all of its clients send a version header."""
     if "anthropic-version" in headers:
         return True
     key = headers.get("x-api-key", "")

@@ -46,14 +46,14 @@ class ServiceTarget:
 
 
 class Service:
-    """The REST API as the commands use it. What it refuses is raised as `CommandError`, in its own words."""
+    """The REST API for the commands. Error responses are raised as `CommandError` with their text."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self.http = http
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """A service that is not there, or breaks off, is `CommandError` too, and so is text that cannot be sent."""
+        """Raise `CommandError` if the service is unreachable, the connection breaks, or text cannot be encoded."""
         try:
             yield
         except httpx.HTTPError as error:
@@ -106,7 +106,7 @@ def check(response: httpx.Response) -> None:
 
 
 def path_of(*steps: str) -> str:
-    """``/api/...``, whatever the steps are made of. Raises `CommandError` for one that would lead elsewhere."""
+    """Return ``/api/...`` with quoted steps. Raises `CommandError` for a step that would change the path."""
     for step in steps:
         if step in ("", ".", "..") or not step.isprintable():
             raise CommandError(f"{step!r} is not a valid name")
@@ -133,8 +133,9 @@ def request(target: ServiceTarget, method: str, path: str, **how: Any) -> Any:
 
 
 def run_command(target: ServiceTarget, session_id: str, *words: str) -> str:
-    """Return the text that a chat command gives. Raises `CommandError`, also for a text that would parse as another
-    command.
+    """Return the text answer of a chat command.
+
+    Raises `CommandError`, also if the text would be parsed as another command.
     """
     if any(len(word.split()) != 1 for word in words[:-1]) or not words[-1].strip() or "\n" in words[-1]:
         raise CommandError(f"{' '.join(words)!r} is not a valid command")
@@ -161,7 +162,7 @@ def with_service(target: ServiceTarget, task: Callable[[Service], Awaitable[T]])
     url = _service_at(target)
     if url is not None:
         return asyncio.run(there(url))
-    # All of the service is behind this import; who talks to a running one need not wait for it.
+    # This import loads the whole service. Commands against a running service do not need it.
     from tersely.cli.in_process import run_in_process
 
     return run_in_process(run, headers=headers, url=DEFAULT_URL, startup_seconds=PATIENCE, upstream=upstream)
@@ -189,7 +190,7 @@ def _service_at(place: ServiceTarget) -> str | None:
 
 
 def _address(text: str, option: str) -> str:
-    """Return an address without a slash at its end. Raises `CommandError` for what is none."""
+    """Return an address without a slash at its end. Raises `CommandError` for an invalid one."""
     try:
         parts = urlsplit(text)
         is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

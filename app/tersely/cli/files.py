@@ -24,7 +24,7 @@ def read_text(file: str | Path) -> str:
 
 
 def decode_text(content: bytes, source: str) -> str:
-    """As text. Raises `CommandError` for bytes that are none."""
+    """Decode UTF-8 text. Raises `CommandError` for anything else."""
     try:
         return content.decode()
     except UnicodeDecodeError as error:

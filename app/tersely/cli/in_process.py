@@ -32,7 +32,7 @@ def run_in_process(
     """
     with plainly():
         settings = Settings()
-        # With a key it is its tenant's data; without, that of the one tenant there is without keys.
+        # With a key the command works on its tenant's data; otherwise on that of the only tenant without keys.
         settings = settings.model_copy(update={"auth": "keys" if headers else "off"})
         log_as_json("error")
         with database_of(settings) as database_url, tempfile.TemporaryDirectory(prefix="tersely-") as directory:

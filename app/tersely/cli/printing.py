@@ -1,7 +1,7 @@
-"""How the commands speak: all that they print goes through here.
+"""Print the output of commands. All commands print through this module.
 
-What is stored is somebody else's words. On a terminal their control characters are shown rather than obeyed; anywhere
-else they come as they are. Colours and progress are for terminals only, and for those that did not ask for none.
+Stored text is untrusted. On a terminal its control characters are escaped; otherwise text is printed unchanged. Colours
+and progress are shown on terminals only, and only if they are not turned off.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 # Of a line that does not end where a terminal does.
 WIDTH = 1_000_000
-# Escape sequences begin with one of these; the last ones turn the order of what is written around.
+# Characters that begin escape sequences, and characters that reverse the direction of text.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
-# What JSON would let through of them, and halves of characters, which no encoding takes.
+# The ones of them that JSON does not escape, and lone surrogates, which no encoding accepts.
 _NOT_IN_JSON = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -47,7 +47,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, is_
 
     ``is_terse``: a line for each row, the last column cut where a terminal ends.
     """
-    from rich import box  # for those commands alone that print a table: it takes its time
+    from rich import box  # imported late, since it is slow and only tables need it
     from rich.table import Table
     from rich.text import Text
 
@@ -80,7 +80,7 @@ def is_plain() -> bool:
 
 @contextmanager
 def show_progress(what: str) -> Iterator[None]:
-    """Says what takes so long, on a terminal."""
+    """Show on a terminal what the command is waiting for."""
     if not sys.stderr.isatty():
         yield
     elif is_plain():
@@ -99,7 +99,7 @@ def _console(stream: TextIO) -> Console:
 
 
 def print_stats(stats: Mapping[str, Any], now: datetime) -> None:
-    """Figures of a session as Fifth prints them ("Metrics"), and what its calls have cost and spared."""
+    """Print statistics of a session as Fifth prints them ("Metrics"), with the cost and the savings of its calls."""
     tiered, summaries = stats["tiered"], stats["summaries"]
     print_text("Context Manager Stats\n" + "─" * 21)
     used = f"{stats['live_tokens']:,}"

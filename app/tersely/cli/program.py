@@ -1,7 +1,6 @@
-"""``tersely``: the commands, each a thin layer over what it starts or asks.
+"""``tersely``: the commands, each a thin layer over what it starts or requests.
 
-All but those that talk to a running service need the service itself, whose parts take their time to load: they are
-imported by the command that needs them.
+The service's modules load slowly. Only commands that need them import them.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ def wrap(
         Literal["scripted"] | None, typer.Option(help="`scripted`: a built-in model that needs no key.")
     ] = None,
 ) -> None:
-    """Start an agent that talks to Tersely; without a running service, one is started for it."""
+    """Start an agent that uses Tersely. If no service is running, one is started for it."""
     from tersely.cli.commands import wrap as wrapping
 
     raise typer.Exit(wrapping.wrap(command, url=url, key=key, upstream=upstream))
@@ -123,7 +122,7 @@ def doctor(
     port: Annotated[int, typer.Option(help="The address of the service.", min=1, max=65535)] = 8484,
     as_json: AsJson = False,
 ) -> None:
-    """Check settings, port, disk, database, keys, model hosts and clock, and say what to do."""
+    """Check settings, port, disk, database, keys, model hosts and clock, and give advice."""
     from dataclasses import asdict
 
     from tersely.cli.commands.doctor import examine
@@ -156,7 +155,7 @@ def backup(
     force: Annotated[bool, typer.Option(help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write everything that is stored into one file, while the service runs or not."""
+    """Write everything that is stored into one file. The service may be running."""
     from tersely.cli.commands import operator as operating
 
     with show_progress("writing the backup"):
@@ -381,7 +380,7 @@ def revoke_key(
     key_id: Annotated[str, typer.Argument(help="The key's id, the part between tsk_ and the next _.")],
     tenant: Annotated[str | None, typer.Option(help="Only if it is this tenant's.")] = None,
 ) -> None:
-    """Revoke a key. Workers that have just seen it may trust it for up to 30 seconds more."""
+    """Revoke a key. Workers that have just checked it may accept it for up to 30 seconds more."""
     from tersely.cli.commands import operator as operating
 
     operating.revoke_key(key_id, tenant)

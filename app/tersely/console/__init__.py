@@ -1,1 +1,1 @@
-"""The console: pages in which people look at sessions, calls, savings and what is going on."""
+"""The console: web pages about sessions, calls, savings and current activity."""

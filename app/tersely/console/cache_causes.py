@@ -1,4 +1,4 @@
-"""Why a prompt's cached beginning changed from one call to the next, and what that cost."""
+"""Explain why the cached beginning of a prompt changed from one call to the next, and what that cost."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SMALLEST = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheBreak:
-    """A call whose prompt did not begin as the one before it, or was not read from the cache.
+    """A call whose prompt did not begin like the previous one, or that was not read from the cache.
 
-    ``again`` are the tokens that were read anew; ``cost`` what that cost more, None where the price is not known.
+    ``again`` are the tokens that were read again; ``cost`` is their additional cost, None if the price is unknown.
     """
 
     call: CallInfo

@@ -39,7 +39,7 @@ STATUS: dict[type[TerselyError], int] = {InvalidRequest: 422, Conflict: 409, For
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A request to a view: whose it is, its form (empty unless something is to be changed), and the time."""
+    """A request to a view: the visitor, the form (empty unless something is to be changed), and the time."""
 
     request: Request
     visit: Visit
@@ -48,7 +48,7 @@ class Seen:
 
     @property
     def tenant(self) -> str:
-        """The tenant whose sessions are looked at: among replays, that of the replays."""
+        """The tenant whose sessions are shown: for replays, the tenant of the replays."""
         return replay_tenant(self.visit.tenant) if self.is_replay else self.visit.tenant
 
     @property
@@ -68,7 +68,7 @@ class Seen:
         return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
     def number(self, name: str, default: int | None = None, *, most: int = 2**40) -> int | None:
-        """A parameter that is a whole number from 0 on; ``default`` for anything else."""
+        """Return a parameter as a whole number from 0 on; ``default`` if it is invalid."""
         text = self.get(name)
         if not (text.isascii() and text.isdecimal() and len(text) < 14):
             return default
@@ -80,7 +80,7 @@ Upload = Callable[[Seen, bytes], Awaitable[Response]]
 
 
 class Console:
-    """Serves views to visitors, and pages that say what to do to everybody else."""
+    """Serves views to visitors with access, and pages with instructions to everybody else."""
 
     def __init__(self, pages: Pages, access: ConsoleAccess, *, clock: Callable[[], datetime]) -> None:
         self._pages = pages
@@ -173,7 +173,7 @@ class Console:
         return serve
 
     def _taking(self, upload: Upload, limit: int) -> Callable[[Request], Awaitable[Response]]:
-        """Serve uploads; what goes wrong is JSON, for the script that sent it."""
+        """Serve uploads. Errors are JSON, for the script that sends the file."""
 
         async def serve(request: Request) -> Response:
             try:
@@ -218,7 +218,7 @@ def _status(error: TerselyError) -> int:
 
 
 async def _read_upload(request: Request, limit: int) -> bytes:
-    """Return a body. Raises `InvalidRequest` for one that is too large or too slow."""
+    """Return a body. Raises `InvalidRequest` if it is too large or too slow."""
     too_large = InvalidRequest(f"the file has more than {limit // 2**20} MiB", field="file")
     if int(request.headers.get("content-length") or 0) > limit:
         raise too_large
@@ -261,7 +261,7 @@ def _is_own(request: Request) -> bool:
 
 
 async def _form(request: Request) -> dict[str, str] | None:
-    """The fields of a form; None for what is none, or is too large."""
+    """Return the fields of a form; None if it is invalid or too large."""
     if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
         return None
     body = b""

@@ -1,4 +1,4 @@
-"""The context strip: one bar per call, divided into layers. Geometry for an SVG; nothing is drawn here."""
+"""Compute the context strip: one bar per call, divided into layers. This is geometry for an SVG, without drawing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GROUP_OF = {"instructions": "instructions", "injected": "instructions", "tail":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of a bar: its group, and where it stands."""
+    """Part of a bar: its group and its position."""
 
     group: str
     y: float
@@ -28,7 +28,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A call. ``outline`` is the height of everything, ``cached`` that of what came from the provider's cache."""
+    """A bar for one call. ``outline`` is the total height, ``cached`` the height of the part from the
+    provider's cache.
+    """
 
     number: int
     x: float

@@ -133,7 +133,7 @@ class Views:
         }
 
     def uploads(self) -> dict[str, tuple[Upload, int]]:
-        """Path under ``/console`` -> what takes a file, and the most bytes that it may have."""
+        """Map paths under ``/console`` to upload handlers, with the maximum of bytes of each."""
         return {"replay/play": (self.play_file, MAX_BYTES)}
 
     def _render(self, seen: Seen, template: str, view: str, **values: Any) -> Response:
@@ -171,7 +171,7 @@ class Views:
     # A session
 
     async def show_session(self, seen: Seen) -> Response:
-        """What the client said beside what the model was sent at one call."""
+        """Show the client's messages beside the messages that one call sent to the model."""
         session_id = seen.get("id")
         listed = await self._of.sessions.figures(seen.tenant, session_id)
         last = await self._of.calls.last(seen.tenant, session_id, limit=1)
@@ -226,7 +226,7 @@ class Views:
     # Trying another strategy
 
     async def show_try(self, seen: Seen) -> Response:
-        """The next context under other settings beside the present one."""
+        """Show the next context under other settings beside the current one."""
         session_id = seen.get("id")
         listed = await self._of.sessions.figures(seen.tenant, session_id)
         strategy, epoch = seen.get("strategy").strip(), seen.get("epoch").strip()
@@ -262,7 +262,7 @@ class Views:
     # Hands
 
     async def show_hands(self, seen: Seen) -> Response:
-        """What can be done to a session; with ``act``, what it will change."""
+        """Show the possible changes of a session; with ``act``, the effect of one."""
         session_id, act = seen.get("id"), seen.get("act")
         listed = await self._of.sessions.figures(seen.tenant, session_id)
         turns, _ = await self._of.sessions.turns(
@@ -349,7 +349,7 @@ class Views:
         return _go(seen.link("memory"))
 
     async def delete_day(self, seen: Seen) -> Response:
-        """Delete what the memory says of a session's day."""
+        """Delete the memory entries of one day of a session."""
         try:
             day = date.fromisoformat(seen.get("day"))
         except ValueError:
@@ -376,7 +376,7 @@ class Views:
         return _go(await self._play(seen, DEMO_NAME, content, options))
 
     async def play_file(self, seen: Seen, content: bytes) -> Response:
-        """Play a transcript that was dropped; the answer says where to look at it."""
+        """Play an uploaded transcript, and return the address of the result."""
         options = ReplayOptions(
             strategy=seen.get("strategy"), epoch=seen.get("epoch"), model=seen.get("model").strip()[:200]
         )
@@ -386,7 +386,7 @@ class Views:
         )
 
     async def _play(self, seen: Seen, name: str, content: bytes, options: ReplayOptions) -> str:
-        """Play a transcript; the address of what came of it. Raises `InvalidRequest`, `Busy`."""
+        """Play a transcript and return the address of the result. Raises `InvalidRequest`, `Busy`."""
         replays = self._of.replays
         replay = await replays.start(seen.visit.tenant, await replays.read(name, content), options)
         await replays.wait(replay, PATIENCE)
@@ -402,7 +402,7 @@ class Views:
         return _go(link("replay"))
 
     async def show_session_savings(self, seen: Seen) -> Response:
-        """What each call of a session cost, beside the full history."""
+        """Show the cost of each call of a session beside the cost of the full history."""
         session_id = seen.get("id")
         listed = await self._of.sessions.figures(seen.tenant, session_id)
         calls = await self._of.calls.last(seen.tenant, session_id, limit=1000)
@@ -505,7 +505,7 @@ def _told(happening: Happening) -> dict[str, Any]:
 
 
 def _replay_of(metadata: bytes) -> dict[str, Any]:
-    """What a replay's session says of its transcript."""
+    """Return what a replay's session records about its transcript."""
     try:
         known = json.loads(metadata or b"{}")
     except ValueError:
@@ -547,7 +547,7 @@ def _difference(before: str, after: str) -> list[tuple[Literal["same", "out", "i
 
 
 def _marked(text: str, query: str) -> list[tuple[bool, str]]:
-    """Text in pieces, those that the query matches marked."""
+    """Split text into pieces, with those that match the query marked."""
     words = sorted({query, *query.split()}, key=len, reverse=True)
     folded = text.lower()
     found: list[tuple[bool, str]] = []

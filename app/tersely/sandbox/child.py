@@ -75,7 +75,7 @@ LIMITS = {
 STEPS = 10_000
 
 TABLES = frozenset({"messages", "json_each", "json_tree"})
-# Neither `printf` nor `format`, `zeroblob`, `randomblob`: a few letters of these ask for gigabytes.
+# Without `printf`, `format`, `zeroblob` and `randomblob`: a short call of these can ask for gigabytes.
 _FUNCTIONS = """
 abs avg ceil ceiling char coalesce concat concat_ws count cume_dist current_date current_time current_timestamp date
 datetime dense_rank exp first_value floor glob group_concat hex ifnull iif instr json json_array json_array_length
@@ -87,8 +87,8 @@ string_agg substr substring sum time timediff total trim trunc typeof unicode un
 
 
 class Limits(NamedTuple):
-    """What a query may take: ``seconds`` until it is interrupted, and ``memory``, the bytes in which SQLite holds the
-    rows and what a query needs beside them.
+    """Limits of a query: ``seconds`` until it is interrupted, and ``memory``, the bytes that SQLite may use for the
+    rows and the query.
     """
 
     seconds: float = 2.0
@@ -101,7 +101,7 @@ class Limits(NamedTuple):
 
     @property
     def cpu(self) -> int:
-        """Seconds of computing after which the process dies by itself, if nobody is there to kill it."""
+        """CPU seconds after which the process ends by itself, if its parent is gone."""
         return int(self.hard) + 17
 
     @property
@@ -119,7 +119,7 @@ def _listed(pragma: str) -> frozenset[str]:
 FUNCTIONS = _listed("pragma_function_list").intersection(_FUNCTIONS.split())
 MODULES = _listed("pragma_module_list")
 
-# What SQLite's tokens are that quotes may be part of; the last is what "..." holds.
+# The tokens of SQLite that may contain quotes; the last is "...".
 _QUOTES = re.compile(
     r"""'(?:[^']|'')*+'?|`(?:[^`]|``)*+`?|\[[^\]]*+\]?|--[^\n]*+|/\*.*?(?:\*/|\Z)|"((?:[^"]|"")*+)\"""", re.DOTALL
 )
@@ -127,7 +127,9 @@ _NEAR = re.compile(r'near "(.*)": syntax error|unrecognized token: "(.*)"', re.D
 
 
 def give_up(limits: Limits) -> None:
-    """Everything that the process does not need. What the system does not let it do is left to the other limits."""
+    """Give up everything that the process does not need. The other limits cover what the system does not
+    permit here.
+    """
     os.chdir("/")
     os.closerange(3, min(1 << 20, os.sysconf("SC_OPEN_MAX")))  # nothing should be inherited
     if sys.platform == "linux":
@@ -147,7 +149,7 @@ def give_up(limits: Limits) -> None:
     bounds = [
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
-        # Standard input, output and error are open: nothing else ever will be, no file and no socket.
+        # Standard input, output and error are open. No other file and no socket can be opened.
         (resource.RLIMIT_NOFILE, 3),
         (resource.RLIMIT_NPROC, 0),
         (resource.RLIMIT_AS, limits.address_space),
@@ -158,14 +160,14 @@ def give_up(limits: Limits) -> None:
 
 
 def limit_cpu(seconds: int) -> None:
-    """Let the process die by itself if it goes on computing with nobody there to kill it."""
+    """Let the process end by itself if it computes on after its parent is gone."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     soft = int(usage.ru_utime + usage.ru_stime) + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 class Table:
-    """The messages, and the one way to query them."""
+    """The messages, and the only way to query them."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -206,7 +208,7 @@ class Table:
         self._tools.clear()
 
     def mark(self, dropped: list[int], removed: list[int]) -> None:
-        """Which messages are not live; instructions (turn 0) go, to be added anew."""
+        """Mark messages as not live. Instructions (turn 0) are removed, to be added again."""
         with self._db:
             self._db.execute("BEGIN")
             self._db.execute("DELETE FROM messages WHERE turn = 0")
@@ -233,7 +235,7 @@ class Table:
             self._db.execute("PRAGMA query_only=OFF")
 
     def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
-        """SQLite asks about everything that a statement would do, before it does anything."""
+        """Decide about each operation of a statement, which SQLite asks before it runs the statement."""
         match action:
             case sqlite3.SQLITE_SELECT | sqlite3.SQLITE_RECURSIVE:
                 return sqlite3.SQLITE_OK
@@ -249,7 +251,7 @@ class Table:
         return sqlite3.SQLITE_DENY
 
     def _place(self, sql: str, message: str) -> int | None:
-        """Where a syntax error is: at the end of the first beginning of the SQL that has it too."""
+        """Return the position of a syntax error: the end of the shortest beginning of the SQL with the same error."""
         near = _NEAR.match(message)
         if near is None:
             return None
@@ -266,8 +268,8 @@ class Table:
 def without_guesses(sql: str) -> str:
     """Return the SQL with every "name" as `name`.
 
-    SQLite takes a "name" that is no column for a text, and so answers a misspelt one with itself. Switching that off
-    takes Python 3.12.
+    SQLite reads a "name" that is no column as a text, so a misspelt name would be returned as itself. To switch that
+    off needs Python 3.12.
     """
     return _QUOTES.sub(lambda found: found[0] if found[1] is None else f"`{_unquoted(found[1])}`", sql)
 
@@ -277,7 +279,9 @@ def _unquoted(name: str) -> str:
 
 
 def _may_read(table: str, column: str) -> bool:
-    """Of a table that no column is read of (``count(*)``) SQLite tells the name in the query, which may be its own."""
+    """Return whether a table may be read. If no column is read (``count(*)``), SQLite reports the name in the query,
+    which may be an alias.
+    """
     name = table.lower()
     return name in TABLES or not (column or name in MODULES or name.startswith(("sqlite_", "pragma_")))
 
@@ -301,7 +305,7 @@ def _collect(cursor: sqlite3.Cursor) -> dict[str, Any]:
 
 
 def _cell(value: Any, limit: int) -> tuple[Any, bool]:
-    """A value as JSON can carry it, in at most ``limit`` bytes, and whether that is less than all."""
+    """Return a value for JSON in at most ``limit`` bytes, and whether it was shortened."""
     if isinstance(value, bytes):
         room = max(0, limit // 2 - 2)
         return f"x'{value[:room].hex()}'", len(value) > room

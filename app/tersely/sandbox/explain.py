@@ -1,4 +1,4 @@
-"""What SQLite says about a query, in words that help a model to write a better one."""
+"""Explain SQLite's errors in words that help a model to write a better query."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ECHO = 60
 
 
 def complaint(sql: str) -> str | None:
-    """What is wrong with a query before it is run, if something is."""
+    """Return an error that can be seen before the query runs, or None."""
     if len(sql) > SQL:
         return f"the SQL has {len(sql)} characters, and may have {SQL}"
     if "\x00" in sql or any("\ud800" <= character <= "\udfff" for character in sql):
@@ -56,7 +56,7 @@ def too_long(seconds: float) -> str:
 
 
 def kind_of(reply: dict[str, Any]) -> Literal["ok", "error", "too_long", "too_large"]:
-    """What came of a query."""
+    """Return the kind of a query's result."""
     message = str(reply.get("error", ""))
     if _INTERRUPTED in message:
         return "too_long"

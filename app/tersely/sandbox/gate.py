@@ -11,10 +11,11 @@ from tersely.domain.errors import Busy
 
 
 class Gate:
-    """Lets ``width`` in at once, of one tenant at most one less, so that another need not wait for all of his.
+    """Lets ``width`` queries run at once, and one fewer of a single tenant, so that others need not wait for all of
+    them.
 
-    Those who wait are let in tenant by tenant, each tenant's in order. Raises `Busy` for a tenant of whom ``waiting``
-    wait already, and after ``patience`` seconds.
+    Waiting tenants take turns; the queries of one tenant keep their order. Raises `Busy` if ``waiting`` queries of the
+    tenant wait already, and after ``patience`` seconds.
     """
 
     def __init__(self, *, width: int, waiting: int, patience: float) -> None:
@@ -56,7 +57,7 @@ class Gate:
             raise
 
     def _let_in(self) -> None:
-        """Let in whom there is room for: of the tenants whose turn it is the one that waited longest."""
+        """Let queries run while there is room: of the tenants whose turn it is, the one that waited longest."""
         while self._free:
             tenant = next((each for each in self._queues if self._inside[each] < self._most), None)
             if tenant is None:
@@ -72,7 +73,7 @@ class Gate:
     def _leave(self, tenant: str) -> None:
         self._free += 1
         self._inside[tenant] -= 1
-        self._inside += Counter()  # forget those with none
+        self._inside += Counter()  # drop tenants without waiting queries
         self._let_in()
 
     def _forget(self, tenant: str) -> None:

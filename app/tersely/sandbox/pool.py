@@ -1,4 +1,4 @@
-"""The child processes there are: one for each query that runs, and a few that keep a session for its next query."""
+"""Manage the child processes: one for each running query, and some that keep a session for its next query."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ K = TypeVar("K")
 
 @dataclass(slots=True, eq=False)
 class Desk(Generic[K]):
-    """A child with what its user knows about the rows in it. ``key`` names the only session it will ever hold."""
+    """A child process and its user's record of its rows. ``key`` is the only session that it will ever hold."""
 
     key: Hashable
     child: Child
@@ -27,9 +27,9 @@ class Desk(Generic[K]):
 
 
 class ChildPool(Generic[K]):
-    """At most ``width`` processes. One that has nothing to do goes after ``idle`` seconds, or when another needs room.
+    """Holds at most ``width`` processes. An unused one ends after ``idle`` seconds, or when another session needs room.
 
-    A query of a tenant waits at most ``patience`` seconds for its turn.
+    A tenant's query waits at most ``patience`` seconds for its turn.
     """
 
     def __init__(
@@ -42,22 +42,22 @@ class ChildPool(Generic[K]):
         waiting: int = 64,
         patience: float = 30.0,
     ) -> None:
-        """``new`` makes what is known of an empty child; ``limits`` are those of each query."""
+        """``new`` makes the record for an empty child; ``limits`` apply to each query."""
         self._new = new
         self.limits = limits
         self._width = width
         self._idle = idle
         self._gate = Gate(width=width, waiting=waiting, patience=patience)
-        self._resting: list[Desk[K]] = []  # the one that rests longest first
+        self._resting: list[Desk[K]] = []  # longest unused first
         self._children: set[Child] = set()
         self._busy = 0
         self._is_closed = False
 
     @asynccontextmanager
     async def desk(self, tenant: str, key: Hashable) -> AsyncIterator[Desk[K]]:
-        """A child that holds rows of ``key`` already, or an empty one; nobody else uses it. Raises `Busy`.
+        """Yield a child with rows of ``key``, or an empty one, for exclusive use. Raises `Busy`.
 
-        A failure inside ends it, for nobody knows what state it is in.
+        After an exception the child is ended, because its state is unknown.
         """
         async with self._gate.enter(tenant):
             self._busy += 1

@@ -17,7 +17,7 @@ from tersely.sandbox.child import Limits
 PROGRAM = Path(child.__file__)
 # Bytes of a reply: more than `child.ANSWER` can become in JSON.
 MAX_REPLY = 4 * 1024 * 1024
-# Seconds that a child may take to swallow what it is sent.
+# Seconds that a child may take to read its input.
 FEED_LIMIT = 10.0
 
 ChildReply = dict[str, Any]
@@ -32,9 +32,9 @@ def frame(command: object) -> bytes:
 
 
 class Child:
-    """One process, which never sees rows of more than one session.
+    """One child process. It never holds rows of more than one session.
 
-    After any failure it is dead; nothing but `kill` may be called then.
+    After any failure it is dead; then only `kill` may be called.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, limits: Limits) -> None:
@@ -81,7 +81,7 @@ class Child:
             raise ChildDied from error
 
     async def ready(self) -> None:
-        """Wait until it has stored all that it was fed. Raises `TookTooLong` and `ChildDied`."""
+        """Wait until the child has stored all rows. Raises `TookTooLong` and `ChildDied`."""
         await self._ask({"ready": True}, FEED_LIMIT)
 
     async def run(self, sql: str) -> ChildReply:
@@ -121,7 +121,7 @@ class Child:
 
 
 class ChildDied(Exception):
-    """The process ended without a reply: it ran into a limit of the system's, or somebody killed it."""
+    """The process ended without a reply: it exceeded a limit of the system, or was killed."""
 
 
 class TookTooLong(Exception):

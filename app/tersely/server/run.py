@@ -53,7 +53,7 @@ BACKLOG = 2048
 HEALTH_SECONDS = 60
 # While the database is prepared, a line says so this often.
 TELL_SECONDS = 3.0
-# How it shows that there is no database to talk to.
+# Errors that show that the database is unavailable.
 AWAY = (OSError, DBAPIError, asyncpg.PostgresError, TimeoutError)
 
 
@@ -83,7 +83,8 @@ def _serve(settings: Settings, serving: Serving) -> None:
     for complaint in unknown_settings(os.environ):
         _log.warning("%s", complaint)
     _limit_headers(settings)
-    # The server hands a signal on once it is done; by default that would be the end, with the database left running.
+    # The server raises a signal again once it is done. By default that would end the process with the database left
+    # running.
     signal.signal(signal.SIGTERM, _leave)
     _on_hangup(_leave)
     sockets = bind(serving.host, serving.port)
@@ -100,7 +101,7 @@ def _serve(settings: Settings, serving: Serving) -> None:
 
 @contextmanager
 def _progress(work: str) -> Iterator[None]:
-    """Say every few seconds that ``work`` goes on: to people at a terminal as text, else as a log line."""
+    """Report every few seconds that ``work`` goes on: as text on a terminal, else as a log line."""
     is_done = threading.Event()
     began = time.monotonic()
 
@@ -133,7 +134,7 @@ def _leave(number: int, _frame: object) -> None:
 
 
 def _on_hangup(handler: Callable[[int, FrameType | None], object]) -> None:
-    """A terminal that is closed ends the service, unless it was started to survive that (``nohup``)."""
+    """End the service when its terminal is closed, unless it was started to survive that (``nohup``)."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, handler)
 
@@ -155,7 +156,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
                 one.close()
                 if error.errno != errno.EADDRNOTAVAIL or len(found) == 1:
                     raise
-                continue  # a name may stand for an address that this machine does not have
+                continue  # a name may have an address that this machine lacks
             one.set_inheritable(True)
             sockets.append(one)
     except OSError as error:
@@ -213,7 +214,9 @@ class GracefulServer(uvicorn.Server):
 
 
 class _WorkerServer(GracefulServer):
-    """Of one worker: its parent says when to hurry, since a signal may come to the whole group and from the parent."""
+    """The server of one worker. Its parent tells it to hurry, since a signal may come to the whole group and from the
+    parent.
+    """
 
     @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -245,7 +248,9 @@ class _Worker(Process):
 
 
 class _Workers(Multiprocess):
-    """Ends when the terminal is closed, where uvicorn would start its workers anew. A second signal hurries them."""
+    """The supervisor of workers. It ends when the terminal is closed, where uvicorn would restart its workers. A second
+    signal hurries them.
+    """
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
         hangup = signal.getsignal(signal.SIGHUP)
@@ -290,7 +295,7 @@ def _serve_in_workers(
     sockets: list[socket.socket],
     stack: ExitStack,
 ) -> None:
-    """Workers are processes of their own: what they need comes through their environment."""
+    """Serve with several worker processes. They get their configuration through the environment."""
     directory = tempfile.mkdtemp(prefix="tersely-metrics-")
     stack.callback(shutil.rmtree, directory, ignore_errors=True)
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = directory
@@ -329,7 +334,7 @@ def _behind(settings: Settings, upstream: str | None) -> Settings:
 
 
 def _follow_parent() -> None:
-    """A worker whose parent was killed ends too: it would hold the port, and the database that was started for it."""
+    """End a worker whose parent was killed: it would keep the port, and the database that was started for it."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -361,7 +366,7 @@ def _config(application: object, serving: Serving) -> uvicorn.Config:
 
 
 class _Server(GracefulServer):
-    """Says what to do next once it listens."""
+    """The server. It prints the next steps once it listens."""
 
     def __init__(self, config: uvicorn.Config, settings: Settings, *, is_scripted: bool) -> None:
         super().__init__(config)
@@ -396,7 +401,7 @@ def _greet(settings: Settings, host: str, port: int, *, is_scripted: bool) -> No
 
 @contextmanager
 def database_of(settings: Settings) -> Iterator[str]:
-    """The URL of the configured database, or of an embedded one that runs as long as the block."""
+    """Yield the URL of the configured database, or of an embedded one that runs within the block."""
     if settings.database_url is not None:
         yield _for_asyncpg(settings.database_url.get_secret_value())
         return

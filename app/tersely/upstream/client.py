@@ -1,7 +1,7 @@
-"""The HTTP client towards model hosts.
+"""The HTTP client for model hosts.
 
-An HTTP error of the host is a reply, not an exception; only a host that cannot be reached or that breaks off is.
-Bytes pass as they come: nothing is decompressed, redirected, or taken from the environment.
+An HTTP error of the host is a reply. An exception means that the host cannot be reached or that the connection broke.
+Bytes pass unchanged: nothing is decompressed or redirected, and no environment variable is read.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tersely.upstream.connection import BrokenOff, Connection, Headers, Interrup
 from tersely.upstream.pool import ConnectionPool
 from tersely.upstream.request_head import write_head
 
-# How much comes out of a compressed piece at a time, however much is in it.
+# Maximum of bytes that are unpacked at a time, whatever the compression.
 MAX_INFLATED = 1024 * 1024
 MAX_TRAILER = 64 * 1024
 # The pieces of a larger reply are joined in a thread.
 LARGE_REPLY = 1024 * 1024
-# Requests that may be sent again when it is not known whether the host has seen them.
+# Methods that may be sent again if it is unknown whether the host received the request.
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -38,7 +38,7 @@ class Timeouts:
 
 
 class UpstreamReply:
-    """A host's reply whose headers have arrived. Close it, whatever happens."""
+    """A host's reply whose headers have arrived. It must be closed in any case."""
 
     def __init__(self, connection: Connection, release: Callable[[Connection], None], idle: float) -> None:
         """``release`` takes the connection back; ``idle``: how many seconds the host may be silent."""
@@ -56,16 +56,16 @@ class UpstreamReply:
         self.content_type = self._header("content-type").partition(";")[0].strip()
 
     def _header(self, wanted: str) -> str:
-        """Return the first value under that name, in lower case; empty without one."""
+        """Return the first value of a header in lower case; empty without one."""
         for name, value in self.headers:
             if len(name) == len(wanted) and name.lower() == wanted:
                 return value.strip().lower()
         return ""
 
     def unpack(self, limit: int) -> None:
-        """Give the body uncompressed from here on, where the host compressed it although it was not asked to.
+        """Decompress the body from here on, if the host compressed it without being asked.
 
-        Over ``limit`` bytes of that the reply is broken off: a few packed bytes can stand for any number.
+        The reply is broken off after ``limit`` bytes: a few compressed bytes can stand for any number.
         """
         self._most_inflated = limit
         if self._header("content-encoding") in ("gzip", "x-gzip", "deflate"):
@@ -77,7 +77,7 @@ class UpstreamReply:
             ]
 
     def _at_hand(self) -> bytes | None:
-        """What has arrived already, ``b""`` at the end; None where one has to wait."""
+        """Return the bytes that have arrived, ``b""`` at the end; None if more must be awaited."""
         if self._connection is None:
             raise BrokenOff("closed")
         inflate = self._inflate
@@ -93,7 +93,7 @@ class UpstreamReply:
         return packed
 
     async def _next(self, deadline: float) -> bytes | None:
-        """Return the next bytes, ``b""`` at the end; None when it is ``deadline``, in the loop's time, before that."""
+        """Return the next bytes, ``b""`` at the end; None if none arrive before ``deadline``, in the loop's time."""
         while (piece := self._at_hand()) is None:
             assert self._connection is not None
             if not await self._connection.wait(deadline):
@@ -108,7 +108,7 @@ class UpstreamReply:
             raise _broken_off(error) from error
 
     async def trailer(self, wait: float) -> bytes:
-        """What comes after a reply's own end mark, if it comes within ``wait`` seconds; nothing depends on it."""
+        """Return bytes after a reply's own end mark if they arrive within ``wait`` seconds. They are optional."""
         found = b""
         deadline = self._now() + wait
         try:
@@ -148,7 +148,7 @@ class UpstreamReply:
         return body
 
     async def read_up_to(self, limit: int) -> tuple[bytes, bool]:
-        """Return the body until it ends or passes ``limit`` bytes, and whether that is all of it."""
+        """Return the body up to its end or to ``limit`` bytes, and whether that is all of it."""
         pieces: list[bytes] = []
         size = 0
         try:
@@ -163,7 +163,9 @@ class UpstreamReply:
         return body, size <= limit
 
     def close(self) -> None:
-        """Return the connection to the pool if the body has arrived, else cut it: the host stops working."""
+        """Return the connection to the pool if the whole body has arrived; else close it, so that the host stops
+        working.
+        """
         connection, self._connection = self._connection, None
         if connection is not None:
             self._release(connection)
@@ -249,7 +251,7 @@ class Upstream:
             try:
                 return await _ask(used, method, head, body, deadline)
             except BrokenOff:
-                # The host may have hung up while the request was on its way, or while it worked on it.
+                # The host may have closed the connection while the request was on its way, or while it worked on it.
                 if used.has_begun or method not in _REPEATABLE or self._is_interrupted:
                     raise
         return await _ask(await pool.make(deadline), method, head, body, deadline)

@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection: a request goes out, its reply comes in, the next request follows.
+"""One HTTP/1.1 connection: it sends a request, receives the reply, then sends the next request.
 
-Nothing here waits longer than it is told to, keeps more than a bounded part of a reply, or guesses where a reply
-ends: what contradicts itself breaks the connection.
+Every wait has a time limit, and a bounded part of a reply is kept in memory. A reply that contradicts itself breaks the
+connection.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Headers = list[tuple[str, str]]
 
 # The host is not read from while this much of a reply waits to be taken.
 READ_BUFFER = 256 * 1024
-# Bytes in a row that are no body: of a head with the interim replies before it, of chunk extensions, of trailers.
+# Maximum of consecutive bytes that are no body: of a head with interim replies, of chunk extensions, of trailers.
 MAX_HEAD = 64 * 1024
 BAD_GATEWAY = 502
 # A larger request body is not copied behind its head, and is written in pieces: others have their turn in between.
@@ -38,7 +38,7 @@ class Connection(asyncio.Protocol):
     """A connection to a host, for one request at a time."""
 
     def __init__(self, on_lost: Callable[[Connection], None]) -> None:
-        """``on_lost`` is told when the connection is gone."""
+        """``on_lost`` is called when the connection is gone."""
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """Return whether a request can be sent: an idle host says nothing, and has not hung up."""
+        """Whether a request can be sent: an idle host has sent nothing and has not closed the connection."""
         if not self._is_fit or self._transport is None or self._transport.is_closing():
             return False
         # What the event loop has not seen yet counts too: a request into a closed connection may be lost.
@@ -110,7 +110,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def take(self) -> bytes | None:
-        """What has arrived of the body, ``b""`` at its end, None where one has to wait. Raises `BrokenOff`."""
+        """Return the body's bytes so far, ``b""`` at its end, None if more must be awaited. Raises `BrokenOff`."""
         if self._pieces:
             taken = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
             self._pieces.clear()
@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
         return None
 
     async def wait(self, deadline: float) -> bool:
-        """Wait until something of the reply arrives; False when it is ``deadline`` before that."""
+        """Wait until a part of the reply arrives; return False at ``deadline``."""
         if self._has_news:
             self._has_news = False
             return True
@@ -197,7 +197,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """`asyncio.Protocol`."""
         if self.is_idle or self._is_complete or self._error is not None:
-            # Nobody asked for that: whatever it is, it answers no later request.
+            # Unrequested bytes answer no later request.
             self.abort()
             return
         self._overhead += len(data)
@@ -216,7 +216,7 @@ class Connection(asyncio.Protocol):
 
     @override
     def eof_received(self) -> None:
-        """`asyncio.Protocol`. Where nothing else says so, the end of the connection is that of the body."""
+        """`asyncio.Protocol`. Without a length, the end of the connection ends the body."""
         self._is_fit = False
         if self.status and not self._has_framing:
             self._is_complete = True
@@ -247,7 +247,7 @@ class Connection(asyncio.Protocol):
         self._tell()
 
     def _fail(self, error: BrokenOff) -> None:
-        """Nothing more comes; what has come stays."""
+        """Stop receiving. Bytes that have arrived stay."""
         self._has_news = True
         self._is_fit = False
         if not self._is_complete and self._error is None:
@@ -263,12 +263,12 @@ class Connection(asyncio.Protocol):
     # For the parser
 
     def on_message_begin(self) -> None:
-        """A second reply to one request is none."""
+        """Refuse a second reply to one request."""
         if self._is_complete:
             self._is_fit = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer; those are dropped, as everything of one hop is."""
+        """Store a header. Trailers are dropped, like everything that concerns one hop."""
         if self.status or self._is_complete:
             return
         # Most names are of another length, and this is called for each.
@@ -293,7 +293,7 @@ class Connection(asyncio.Protocol):
             self.headers = []
             self._has_framing = False
             return
-        # Below 100 there is no status: like every invalid one it counts as a server error (RFC 9110, section 15).
+        # Statuses below 100 do not exist. Every invalid status counts as a server error (RFC 9110, section 15).
         self.status = status if status >= 200 else BAD_GATEWAY
         self._overhead = 0
         self._has_news = True
@@ -312,7 +312,7 @@ class Connection(asyncio.Protocol):
         self._has_news = True
 
     def on_message_complete(self) -> None:
-        """The reply is whole, unless it was an interim one."""
+        """Complete the reply, unless it is an interim one."""
         if self.status and not self._is_complete:
             self._is_complete = True
             self._has_news = True

@@ -11,7 +11,7 @@ from tersely.domain.errors import UpstreamRefused, UpstreamUnavailable
 from tersely.upstream.client import Timeouts, Upstream
 
 MAX_REPLY = 64 * 1024 * 1024
-# Statuses that say something about the host or our key, not about what was sent.
+# Statuses that concern the host or our key, and not the request's content.
 _NOT_NOW = frozenset({401, 403, 404, 408, 425, 429})
 
 
@@ -47,9 +47,9 @@ class EmbeddingsHost:
         await self._upstream.close()
 
     async def embed(self, texts: Sequence[str]) -> list[array[float]]:
-        """One vector of 32-bit floats for each text, all of one length.
+        """Return one vector of 32-bit floats for each text, all of one length.
 
-        Raises `UpstreamRefused` where the host will not have these texts, `UpstreamUnavailable` for any other failure.
+        Raises `UpstreamRefused` if the host refuses these texts, `UpstreamUnavailable` for any other failure.
         """
         body = msgspec.json.encode({"model": self.model, "input": list(texts), "encoding_format": "float"})
         reply = await self._upstream.send("POST", "/embeddings", self._headers, body)

@@ -17,7 +17,7 @@ Respond = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
 
 @dataclass(slots=True)
 class _WholeBody:
-    """A reply that has arrived, with the part of a connection's interface that `UpstreamReply` reads."""
+    """A complete reply, with the part of a connection's interface that `UpstreamReply` uses."""
 
     status: int
     headers: Headers

@@ -11,7 +11,8 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 
 from tersely.upstream.connection import BrokenOff, Connection
 
-# In seconds: an unused connection; what a name resolved to; the next address is tried while the one before is silent.
+# Seconds: how long an unused connection is kept, how long a resolved name is valid, and after which time the next
+# address is tried.
 KEEP_ALIVE = 30.0
 ADDRESSES = 60.0
 NEXT_ADDRESS = 0.25
@@ -34,7 +35,7 @@ class ConnectionPool:
         self._sweep: asyncio.TimerHandle | None = None
 
     def take(self) -> Connection | None:
-        """Return a connection that was used before, the latest one; None where there is none that still works."""
+        """Return the latest unused connection that still works; None if there is none."""
         now = asyncio.get_running_loop().time()
         while self._idle:
             connection = self._idle.pop()

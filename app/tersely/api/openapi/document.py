@@ -1,4 +1,4 @@
-"""The OpenAPI document: generated from the routes, with those of the proxy, which are no FastAPI routes."""
+"""The OpenAPI document: generated from the FastAPI routes, with the proxy's routes added."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ SECURITY_SCHEMES = {
 SECURITY: list[dict[str, list[str]]] = [{"TerselyKey": []}, {"BearerKey": []}, {}]
 OPEN_TAG = "operations"
 
-# A path parameter that is read as it was encoded, since it may have slashes in it: no route declares it.
+# A path parameter that stays encoded, since it may contain slashes. No route declares it.
 SESSION_ID = {
     "name": "session_id",
     "in": "path",

@@ -95,7 +95,7 @@ async def search_sessions(services: AppServices, tenant: Tenant, body: SearchSes
 
 
 def write_happening(happening: Happening) -> dict[str, Any]:
-    """What happened, as it is answered."""
+    """Return an event as JSON members."""
     told = happening.body
     if isinstance(told, CallRow):
         return {"type": "call", **write_call(info(told))}

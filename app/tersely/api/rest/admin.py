@@ -75,7 +75,7 @@ async def list_tenants(services: AppServices, after: After = "", limit: Limit = 
 
 @router.post("/tenants", status_code=201, summary="Make a tenant", response_model=schemas.TenantOut)
 async def create_tenant(services: AppServices, body: NewTenant) -> Response:
-    """Make a tenant without keys. 409 when there is one of that name."""
+    """Create a tenant without keys. 409 if the name is taken."""
     return json_response(write_tenant(await services.tenants.create(body.tenant)), 201)
 
 
@@ -91,7 +91,7 @@ async def get_tenant_limits(services: AppServices, tenant: str) -> Response:
 
 @router.put("/tenants/{tenant}/limits", summary="Set a tenant's limits", response_model=schemas.TenantLimitsOut)
 async def set_tenant_limits(services: AppServices, tenant: str, body: LimitsIn) -> Response:
-    """Replace all of them; what is left out or null has the configured default."""
+    """Replace all limits. A limit that is left out or null has the configured default."""
     given = body.model_dump()
     days = given.pop("retention_days")
     await services.tenants.set_limits(tenant, Limits(**given))
@@ -115,7 +115,7 @@ async def create_key(services: AppServices, body: NewKey) -> Response:
 
 @router.delete("/keys/{key_id}", status_code=204, summary="Revoke a key")
 async def revoke_key(services: AppServices, key_id: str) -> Response:
-    """Workers that have just seen it may trust it for up to 30 seconds more."""
+    """Revoke a key. Workers that have just checked it may accept it for up to 30 seconds more."""
     await services.tenants.revoke_key(key_id)
     return Response(status_code=204)
 
@@ -127,7 +127,7 @@ async def get_key_limits(services: AppServices, key_id: str) -> Response:
 
 @router.put("/keys/{key_id}/limits", summary="Set a key's limits", response_model=schemas.KeyLimitsOut)
 async def set_key_limits(services: AppServices, key_id: str, body: KeyLimitsIn) -> Response:
-    """Replace all of them; they hold beside those of the tenant."""
+    """Replace all limits of a key. The limits of its tenant apply as well."""
     return json_response(_write_key_limits(await services.tenants.set_key_limits(key_id, Limits(**body.model_dump()))))
 
 

@@ -31,7 +31,7 @@ router = APIRouter(route_class=GuardedRoute)
 async def list_session_calls(
     services: AppServices, tenant: Tenant, session_id: SessionId, after: After = 0, limit: Limit = 100
 ) -> Response:
-    """Each upstream call in order: what it sent, what the provider reported, what it cost."""
+    """List the upstream calls of a session in order: sent tokens, tokens that the provider reported, cost."""
     found, following = await services.calls.page(tenant, session_id, after=after, limit=limit)
     return page_response([write_call(call) for call in found], following)
 

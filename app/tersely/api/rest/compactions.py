@@ -37,7 +37,9 @@ async def compact_session(
 async def clear_session(
     services: AppServices, tenant: Tenant, session_id: SessionId, body: ChosenSettings | None = None
 ) -> Response:
-    """Nothing said so far is shown to the model or told of any more, but for pinned messages; search finds it."""
+    """Start an empty context. The model no longer sees earlier messages, except pinned ones; a search still
+    finds them.
+    """
     return json_response({"report": _write_report(await services.compactions.clear(tenant, session_id, _means(body)))})
 
 
@@ -45,11 +47,11 @@ async def clear_session(
     "/sessions/{session_id}/state/rebuild", summary="Make the state block anew", response_model=schemas.StateOut
 )
 async def rebuild_state(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
-    """From everything in the current window, by the configured model.
+    """Write the state block from everything in the current window, with the configured model.
 
-    A block that is there is replaced by a model's alone: without one, or where the model fails, 409 says what to
-    do and the block stays. Where none was written yet, one is extracted from the text; 409 where that names no
-    goal.
+    An existing block is only replaced by one that a model wrote. Without a model, or if it fails, the answer is 409
+    with advice, and the block stays. A first block may be extracted from the text without a model; 409 if the text
+    names no goal.
     """
     return json_response(write_state(await services.compactions.rebuild_state(tenant, session_id, CompactionOptions())))
 

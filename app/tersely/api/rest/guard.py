@@ -27,20 +27,20 @@ from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.limits.accounts import Need
 from tersely.service.limits.limiter import Limiter
 
-# Stands for an encoded slash inside a session id while a path is taken apart; no id can contain it.
+# Replaces an encoded slash inside a session id while a path is split. No id can contain it.
 SLASH = "\x01"
 PREFIX = "/api/sessions/"
 IMPORT = "/api/sessions/import"
-# A session grows by many requests, but it comes in by one.
+# The limit on messages applies to requests, not to sessions; an import is one request.
 IMPORT_FACTOR = 4
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """``max_body`` in bytes, ``max_messages`` in one list of a body, ``body_timeout`` in seconds.
+    """Checks requests. ``max_body`` in bytes, ``max_messages`` in one list of a body, ``body_timeout`` in seconds.
 
-    ``admin_key`` opens ``/api/admin``; None: nothing does.
+    ``admin_key`` opens ``/api/admin``; None: it is closed.
     """
 
     auth: Auth
@@ -61,7 +61,7 @@ class Guard:
         name = client_name(request.headers)
         add_fields(tenant=caller.tenant, client=name)
         caller.check_client(name)
-        # Deleting makes room, reading takes none.
+        # A full tenant may still delete and read.
         stores = has_body and request.method != "DELETE" and not caller.only_reads(request.method, request.url.path)
         await self.limiter.admit(caller.tenant, caller.key_id, Need(stores=stores))
         return await self.read(request, has_body=has_body)
@@ -84,14 +84,14 @@ class Guard:
 
 
 def _is_empty(request: Request) -> bool:
-    """Return whether nothing was sent, not even the kind of it: for routes whose body says what may be left unsaid."""
+    """Return whether the request has neither a body nor a content type, for routes with an optional body."""
     headers = request.headers
     is_unsaid = "transfer-encoding" not in headers and "content-type" not in headers
     return is_unsaid and headers.get("content-length", "0") == "0"
 
 
 def parse(body: bytes) -> Any:
-    """Return a body as JSON. Raises `InvalidRequest` that says what is wrong."""
+    """Parse a body as JSON. Raises `InvalidRequest` with the error."""
     try:
         return raw_json.load(body)
     except raw_json.TooDeep as error:
@@ -139,7 +139,7 @@ def _query_names(dependant: Dependant) -> Iterator[str]:
 def refuse_unknown_parameters(request: Request, known: frozenset[str]) -> None:
     """Raise `InvalidRequest` for a query parameter that is not ``known``.
 
-    One that would be ignored may have been meant to hold something back.
+    To ignore it would be dangerous: it may have been meant as a restriction.
     """
     for name in request.query_params:
         if name not in known:

@@ -54,7 +54,7 @@ async def search_memos(services: AppServices, tenant: Tenant, body: SearchMemos)
 
 @router.get("/memos/export", summary="Export memos", response_class=Response, responses=AS_JSON_LINES)
 async def export_memos(services: AppServices, tenant: Tenant, tags: Tags = None) -> Response:
-    """All of them, or those with any of the tags, the newest first, streamed as JSON lines."""
+    """Export all memos, or those with any of the tags, newest first, streamed as JSON lines."""
     return await json_lines_response(_write(memo) async for memo in services.memos.export(tenant, tags=tags))
 
 

@@ -76,7 +76,7 @@ async def list_messages(
     after: After = 0,
     limit: Limit = 100,
 ) -> Response:
-    """Messages as the client saw them, as the model sees them, or all that are stored.
+    """List messages as the client saw them, as the model sees them, or all that are stored.
 
     `client` and `model` list live messages in the order of the history, with `raw` in that view. `all` lists every
     message in the order of arrival, with its status and both views. A page is cut short at 8 MiB.
@@ -91,7 +91,7 @@ def write_message(message: StoredMessage, view: View) -> dict[str, Any]:
         "seq": message.seq,
         "turn": write_turn_id(message.turn) if message.turn else None,
         "role": message.role,
-        # What is only hidden from the model is live for everybody else.
+        # A message that is hidden from the model alone counts as live here.
         "status": "live" if message.status == "dropped" and not message.model_visible else message.status,
         "dialect": message.dialect,
         "tokens": message.tokens,

@@ -15,13 +15,13 @@ router = APIRouter(route_class=GuardedRoute)
 
 @router.post("/sessions/{session_id}/query", summary="Query a session with SQL", response_model=schemas.QueryOut)
 async def query_session(services: AppServices, tenant: Tenant, session_id: SessionId, body: RunQuery) -> Response:
-    """`query_db`: one SELECT in SQLite's dialect over the session's own messages, read-only.
+    """Run `query_db`: one read-only SELECT in SQLite's dialect over the session's own messages.
 
-    `messages(id, turn, role, kind, status, content, tool_name, created_at, tokens)`: `id` is the sequence number,
-    `turn` a number (0: the current instructions), `kind` one of `text`, `tool_call`, `tool_result`, `media`,
-    `reasoning`, `status` is `live`, or `dropped` for what was dropped, undone or superseded, `created_at` UTC. A
-    query may take 2 seconds; an answer holds at most 200 rows and 256 KiB, a value 64 KiB; `notes` say what was
-    left out. 422 says what is wrong with the SQL.
+    `messages(id, turn, role, kind, status, content, tool_name, created_at, tokens)`: `id` is the sequence number.
+    `turn` is a number (0: the current instructions). `kind` is one of `text`, `tool_call`, `tool_result`, `media`,
+    `reasoning`. `status` is `live`, or `dropped` for dropped, undone and superseded messages. `created_at` is in UTC. A
+    query may take 2 seconds. An answer holds at most 200 rows and 256 KiB, a value 64 KiB; `notes` name what was left
+    out. 422 with SQLite's explanation for invalid SQL.
     """
     result = await services.queries.run(tenant, session_id, body.sql)
     return json_response(

@@ -36,7 +36,7 @@ def page_response(items: Sequence[Any], following: object) -> Response:
 async def json_lines_response(items: AsyncIterator[Any]) -> Response:
     """Return all items, one per line, streamed."""
     lines = (_encoder.encode(item) + b"\n" async for item in items)
-    # A database that is away is told by the status, which goes out before the first line.
+    # If the database is unavailable, the status says so, since it is sent before the first line.
     first = await anext(lines, b"")
     return StreamingResponse(_from_first(first, lines), media_type=JSON_LINES)
 
@@ -48,7 +48,7 @@ async def _from_first(first: bytes, lines: AsyncIterator[bytes]) -> AsyncIterato
 
 
 def raw_value(raw: bytes | None) -> msgspec.Raw | None:
-    """Stored JSON for an answer; nothing where it was removed."""
+    """Return stored JSON for an answer; None if it was removed."""
     return msgspec.Raw(raw) if raw else None
 
 

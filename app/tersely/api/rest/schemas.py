@@ -1012,7 +1012,7 @@ class NewTenant(Body):
 
 
 class NewKey(Body):
-    """A key of a tenant, which comes into being with its first one."""
+    """A key of a tenant. The tenant is created with its first key."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"tenant": "acme", "name": "laptop", "scope": "proxy"}]})
 
@@ -1070,7 +1070,7 @@ class KeyLimits(BaseModel):
 
 
 class EffectiveLimits(KeyLimits):
-    """The limits that hold: the tenant's own, else the configured defaults."""
+    """The effective limits: the tenant's own, or else the configured defaults."""
 
     stored_bytes: int | None = Field(description=STORED)
 
@@ -1091,7 +1091,7 @@ class KeyUse(BaseModel):
 
 
 class TenantUse(KeyUse):
-    """What a tenant has used. It is counted where there is a limit; `stored_bytes` is null until it is measured."""
+    """The use of a tenant. Only limited quantities are counted; `stored_bytes` is null until it is measured."""
 
     stored_bytes: int | None
 

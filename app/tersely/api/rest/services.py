@@ -1,4 +1,4 @@
-"""The services behind the REST routes, and how a route handler gets them."""
+"""The services that REST routes use, and how a handler gets them."""
 
 from __future__ import annotations
 

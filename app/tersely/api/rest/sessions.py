@@ -91,7 +91,7 @@ def _write_listed(services: Services, listed: ListedSession) -> dict[str, Any]:
 
 
 def write_figures(listed: ListedSession, now: datetime) -> dict[str, Any]:
-    """Return what a session's calls came to as JSON members."""
+    """Return the sums over a session's calls as JSON members."""
     session = listed.session
     last = session.last_call_at
     return {
@@ -114,12 +114,12 @@ def write_money(sent: float, full: float) -> dict[str, Any]:
 
 
 def _plain(text: str | None) -> str | None:
-    """Return text that the database takes; None for an empty one."""
+    """Return text that the database accepts; None for an empty one."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode() if text else None
 
 
 def write_session(services: Services, session: Session) -> dict[str, Any]:
-    """Return a session as JSON members. Settings that it does not have are the configured defaults."""
+    """Return a session as JSON members. Unset settings show the configured defaults."""
     return {
         "id": session.id,
         "parent": session.parent,

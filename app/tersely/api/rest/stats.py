@@ -24,7 +24,7 @@ After = Annotated[str, Query(max_length=40, description="The `next` of the previ
 LastEventId = Annotated[
     str | None, Header(description="With server-sent events: continue after the event with this id.")
 ]
-# A comment goes out after so many looks without news, so that nothing in between takes the stream for dead.
+# After this number of polls without news a comment is sent, so that proxies do not close the stream.
 QUIET_LOOKS = 15
 
 
@@ -80,7 +80,7 @@ async def write_stream(news: AsyncIterator[list[Happened]]) -> AsyncIterator[byt
                 told["type"].encode(),
                 msgspec.json.encode(told),
             )
-        # The first look is answered at once, so that the client knows that it is heard.
+        # The first poll is answered at once, so that the client sees that the stream is open.
         if not found and quiet % QUIET_LOOKS == 0:
             yield b": quiet\n\n"
         quiet = 0 if found else quiet + 1

@@ -30,7 +30,7 @@ async def list_terse_entries(
     after: Annotated[str | None, Query(max_length=60)] = None,
     limit: Limit = 100,
 ) -> Response:
-    """The model's summary of each turn, or a derived one where the model wrote none."""
+    """List the model's summary of each turn, or a derived one where the model wrote none."""
     found, following = await services.exports.log(tenant, session_id, after=_read_place(after), limit=limit)
     items = [{name: printable(text) for name, text in write_entry(entry).items()} for entry in found]
     return page_response(items, None if following is None else ".".join(map(str, following)))

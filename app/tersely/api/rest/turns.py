@@ -48,7 +48,7 @@ async def hide_turn(services: AppServices, tenant: Tenant, session_id: SessionId
 
 @router.post("/sessions/{session_id}/undo", summary="Take the last turn back", response_model=schemas.TurnOut)
 async def undo_turn(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
-    """Returns the turn that was taken back. 409 if there is none."""
+    """Take the last turn back and return it. 409 if there is none."""
     return json_response(write_turn(await services.sessions.undo(tenant, session_id)))
 
 

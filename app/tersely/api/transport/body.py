@@ -16,14 +16,14 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# What a request holds in memory per byte of its body: the body, its messages and their texts, the upstream's body and
-# the parameters of the statement that stores it. `python -m bench.bodies` measures it.
+# Bytes of memory that a request needs per byte of its body: the body, its messages and their texts, the upstream's body
+# and the parameters of the storing statement. `python -m bench.bodies` measures it.
 COPIES = 5
-# And per JSON object in it, which is counted in bodies from this size on.
+# Bytes of memory per JSON object in a body, counted in bodies from this size on.
 OBJECT_BYTES = 2 * 1024
 COUNTED_FROM = 1024 * 1024
 COUNTED_AT_ONCE = 512 * 1024
-# Bodies up to this size may use the whole budget, larger ones this part of it: large bodies shut nobody else out.
+# Bodies up to this size may use the whole budget, larger ones this share: large bodies must not block all others.
 SMALL = 1024 * 1024
 LARGE_PART = 0.75
 # After a request that took so much was answered, freed memory returns to the system, at most once in so many seconds.
@@ -48,11 +48,11 @@ class Gauge(Protocol):
 
 
 class BodyBudget:
-    """The memory that the request bodies of one worker may take at the same time.
+    """The memory that the request bodies of one worker may use at the same time.
 
-    Bytes of a body count `COPIES` times, from their arrival until the request is answered. An announced length counts
-    nothing: a client that announces much and sends nothing takes no memory, and must take no room from others. A
-    request that is alone always fits, whatever its size.
+    A body's bytes count `COPIES` times, from their arrival until the request is answered. An announced length does not
+    count, so that a client that announces much and sends nothing takes no room. A single request always fits, whatever
+    its size.
     """
 
     def __init__(self, limit: int, *, level: Gauge, return_freed_memory: Callable[[], None]) -> None:
@@ -103,7 +103,9 @@ class BodyReservation:
         self._held = 0
 
     def grow_to(self, size: int, *, objects: int = 0) -> None:
-        """Cover a body of ``size`` bytes with so many JSON objects. Raises `Busy` and gives up what it held."""
+        """Reserve memory for ``size`` bytes with this number of JSON objects. Raises `Busy` and releases the
+        reservation.
+        """
         missing = size * COPIES + objects * OBJECT_BYTES - self._held
         if missing <= 0:
             return

@@ -11,7 +11,7 @@ _PARENT = (b"traceparent", b"tracestate")
 
 
 class CallTracing:
-    """ASGI around an application: a span for each request, inside `CallLog`, whose fields it shows."""
+    """ASGI middleware: makes a span for each request. It runs inside `CallLog` and shows its fields."""
 
     def __init__(self, app: App, tracing: Tracing) -> None:
         self._app = app

@@ -1,6 +1,6 @@
-"""uvicorn's HTTP protocol with limits on what a client may send before anybody knows who it is.
+"""uvicorn's HTTP protocol, with limits on requests before they are authenticated.
 
-Bare uvicorn keeps a connection that sends nothing, or a header a minute, for ever; and it collects headers without end.
+Plain uvicorn keeps a connection open that sends nothing, or one header a minute, and collects headers without limit.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class DeadlineProtocol(HttpToolsProtocol):
     _is_refused = False
     _why: tuple[int, str] | None = None
     _is_in_head = True
-    # Bytes that arrived while the headers were incomplete; bytes and number of the fields that were read of them.
+    # Bytes that arrived while the headers were incomplete; bytes and number of the parsed fields.
     _head_size = 0
     _fields_size = 0
     _fields = 0
-    # Bytes that arrived since the headers, and those of them that are the body's.
+    # Bytes that arrived since the headers, and the part of them that belongs to the body.
     _received = 0
     _body_size = 0
     _discarded = 0
@@ -104,7 +104,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         super().on_message_begin()
         if not self._is_in_head:
             self._is_in_head = True
-            self._head_size = 0  # what has arrived of it with the message before is counted by its fields
+            self._head_size = 0  # header bytes that arrived with the previous message are counted by their fields
         self._fields_size = self._fields = self._received = self._body_size = 0
         if self._deadline is None:
             self._await_headers()
@@ -117,7 +117,7 @@ class DeadlineProtocol(HttpToolsProtocol):
     @override
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_field(len(name) + len(value) + 4, 1)
-        if self._is_in_head:  # else a trailer, which nobody may take for a header
+        if self._is_in_head:  # otherwise it is a trailer, which must not be taken for a header
             super().on_header(name, value)
 
     def _count_field(self, size: int, number: int) -> None:
@@ -136,7 +136,7 @@ class DeadlineProtocol(HttpToolsProtocol):
 
     @override
     def on_body(self, body: bytes) -> None:
-        """Collect the pieces of what arrived at once: adding each to the body by itself costs the square of them."""
+        """Collect the pieces that arrived at once. Appending each to the body would take quadratic time."""
         self._body_size += len(body)
         self._pieces.append(body)
 
@@ -164,7 +164,7 @@ class DeadlineProtocol(HttpToolsProtocol):
 
     @override
     def send_400_response(self, msg: str) -> None:
-        """Turn uvicorn's word for what cannot be parsed, and ours for what we stopped parsing."""
+        """Answer a request that uvicorn cannot parse, or whose parsing was stopped here."""
         self._refuse(self._why or _MALFORMED)
 
     def _refuse(self, refusal: tuple[int, str]) -> None:

@@ -1,4 +1,4 @@
-"""The id of a request: the caller's, where it is one, or a new one. It is on every answer and every log line."""
+"""The id of a request: the caller's if it is valid, else a new one. It is on every answer and log line."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 
 HEADER = b"x-request-id"
-# Ours, on every answer, beside the `x-request-id` of a model host that comes through.
+# Tersely's own id, on every answer, besides the model host's `x-request-id`.
 OWN_HEADER = b"x-tersely-request-id"
 # The model host's, where the caller's own id is in its place.
 UPSTREAM_HEADER = b"x-upstream-request-id"
-# Printable, without blanks, and nothing that a log or a shell would read as more than a word.
+# Printable characters without blanks, which a log or a shell reads as one word.
 _ID = re.compile(r"[A-Za-z0-9._:@/+=~-]{1,128}")
 
 RawHeaders = list[tuple[bytes, bytes]]
@@ -26,7 +26,7 @@ def new_request_id() -> str:
 
 
 def caller_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return the caller's own id; empty where there is none, or one that cannot be used."""
+    """Return the caller's own id; empty if it is missing or invalid."""
     for name, value in headers:
         if name == HEADER:
             text = value.decode("latin-1").strip()
@@ -37,8 +37,8 @@ def caller_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
 def with_request_id(headers: Iterable[tuple[bytes, bytes]], request_id: str, *, is_callers: bool) -> RawHeaders:
     """Return the headers of an answer with the request's id.
 
-    ``x-request-id`` is the caller's where it gave one (the model host's goes into ``x-upstream-request-id``), else the
-    model host's where that gave one, else ours.
+    ``x-request-id`` is the caller's id if it sent one (the model host's then becomes ``x-upstream-request-id``), else
+    the model host's, else Tersely's own.
     """
     own = request_id.encode()
     found = [(name.lower(), value) for name, value in headers]

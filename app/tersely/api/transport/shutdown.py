@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from tersely.api.transport.body import App, Message, Receive, Scope, Send
 
-# What is answered to the end: whether the process lives, whether it is to get calls, and how it fared.
+# Paths that are answered until the end: liveness, readiness and metrics.
 ALWAYS_ANSWERED = frozenset({"/healthz", "/readyz", "/metrics"})
-# How long calls have for ending, and for storing what they were told, once their time is over (seconds).
+# Seconds that calls have to end and to store their records after the grace period.
 ENDING = 5.0
 _LOOK = 0.05
 
@@ -19,7 +19,9 @@ Refuse = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 @dataclass(slots=True, eq=False)
 class _OpenCall:
-    """A request that is being answered. ``is_endless``: a stream of events that ends with the client or with us."""
+    """A request that is being answered. ``is_endless``: an event stream that ends when the client or the
+    service does.
+    """
 
     task: asyncio.Task[object]
     is_started: bool = False
@@ -53,7 +55,7 @@ class Shutdown:
             return
         for interrupt in self._interrupts:
             interrupt()
-        # Those first that ended by themselves now: what they say is better than what we can say.
+        # Prefer the requests that have ended by themselves: their answers say more than ours.
         if await self._wait(ENDING / 2, lambda: False):
             return
         for call in [each for each in self.open if not each.is_started]:

@@ -33,7 +33,7 @@ from tersely.strategies.summaries.activity_log import clip_line
 
 LEAVE = frozenset({"/exit", "/quit"})
 CONFLICT = 409
-# Characters of a session's id that stand in front of what is typed.
+# Characters of a session's id in the prompt.
 PROMPT = 40
 
 
@@ -67,7 +67,7 @@ def chat(
 
 
 async def _open(service: Service, session: str, strategy: str | None) -> None:
-    """See to it that there is such a session, for commands to work on, with that strategy."""
+    """Create the session with this strategy if it does not exist, so that commands work on it."""
     wanted = {} if strategy is None else {"strategy": strategy}
     try:
         await service.call("POST", path_of("sessions"), json={"id": session, **wanted})
@@ -125,7 +125,7 @@ class Chat:
                 await self._say(text)
 
     async def _say(self, text: str) -> None:
-        """Send what was typed, and print the reply as it comes. The history is Tersely's affair."""
+        """Send a message and print the reply as it arrives. Tersely keeps the history."""
         body = {"model": self._model, "stream": True, "messages": [{"role": "user", "content": text}]}
         request = self._service.http.stream("POST", "/v1/chat/completions", json=body, headers=self._headers())
         async with request as response:

@@ -12,9 +12,9 @@ DATA, DONE = "data:", "[DONE]"
 
 
 async def read_reply(lines: AsyncIterator[str]) -> AsyncIterator[str]:
-    """Yield the text of a reply as it comes, and at its end the calls that it makes.
+    """Yield the text of a reply as it arrives, and at its end the calls that it makes.
 
-    Raises `CommandError` for a reply that tells of an error, or that breaks off.
+    Raises `CommandError` for a reply that reports an error or breaks off.
     """
     calls: dict[int, dict[str, str]] = {}
     is_ended = False
@@ -47,7 +47,7 @@ def _words(error: Any) -> str:
 
 
 def _read_delta(delta: dict[str, Any], calls: dict[int, dict[str, str]]) -> list[str]:
-    """Return the texts of a delta; what it has of calls is added to ``calls``, by their index."""
+    """Return the texts of a delta. Parts of calls are added to ``calls``, by their index."""
     for piece in delta.get("tool_calls") or ():
         call = calls.setdefault(piece.get("index", 0), {"name": "", "arguments": ""})
         function = piece.get("function") or {}

@@ -21,9 +21,9 @@ def is_terminal() -> bool:
 
 
 def read_lines(prompt: str) -> Callable[[], Awaitable[str | None]]:
-    """Return a function that gives the next line, None when the chat is left. Raises `Refused` for what is no text.
+    """Return a function that returns the next line, or None when the chat ends. Raises `CommandError` for invalid text.
 
-    ``prompt`` stands in front of what is typed at a terminal.
+    ``prompt`` is printed at a terminal.
     """
     return _typed_lines(escape_controls(prompt)) if is_terminal() else _piped_line
 
@@ -59,7 +59,7 @@ async def _piped_line() -> str | None:
 
 
 async def show_in_pager(text: str) -> None:
-    """Show a text: as it is, or where it is taller than the terminal in $EDITOR, else $PAGER, else `less`."""
+    """Print a text. If it is taller than the terminal, open it in $EDITOR, else $PAGER, else `less`."""
     program = os.environ.get("EDITOR") or os.environ.get("PAGER") or shutil.which("less")
     if not (program and is_terminal() and sys.stdout.isatty() and _is_tall(text)):
         print_text(text)

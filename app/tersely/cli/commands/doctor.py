@@ -1,4 +1,4 @@
-"""``tersely doctor``: looks at everything that a service needs, and says what to do about what is wrong."""
+"""``tersely doctor``: check everything that a service needs, and advise how to fix errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ State = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one look gave. ``advice``: what to do; empty where all is well."""
+    """The result of one check. ``advice``: how to fix it; empty if there is no error."""
 
     state: State
     subject: str

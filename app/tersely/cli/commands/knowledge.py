@@ -1,4 +1,4 @@
-"""``tersely memos`` and ``memory``: what a tenant knows beyond one session, through the REST API."""
+"""``tersely memos`` and ``memory``: knowledge of a tenant across sessions, through the REST API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tersely tenants``: list tenants, set their limits and those of their keys, see what they have used."""
+"""``tersely tenants``: list tenants, set limits of tenants and keys, and show their use."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def set_limits(tenant: str, key_id: str | None, given: dict[str, Any], unset: li
 
 
 def limit_rows(tenant: LimitedTenant) -> Rows:
-    """Return a tenant's limits and those of its keys as rows: whose, limit, most, used."""
+    """Return a tenant's limits and those of its keys as rows: owner, limit, maximum, used."""
     rows = _rows(tenant.name, tenant.effective, tenant.used, is_default=tenant.limits)
     for each in tenant.keys:
         rows += _rows(f"{tenant.name} key {each.key.id}", each.limits, each.used)

@@ -62,7 +62,7 @@ def backup(path: Path, *, overwrite: bool) -> tuple[Manifest, bool]:
 
 
 def restore(path: Path) -> tuple[Manifest, tuple[str, ...]]:
-    """Write a backup into an empty database; what it held, and the tables left out. Raises `CommandError`."""
+    """Write a backup into an empty database. Return its row counts and the omitted tables. Raises `CommandError`."""
     with plainly(), _file_errors(path):
         manifest = read_manifest(path)
         if is_newer(manifest.revision):
@@ -80,7 +80,7 @@ def restore(path: Path) -> tuple[Manifest, tuple[str, ...]]:
 
 @contextmanager
 def _file_errors(path: Path) -> Iterator[None]:
-    """Raise `CommandError` for what goes wrong with a backup."""
+    """Raise `CommandError` for errors of a backup and its file."""
     try:
         yield
     except OSError as error:
@@ -125,10 +125,10 @@ def forget(tenant: str, session: str | None, user: str | None, *, is_dry: bool) 
 def create_key(
     tenant: str, label: str, *, scope: str | None = None, days: int | None = None, client: str | None = None
 ) -> str:
-    """Create a key of a tenant, which comes into being with its first one.
+    """Create a key of a tenant. The tenant is created with its first key.
 
-    ``scope`` narrows what it may do, ``days`` is how long it works, ``client`` who may use it. Raises `CommandError`,
-    `InvalidRequest`.
+    ``scope`` limits what the key permits, ``days`` how long it is valid, ``client`` who may use it. Raises
+    `CommandError`, `InvalidRequest`.
     """
     text, stored = new_key(
         tenant,
@@ -173,7 +173,7 @@ def list_keys(tenant: str | None) -> list[dict[str, Any]]:
 
 
 def revoke_key(key_id: str, tenant: str | None) -> None:
-    """Revoke a key, if it is that tenant's where one is given. Raises `CommandError`."""
+    """Revoke a key; with ``tenant``, only a key of this tenant. Raises `CommandError`."""
     check_tenant(tenant)
 
     async def work(database: Database) -> bool:

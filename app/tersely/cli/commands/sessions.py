@@ -43,7 +43,7 @@ def add(
     local: Local = False,
     as_json: AsJson = False,
 ) -> None:
-    """Add a message to a session, which is made if it is new."""
+    """Add a message to a session. A new session is created if it does not exist."""
     message = {"role": role, "content": read_text(STANDARD) if content == STANDARD else content}
     if call is not None:
         message["tool_call_id"] = call
@@ -75,7 +75,7 @@ def build(
     local: Local = False,
     as_json: AsJson = False,
 ) -> None:
-    """Build the context of the next call and print it. Nothing is changed."""
+    """Build the context of the next call and print it. Nothing changes."""
     request = {"strategy": strategy, "epoch": epoch, "model": model, "max_tokens": max_tokens}
     body = {**request, "format": "json" if as_json else "text"}
 

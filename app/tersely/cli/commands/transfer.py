@@ -42,7 +42,7 @@ def export(
     with show_progress("exporting"):
         content = with_service(target_of(url, key, local), task)
     if str(file) == "-":
-        write_bytes(file, content + b"\n")  # which is JSON as it is
+        write_bytes(file, content + b"\n")  # it is JSON already
         return
     write_bytes(file, content)
     if as_json:

@@ -1,4 +1,4 @@
-"""``tersely wrap AGENT [arguments]``: start an agent that is pointed at Tersely, and a service where none runs."""
+"""``tersely wrap AGENT [arguments]``: start an agent that uses Tersely, and a service if none is running."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tersely.cli.printing import print_error
 from tersely.server.errors import CommandError
 
 KNOCK_SECONDS = 2.0
-# A first start makes a database, which takes long on a busy machine.
+# The first start creates a database, which takes long on a busy machine.
 START_SECONDS = 300.0
 STOP_SECONDS = 60.0
 TELL_EVERY = 5.0
@@ -43,8 +43,8 @@ class Launch:
 def launch_of(agent: str, base: str, key: str | None) -> Launch:
     """Return how to start an agent against the service at ``base``.
 
-    ``key`` is a Tersely key. Agents that can send a header of the user's get it so; to the others it is given as their
-    provider key, which needs the provider's own key in the service's settings.
+    ``key`` is a Tersely key. Agents that support custom headers send it in one. Others get it as their provider key;
+    then the service's settings need the provider's own key.
     """
     openai = {"OPENAI_BASE_URL": f"{base}/v1", **({"OPENAI_API_KEY": key} if key else {})}
     match agent:
@@ -94,7 +94,7 @@ def wrap(command: list[str], *, url: str | None, key: str | None, upstream: str 
 
 @contextlib.contextmanager
 def _service(url: str | None, upstream: str | None) -> Iterator[str]:
-    """The address of a running service: the given one, the default one, or one started for the agent alone."""
+    """Yield the address of a service: the given one, the default one, or one that is started for this agent."""
     base = (url or DEFAULT_URL).rstrip("/")
     if upstream is None or url is not None:
         if _answers(base):
@@ -122,7 +122,7 @@ def _service(url: str | None, upstream: str | None) -> Iterator[str]:
 
 
 def _greeted(process: subprocess.Popen[str]) -> str:
-    """Return the address that a started service prints first. Raises `CommandError` where it prints none."""
+    """Return the address that a starting service prints first. Raises `CommandError` if it prints none."""
     lines: queue.Queue[str] = queue.Queue()
     output = process.stdout
     assert output is not None
@@ -166,7 +166,7 @@ def _is_taken(base: str) -> bool:
 
 @contextlib.contextmanager
 def _signals_for(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Leave Ctrl-C to the agent, which the terminal tells too, and hand on a SIGTERM."""
+    """Leave Ctrl-C to the agent, which gets it from the terminal too, and forward SIGTERM."""
     before = {
         signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
         signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: child.terminate()),
