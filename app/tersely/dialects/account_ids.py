@@ -1,7 +1,8 @@
-"""Ids of things in a provider's account that a request's body names: replies, items, files, stores, containers.
+"""Find the ids of things in a provider's account that a request's body names: replies, items, files, stores,
+containers.
 
-Who pays with a shared account must not name what another tenant keeps there. So the whole body is read, with members
-that stand twice and escaped names; only what a provider never reads as a reference is left out (arguments of the
+A tenant of a shared account must not name what belongs to another tenant. So the whole body is read, including
+duplicate members and escaped names. Only values that no provider reads as references are skipped (arguments of the
 caller's own tools, schemas, metadata).
 """
 
@@ -28,12 +29,14 @@ class AccountId:
 
 
 def cited(name: str) -> str:
-    """Return the id that represents the citation of a file. A tenant that was shown it may repeat it, nothing more."""
+    """Return the id that represents the citation of a file. The tenant that was shown it may repeat it, and nothing
+    more.
+    """
     return f"cited {name}"
 
 
 class _Members(list[tuple[str, Any]]):
-    """An object with all of its members, those of one name too."""
+    """An object with all of its members, including duplicates."""
 
     def get(self, name: str) -> Any:
         """Return the last member of that name."""
@@ -64,7 +67,7 @@ def find_account_ids(dialect: Dialect, body: bytes) -> list[AccountId]:
 
 
 def _can_name(dialect: Dialect, body: bytes) -> bool:
-    """Return whether a member of the body could name something, however it is written. Much quicker than reading it."""
+    """Return whether a member of the body could name an id, in any spelling. This is much faster than parsing it."""
     return (
         _MARKS[dialect].search(body) is not None
         or _ESCAPED_LETTER.search(body) is not None
@@ -73,7 +76,7 @@ def _can_name(dialect: Dialect, body: bytes) -> bool:
     )
 
 
-# One of these stands in every body that names something, unless its letters are written as escapes.
+# Every body that names an id contains one of these, unless its letters are escaped.
 _ESCAPED_LETTER = re.compile(rb"\\u00[2-7]")
 _RESPONSES_MARKS = re.compile(
     rb'"(?:id|previous_response_id|conversation|prompt|file_id|file_ids|vector_store_ids|container|container_id|'
@@ -112,7 +115,7 @@ def _walk(name: str, value: Any, parent: _Members, dialect: Dialect) -> Iterator
         if isinstance(found, _Members):
             waiting += [(inner, each, found) for inner, each in found]
         elif isinstance(found, list):
-            # An element stands for its list; what names something by its place (`input`) is seen as a whole.
+            # An element stands for its list; a member that names ids by position (`input`) is read as a whole.
             waiting += [(inner, each, item) for item in _objects(found) for inner, each in item]
 
 
@@ -130,7 +133,7 @@ def _listed(value: Any) -> Iterator[_Members]:
 
 
 def _cites(name: str, holder: _Members) -> bool:
-    """Return whether a member holds what a reply of OpenAI's cites: no provider opens what it names."""
+    """Return whether a member holds a citation of an OpenAI reply. No provider opens a cited file."""
     return name == "annotations" or (name == "results" and holder.get("type") == "file_search_call")
 
 
@@ -142,7 +145,7 @@ def _citations(value: Any) -> Iterator[tuple[str, bool]]:
                 yield from ((text, name == "file_id") for text in _texts(each))
 
 
-# Data of the caller's, which a provider hands to the model as it is.
+# The caller's data, which a provider passes to the model unchanged.
 _OPENAI_OPAQUE = frozenset({"metadata", "parameters", "schema", "json_schema", "arguments"})
 _GEMINI_OPAQUE = frozenset(
     {
@@ -236,7 +239,7 @@ def _in_gemini(name: str, value: Any, holder: _Members) -> Iterator[str]:
 
 
 def _file_of(uri: str) -> Iterator[str]:
-    """Yield the file of the account that a URI means; nothing for an address elsewhere on the web."""
+    """Yield the file of the account that a URI names; nothing for an address elsewhere."""
     plain = unquote(unquote(uri))
     try:
         parts = urlsplit(plain)
@@ -260,10 +263,10 @@ _RULES: dict[Dialect, _Rule] = {
 
 
 def find_named_ids(dialect: Dialect, message: bytes) -> list[str]:
-    """Find the ids that a reply, whole or a message of it, gives to other things than itself and its items.
+    """Find the ids that a reply, or a message of it, gives to other things than itself and its items.
 
-    These are spoken replies in OpenAI's chat format, containers with the files made in them, and files that are cited
-    (as `cited`). Later requests may name them, or repeat items that do.
+    These are spoken replies in OpenAI's chat format, containers with their files, and cited files (as `cited`). Later
+    requests may name them, or repeat items that do.
     """
     if dialect == "openai_chat":
         return _spoken_ids(message)
@@ -313,7 +316,7 @@ _CODE_RESULT = "code_execution_tool_result"
 
 
 def _anthropic_ids(message: bytes) -> list[str]:
-    """Return the container of a reply, and the files that code made in it."""
+    """Return the container of a reply, and the files that code created in it."""
     if b'"container"' not in message and b'"file_id"' not in message:
         return []
     reply = _load(message)

@@ -1,7 +1,8 @@
-"""Which routes of a provider tenants may use with the operator's key.
+"""The routes of a provider that tenants may use with the operator's key.
 
-One key opens a whole account: its files, its administration, what every other tenant keeps there. So a list says what
-passes; every other route is refused. The list knows routes, not hosts: `Rule` matches a method and a decoded path.
+One key opens a whole account: its files, its administration, and the data of every other tenant. So a list names the
+permitted routes, and every other route is refused. The list knows routes, not hosts: `Rule` matches a method and a
+decoded path.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from tersely.domain.messages import Dialect
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 ROOTS = ("/v1", "/upload/v1", "/download/v1")
 
-# Percent-encoding is taken off once. What is left must be plain: a host that decodes twice, or knows other separators,
-# would see another path.
+# Percent-encoding is removed once. The rest must be plain: a host that decodes twice or knows other separators would
+# see another path.
 _SEGMENT = re.compile(r"[A-Za-z0-9._:@+=~-]+")
 _PATTERN = re.compile(r"(?:/(?:[A-Za-z0-9._:@+=~*-]|\{[a-z_]+\})+)+")
 _WILDCARD = re.compile(r"\*\*|\*|\{[a-z_]+\}")
@@ -27,10 +28,11 @@ _ID_PATTERN = re.compile(r"[A-Za-z0-9._:/@+=~*-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A route that passes. ``ids``: how many segments of the path are ids that must be the tenant's own.
+    """A permitted route. ``ids``: how many segments of the path are ids that must belong to the tenant.
 
-    ``takes_forms``: the body may be a form, which names nothing of the account. ``creates``: the reply names what was
-    made by the call, and that is the tenant's. ``lists``: the reply may be a list, all of which is the tenant's.
+    ``takes_forms``: the body may be a form, which names nothing of the account. ``creates``: the reply names what the
+    call created, which then belongs to the tenant. ``lists``: the reply may be a list, all of which belongs to the
+    tenant.
     """
 
     methods: frozenset[str]
@@ -148,7 +150,9 @@ ALLOWED: dict[Dialect, tuple[Rule, ...]] = {
 
 
 def find_route(rules: Iterable[Rule], dialect: Dialect, method: str, raw_path: str) -> AllowedRoute | None:
-    """Find the rule for a request; None: it must not pass. ``raw_path``: path and query as the client encoded them."""
+    """Find the rule for a request; None: it is not permitted. ``raw_path``: path and query as the client
+    encoded them.
+    """
     raw, _, query = raw_path.partition("?")
     path = _decode(raw)
     if path is None or not _is_plain(query):
@@ -166,7 +170,7 @@ def find_route(rules: Iterable[Rule], dialect: Dialect, method: str, raw_path: s
 
 
 def _decode(raw: str) -> str | None:
-    """Return the path without percent-encoding; None where its meaning depends on who reads it."""
+    """Return the path without percent-encoding; None if its meaning is ambiguous."""
     if not raw.startswith("/"):
         return None
     segments = [unquote(segment, errors="replace") for segment in raw[1:].split("/")]

@@ -59,7 +59,7 @@ class CompletionFormat:
 
 
 def read_completion(dialect: Dialect, body: bytes) -> PlainReply:
-    """Return the first choice of a reply. Raises `ValueError` for what is none."""
+    """Return the first choice of a reply. Raises `ValueError` if it has none."""
     _, reply = dialect.split_reply(body, NOTHING)
     if not reply.choices:
         raise ValueError("not a reply")

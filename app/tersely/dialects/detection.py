@@ -52,7 +52,7 @@ def detect_dialect(raws: Sequence[bytes], *, field: str) -> DialectName:
 
 
 def _marks(raw: bytes) -> Iterator[DialectName]:
-    """Yield the dialects that alone have something that this message has."""
+    """Yield the dialects that alone have a member of this message."""
     try:
         message = raw_json.load(raw)
     except (ValueError, RecursionError):

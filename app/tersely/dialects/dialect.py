@@ -60,7 +60,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens as the provider reports them; None where it does not say. ``cached`` is part of ``input``."""
+    """Tokens as the provider reports them; None if it does not. ``cached`` is part of ``input``."""
 
     input: int | None = None
     cached: int | None = None
@@ -125,9 +125,11 @@ class ToolOffer:
 
 
 class ResponseRestorer(Protocol):
-    """A reply's body as its client was given it, the ``message`` of it (None: as it is), with the ``usage`` of all its
-    rounds (empty: as it is), without the ``instructions`` and the ``tools`` (name -> description) that were added to
-    its request. Raises `ValueError` for what is no reply.
+    """Restores a reply's body for its client.
+
+    ``message``: the message that the client was given (None: unchanged). ``usage``: the usage of all rounds (empty:
+    unchanged). ``instructions`` and ``tools`` (name -> description) were added to its request and are removed. Raises
+    `ValueError` for a body that is no reply.
     """
 
     def __call__(
@@ -145,21 +147,21 @@ class ReplyReader(Protocol):
     """A reply's stream on its way to the client."""
 
     def feed(self, chunk: bytes) -> bytes:
-        """What goes to the client now."""
+        """Return the bytes that go to the client now."""
 
     def close(self) -> bytes:
         """The stream is over: what still has to go to the client."""
 
     @property
     def reply(self) -> Reply:
-        """What was said so far; whole after ``close``."""
+        """The reply so far; complete after ``close``."""
 
 
 class RequestReader(Protocol):
     """Reads a request body; see the dialect's ``read_request``."""
 
     def __call__(self, body: bytes, read: Callable[[bytes], Message] | None = None) -> Request:
-        """``read`` stands in for the dialect's ``read_message``, where the caller remembers what it has read."""
+        """Read a request. ``read`` replaces the dialect's ``read_message``, for callers that cache messages."""
 
 
 class RequestWriter(Protocol):
@@ -176,8 +178,8 @@ class RequestWriter(Protocol):
     ) -> bytes:
         """Return the body with other messages, everything else verbatim.
 
-        ``breakpoints`` are indices of ``messages`` behind which the prompt is worth caching (ends of head and tail),
-        for providers that want to be told.
+        ``breakpoints`` are indices of ``messages`` after which a prompt cache is worthwhile (ends of head and tail),
+        for providers that need marks.
         """
 
 
@@ -185,9 +187,10 @@ class StreamOpener(Protocol):
     """Makes a ``ReplyReader``."""
 
     def __call__(self, *, tags: TagKinds, strip_usage: bool, sent: bytes = b"") -> ReplyReader:
-        """``tags`` says what is taken out of the text; ``strip_usage``: the usage that only we asked for, too.
+        """Open a stream. ``tags`` are stripped from the text. ``strip_usage``: remove usage that only Tersely asked
+        for.
 
-        ``sent``: the client's own request, where another one went upstream, for replies that repeat their request.
+        ``sent``: the client's own request if another one went upstream, for replies that repeat their request.
         """
 
 
@@ -210,19 +213,19 @@ class ErrorWriter(Protocol):
         param: str | None = ...,
         retry_after: int | None = ...,
     ) -> bytes:
-        """Return the body of an error response. ``retry_after`` in seconds, for dialects that say it in the body."""
+        """Return the body of an error response. ``retry_after`` in seconds, for dialects with such a member."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streaming:
-    """How the streams of a dialect begin and end, and what may be put into them.
+    """How the streams of a dialect begin and end, and what may be inserted.
 
-    ``heartbeat`` is an event that means nothing; empty: the clients bear none. The last event of a stream begins with a
-    line that begins with one of ``end_marks``; ``end_texts``, one of which is in each of these, are what is looked for
-    first. ``is_mark_whole``: that line is the whole event. Where no event is known for the last one by its first line,
-    it has ``finish_key`` in it, or one before it had. ``preamble`` begins events that come before anything is said.
-    ``reply_key`` is in every reply that is not streamed. ``has_arrays``: a stream may come as a JSON array.
-    ``is_data_only``: clients fail at comments and at fields other than ``data``, so that none is forwarded.
+    ``heartbeat``: an event without meaning; empty: the clients accept none. The first line of the last event begins
+    with one of ``end_marks``; ``end_texts`` are searched for first, one of them is in each mark. ``is_mark_whole``:
+    that line is the whole event. If the last event is not recognised by its first line, it or an event before it
+    contains ``finish_key``. ``preamble``: beginnings of events before any content. ``reply_key``: a key of every reply
+    that is not streamed. ``has_arrays``: a stream may be a JSON array. ``is_data_only``: clients fail at comments and
+    at fields other than ``data``, so these are not forwarded.
     """
 
     heartbeat: bytes = b""
@@ -238,8 +241,9 @@ class Streaming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemReferences:
-    """How a request refers to items of replies, where a provider keeps them: see the dialect's ``references`` module.
-    Where ``mark`` is not in a body, nothing in it does.
+    """How a request refers to items that the provider stores: see `openai_responses.stored_history`.
+
+    A body without ``mark`` contains no reference.
     """
 
     mark: bytes

@@ -211,7 +211,7 @@ def classify_error(status: int, body: bytes) -> Overflow | None:
         return None
     matches = [match for pattern in PATTERNS if (match := pattern.search(text))]
     if matches:
-        # Several may fit: the one that gives the most figures.
+        # If several match, the one with the most numbers is used.
         return _measure(max(matches, key=lambda match: len(_figures(match))), members)
     return Overflow(limit=members.get("n_ctx"), needed=members.get("n_prompt_tokens")) if codes & CODES else None
 
@@ -265,7 +265,7 @@ def _documents(body: bytes) -> list[object]:
 
 
 def _errors(document: object) -> list[object]:
-    """Under status 200: only what is an error, so that a reply which speaks of context windows is none."""
+    """Return the errors of a body under status 200. Other texts, which may speak about context windows, are ignored."""
     if not isinstance(document, dict):
         return []
     response = document.get("response")

@@ -11,9 +11,9 @@ from tersely.dialects.wire.sse import EventTooLarge, SseDecoder, SseEvent
 
 
 class EventFilter(ABC):
-    """``is_changing``: what goes out is what ``_forward`` and ``_release`` say; else it is what came.
+    """``is_changing``: `_forward` and `_release` decide what goes out; otherwise the input goes out unchanged.
 
-    An event of an undescribed shape goes out as it came.
+    An event of an unknown form goes out unchanged.
     """
 
     def __init__(self, *, is_changing: bool, max_event: int) -> None:
@@ -55,17 +55,17 @@ class EventFilter(ABC):
             return self._release() + event.raw
 
     def _note_unread(self, event: SseEvent) -> None:
-        """Keep an event that cannot be understood; half an event, at which a stream broke off, is none."""
+        """Keep an event that cannot be parsed. Half an event, at which a stream broke off, is dropped."""
         if event.data and event.is_whole:
             self._unread.add(event.data)
 
     @abstractmethod
     def _reply(self) -> Reply:
-        """What was said so far, but for what could not be understood."""
+        """Return the reply so far, without events that could not be parsed."""
 
     @abstractmethod
     def _forward(self, event: SseEvent) -> bytes:
-        """Note an event; what may go out now. May raise what `UNDESCRIBED` names."""
+        """Process an event and return the bytes that go out now. May raise the errors in `UNDESCRIBED`."""
 
     @abstractmethod
     def _release(self) -> bytes:

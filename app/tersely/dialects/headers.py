@@ -10,7 +10,7 @@ Headers = list[tuple[str, str]]
 
 PREFIX = "x-tersely-"
 
-# Of one connection only, or to be made anew by whoever sends (RFC 9110, section 7.6.1).
+# Headers of one connection, or that each sender writes itself (RFC 9110, section 7.6.1).
 HOP_BY_HOP = frozenset(
     {
         "connection",
@@ -40,12 +40,12 @@ NOT_UPSTREAM = HOP_BY_HOP | {
     "x-forwarded-proto",
     "x-real-ip",
 }
-# A key of Google's, whose clients alone send it so: no other host is to see it.
+# Only Google's clients send this key, and no other host may see it.
 GOOGLE_KEY = "x-goog-api-key"
 _GOOGLES = frozenset({"gemini", "gemini_gca"})
-# Which of these counts is the provider's to say: none of the caller's goes where the operator's own key does.
+# The provider decides which of these counts, so all of the caller's are removed where the operator's key is used.
 CREDENTIALS = frozenset({"authorization", "x-api-key", "api-key", GOOGLE_KEY})
-# What chooses another project, organisation or method than the operator's key and the route say.
+# Headers that choose another project, organisation or method than the operator's key and the route.
 ACCOUNT_HEADERS = frozenset(
     {
         "openai-organization",
@@ -80,7 +80,7 @@ def own_headers(dialect: Dialect, headers: Headers) -> Headers:
 
 
 def without_account_headers(headers: Headers) -> Headers:
-    """Return the client's headers without those that choose what of a shared account they are for."""
+    """Return the client's headers without those that choose a part of a shared account."""
     return [(name, value) for name, value in headers if name not in ACCOUNT_HEADERS]
 
 

@@ -14,7 +14,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 def unknown_fields(dialect: Dialect, message: Message) -> list[tuple[str, str]]:
-    """Return dialect and block, as in the table, of each member of a client's message that is not in it."""
+    """Return dialect and block of each member of a client's message that the table lacks."""
     name = _SHARING.get(dialect, dialect)
     try:
         said = _decode(message.raw)

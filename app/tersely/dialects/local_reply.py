@@ -17,14 +17,14 @@ ID_PREFIX = "tersely_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenReply:
-    """The body of a response, and what it is."""
+    """The body of a response and its content type."""
 
     body: bytes
     content_type: str = JSON
 
 
 class ReplyWriter(Protocol):
-    """Writes a reply that says a text, ends well and cost nothing."""
+    """Writes a reply with a text, a normal end and no usage."""
 
     def __call__(self, text: str, *, request: Request, name: str, created: int, as_array: bool = False) -> WrittenReply:
         """Return the reply to ``request``, whole or streamed as it asks.

@@ -1,4 +1,4 @@
-"""Content as both of OpenAI's formats write it: a string, or a list of parts, each kept as the bytes it came in."""
+"""Content in both of OpenAI's formats: a string, or a list of parts, each with its original bytes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Replies in rounds: a model that calls tools of ours is asked again, and its client sees one reply.
+"""Join rounds of one reply: a model that calls Tersely's tools is called again, and its client sees one reply.
 
-What a dialect has to give for that, and what is the same in all of them.
+This module has the interface for dialects, and the parts that they share.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from tersely.dialects.wire import raw_json
 
 
 class RoundsStream(Protocol):
-    """The streams of several rounds as the one that a client sees. Whole events go out."""
+    """The streams of several rounds as one stream for the client. Whole events go out."""
 
     def feed(self, block: bytes) -> bytes:
         """Return the part of a round's block that goes to the client now. The end of the round is held back."""
 
     def next_round(self, *, usage: bytes, has_text: bool) -> bytes:
-        """The round was not the last one: its end is forgotten. What had been held back until now and is the client's.
+        """Start the next round: forget the end of this one. Return the held-back bytes that the client may see.
 
-        ``usage`` is that of all rounds so far; ``has_text``: the client was shown words.
+        ``usage``: of all rounds so far. ``has_text``: the client was shown text.
         """
 
     def close(self) -> bytes:
@@ -49,7 +49,7 @@ class Rounds:
 
 
 def tool_names(tools: bytes) -> frozenset[str]:
-    """Return the names of the tools in a request's list, in any dialect. Nothing for what is no such list."""
+    """Return the names of the tools in a request's list, in any dialect; empty for an invalid list."""
     try:
         return frozenset(_names(raw_json.load(tools))) if tools else frozenset()
     except ValueError:
@@ -71,7 +71,7 @@ def _names(tools: Any) -> list[str]:
 
 
 def add_usage(one: bytes, other: bytes) -> bytes:
-    """Return the sum of two usages: numbers are added up wherever they stand; of all else the latter's."""
+    """Add two usages: numbers are added; other values are taken from the later one."""
     if not one or not other:
         return other or one
     try:

@@ -1,7 +1,7 @@
-"""Replies of a shape that no provider describes.
+"""Replies of a form that no provider documents.
 
-They go to the client as they came. What of them can be understood by itself is the reply; what cannot is stored as it
-came, beside the history, so that no context holds it.
+They reach the client unchanged. The parts that can be parsed are the reply. The others are stored unchanged, outside of
+the history, so that no context contains them.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _FIELDS = frozenset({b"", b"data", b"event", b"id", b"retry"})
 
 
 def read_known_reply(read: Callable[[bytes], Message], mend: Callable[[bytes], bytes], raw: bytes) -> Message:
-    """Read a reply's message; never fails.
+    """Read a reply's message. This never fails.
 
-    ``read`` raises for a message of an undescribed shape; ``mend`` returns the message without what cannot be
-    understood. Where nothing is left of it, the message has one part, which stands for all of it.
+    ``read`` raises for a message of an unknown form; ``mend`` returns the message without the parts that cannot be
+    parsed. If none is left, the message has one part that stands for everything.
     """
     try:
         if not raw.isascii():
@@ -70,7 +70,7 @@ def has_unknown_text(members: Mapping[str, object], known: frozenset[str]) -> bo
 
 
 def readable(read: Callable[[bytes], object], raws: Sequence[bytes]) -> list[bytes]:
-    """Return those of ``raws`` that ``read`` understands."""
+    """Return those of ``raws`` that ``read`` can parse."""
     kept: list[bytes] = []
     for raw in raws:
         try:
@@ -82,7 +82,7 @@ def readable(read: Callable[[bytes], object], raws: Sequence[bytes]) -> list[byt
 
 
 def split_safely(split: Callable[..., tuple[bytes, Reply]]) -> Callable[..., tuple[bytes, Reply]]:
-    """Return a dialect's ``split_reply`` that lets a body through unread where ``split`` fails at it."""
+    """Wrap a dialect's ``split_reply``: if ``split`` fails, the body passes unread."""
 
     @wraps(split)
     def split_reply(body: bytes, extract: TagKinds, *, sent: bytes = b"") -> tuple[bytes, Reply]:
@@ -95,7 +95,7 @@ def split_safely(split: Callable[..., tuple[bytes, Reply]]) -> Callable[..., tup
 
 
 def unread_body(body: bytes) -> tuple[bytes, ...]:
-    """Return what is kept of a whole reply that cannot be understood: all of it, if there is anything."""
+    """Return the unread payloads of a whole reply that cannot be parsed: the body, unless it is empty."""
     return (body,) if body.strip() else ()
 
 
@@ -115,16 +115,16 @@ class UnreadPayloads:
             self.payloads.append(payload)
 
     def add_if_no_event(self, raw: bytes) -> None:
-        """Keep a block between blank lines that has no data, unless it consists of comments and known fields."""
+        """Keep a block between blank lines without data, unless it consists of comments and known fields."""
         names = [line.partition(b":")[0] for line in _LINE_END.split(raw.strip(b"\xef\xbb\xbf"))]
         if any(name not in _FIELDS for name in names):
             self.add(raw)
 
 
 def payloads_as_json(payloads: Sequence[bytes]) -> bytes:
-    """Return unread payloads as one JSON text: a single one as it came, several as an array.
+    """Return unread payloads as one JSON text: a single one unchanged, several as an array.
 
-    A payload that is no JSON becomes a string; one that is no text either an object with the member ``base64``.
+    A payload that is no JSON becomes a string, or if it is no text an object with the member ``base64``.
     """
     written = [payload if _is_json(payload) else _as_string(payload) for payload in payloads]
     return written[0] if len(written) == 1 else raw_json.join_array(written)

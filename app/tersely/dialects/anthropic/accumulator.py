@@ -17,7 +17,7 @@ ASSISTANT = b'"assistant"'
 
 
 class StringDelta(msgspec.Struct, forbid_unknown_fields=True):
-    """A delta that is nothing but one string, as most are."""
+    """A delta with a single string, the usual case."""
 
     type: str = ""
     text: str = ""
@@ -109,14 +109,14 @@ class GrowingBlock:
 
     @property
     def is_cut(self) -> bool:
-        """Return whether the client is shown something else than was said."""
+        """Whether the client is shown a shortened block."""
         return self.shown != self.said
 
     @property
     def is_gone(self) -> bool:
-        """Return whether nothing is left of a block from which something was taken out.
+        """Whether stripping left the block empty.
 
-        The provider refuses texts without a word, so the client, who sends back what it was shown, is not shown any.
+        The provider refuses empty texts. The client sends back what it was shown, so it is not shown any.
         """
         return self.is_cut and not self.shown.strip()
 
@@ -177,7 +177,7 @@ def choice_of(blocks: list[GrowingBlock], raws: list[bytes], finish: str) -> Rep
 
 
 def object_of(raw: bytes | None) -> dict[str, bytes]:
-    """Return the members of a JSON object; nothing where it is none."""
+    """Return the members of a JSON object; an empty dict for anything else."""
     try:
         return raw_json.split_object(raw or b"{}")
     except ValueError:

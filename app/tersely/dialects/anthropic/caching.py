@@ -1,12 +1,12 @@
-"""Cache breakpoints: the client's own are respected, Tersely's fill the places that are left.
+"""Set cache breakpoints: the client's own stay, and Tersely's use the remaining places.
 
-Tools and instructions keep theirs from epoch to epoch, so that a new one reads them from the cache; the others are
-at the ends of head and tail. A mark moves from call to call, and what it leaves must stay as it was: a string cannot
-carry one, so all strings are written as lists.
+Tools and instructions keep theirs from epoch to epoch, so that a new epoch reads them from the cache. The others are at
+the ends of head and tail. A mark moves from call to call, and the message that it leaves must not change otherwise: a
+string cannot carry a mark, so all strings are written as lists.
 
-The rules of the API: at most four in tools, system and messages together, of which the automatic one (``cache_control``
-as a member of the request) is one; a longer-lived one never stands behind a shorter-lived one; thinking and empty text
-cannot carry one.
+The rules of the API: at most four marks in tools, system and messages together, including the automatic one
+(``cache_control`` as a member of the request); a longer-lived mark never follows a shorter-lived one; thinking and
+empty text cannot carry one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tersely.dialects.wire import raw_json
 
 MAX_BREAKPOINTS = 4
 
-# The places of what stands in front of the messages, which are at 0 and on.
+# Places of the parts in front of the messages, which have the places 0 and up.
 _SYSTEM = -1
 _TOOLS = -2
 _MARK = b'"cache_control"'
@@ -35,9 +35,9 @@ class _Breakpoint:
 
 
 def limit_breakpoints(members: dict[str, bytes], messages: list[bytes]) -> list[bytes]:
-    """Return ``messages`` with no more breakpoints than may be: the earliest go.
+    """Return ``messages`` with at most the permitted number of breakpoints. The earliest are removed.
 
-    Messages that were stored at different times carry one each, although their client never sent them together.
+    Messages that were stored at different times may carry one each, although their client never sent them together.
     """
     fixed = len(_fixed_breakpoints(members)) + _is_set(members.get("cache_control"))
     counts = [len(_lifetimes(raw)) for raw in messages]
@@ -53,11 +53,11 @@ def limit_breakpoints(members: dict[str, bytes], messages: list[bytes]) -> list[
 
 
 def add_breakpoints(members: dict[str, bytes], messages: Sequence[bytes], places: Sequence[int]) -> list[bytes]:
-    """Return ``messages`` with a breakpoint at the end of each of ``places`` (indices), of the instructions and of the
-    tools, as far as there is room.
+    """Return ``messages`` with a breakpoint at each of ``places`` (indices), at the instructions and at the tools, as
+    far as there is room.
 
-    ``members`` are the request's others; ``system`` and ``tools`` in it are patched. The later places come first,
-    because what ends there is longer. A place has one already where anything in it carries one.
+    ``members`` are the request's others; ``system`` and ``tools`` in it are patched. Later places come first, because
+    the prefix that ends there is longer. A place that contains a mark already counts as done.
     """
     marked = [_with_list(raw) for raw in messages]
     if members.get("system", b"").startswith(b'"'):
@@ -86,10 +86,10 @@ def add_breakpoints(members: dict[str, bytes], messages: Sequence[bytes], places
 
 
 def _with_list(raw: bytes) -> bytes:
-    """Return a message with its words, where they are a string, as a list of one block: the same, and able to carry a
-    mark.
+    """Return a message whose string content is written as a list of one block, which can carry a mark.
 
-    Blank words are refused as a block and stay; so do instructions between the messages, which never carry one.
+    Blank strings stay, since they are refused as a block, and so do instructions between the messages, which never
+    carry one.
     """
     members = raw_json.split_object(raw)
     content = members.get("content", b"")
@@ -168,7 +168,7 @@ def _without(blocks: bytes) -> bytes:
 
 
 def _with_breakpoint(items: bytes, ttl: str, carries: Callable[[bytes], bool]) -> bytes | None:
-    """Return the list ``items`` with a breakpoint on the last one that can carry one; None where none can."""
+    """Return the list ``items`` with a breakpoint on the last one that can carry one; None if none can."""
     split = raw_json.split_array(items) if items.startswith(b"[") else []
     control = raw_json.dump({"type": "ephemeral", "ttl": ttl} if ttl else {"type": "ephemeral"})
     for place in reversed(range(len(split))):

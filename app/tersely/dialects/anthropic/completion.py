@@ -20,7 +20,7 @@ def write_completion(*, model: str, instructions: str, message: str, max_tokens:
 
 
 def authorize(key: str) -> list[tuple[str, str]]:
-    """Return the headers that carry a key, and the version that goes with every request."""
+    """Return the headers with the key and the API version."""
     return [("x-api-key", key), ("anthropic-version", VERSION)]
 
 

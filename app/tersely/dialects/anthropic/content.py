@@ -9,7 +9,7 @@ THINKING = frozenset({"thinking", "redacted_thinking"})
 
 
 def split_content(content: bytes) -> list[bytes]:
-    """Return the blocks of a ``content`` or ``system`` member; a string is one block of text, nothing is none."""
+    """Return the blocks of a ``content`` or ``system`` member. A string is one block of text; an empty one is none."""
     if content.startswith(b"["):
         return raw_json.split_array(content)
     text = raw_json.load(content)
@@ -32,12 +32,12 @@ def block_type(block: bytes) -> str:
 
 
 def string_member(members: dict[str, bytes], name: str) -> str:
-    """Return a member that is a string; nothing for everything else."""
+    """Return a string member; an empty string for anything else."""
     return raw_json.string(members.get(name))
 
 
 def is_blank(block: bytes) -> bool:
-    """Return whether it is a text block without a word in it, which the provider refuses."""
+    """Return whether a block is a blank text, which the provider refuses."""
     members = raw_json.split_object(block)
     return string_member(members, "type") == "text" and not string_member(members, "text").strip()
 
@@ -48,9 +48,9 @@ def with_block_text(block: bytes, text: str) -> bytes:
 
 
 def replace_text(blocks: list[bytes], text: str) -> list[bytes]:
-    """Return ``text`` in the first of the text blocks, without the other ones; all else stays.
+    """Return the blocks with ``text`` in the first text block and without the other text blocks.
 
-    Where there was none, it comes behind the results of tools and in front of calls: where the provider wants it.
+    Without a text block, the text goes behind tool results and in front of calls, where the provider expects it.
     """
     types = [block_type(block) for block in blocks]
     texts = [place for place, kind in enumerate(types) if kind == "text"]

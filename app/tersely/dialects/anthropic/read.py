@@ -1,11 +1,11 @@
 """From Anthropic's Messages format to the domain: requests, messages, replies.
 
-Instructions stand beside the messages there, in the member ``system``. They become the first message, whose raw form
-is that member alone: ``{"system": ...}``. So no other message is ever taken for it: the API also knows messages
-with the role ``system`` between the others.
+Instructions are outside of the messages, in the member ``system``. They become the first message, whose raw form is
+that member alone: ``{"system": ...}``. It cannot be confused with the API's messages of the role ``system`` between the
+others.
 
-Results of tools come in messages of the user. A message that says nothing besides has the role ``tool`` here;
-reminders which a client puts beside results say nothing.
+Tool results come in messages of the user. A message without other content has the role ``tool`` here; reminders that a
+client puts beside results do not count as content.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) ->
         model=request.model or "",
         messages=messages,
         stream=bool(request.stream),
-        include_usage=True,  # a stream always says it
+        include_usage=True,  # a stream always reports it
         tools=verbatim(request.tools),
         tool_choice=verbatim(request.tool_choice),
         response_format=_read_format(request),
@@ -112,9 +112,9 @@ def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) ->
 
 
 def read_message(raw: bytes) -> Message:
-    """Read one message; ``raw`` is kept. Raises ``InvalidRequest`` for what is not a message that we understand.
+    """Read one message; ``raw`` is kept. Raises ``InvalidRequest`` for a message that cannot be parsed.
 
-    Blocks that belong to the provider's own tools, and those of an unknown type, become ``Media(kind="other")``.
+    Blocks of the provider's own tools and of unknown types become ``Media(kind="other")``.
     """
     message = _messages.decode(raw)
     role = _ROLES.get(message.role or ("system" if message.system is not None else ""))
@@ -162,7 +162,7 @@ def _mend_reply(raw: bytes) -> bytes:
 
 
 def read_usage(raw: bytes) -> Usage:
-    """Return the ``usage`` of a reply: ``input`` counts what was read from the cache and written to it as well."""
+    """Read the ``usage`` of a reply. ``input`` includes tokens that were read from the cache and written to it."""
     usage = try_decode(_usage_decoder, raw)
     if usage is None:
         return Usage()
@@ -172,7 +172,7 @@ def read_usage(raw: bytes) -> Usage:
 
 
 def _only_results(parts: tuple[Part, ...]) -> bool:
-    """Return whether a user's message answers calls and says nothing of its own."""
+    """Return whether a user's message contains only tool results."""
     others = [part for part in parts if not isinstance(part, ToolResult)]
     return len(others) < len(parts) and all(isinstance(part, Text) and not part.text.strip() for part in others)
 

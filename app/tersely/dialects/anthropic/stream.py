@@ -1,8 +1,8 @@
-"""Replies on their way to the client: what may go out now, and what was said in all. No I/O.
+"""Strip tags from a streamed reply on its way to the client, and collect the reply. No I/O.
 
-Events go out in order, each as soon as it is certain what of its text is shown: as it came where that is all of it,
-with other text where that is a part, not at all where that is nothing. A block of text waits for its first word,
-because one that turns out to have none is left out, and the blocks behind it move up.
+Events go out in order, each as soon as the visible part of its text is known: unchanged if all of it is visible, with
+other text if a part is, and not at all if none is. A block of text waits for its first word: an empty block is left
+out, and the numbers of the blocks after it are decreased.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Item:
 
 
 class ReplyStream(EventFilter):
-    """One streamed reply. With nothing to take out, ``feed`` returns what it is given.
+    """One streamed reply. Without tags to strip, ``feed`` returns its input.
 
     ``strip_usage`` changes nothing: usage is always part of the stream.
     """
@@ -98,7 +98,7 @@ class ReplyStream(EventFilter):
             block.show(block.sieve.feed(piece))
 
     def _settle(self, block: GrowingBlock) -> None:
-        """The block's text is over: nothing of it waits any more, and it is known whether it is shown at all."""
+        """Release the block at the end of its text, when it is known whether the block is shown."""
         if block.sieve is not None and not block.is_settled:
             block.show(block.sieve.close())
             block.settle()
@@ -155,7 +155,7 @@ class _Said:
         self._is_done = False
 
     def add(self, data: bytes | None) -> tuple[str, GrowingBlock | None, str]:
-        """Add an event: its type, the block that it belongs to, and the words that it adds to that."""
+        """Add an event: its type, its block, and the text that it adds to the block."""
         quick = _read_delta(data)
         if quick is not None and (block := self.blocks.get(quick.index)) is not None:
             return quick.type, block, block.grow_by(quick.delta)
@@ -224,7 +224,7 @@ class _Said:
 
 
 def _read_delta(data: bytes | None) -> _DeltaEvent | None:
-    """Return an event of the kind that most are; None for every other."""
+    """Return a parsed delta event, the usual kind; None for any other."""
     if not data or b'"content_block_delta"' not in data:
         return None
     event = try_decode(_delta_decoder, data)

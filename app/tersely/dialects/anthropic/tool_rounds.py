@@ -1,7 +1,7 @@
-"""Replies in rounds in Anthropic's format: see `tersely.dialects.tool_rounds`.
+"""Join rounds of one reply in Anthropic's format: see `tersely.dialects.tool_rounds`.
 
-A block says at its start whose call it is, so nothing waits. Of several rounds the client sees the beginning of the
-first, the blocks of all, numbered through, and the end of the last, with the usage of all.
+The start of a block names the called tool, so nothing waits. The client sees the beginning of the first round, the
+blocks of all rounds, renumbered, and the end of the last round with the usage of all.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class MessageRounds:
         return True
 
     def _write_end(self, event: SseEvent) -> bytes:
-        """Return an event of the last round's end. Where all calls were ours, the client is told of none."""
+        """Write an event of the last round's end. If all calls were Tersely's own, the client is told of no call."""
         try:
             return self._changed_end(event)
         except UNDESCRIBED:
@@ -134,7 +134,7 @@ class MessageRounds:
         if self._has_hidden and not self._has_calls and members.get("delta", _NULL) != _NULL:
             changed["delta"] = raw_json.join_object(_ended(raw_json.split_object(members["delta"])))
         if self._usage:
-            # What the start of this round said of its usage, its client was not told.
+            # The client was not told the usage in this round's start.
             own = raw_json.load(self._round_usage or b"{}") | raw_json.load(members.get("usage", b"{}"))
             changed["usage"] = add_usage(self._usage, raw_json.dump(own))
         return event.raw if changed == members else _with_members(event, changed)

@@ -13,8 +13,8 @@ from tersely.domain.text.tags import TagKinds
 def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"") -> tuple[bytes, Reply]:
     """Return the body for the client of a reply that is not streamed, and the reply.
 
-    The very same bytes when nothing is taken out; else only the texts concerned are replaced. What is no message (an
-    error under status 200, no JSON at all) goes through, and its reply has no choices.
+    The same bytes if nothing is stripped; else only the affected texts are replaced. A body that is no message (an
+    error under status 200, invalid JSON) is returned unchanged, and its reply has no choices.
     """
     try:
         members = raw_json.split_object(body)

@@ -54,12 +54,12 @@ def write_request(
 ) -> bytes:
     """Return the request ``body`` with other ``messages`` (wire form, instruction messages first).
 
-    The leading instruction messages, and behind them ``instructions`` (Tersely's own text for the model), become
-    ``system``. Those that set more than words (``output_config``) stay messages, behind the first of the others.
-    Results that several messages carry come together in one. ``breakpoints`` are indices of ``messages`` behind which
-    the prompt is worth caching (none: no mark of ours), see `caching`. ``include_usage`` changes nothing: usage is
-    always reported. Every other member of the request keeps its bytes and its place, except that ``tools`` may
-    get a mark. Raises ``InvalidRequest`` for a body that ``read_request`` refuses.
+    The leading instruction messages, followed by ``instructions`` (Tersely's own text for the model), become
+    ``system``. Those with settings (``output_config``) stay messages, after the first of the others. Results in several
+    messages are joined in one. ``breakpoints`` are indices of ``messages`` after which a prompt cache is worthwhile
+    (none: no mark of ours), see `caching`. ``include_usage`` changes nothing: usage is always reported. Every other
+    member keeps its bytes and its place, except that ``tools`` may get a mark. Raises ``InvalidRequest`` for a body
+    that ``read_request`` refuses.
     """
     del include_usage
     try:
@@ -86,9 +86,9 @@ def write_request(
 
 
 def write_system(messages: Sequence[bytes], instructions: str | None = None) -> bytes:
-    """Return the member ``system`` for instruction messages and a text behind them; nothing where both are nothing.
+    """Return the member ``system`` for instruction messages followed by a text; empty if both are empty.
 
-    The provider caches by prefix: the client's own words stay in front of ours.
+    The provider caches by prefix, so the client's own text stays in front.
     """
     contents = [_system_content(raw) for raw in messages]
     if len(contents) == 1 and not instructions:
@@ -109,10 +109,10 @@ def write_text(role: Role, text: str) -> bytes:
 
 
 def write_message(message: Message) -> bytes:
-    """Return a message from its parts, for messages that Tersely makes itself; ``raw`` is not looked at.
+    """Write a message from its parts; ``raw`` is ignored. For messages that Tersely makes itself.
 
-    Reasoning is left out (its signature is not in the domain), media become a note. Results come first, as the
-    provider wants them.
+    Reasoning is left out (its signature is not in the domain); media become a note. Results come first, as the provider
+    expects.
     """
     if message.is_instruction:
         return write_text(message.role, message.text)
@@ -138,10 +138,9 @@ def write_message(message: Message) -> bytes:
 
 
 def as_input(reply: bytes) -> bytes:
-    """Return a reply's message as the provider takes it in a request.
+    """Return a reply's message in the form that the provider accepts in a request.
 
-    Left out are empty texts, thoughts whose signature is missing and calls whose input is not whole: what a stream
-    that broke off leaves behind.
+    Empty texts, unsigned thoughts and calls with incomplete input are left out: they come from streams that broke off.
     """
     members = raw_json.split_object(reply)
     content = members.get("content", b"null")
@@ -153,7 +152,7 @@ def as_input(reply: bytes) -> bytes:
 
 
 def with_text(raw: bytes, text: str | None) -> bytes:
-    """Return a message with ``text`` as its words, everything else verbatim; blocks of text become one."""
+    """Return a message with ``text`` as its text, everything else verbatim. Text blocks become one."""
     members = raw_json.split_object(raw)
     content = members.get("content", b"null")
     if content.startswith(b"["):
@@ -164,15 +163,15 @@ def with_text(raw: bytes, text: str | None) -> bytes:
 
 
 def as_reply(message: bytes) -> bytes:
-    """Return the body of a reply that says ``message`` and nothing else: a reply is a message."""
+    """Return the body of a reply that consists of ``message``: in this format a reply is a message."""
     return message
 
 
 def restore_reply(client_raw: bytes, model_raw: bytes) -> bytes:
-    """Return the client's ``client_raw`` of a reply with the model's own words, those of ``model_raw``, put back.
+    """Return the client's ``client_raw`` of a reply with the model's text, from ``model_raw``, restored.
 
-    The echo decides about everything else: what it left out (thoughts) stays out, what it added
-    (``cache_control``) stays in. Words are put back between the blocks between which the model said them.
+    The echo decides about everything else: parts that it omits (thoughts) stay out, and additions (``cache_control``)
+    stay in. Text is restored between the same blocks as in the model's reply.
     """
     members = raw_json.split_object(client_raw)
     content = members.get("content", b"null")
@@ -269,9 +268,9 @@ def _put_system(members: dict[str, bytes], system: bytes) -> None:
 
 
 def _join_results(messages: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
-    """Return ``messages`` with all the results of one reply in one message, and where each of them came to be.
+    """Return ``messages`` with all results of one reply in one message, and the new index of each message.
 
-    The provider looks for the results of a reply's calls in the one message behind it.
+    The provider expects the results of a reply's calls in the one message after it.
     """
     joined: list[bytes] = []
     places: list[int] = []
@@ -301,7 +300,7 @@ def _write_blocks(role: str, blocks: list[bytes]) -> bytes:
 
 
 def _write_call(call: ToolCall) -> bytes:
-    """The input has to be an object: what was said is kept in one where it is none."""
+    """Write a call. Its input must be an object; any other value is wrapped in one."""
     arguments = call.arguments.encode("utf-8", "surrogatepass") or b"{}"
     try:
         raw_json.split_object(arguments)
@@ -322,7 +321,7 @@ def _is_fit(block: bytes) -> bool:
 
 
 def _restore_words(echoed: list[bytes], said: list[bytes]) -> list[bytes]:
-    """Return the model's blocks of text for those that the client was shown in their place."""
+    """Return the model's text blocks for those that the client was shown."""
     if len(echoed) != len(said):
         return said
     return [

@@ -1,6 +1,6 @@
-"""The traces that chat commands leave in a client's history: what its user typed, and what was answered.
+"""The traces of chat commands in a client's history: the user's command and Tersely's answer.
 
-The client shows both and sends them again with every later request. No model sees them and nothing of them is stored.
+The client shows both and resends them with every later request. They are neither stored nor sent to a model.
 """
 
 from __future__ import annotations
@@ -15,15 +15,12 @@ MARK = "[Tersely]"
 
 
 def mark_reply(text: str) -> str:
-    """Return an answer with the mark by which it is known again."""
+    """Return an answer with the mark by which it is recognised."""
     return f"{MARK}\n{text}"
 
 
 def command_in(message: Message) -> str:
-    """Return the command that is all that a user says in ``message``.
-
-    Beside what the client put into it; else nothing.
-    """
+    """Return the command if a user's ``message`` consists of it, apart from injected blocks; else an empty string."""
     if message.role != "user" or not all(isinstance(part, Text) for part in message.parts):
         return ""
     said = message.text.strip()
@@ -42,7 +39,7 @@ def is_marked_reply(message: Message) -> bool:
 def without_traces(messages: Sequence[Message], rest: Callable[[Message, str], Message]) -> list[Message]:
     """Return ``messages`` without commands that are directly followed by their answer, and without these answers.
 
-    What a client put beside a command stays: ``rest`` makes the message that has nothing but a given text.
+    Injected blocks beside a command stay: ``rest`` makes the message that contains only a given text.
     """
     kept: list[Message] = []
     command = ""

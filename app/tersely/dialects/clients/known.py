@@ -24,8 +24,8 @@ SideCall = Literal[
 MAX_ID = 256
 _PRINTABLE = re.compile(r"[\x21-\x7e]{1,256}")
 
-# The version of each client that these tables were last checked against, by running the program itself
-# (`make clients`). Marks of clients that are not here were read in their sources or in recorded traffic.
+# The version of each client whose marks were last checked by running the program (`make clients`). Marks of other
+# clients come from their sources or from recorded traffic.
 SEEN: Mapping[str, str] = {
     "aider": "0.86.2",
     "AutoGen": "0.7.5",
@@ -52,14 +52,14 @@ SEEN: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Words by which ``client`` makes a side call of that ``kind``."""
+    """A text by which ``client`` makes a side call of that ``kind``."""
 
     client: str
     kind: SideCall
     text: str
 
 
-# Header -> the client or convention that names a session by it, in order of trust.
+# Header -> the client or convention that identifies a session by it, in order of trust.
 SESSION_HEADERS: Mapping[str, str] = {
     "x-session-id": "opencode",
     "x-claude-code-session-id": "Claude Code",
@@ -79,13 +79,13 @@ SESSION_HEADERS: Mapping[str, str] = {
 PARENT_HEADERS: Mapping[str, str] = {"x-parent-session-id": "opencode"}
 BODY_IDS = ("session_id", "conversation_id")  # `prompt_cache_key` routes to a cache, and names no conversation
 
-# Headers by which a client says itself that a call is none of the conversation's turns: (client, header, value, kind).
+# Headers by which a client marks a call as outside of the conversation: (client, header, value, kind).
 SIDE_HEADERS: tuple[tuple[str, str, str, SideCall], ...] = (
     ("Copilot CLI", "x-interaction-type", "conversation-compaction", "summary"),
     ("Copilot CLI", "x-interaction-type", "conversation-title", "title"),
 )
 
-# What Codex says of a call, as JSON: the names and values by which it marks what is no turn.
+# The JSON by which Codex describes a call: the names and values that mark a side call.
 CODEX_METADATA = "x-codex-turn-metadata"
 CODEX_MARKS: Mapping[tuple[str, str], SideCall] = {
     ("request_kind", "compaction"): "summary",
@@ -113,7 +113,7 @@ SIDE_INSTRUCTIONS = (
     Mark(client="Gemini CLI", kind="routing", text="Task Routing AI"),
 )
 
-# How LlamaIndex writes the history that is to be summarized: as one text, each message behind its role.
+# LlamaIndex sends the history to be summarised as one text, with the role in front of each message.
 TRANSCRIPT = '"Transcript so far: '
 _SPEAKER = re.compile(r"(?:\A|\n\n)(system|developer|user|assistant|tool|function|chatbot|model): ")
 
@@ -130,7 +130,7 @@ SIDE_QUESTIONS = (
     Mark(client="Gemini CLI", kind="summary", text="First, reason in your scratchpad"),
     Mark(client="Qwen Code", kind="memory", text="Managed memory has TWO directories"),
     Mark(client="Qwen Code (older)", kind="memory", text="Managed memory directory:"),
-    # Behind what the user said last.
+    # The text after the user's last message.
     Mark(client="Claude Code", kind="summary", text="CRITICAL: Respond with TEXT ONLY"),
     Mark(client="Codex", kind="summary", text="You are performing a CONTEXT CHECKPOINT COMPACTION"),
     Mark(client="Open WebUI", kind="title", text="### Task:\nGenerate a concise, 3-5 word title"),
@@ -141,7 +141,7 @@ SIDE_QUESTIONS = (
 # How the user message begins by which a client refuses a reply without tool calls. Such a reply is never sent again.
 REFUSALS_OF_WORDS = (("mini-swe-agent", "Tool call error:\n\n<error>\n"),)
 
-# All that Claude Code says to learn how much it may still use.
+# The message that Claude Code sends to learn its quota.
 QUOTA_QUESTION = "quota"
 
 _INSTRUCTION_MARKS = re.compile("|".join(re.escape(mark.text) for mark in SIDE_INSTRUCTIONS))
@@ -158,7 +158,7 @@ def client_ids(headers: Mapping[str, str], body: Mapping[str, object]) -> Client
     return ClientIds(id=found, source="body" if found else None, parent=parent)
 
 
-# What stays the same over all requests of one client, and tells it from others that send no id of their own.
+# Headers that are the same in all requests of one client, and distinguish it from others without an id.
 REQUESTER_HEADERS = (
     "authorization",
     "x-api-key",
@@ -175,14 +175,14 @@ REQUESTER_HEADERS = (
     "x-stainless-runtime",
     "x-stainless-runtime-version",
 )
-# The first product of a user agent. OpenAI's Python SDK says whether it is used asynchronously; Gemini CLI names the
-# model behind it.
+# The first product of a user agent. OpenAI's Python SDK adds whether it is asynchronous; Gemini CLI adds the model.
 _PRODUCT = re.compile(r"(?:Async)?([^/\s]+/[^/\s]*)")
 
 
 def requester_id(headers: Mapping[str, str], ids: ClientIds) -> bytes:
-    """Identify who sends a request: by the client's own id where it sends one, else by what tells its requests from
-    those of other clients. 16 bytes, from which no credentials can be had back.
+    """Identify the sender of a request: by the client's own id, or else by headers that distinguish clients.
+
+    16 bytes, from which no credentials can be recovered.
     """
     told: tuple[str, ...] = (ids.id or "",)
     if ids.id is None:
@@ -237,7 +237,7 @@ def side_call(
 
 
 def quoted_replies(messages: Sequence[Message]) -> list[str]:
-    """Return the replies in a history that a client sends as one text to have it summarized; the newest first."""
+    """Return the replies in a history that a client sends as one text to be summarised, newest first."""
     text = messages[-1].text.strip() if messages else ""
     if not text.startswith(TRANSCRIPT):
         return []
@@ -247,7 +247,7 @@ def quoted_replies(messages: Sequence[Message]) -> list[str]:
 
 
 def refuses_for_client(message: Message) -> bool:
-    """Return whether a client says that the reply before was refused because it called no tool."""
+    """Return whether a client's message reports that the reply before it was refused because it called no tool."""
     return message.role == "user" and message.text.startswith(tuple(text for _, text in REFUSALS_OF_WORDS))
 
 
@@ -266,11 +266,11 @@ def _codex_call(metadata: str) -> SideCall | None:
 
 
 def idempotency_key(headers: Mapping[str, str]) -> str | None:
-    """Return the key by which the client names a request, however often it sends that."""
+    """Return the key that the client sends with a request and with its retries."""
     return headers.get("idempotency-key") or None
 
 
 def is_retry(headers: Mapping[str, str]) -> bool:
-    """Return whether the client says that it sends the same request again."""
+    """Return whether the client marks the request as a retry."""
     count = headers.get("x-stainless-retry-count", "0")  # OpenAI's and Anthropic's SDKs
     return count.isdigit() and int(count[:4]) > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-# Headers that one client alone sends, with its name.
+# Headers that only one client sends, with its name.
 _OWN_HEADERS = (
     ("x-claude-code-session-id", "claude-code"),
     ("x-codex-turn-metadata", "codex"),

@@ -11,7 +11,9 @@ from tersely.domain.models import takes_instructions
 
 
 def write_completion(*, model: str, instructions: str, message: str, max_tokens: int) -> PlainRequest:
-    """Generated content, not streamed. A model that refuses system text is told all in one message."""
+    """Write a request for generated content, not streamed. A model without system text gets everything in
+    one message.
+    """
     parts = [{"text": message}]
     body: dict[str, Any] = {}
     if takes_instructions(model):

@@ -18,7 +18,7 @@ def write_reply(text: str, *, request: Request, name: str, created: int, as_arra
 
 
 def generated_content(text: str, *, request: Request, name: str) -> dict[str, Any]:
-    """Return the generated content that says ``text``."""
+    """Return generated content with the text ``text``."""
     candidate = {"content": {"parts": [{"text": text}], "role": "model"}, "finishReason": "STOP", "index": 0}
     return {
         "candidates": [candidate],

@@ -39,14 +39,14 @@ _SILENT = frozenset({"role", "parts"})
 _ROLES: dict[str, Role] = {"user": "user", "model": "assistant", "function": "tool", "tool": "tool"}
 _SIGNATURES = frozenset({"thoughtSignature", "thought_signature"})
 _DECLARATIONS = frozenset({"functionDeclarations", "function_declarations"})
-_MEDIA_HEAD = 80_000  # characters of base64 that suffice to tell an image's size
+_MEDIA_HEAD = 80_000  # characters of base64 that suffice to read an image's size
 
 
 def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) -> Request:
-    """Read a request body; ``read`` stands in for ``read_message``.
+    """Read a request body; ``read`` replaces ``read_message``.
 
-    Model and streaming are said by the address, not by the body: ``model`` is empty and ``stream`` False here. Raises
-    ``InvalidRequest`` for what is no JSON object in UTF-8.
+    The address contains model and streaming, so ``model`` is empty and ``stream`` False here. Raises ``InvalidRequest``
+    unless the body is a JSON object in UTF-8.
     """
     members = split_body(body)
     config = _config(members)
@@ -55,7 +55,7 @@ def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) ->
     return Request(
         model="",
         messages=messages,
-        include_usage=True,  # it always comes
+        include_usage=True,  # it is always sent
         n=candidates if isinstance(candidates, int) else 1,
         tools=_verbatim(members, "tools"),
         tool_choice=_verbatim(members, "toolConfig", "tool_config"),
@@ -71,9 +71,9 @@ def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) ->
 def read_message(raw: bytes, *, default_role: str = "user") -> Message:
     """Read one content, or a system instruction; ``raw`` is kept. Raises ``InvalidRequest`` for anything else.
 
-    A content of nothing but function responses has the role ``tool``, whatever it says itself. What the model says
-    is one text even where it comes in several parts. Thoughts become ``Reasoning``; parts of a kind that is not known,
-    executable code and its result among them, ``Media(kind="other")``.
+    A content that consists of function responses has the role ``tool``, whatever its own role. The model's text is one
+    text even if it comes in several parts. Thoughts become ``Reasoning``; parts of unknown kinds, including executable
+    code and its result, ``Media(kind="other")``.
     """
     try:
         content = raw_json.load(raw)
@@ -157,7 +157,7 @@ def read_usage(raw: bytes) -> Usage:
 
 
 def items(raw: bytes) -> list[bytes]:
-    """Return the elements of a repeated field, verbatim: Google takes a lone object for a list of one."""
+    """Return the elements of a repeated field, verbatim. Google accepts a lone object as a list of one."""
     if raw.lstrip()[:1] == b"[":
         return raw_json.split_array(raw)
     return [] if raw == b"null" else [raw]
@@ -173,23 +173,23 @@ def parts_of(content: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def visible_text(part: Mapping[str, Any]) -> str | None:
-    """Return the words of a part that is text and no thought, else None."""
+    """Return the text of a part that is text and no thought, else None."""
     text = part.get("text")
     return text if isinstance(text, str) and not part.get("thought") else None
 
 
 def function_response(part: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the function response that a part is, or None."""
+    """Return the function response in a part, or None."""
     return _member(part, "functionResponse", "function_response")
 
 
 def function_call(part: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the function call that a part is, or None."""
+    """Return the function call in a part, or None."""
     return _member(part, "functionCall", "function_call")
 
 
 def text_member(response: object) -> str | None:
-    """Return the name of the text that is all a function's response says, or None."""
+    """Return the name of the text that a function response consists of, or None."""
     if isinstance(response, dict) and len(response) == 1:
         ((key, value),) = response.items()
         return key if isinstance(value, str) else None
@@ -207,7 +207,7 @@ def name_of_own_id(call_id: str) -> str:
 
 
 def join_runs(contents: Iterable[bytes]) -> list[tuple[bytes, list[bytes]]]:
-    """Messages, each with the contents that it came in: neighbouring contents of the model are one message."""
+    """Join neighbouring contents of the model to one message. Returns each message with its contents."""
     messages: list[tuple[bytes, list[bytes]]] = []
     parts: list[bytes] = []
     for raw in contents:
@@ -225,7 +225,7 @@ def join_runs(contents: Iterable[bytes]) -> list[tuple[bytes, list[bytes]]]:
 
 
 def string(value: object) -> str:
-    """``value`` if it is a string, else an empty one."""
+    """Return ``value`` if it is a string, else an empty string."""
     return value if isinstance(value, str) else ""
 
 
@@ -236,7 +236,7 @@ class Numbering:
         self._counts: dict[str, int] = {}
 
     def next(self, name: str) -> str:
-        """Return the id of the next one of that name."""
+        """Return the id of the next call with that name."""
         place = self._counts.get(name, 0)
         self._counts[name] = place + 1
         return f"{CALL_PREFIX}{name}:{place}"

@@ -1,9 +1,9 @@
-"""Replies on their way to the client: what may go out now, and what was said in all. No I/O.
+"""Strip tags from a reply on its way to the client, and collect the reply. No I/O.
 
-One reader for all framings: server-sent events, a JSON array, and the one object of a reply that is not streamed. With
-nothing to take out, bytes go through untouched. Otherwise whole events wait while text in them may be the beginning of
-what is taken out; then they go out as they came, or with other words in the parts concerned and every other member's
-bytes as they were. An event is never made up: Gemini's clients bear no comment, no ``event:`` line and no blank reply.
+One reader handles all framings: server-sent events, a JSON array, and the one object of a reply that is not streamed.
+Without tags to strip, bytes pass unchanged. Otherwise whole events wait while their text may be the beginning of a tag.
+Then they go out unchanged, or with other text in the affected parts and every other member's bytes unchanged. No event
+is inserted: Gemini's clients accept no comment, no ``event:`` line and no empty reply.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _Frame = SseEvent | Element
 
 @dataclass(slots=True, kw_only=True)
 class _Piece:
-    """A part that is text. ``shown`` is what the client sees of it, None as long as that cannot be told."""
+    """A text part. ``shown``: the text visible to the client; None while a tag may be incomplete."""
 
     text: str
     shown: str | None = None
@@ -67,7 +67,7 @@ class _Content:
 
     @property
     def client_raw(self) -> bytes:
-        """Return the content as the client sees it; the very same bytes when nothing is taken out."""
+        """Return the content as the client sees it; the same bytes if nothing is stripped."""
         if not self.edits:
             return self.raw
         return raw_json.join_object({**self.members, "parts": raw_json.join_array(self.client_parts)})
@@ -88,10 +88,10 @@ class _Event:
 
 
 class ReplyStream:
-    """One reply. ``wrapper`` names the member of each event that holds what is Gemini's, where there is one.
+    """One reply. ``wrapper``: the member of each event that contains Gemini's own format, if there is one.
 
-    ``tags`` says what is taken out of the text of every candidate (`tersely.domain.text.tags`); nothing is held back
-    beyond the candidate's end, an error or the end of the stream. Usage always comes, so there is none to strip.
+    ``tags`` are stripped from the text of every candidate (`tersely.domain.text.tags`). Nothing is held back beyond the
+    candidate's end, an error or the end of the stream. Gemini always reports usage, so none is removed.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class ReplyStream:
         return {**members, self._wrapper: raw_json.join_object(payload)} if self._is_wrapped(members) else payload
 
     def _is_empty(self, members: dict[str, bytes], contents: Mapping[int, _Content]) -> bool:
-        """Return whether an event says nothing, now that its words are gone."""
+        """Return whether an event is empty after its text was stripped."""
         payload = self._unwrap(members)
         candidates = items(payload["candidates"])
         others = [value for key, value in payload.items() if key not in _ENVELOPE]
@@ -240,7 +240,7 @@ class ReplyStream:
             others += [value for key, value in raw_json.split_object(raw).items() if key not in _CANDIDATE_ENVELOPE]
         return all(value in _SILENT for value in others)
 
-    # What was said
+    # The text so far
 
     def _is_wrapped(self, members: Mapping[str, bytes]) -> bool:
         return bool(self._wrapper) and self._wrapper in members
@@ -303,7 +303,7 @@ class _Candidate:
         self._tell()
 
     def _tell(self) -> None:
-        """Share what is shown among the pieces that it came in: each has its own beginning, the last one the rest."""
+        """Distribute the visible text among its pieces: each gets its own beginning, the last one the rest."""
         for piece in self._untold[:-1]:
             piece.shown = _common_beginning(piece.text, self._shown)
             self._shown = self._shown[len(piece.shown) :]

@@ -1,11 +1,11 @@
-"""Replies in rounds in Gemini's format: see `tersely.dialects.tool_rounds`.
+"""Join rounds of one reply in Gemini's format: see `tersely.dialects.tool_rounds`.
 
-A call comes whole, in a part of its own. Of several rounds the client sees the id of the first, the parts of all and
-the end of the last, with the usage of all. No event is made up: the last one of a round waits until it is known whether
-there is another round, and of one that says nothing any more nothing is left.
+A call arrives complete, in a part of its own. The client sees the id of the first round, the parts of all rounds and
+the end of the last round with the usage of all. No event is inserted. The last event of a round waits until it is known
+whether another round follows; if it becomes empty, it is dropped.
 
-The provider signs the first of several calls, and wants the first that it is sent back to be signed. So the signature
-of a call that the client is not shown goes to the first that it is. The model gets its own reply back.
+The provider signs the first of several calls, and expects that the first call in the next request is signed. So the
+signature of a hidden call moves to the first visible one. The model gets its own reply back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BETWEEN = "\n\n"
 _EMPTY_TEXT = b'{"text":""}'
 _SIGNATURES = ("thoughtSignature", "thought_signature")
 
-# The member of a part that holds a signature; empty where there is none.
+# The member of a part that holds a signature; empty without one.
 _Signature = dict[str, bytes]
 _UNSIGNED: _Signature = {}
 
@@ -104,7 +104,7 @@ class GeminiRounds:
         return self._write(event, is_end=False)
 
     def _write(self, event: SseEvent, *, is_end: bool) -> bytes:
-        """Return the event as the client gets it. ``is_end``: it may say that the reply has ended."""
+        """Return the event for the client. ``is_end``: it may report the end of the reply."""
         if not event.data:
             return event.raw
         try:
@@ -123,7 +123,7 @@ class GeminiRounds:
         return with_data(event, raw_json.join_object(changed))
 
     def _change(self, payload: dict[str, bytes], *, is_end: bool) -> dict[str, bytes] | None:
-        """Return the event's members for the client; None where it says nothing."""
+        """Return the event's members for the client; None if it is empty."""
         self._id = self._id or payload.get("responseId", b"")
         if not is_end and self._end and not payload.get("candidates"):
             return None
@@ -159,8 +159,8 @@ class GeminiRounds:
 def _shown(
     parts: Sequence[bytes], names: frozenset[str], signature: _Signature | None
 ) -> tuple[list[bytes], _Signature | None]:
-    """Return ``parts`` without calls to functions of these names; the signature of the first of these waits for the
-    first call that is shown. None: there was one.
+    """Return ``parts`` without calls to these functions. The signature of the first hidden call is kept for the first
+    visible one. None: a visible call has been sent.
     """
     left: list[bytes] = []
     for part in parts:
@@ -213,7 +213,9 @@ def _one(candidate: dict[str, bytes]) -> bytes:
 
 
 def rounds(wrapper: str = "") -> Rounds:
-    """``wrapper`` names the member of each body that holds what is Gemini's, where there is one."""
+    """Return the rounds format. ``wrapper``: the member of each body that contains Gemini's own format, if there is
+    one.
+    """
     return Rounds(
         without_calls=without_calls,
         merge_messages=merge_messages,

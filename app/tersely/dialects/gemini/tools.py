@@ -13,7 +13,7 @@ CALLING = ("functionCallingConfig", "function_calling_config")
 
 
 def add_tools(body: bytes, offers: Sequence[ToolOffer]) -> bytes:
-    """Return the request with ``offers`` behind the client's own tools; all else keeps its bytes."""
+    """Return the request with ``offers`` after the client's own tools. All other members keep their bytes."""
     members = split_body(body)
     declarations = [{"name": o.name, "description": o.description, "parameters": o.parameters} for o in offers]
     members["tools"] = append_items(members.get("tools"), [{"functionDeclarations": declarations}])

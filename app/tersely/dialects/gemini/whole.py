@@ -11,10 +11,10 @@ from tersely.domain.text.tags import TagKinds
 
 
 def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"", wrapper: str = "") -> tuple[bytes, Reply]:
-    """Return the body for the client of a reply that was read whole, array or object, and the reply.
+    """Return the body for the client of a reply that was read completely (array or object), and the reply.
 
-    The very same bytes when nothing is taken out. What is no reply (an error under status 200, no JSON at all) goes
-    through, and its reply has no choices.
+    The same bytes if nothing is stripped. A body that is no reply (an error under status 200, invalid JSON) is returned
+    unchanged, and its reply has no choices.
     """
     stream = ReplyStream(tags=tags, wrapper=wrapper)
     sent = stream.feed(body) + stream.close()

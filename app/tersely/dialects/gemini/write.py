@@ -92,9 +92,9 @@ def write_text(role: Role, text: str) -> bytes:
 
 
 def write_message(message: Message) -> bytes:
-    """Return a message from its parts, for messages that Tersely makes itself; ``raw`` is not looked at.
+    """Write a message from its parts; ``raw`` is ignored. For messages that Tersely makes itself.
 
-    Reasoning is left out, media cannot be written (their bytes are not in the domain) and become a note. A result knows
+    Reasoning is left out. Media cannot be written (their bytes are not in the domain) and become a note. A result knows
     its function's name only by an id of ours: ``write_request`` adds it from the call.
     """
     if message.is_instruction:
@@ -107,7 +107,9 @@ def write_message(message: Message) -> bytes:
 
 
 def as_input(reply: bytes) -> bytes:
-    """Return a reply's content as a provider takes it in a request: as it is, but with a role and at least one part."""
+    """Return a reply's content in the form that the provider accepts in a request: with a role and at least
+    one part.
+    """
     members = raw_json.split_object(reply)
     if members.get("role", b"null") != b"null" and items(members.get("parts", b"null")):
         return reply
@@ -119,14 +121,14 @@ def as_input(reply: bytes) -> bytes:
 
 
 def as_reply(content: bytes) -> bytes:
-    """Return the body of a reply that says ``content`` and nothing else."""
+    """Return the body of a reply that consists of ``content``."""
     return b'{"candidates":[{"content":' + content + b"}]}"
 
 
 def restore_reply(client_raw: bytes, model_raw: bytes) -> bytes:
-    """Return the client's ``client_raw`` of a reply with the model's own words, those of ``model_raw``, put back.
+    """Return the client's ``client_raw`` of a reply with the model's text, from ``model_raw``, restored.
 
-    The echo decides about everything else. Words are put back between the parts between which the model said them.
+    The echo decides about everything else. Text is restored between the same parts as in the model's reply.
     """
     members = raw_json.split_object(client_raw)
     theirs = items(members.get("parts", b"null"))
@@ -139,9 +141,9 @@ def restore_reply(client_raw: bytes, model_raw: bytes) -> bytes:
 
 
 def with_text(raw: bytes, text: str | None) -> bytes:
-    """Return a content with ``text`` as its words, everything else verbatim: the first text takes it, others go.
+    """Return a content with ``text`` in its first text part and without the other text parts; everything else verbatim.
 
-    A text that carries a signature stays, empty.
+    A text part with a signature stays, empty.
     """
     members = raw_json.split_object(raw)
     members["parts"] = raw_json.join_array(_with_runs(items(members.get("parts", b"null")), [text or ""]))
@@ -149,7 +151,7 @@ def with_text(raw: bytes, text: str | None) -> bytes:
 
 
 def patch_texts(parts: Sequence[bytes], texts: Mapping[int, str]) -> list[bytes]:
-    """Return ``parts`` with other texts, given by place. One that becomes empty and is nothing but text goes."""
+    """Return ``parts`` with other texts, by index. A part that becomes empty and has no other member is removed."""
     patched: list[bytes] = []
     for place, part in enumerate(parts):
         text = texts.get(place)
@@ -163,10 +165,9 @@ def patch_texts(parts: Sequence[bytes], texts: Mapping[int, str]) -> list[bytes]
 
 
 def with_results(raw: bytes, texts: Mapping[str, str]) -> bytes:
-    """Return a content with other texts in its function responses, given by call id; everything else verbatim.
+    """Return a content with other texts in its function responses, by call id; everything else verbatim.
 
-    A result is also known by our own id for it, whether it came with one or not. A content that answers none of the
-    calls is returned as it is.
+    A result is also found by our own id for it. A content that answers none of the calls is returned unchanged.
     """
     members = raw_json.split_object(raw)
     parts = items(members.get("parts", b"null"))
@@ -226,7 +227,9 @@ def _text_runs(parts: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _with_runs(parts: Sequence[bytes], runs: Sequence[str]) -> list[bytes]:
-    """Return ``parts`` with other runs of text. The first text of a run takes it; one with a signature stays, empty."""
+    """Return ``parts`` with other runs of text, each in the first text of its run. A text with a signature stays,
+    empty.
+    """
     written: list[bytes] = []
     waiting = list(runs)
     place = 0
@@ -248,7 +251,7 @@ def _text_part(text: str) -> list[bytes]:
 
 
 def _join_instructions(system: Sequence[bytes]) -> dict[str, bytes]:
-    """Several instruction messages as one, under the key of the first; a single one keeps its bytes."""
+    """Join several instruction messages under the key of the first; a single one keeps its bytes."""
     ((key, first),) = raw_json.split_object(system[0]).items()
     if len(system) == 1:
         return {key: first}
@@ -262,10 +265,10 @@ def _join_instructions(system: Sequence[bytes]) -> dict[str, bytes]:
 
 
 def _arrange(messages: Sequence[bytes], own: Mapping[bytes, Sequence[bytes]]) -> list[bytes]:
-    """Return the client's ``own`` messages in the contents that they came in, others made fit to stand beside them.
+    """Return the client's ``own`` messages in their original contents, and other messages adapted to these.
 
-    The provider wants the results of one content's calls in one content, each with the name of its function, and no
-    call behind another content of the model.
+    The provider expects the results of one content's calls in one content, each with the name of its function, and no
+    call directly after another content of the model.
     """
     arranged: list[bytes] = []
     was_own = True

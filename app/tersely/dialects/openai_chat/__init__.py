@@ -1,1 +1,1 @@
-"""OpenAI's chat completions (``POST /v1/chat/completions``) and what is compatible with them."""
+"""OpenAI's chat completions (``POST /v1/chat/completions``) and compatible formats."""

@@ -13,7 +13,7 @@ from tersely.domain.text.tags import TagKinds
 
 
 class _GrowingText(list[str]):
-    """A text in the pieces that it came in: joining them once costs less than adding each to a long string."""
+    """A text in pieces: joining them once is cheaper than appending each to a long string."""
 
     @classmethod
     def of(cls, *pieces: str) -> _GrowingText:
@@ -101,7 +101,7 @@ class ChoiceState:
         return bool(self._unfed)
 
     def take(self) -> Piece:
-        """Return the newest text, and what of it may be shown."""
+        """Return the newest text, and the visible part of it."""
         piece = Piece("".join(self._unfed))
         self._unfed.clear()
         if piece.text:
@@ -187,7 +187,9 @@ class ChoiceState:
             custom["input"].append(delta.custom.input or "")
 
     def _find_call(self, delta: CallDelta) -> dict[str, Any]:
-        """By index; but some providers send one index, or none, for several calls: a new id is a new call."""
+        """Find a call by index. Some providers send one index, or none, for several calls: then a new id is
+        a new call.
+        """
         if delta.index is None:
             call = self._calls[-1] if self._calls else None
         else:
@@ -269,7 +271,7 @@ def _merge_audio(into: dict[str, Any], delta: dict[str, Any]) -> None:
 
 
 def _extend(into: dict[str, Any], key: str, text: str) -> None:
-    """Add ``text`` to the text under ``key``; anything else that stands there is replaced."""
+    """Add ``text`` to the text under ``key``; a value of another type is replaced."""
     present = into.get(key)
     if isinstance(present, _GrowingText):
         present.append(text)

@@ -7,7 +7,7 @@ import re
 from tersely.dialects.completion import CompletionFormat, PlainRequest
 from tersely.dialects.wire import raw_json
 
-# OpenAI's reasoning models refuse `max_tokens`; many compatible hosts know nothing else.
+# OpenAI's reasoning models refuse `max_tokens`; many compatible hosts only accept it.
 _COMPLETION_TOKENS = re.compile(r"(?:^|/)(?:o\d|gpt-5)")
 
 

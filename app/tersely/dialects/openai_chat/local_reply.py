@@ -12,7 +12,7 @@ _DONE = b"data: [DONE]\n\n"
 
 
 def write_reply(text: str, *, request: Request, name: str, created: int, as_array: bool = False) -> WrittenReply:
-    """Return a chat completion of one choice, or its chunks with the usage where that is asked for."""
+    """Return a chat completion of one choice, or its chunks, with usage if it was requested."""
     del as_array
     head: dict[str, Any] = {"id": f"chatcmpl-{name}", "created": created, "model": request.model}
     if not request.stream:

@@ -1,10 +1,9 @@
 """From OpenAI's chat format to the domain: requests, messages, replies.
 
-What is read: the messages, and the few settings that Tersely acts upon. What cannot be read at all (no
-JSON, no ``messages`` array, a wrong type in a setting we act upon) is refused with ``InvalidRequest``. What
-can be read but not understood (a role nobody knows, a message that is no object, content that is a number)
-is the provider's to judge: the request is then ``unreadable``, carries no messages, and goes upstream as it
-came.
+The messages are read, and the few settings that Tersely uses. A body that cannot be parsed (no JSON, no ``messages``
+array, a wrong type in a setting that Tersely uses) raises ``InvalidRequest``. A body that can be parsed but not
+understood (an unknown role, a message that is no object, a number as content) is left to the provider: the request is
+``unreadable``, has no messages, and goes upstream unchanged.
 """
 
 from __future__ import annotations
@@ -132,11 +131,11 @@ def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) ->
 
 
 def read_message(raw: bytes, *, default_role: str = "") -> Message:
-    """Read one message; ``raw`` is kept. Raises ``InvalidRequest`` for what is not a message that we understand.
+    """Read one message; ``raw`` is kept. Raises ``InvalidRequest`` for a message that cannot be understood.
 
-    Content as a string, a list of parts, null or absent; ``tool_calls``, the older ``function_call`` and role
-    ``function``; the reasoning fields of several providers become ``Reasoning``; parts of an unknown type become
-    ``Media(kind="other")``.
+    Content is a string, a list of parts, null or absent. ``tool_calls``, the older ``function_call`` and the role
+    ``function`` are read. The reasoning fields of several providers become ``Reasoning``; parts of an unknown type
+    become ``Media(kind="other")``.
     """
     message = _messages.decode(raw)
     role = _ROLES.get(message.role or default_role)
@@ -170,7 +169,9 @@ def read_reply(raw: bytes) -> Message:
 
 
 def _read_described_reply(raw: bytes) -> Message:
-    """As `read_message`, but for calls that no host takes back as they are, and for what says nothing that is known."""
+    """Read a message like `read_message`, but refuse calls that no host accepts back, and messages without known
+    content.
+    """
     message = read_message(raw, default_role="assistant")
     if not message.parts and undescribed.has_unknown_text(raw_json.load(raw), _SILENT):
         raise InvalidRequest("a message of an undescribed shape")
@@ -256,9 +257,7 @@ def _whole(value: Any) -> int | None:
 
 
 def read_usage(raw: bytes) -> Usage:
-    """Return the ``usage`` member of a reply; DeepSeek's name for cached tokens too. Nothing for what cannot be
-    read.
-    """
+    """Read the ``usage`` member of a reply, including DeepSeek's name for cached tokens. Empty if it cannot be read."""
     usage = try_decode(_usage_decoder, raw)
     if usage is None:
         return Usage()
@@ -282,7 +281,7 @@ def _read_result(message: _Message, raw: bytes) -> ToolResult:
 
 
 def _read_reasoning(message: _Message) -> list[Part]:
-    """Providers repeat one thought under several names: the first that says something counts."""
+    """Return the first non-empty reasoning field: providers repeat one thought under several names."""
     text = _as_text(message.reasoning_content) or _as_text(message.reasoning) or _as_text(message.reasoning_details)
     hidden = _hidden_size(message.reasoning_details)
     return [Reasoning(text=text, hidden=hidden)] if text or hidden else []
@@ -359,7 +358,7 @@ def _read_image(value: object) -> Media:
 
 
 def _media(kind: MediaKind, value: object, *keys: str) -> Media:
-    """``keys``: where the thing itself lies, in order of preference; everything when none of them is there."""
+    """Read media. ``keys``: members with the data itself, in order of preference; the whole part if all are missing."""
     members = value if isinstance(value, dict) else {}
     content = next((v for key in keys if isinstance(v := members.get(key), str)), None)
     digest = media_digest(content if content is not None else value)

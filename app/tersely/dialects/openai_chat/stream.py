@@ -1,9 +1,8 @@
-"""Replies on their way to the client: what may go out now, and what was said in all. No I/O.
+"""Strip tags from a streamed reply on its way to the client, and collect the reply. No I/O.
 
-With nothing to take out, bytes go through untouched. Otherwise the smallest possible part of an event is
-replaced, and every other member keeps its bytes. Most events need nothing: a block of them in which nothing
-can begin that is taken out goes out as it came and is read later, many at a time, because reading costs more
-than everything else here.
+Without tags to strip, bytes pass unchanged. Otherwise the smallest possible part of an event is replaced, and every
+other member keeps its bytes. Most events need no change: a block of them in which no tag can begin goes out unchanged
+and is parsed later, many at a time, because parsing is the most expensive step.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _ENVELOPE = frozenset(
 )  # fmt: skip
 """Members that say nothing by themselves: an event with only these and no words left in it is dropped."""
 
-# What a tag, and what a block or the line ends in front of it, cannot begin without, as JSON may write it.
+# Characters without which no tag, block or line end in front of a block can begin, as JSON may write them.
 _TERSE_MARKS = (b"<", b"\\u003")
 _STATE_MARKS = (b"\\n", b"\\r", b"#", b"\\u00")
 
@@ -40,15 +39,15 @@ _STATE_MARKS = (b"\\n", b"\\r", b"#", b"\\u00")
 class ReplyStream:
     """One streamed reply.
 
-    ``tags`` says what is taken out of the content of every choice (`tersely.domain.text.terse` and
-    `tersely.domain.text.state` have the rules); an event with a possible beginning of that waits, and what follows
-    waits behind it, at the latest until the choice's finish chunk, an error or the end. ``strip_usage`` takes out what
-    is only there because we asked for it: the usage-only chunk and ``"usage": null`` in the others. With both off,
-    ``feed`` returns what it is given.
+    ``tags`` are stripped from the content of every choice (rules in `tersely.domain.text.terse` and
+    `tersely.domain.text.state`). An event with a possible beginning of a tag waits, with the events after it, at the
+    latest until the choice's finish chunk, an error or the end. ``strip_usage`` removes what was only sent because
+    Tersely asked for usage: the usage chunk, and ``"usage": null`` in the others. Without both, ``feed`` returns its
+    input.
     """
 
     def __init__(self, *, tags: TagKinds, strip_usage: bool, sent: bytes = b"", max_event: int = MAX_EVENT) -> None:
-        del sent  # these replies repeat nothing of it
+        del sent  # these replies do not repeat their request
         self._max_event = max_event
         self._extract = tags
         self._marks = (_TERSE_MARKS if tags.terse else ()) + (_STATE_MARKS if tags.state else ())
@@ -176,7 +175,7 @@ class ReplyStream:
         return before + self._drain()
 
     def _read_chunk(self, event: SseEvent, data: bytes) -> Chunk | None:
-        # Half an event, at which a stream broke off, is nothing that cannot be understood.
+        # Half an event, at which a stream broke off, does not count as unknown.
         return read_chunk(data, self._not_understood if event.is_whole else UnreadPayloads())
 
     def _take_pieces(self, chunk: Chunk) -> dict[int, Piece]:
@@ -206,7 +205,7 @@ class ReplyStream:
                 out += waiting.event.raw
         return out
 
-    # What was said
+    # The reply so far
 
     def _catch_up(self) -> None:
         """Bring every choice up to date with what went out the quick way."""
@@ -292,7 +291,7 @@ class ReplyStream:
 
 @dataclass(slots=True, kw_only=True)
 class _Waiting:
-    """An event that waits until it is known what of its words is shown. ``drops_usage``: of a usage that is none."""
+    """An event that waits until the visible part of its text is known. ``drops_usage``: remove its empty usage."""
 
     event: SseEvent
     data: bytes
@@ -326,7 +325,7 @@ def _has_usage_only(data: bytes) -> bool:
 
 
 def _is_empty(members: dict[str, bytes], choices: list[bytes], edits: dict[int, Piece]) -> bool:
-    """Return whether nothing is left that is worth an event."""
+    """Return whether nothing is left that needs an event."""
     return (
         not any(piece.shown for piece in edits.values())
         and all(map(_carries_nothing, choices))

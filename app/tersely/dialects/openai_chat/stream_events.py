@@ -1,4 +1,4 @@
-"""The chunks of a streamed reply, as they are read. Members that say nothing to us are not looked at."""
+"""The parsed chunks of a streamed reply. Members that Tersely does not use are not parsed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _chunks_decoder = msgspec.json.Decoder(list[Chunk])
 
 
 def read_chunks(payloads: list[bytes], unread: UnreadPayloads) -> list[Chunk]:
-    """Return the chunks in the data of events, all at once where that can be. What cannot be understood goes to
+    """Parse the chunks in the data of events, all at once if possible. Data that cannot be parsed is added to
     ``unread``.
     """
     try:

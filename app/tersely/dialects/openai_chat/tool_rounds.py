@@ -1,7 +1,8 @@
-"""Replies in rounds in OpenAI's chat format: see `tersely.dialects.tool_rounds`.
+"""Join rounds of one reply in OpenAI's chat format: see `tersely.dialects.tool_rounds`.
 
-The first delta of a call nearly always carries its name. A call is held back until it is clear whose it is; words go
-out at once. Of several rounds the client sees the ids of the first, the words of all, calls and end of the last.
+The first delta of a call nearly always contains its name. A call is held back until it is known whose tool it calls;
+text goes out at once. The client sees the ids of the first round, the text of all rounds, and calls and end of the last
+round.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class ChatRounds:
             return event.raw
 
     def _is_plain(self, data: bytes) -> bool:
-        """Return whether the event has neither calls nor the end in it."""
+        """Return whether the event contains neither calls nor an end."""
         self._sample = data
         if b'"role"' in data:
             self._has_role = True
@@ -151,7 +152,7 @@ class ChatRounds:
         if finish == _NULL and not changed and self._round == 1:
             return event.raw
         if finish != _NULL and not changed and self._round == 1 and all(call.is_ours is False for call in self._calls):
-            self._end.append(event)  # no call of ours can come any more: this is the last round's end, as it came
+            self._end.append(event)  # no call of Tersely's can follow: this is the last round's end, unchanged
             return b""
         out = b""
         if any(_says(value) for value in delta.values()):
@@ -188,7 +189,7 @@ class ChatRounds:
         return changed
 
     def _sort(self, deltas: Sequence[bytes]) -> list[bytes]:
-        """Return the deltas of the client's calls among these, and those that had to wait."""
+        """Return the deltas of the client's calls, including those that had to wait."""
         shown: list[bytes] = []
         for raw in deltas:
             delta = raw_json.load(raw)
@@ -218,9 +219,9 @@ class ChatRounds:
         return call, is_new
 
     def _judge(self, name: str, *, begun: bool) -> bool | None:
-        """Return whether a call is ours whose name so far is that.
+        """Return whether a call with this name so far is to a tool of Tersely's.
 
-        None while the name may go on and decide otherwise.
+        None while the name may continue and be another tool's.
         """
         if begun:
             return name in self._names
@@ -239,7 +240,7 @@ class ChatRounds:
         return [_numbered(raw, call.number) for raw in held]
 
     def _settle(self, *, but: _Call | None = None) -> list[bytes]:
-        """No more is said of the calls but that one: what was held of the client's."""
+        """Release the held deltas of the client's calls, except this one: they are complete."""
         shown: list[bytes] = []
         for call in self._calls:
             if call.is_ours is None and call is not but:
@@ -261,7 +262,7 @@ class ChatRounds:
         return with_data(event, raw_json.join_object(self._summed({**members, **self._once, "choices": _one(choice)})))
 
     def _write_end(self, event: SseEvent) -> bytes:
-        """Return an event of the last round's end. Where all calls were ours, the client is told of none."""
+        """Write an event of the last round's end. If all calls were Tersely's own, the client is told of no call."""
         data = (event.data or b"").strip()
         if not data or data == _DONE:
             return event.raw
@@ -289,7 +290,7 @@ class ChatRounds:
 
 
 def _members(data: bytes) -> dict[str, bytes]:
-    """Return the members of a chunk; none where it is no object."""
+    """Return the members of a chunk; an empty dict if it is no object."""
     try:
         return raw_json.split_object(data)
     except ValueError:

@@ -10,7 +10,7 @@ from tersely.dialects.wire.members import append_items, split_body
 
 
 def add_tools(body: bytes, offers: Sequence[ToolOffer]) -> bytes:
-    """Return the request with ``offers`` behind the client's own tools; all else keeps its bytes."""
+    """Return the request with ``offers`` after the client's own tools. All other members keep their bytes."""
     members = split_body(body)
     definitions = [
         {"type": "function", "function": {"name": o.name, "description": o.description, "parameters": o.parameters}}

@@ -1,4 +1,4 @@
-"""Replies that are not streamed: what of them the client is shown, and what was said."""
+"""Strip tags from replies that are not streamed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from tersely.domain.text.tags import TagKinds, TagStripper
 def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"") -> tuple[bytes, Reply]:
     """Return the body for the client of a reply that is not streamed, and the reply.
 
-    The very same bytes when nothing is taken out; else only the content of the messages concerned is
-    replaced. What is no reply (an error under status 200, no JSON at all) goes through, and its reply has
-    no choices.
+    The same bytes if nothing is stripped; else only the content of the affected messages is replaced. A body that is no
+    reply (an error under status 200, invalid JSON) is returned unchanged, and its reply has no choices.
     """
     try:
         members = raw_json.split_object(body)
@@ -69,7 +68,7 @@ def _split_choice(raw: bytes, place: int, tags: TagKinds) -> tuple[bytes, ReplyC
 
 
 def _take_out(message: bytes, extraction: TagStripper) -> bytes:
-    """Return the message for the client; the very same bytes when nothing is taken out."""
+    """Return the message for the client; the same bytes if nothing is stripped."""
     members = raw_json.split_object(message)
     content = raw_json.load(members.get("content", b"null"))
     parts = content if isinstance(content, list) else [content]

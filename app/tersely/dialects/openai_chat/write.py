@@ -69,10 +69,10 @@ def write_request(
 
 
 def add_instructions(messages: Sequence[bytes], text: str) -> list[bytes]:
-    """Return ``messages`` with ``text`` at the end of the last of the system or developer messages that lead them.
+    """Return ``messages`` with ``text`` at the end of the last leading system or developer message.
 
-    A string grows by a blank line and the text, a list by a text part; where no message leads, a system
-    message is put in front. The provider caches by prefix: the client's own words stay in front of ours.
+    A string is extended by a blank line and the text, a list by a text part. Without such a message, a system message
+    is put in front. The provider caches by prefix, so the client's own text stays in front.
     """
     leading = 0
     while leading < len(messages) and _role(messages[leading]) in INSTRUCTION_ROLES:
@@ -89,10 +89,10 @@ def write_text(role: Role, text: str) -> bytes:
 
 
 def write_message(message: Message) -> bytes:
-    """Return a message from its parts, for messages that Tersely makes itself; ``raw`` is not looked at.
+    """Write a message from its parts; ``raw`` is ignored. For messages that Tersely makes itself.
 
-    Reasoning is left out, media cannot be written (their bytes are not in the domain) and become a note. A
-    message with several tool results cannot be said in this dialect: use one message for each.
+    Reasoning is left out. Media cannot be written (their bytes are not in the domain) and become a note. This format
+    has no message with several tool results: use one message for each.
     """
     if message.role == "tool":
         (result,) = message.results
@@ -106,11 +106,11 @@ def write_message(message: Message) -> bytes:
 
 
 def as_input(reply: bytes) -> bytes:
-    """Return a reply's message as a provider takes it in a request: see ``ECHOED_FIELDS``; the members keep their
-    bytes.
+    """Return a reply's message in the form that a provider accepts in a request: see ``ECHOED_FIELDS``. Members keep
+    their bytes.
 
-    An audio reply is referred to by its id. ``null`` members other than ``content`` are left out: some
-    providers refuse ``"tool_calls": null``. A reply with nothing in it gets empty content.
+    An audio reply is referenced by its id. ``null`` members other than ``content`` are left out, because some providers
+    refuse ``"tool_calls": null``. An empty reply gets empty content.
     """
     members = raw_json.split_object(reply)
     kept = {
@@ -135,7 +135,7 @@ def as_input(reply: bytes) -> bytes:
 
 
 def as_reply(message: bytes) -> bytes:
-    """Return the body of a reply that says ``message`` and nothing else."""
+    """Return the body of a reply that consists of ``message``."""
     return b'{"choices":[{"index":0,"message":' + message + b"}]}"
 
 
@@ -155,9 +155,9 @@ def with_text(raw: bytes, text: str | None) -> bytes:
 
 
 def with_results(raw: bytes, texts: Mapping[str, str]) -> bytes:
-    """Return a tool message with another text, given by call id; everything else verbatim, media in a list too.
+    """Return a tool message with another text, by call id; everything else verbatim, including media in a list.
 
-    A message that answers none of the calls in ``texts`` is returned as it is.
+    A message that answers none of the calls in ``texts`` is returned unchanged.
     """
     members = raw_json.split_object(raw)
     text = texts.get(_answered_call(members))

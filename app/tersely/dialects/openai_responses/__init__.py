@@ -1,1 +1,1 @@
-"""OpenAI's responses (``POST /v1/responses``) and what is compatible with them."""
+"""OpenAI's responses (``POST /v1/responses``) and compatible formats."""

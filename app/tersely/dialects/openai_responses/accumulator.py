@@ -38,7 +38,7 @@ class TextDelta(msgspec.Struct):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Return which text it belongs to."""
+        """The text that the delta belongs to, as output and content index."""
         return self.output_index, self.content_index or 0
 
 
@@ -46,7 +46,7 @@ _decoder = msgspec.json.Decoder(TextDelta)
 
 
 def read_delta(data: bytes | None) -> TextDelta | None:
-    """Return an event of the kind that most are; None for every other."""
+    """Return a parsed delta event, the usual kind; None for any other."""
     if not data or b'.delta"' not in data:
         return None
     delta = try_decode(_decoder, data)
@@ -54,7 +54,7 @@ def read_delta(data: bytes | None) -> TextDelta | None:
 
 
 class ItemAccumulator:
-    """The items of a reply: those that ended as the provider repeats them, others as far as they were said."""
+    """The items of a reply: finished ones as the provider repeats them, others as far as they arrived."""
 
     def __init__(self) -> None:
         self.id = ""
@@ -153,7 +153,7 @@ class ItemAccumulator:
 
 
 def output_items(response: dict[str, bytes]) -> list[bytes]:
-    """Return the items of a response. Raises ValueError where it has no list of them."""
+    """Return the items of a response. Raises ValueError if it has no list of them."""
     return [raw for raw in raw_json.split_array(response.get("output", b"[]")) if raw.startswith(b"{")]
 
 
@@ -165,12 +165,12 @@ def incomplete_reason(response: dict[str, bytes]) -> str:
 
 
 def string(raw: bytes | None) -> str:
-    """Return a member that is a string; nothing for everything else."""
+    """Return a string member; an empty string for anything else."""
     return raw_json.string(raw)
 
 
 def index(members: dict[str, bytes], name: str) -> int:
-    """Return a member that is a number; 0 for everything else."""
+    """Return a number member; 0 for anything else."""
     raw = members.get(name, b"0")
     value = raw_json.load(raw) if raw[:1] in b"-0123456789" else 0
     return value if type(value) is int else 0

@@ -1,8 +1,8 @@
-"""The items of a conversation: what kinds there are, and how they form messages.
+"""The items of a conversation: their kinds, and how they form messages.
 
-What a model says in one reply comes in several items (thoughts, words, calls). They are one message here, whose raw
-form is ``{"output": [...]}``, as the reply itself has them; a lone item is its own raw form. Every other item is a
-message. Instructions, which stand beside the items, are the message ``{"instructions": ...}``.
+A model's reply consists of several items (thoughts, texts, calls). They form one message here, whose raw form is
+``{"output": [...]}``, as in the reply itself; a lone item is its own raw form. Every other item is a message.
+Instructions, which are outside of the items, form the message ``{"instructions": ...}``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ _NEAR_START = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallKind:
-    """How a type of item makes a call. ``name``: what the call is named where no member says it; ``input``: the member
-    that holds its arguments; ``id``: the one that results refer to.
+    """How a type of item makes a call.
+
+    ``name``: the call's name if no member has it. ``input``: the member with its arguments. ``id``: the member that
+    results refer to.
     """
 
     input: str
@@ -72,7 +74,7 @@ def role_of(item: dict[str, Any]) -> Role:
 
 
 def call_id(item: dict[str, Any]) -> str:
-    """Return the id of the call that an item makes, for somebody else to answer; empty for every other item."""
+    """Return the id of a call that the client must answer; empty for every other item."""
     kind = CALLS.get(item_type(item))
     if kind is None or _runs_at_provider(item):
         return ""
@@ -103,7 +105,7 @@ def is_run(members: Iterable[str]) -> bool:
 
 
 def is_instructions(raw: bytes) -> bool:
-    """Return whether a message is what stands beside the items."""
+    """Return whether a message consists of instructions."""
     return b'"instructions"' in raw[:_NEAR_START] and raw_json.split_object(raw).keys() == {INSTRUCTIONS}
 
 
@@ -118,7 +120,9 @@ def as_run(items: Sequence[bytes]) -> bytes:
 
 
 def group(items: Iterable[bytes]) -> list[bytes]:
-    """Messages: neighbouring items of the model are one. Raises ``InvalidRequest`` for what is no item."""
+    """Group items into messages: neighbouring items of the model are one. Raises ``InvalidRequest`` for an invalid
+    item.
+    """
     messages: list[bytes] = []
     run: list[bytes] = []
     at_provider: set[str] = set()

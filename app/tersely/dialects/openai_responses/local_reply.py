@@ -1,7 +1,7 @@
-"""Replies of our own in OpenAI's responses format.
+"""Replies of Tersely's own in OpenAI's responses format.
 
-A client may go on from a reply by its id alone. The provider knows nothing of ours: so it bears the id of the response
-before it, where there is one.
+A client may continue from a reply by its id alone, and the provider does not know our ids. So the reply bears the id of
+the previous response, if there is one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From OpenAI's responses format to the domain: requests, items, replies.
 
-How items form messages is said in `items`. What cannot be understood is the provider's to judge: the request is then
-``unreadable``, carries no messages, and goes upstream as it came. So does one whose results answer calls that only the
-provider has, behind an ``item_reference``, and one whose reply comes later, to another request.
+`content` defines how items form messages. A body that cannot be understood is left to the provider: the request is
+``unreadable``, has no messages, and goes upstream unchanged. So does a request whose results answer calls that only the
+provider has (an ``item_reference``), and one whose reply comes later, to another request.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ _usage_decoder = msgspec.json.Decoder(_Usage)
 
 
 def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) -> Request:
-    """Read a request body; ``read`` stands in for ``read_message``.
+    """Read a request body; ``read`` replaces ``read_message``.
 
-    ``ids`` name what the client calls its session, ``previous_response_id`` and ``conversation`` among them. Raises
-    ``InvalidRequest`` (``field`` names the member, where one is to blame) for what is no JSON object in UTF-8 and for
-    wrong types of ``model`` and ``stream``.
+    ``ids`` are the client's names of its session, including ``previous_response_id`` and ``conversation``. Raises
+    ``InvalidRequest`` (``field`` names the invalid member) unless the body is a JSON object in UTF-8, and for wrong
+    types of ``model`` and ``stream``.
     """
     request = _bodies.decode(body)
     messages: tuple[Message, ...] = ()
@@ -102,7 +102,7 @@ def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) ->
         model=request.model or "",
         messages=() if unreadable else messages,
         stream=bool(request.stream),
-        include_usage=True,  # it always comes
+        include_usage=True,  # it is always sent
         tools=verbatim(request.tools),
         tool_choice=verbatim(request.tool_choice),
         response_format=_read_format(request.text),
@@ -117,7 +117,7 @@ def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) ->
 
 
 def _takes_tools(request: _Request) -> bool:
-    """Not where each round would have a bound on calls anew, nor where tools would stand in for a stored prompt's."""
+    """Return False if each round would get a new limit of calls, or if tools would replace those of a stored prompt."""
     is_bounded = request.max_tool_calls is not None
     is_stored = bool(verbatim(request.prompt)) and not verbatim(request.tools)
     return not is_bounded and not is_stored
@@ -131,8 +131,8 @@ def string_message(text: bytes) -> bytes:
 def read_message(raw: bytes) -> Message:
     """Read an item, a reply's items, or instructions; ``raw`` is kept. Raises ``InvalidRequest`` for anything else.
 
-    Calls of every kind are calls and their outputs results, but for those that the provider answers itself: like items
-    of an unknown type they are ``Media(kind="other")``.
+    All kinds of calls are calls and their outputs results, except those that the provider answers itself. These and
+    items of unknown types become ``Media(kind="other")``.
     """
     try:
         item = raw_json.load(raw)
@@ -165,7 +165,7 @@ def _read_described_reply(raw: bytes) -> Message:
 
 
 def _check_item(item: object) -> None:
-    """Raise ``InvalidRequest`` for an item that is none, a call without id or name, or words of somebody else."""
+    """Raise ``InvalidRequest`` for an invalid item, a call without id or name, or a text of another role."""
     if not isinstance(item, dict):
         raise InvalidRequest("an item that is no object", field="output")
     kind = item_type(item)
@@ -188,7 +188,7 @@ def _read_alone(item: bytes) -> Message:
 
 
 def read_usage(raw: bytes) -> Usage:
-    """Return the ``usage`` member of a reply. Nothing for what cannot be read."""
+    """Read the ``usage`` member of a reply. Empty if it cannot be read."""
     usage = try_decode(_usage_decoder, raw)
     if usage is None:
         return Usage()

@@ -12,7 +12,7 @@ from tersely.dialects.wire.members import split_body
 
 MARK = b'"item_reference"'
 
-# Providers, their look-alikes and what stands in front of them differ in status, code and words; most name the member.
+# Providers, compatible hosts and gateways differ in status, code and text; most name the member.
 _REFUSALS = frozenset({400, 403, 404, 405, 410, 422, 501})
 _HISTORY = r"previous[ _]response|response(?:[ _]id| with id)|\bconversation|\bresp_"
 _MISSING = (
@@ -25,10 +25,7 @@ _LOOKED_AT = 16 * 1024
 
 
 def referenced_ids(body: bytes) -> list[str]:
-    """Return the ids of the items that a request refers to.
-
-    In its order. Nothing for a body that cannot be understood.
-    """
+    """Return the ids of the items that a request refers to, in order; an empty list for an invalid body."""
     if MARK not in body:
         return []
     try:
@@ -66,9 +63,10 @@ def _referred(raw: bytes) -> str:
 
 
 def lacks_history(status: int, body: bytes) -> bool:
-    """Return whether an error says so: as a response, or (``status`` 200) at the beginning of a stream.
+    """Return whether an error reports a missing history: in a response, or (``status`` 200) at the beginning of a
+    stream.
 
-    Anything else that is wrong with a request, a conversation that is busy among it, is something else.
+    Other errors, such as a busy conversation, do not count.
     """
     text = body[:_LOOKED_AT].decode(errors="replace")
     if status == 200:
@@ -83,9 +81,11 @@ def lacks_history(status: int, body: bytes) -> bool:
 def restore_response(
     body: bytes, message: bytes | None, *, instructions: Sequence[str], tools: Mapping[str, str], usage: bytes = b""
 ) -> bytes:
-    """Return a response with the items of ``message``, those that its client was given (None: its own), with ``usage``
-    (empty: its own), and without what was added to its request: ``instructions``, and ``tools``, which are described
-    so. The very same bytes where nothing of that is in it. Raises ``ValueError`` for what is no response.
+    """Return a stored response as its client was given it.
+
+    ``message``: the items that the client was given (None: the response's own). ``usage`` replaces its usage (empty:
+    unchanged). ``instructions`` and ``tools`` (name -> description) were added to its request and are removed. The same
+    bytes if nothing changes. Raises ``ValueError`` for a body that is no response.
     """
     members = raw_json.split_object(body)
     changed = members if message is None else replace_output(members, items_of(message))
@@ -103,7 +103,7 @@ def restore_response(
 
 
 def _without(said: str, instructions: Sequence[str]) -> str:
-    """They stand behind the client's own."""
+    """Remove Tersely's instructions from the end of the client's own."""
     for text in instructions:
         if said.endswith(text):
             return said.removesuffix(text).removesuffix("\n\n")

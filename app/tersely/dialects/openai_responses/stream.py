@@ -1,8 +1,8 @@
-"""Replies on their way to the client: what may go out now. No I/O.
+"""Strip tags from a streamed reply on its way to the client. No I/O.
 
-Events go out in order, each as soon as it is certain what of its text is shown: as it came where that is all of it,
-with other text where that is a part, not at all where that is nothing; then the numbers of the events behind it move
-up. A text is repeated whole where it ends, and its part, its item and the response: the same is taken out there.
+Events go out in order, each as soon as the visible part of its text is known: unchanged if all of it is visible, with
+other text if a part is, and not at all if none is; then the numbers of later events are decreased. At its end a text is
+repeated, as are its part, its item and the response. The same tags are stripped there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Place = tuple[int, int]
 
 @dataclass(slots=True, kw_only=True)
 class _Waiting:
-    """An event that may have to wait for its ``piece`` of a text; ``members``: what it says instead."""
+    """An event that may have to wait for its ``piece`` of a text. ``members``: its changed members."""
 
     event: SseEvent
     piece: Piece | None = None
@@ -42,10 +42,10 @@ class _Waiting:
 
 
 class ReplyStream(EventFilter):
-    """One streamed reply. With nothing to take out, ``feed`` returns what it is given.
+    """One streamed reply. Without tags to strip, ``feed`` returns its input.
 
-    A response repeats its request: where something was added to the one that the client ``sent``, it is told what
-    it asked. ``strip_usage`` changes nothing: usage is always part of the stream.
+    A response repeats its request. If Tersely added to the request that the client ``sent``, the client's own fields
+    are restored. ``strip_usage`` changes nothing: usage is always part of the stream.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ReplyStream(EventFilter):
         return released + self._drain()
 
     def _read(self, members: dict[str, bytes]) -> dict[str, bytes] | None:
-        """Note an event that is no delta. What it says instead, if something else."""
+        """Process an event that is no delta. Return its changed members, or None if it is unchanged."""
         kind = string(members.get("type"))
         self._said.add(kind, members)
         if not self._is_changing:
@@ -106,7 +106,7 @@ class ReplyStream(EventFilter):
         return None if changed == members else changed
 
     def _without(self, kind: str, members: dict[str, bytes]) -> dict[str, bytes]:
-        """Return the members of an event with what is taken out of the texts that it repeats."""
+        """Return the members of an event without the tags in the texts that it repeats."""
         match kind:
             case "response.output_text.done":
                 return self._taking_out.words(members)
@@ -132,7 +132,7 @@ class ReplyStream(EventFilter):
         return found
 
     def _settle_at(self, kind: str, members: dict[str, bytes]) -> None:
-        """Release everything that waits in a text that has ended."""
+        """Release all waiting events of a text that has ended."""
         if kind in ENDS or not kind or kind == "error":
             ended = list(self._filters)
         elif kind == "response.output_item.done":

@@ -1,10 +1,10 @@
-"""Replies in rounds in OpenAI's responses format: see `tersely.dialects.tool_rounds`.
+"""Join rounds of one reply in OpenAI's responses format: see `tersely.dialects.tool_rounds`.
 
-An item says at its start whose call it is, so words never wait. Of several rounds the client sees the beginning of the
-first, the items of all, numbered through, and the end of the last, with the usage of all.
+The start of an item names the called tool, so texts never wait. The client sees the beginning of the first round, the
+items of all rounds, renumbered, and the end of the last round with the usage of all.
 
-The provider refuses thoughts without the item that they led to, and a client sends back whatever it was shown. So
-thoughts go the way of what comes behind them, and wait for it.
+The provider refuses thoughts without the item that they led to, and a client sends back what it was shown. So thoughts
+wait for the item after them, and are hidden or shown with it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _CALLS = frozenset({"function_call", "custom_tool_call"})
 
 
 def without_calls(message: bytes, names: frozenset[str]) -> bytes:
-    """Return a reply's items without the calls to tools of these names, and without the thoughts that led to nothing
-    else.
+    """Return a reply's items without calls to tools of these names, and without thoughts that led only to
+    such calls.
     """
     items = items_of(message)
     left = _theirs(items, names)
@@ -57,7 +57,9 @@ def write_body(first: bytes, last: bytes, message: bytes, usage: bytes) -> bytes
 
 
 class _Sorting:
-    """Tells whose the items of a round are. An item goes by any key; ``is_shown`` is None as long as it is open."""
+    """Records which items of a round are shown. An item has several keys; ``is_shown`` is None while it is
+    undecided.
+    """
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
@@ -108,7 +110,7 @@ def _theirs(items: Sequence[bytes], names: frozenset[str]) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waiting:
-    """An event in its order; ``place``: that of the item which it belongs to, if any."""
+    """An event in its order. ``place``: that of its item, if it has one."""
 
     event: SseEvent
     kind: str
@@ -119,8 +121,7 @@ class _Waiting:
 class ResponseRounds:
     """The streams of several rounds as one.
 
-    Events are numbered, and so are items. Where nothing has been taken out so far they keep their numbers, and their
-    bytes with them.
+    Events and items are numbered. Until something is removed, they keep their numbers and their bytes.
     """
 
     def __init__(self, names: frozenset[str]) -> None:
@@ -128,7 +129,7 @@ class ResponseRounds:
         self._once: dict[str, bytes] = {}
         self._usage = b""
         self._output: list[bytes] = []
-        self._next: int | None = None  # number of the next event, once one was taken out
+        self._next: int | None = None  # number of the next event, once one was removed
         self._items = 0  # of the earlier rounds
         self._top = 0
         self._is_first = True
@@ -232,7 +233,7 @@ class ResponseRounds:
         return {**members, _NUMBER: b"%d" % (self._next - 1)}
 
     def _write_end(self, event: SseEvent) -> bytes:
-        """Return an event of the last round's end: it repeats all that the client was shown."""
+        """Write an event of the last round's end. It repeats everything that the client was shown."""
         try:
             return self._changed_end(event)
         except UNDESCRIBED:

@@ -13,7 +13,7 @@ _BESIDE = (b'"additional_tools"', b'"tool_search_output"')
 
 
 def add_tools(body: bytes, offers: Sequence[ToolOffer]) -> bytes:
-    """Return the request with ``offers`` behind the client's own tools; all else keeps its bytes."""
+    """Return the request with ``offers`` after the client's own tools. All other members keep their bytes."""
     members = split_body(body)
     definitions = [
         {"type": "function", "name": o.name, "description": o.description, "parameters": o.parameters, "strict": False}
@@ -32,7 +32,7 @@ def forbid_tools(body: bytes) -> bytes:
 
 
 def tools_outside_list(body: bytes) -> frozenset[str]:
-    """Return the names of tools that stand among the items of a request, not in its list: Codex has them there."""
+    """Return the names of tools among the items of a request, outside of its list. Codex puts tools there."""
     if not any(kind in body for kind in _BESIDE):
         return frozenset()
     try:

@@ -32,8 +32,8 @@ _REMEMBERED = 8
 def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"") -> tuple[bytes, Reply]:
     """Return the body for the client of a reply that is not streamed, and the reply.
 
-    The very same bytes when nothing is taken out; else only the texts concerned are replaced. What is no response (an
-    error under status 200, no JSON at all) goes through, and its reply has no choices.
+    The same bytes if nothing is stripped; else only the affected texts are replaced. A body that is no response (an
+    error under status 200, invalid JSON) is returned unchanged, and its reply has no choices.
     """
     taking_out = ResponseTagStripper(tags, sent)
     try:
@@ -65,7 +65,7 @@ def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"") -> tuple[byte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrippedText:
-    """A text as the client sees it, and what was taken out."""
+    """A text as the client sees it, and the stripped tags."""
 
     shown: str
     terse: tuple[str, ...]
@@ -73,7 +73,7 @@ class StrippedText:
 
 
 class ResponseTagStripper:
-    """Takes out what ``tags`` names, and what was added to the request that the client ``sent``."""
+    """Strips ``tags``, and restores the fields of the request that the client ``sent``."""
 
     def __init__(self, tags: TagKinds, sent: bytes = b"") -> None:
         self._extract = tags
@@ -100,7 +100,7 @@ class ResponseTagStripper:
         return bool(self._extract or self._echo)
 
     def response(self, raw: bytes) -> bytes:
-        """Return a whole response; the very same bytes when nothing is taken out."""
+        """Return a whole response; the same bytes if nothing is stripped."""
         members = raw_json.split_object(raw)
         changed = self._echo.restore(members)
         output = members.get("output", b"")
@@ -135,7 +135,7 @@ class ResponseTagStripper:
         return raw if shown is members else raw_json.join_object(shown)
 
     def words(self, members: dict[str, bytes]) -> dict[str, bytes]:
-        """The members of whatever holds a whole ``text``; the very same when nothing is taken out."""
+        """Return the members of an object with a whole ``text``; the same object if nothing is stripped."""
         said = _string(members.get("text"))
         shown = self.text(said).shown
         if shown == said:
@@ -170,7 +170,7 @@ class ResponseTagStripper:
 
 
 def replace_output(members: dict[str, bytes], items: list[bytes]) -> dict[str, bytes]:
-    """Return the members of a response with other items, and with their words where it has them in one piece too."""
+    """Return the members of a response with other items, and with their text in ``output_text`` if it has that."""
     changed = {**members, "output": raw_json.join_array(items)}
     if members.get("output_text", b"").startswith(b'"'):
         changed["output_text"] = raw_json.dump("".join(text for item in items for text in _texts(item)))
@@ -178,7 +178,7 @@ def replace_output(members: dict[str, bytes], items: list[bytes]) -> dict[str, b
 
 
 def shift_annotation(annotation: bytes, places: list[int]) -> bytes:
-    """Return an annotation whose places are those in the shown text."""
+    """Return an annotation with its positions in the visible text."""
     if not annotation.startswith(b"{"):
         return annotation
     members = raw_json.split_object(annotation)
@@ -190,7 +190,7 @@ def shift_annotation(annotation: bytes, places: list[int]) -> bytes:
 
 
 def keep_tokens(logprobs: bytes, shown: str) -> bytes:
-    """Of the tokens of one delta those that its ``shown`` part consists of."""
+    """Return the tokens of one delta that form its visible part ``shown``."""
     kept: list[bytes] = []
     place = 0
     for raw in raw_json.split_array(logprobs):
@@ -237,7 +237,7 @@ def _string(raw: bytes | None) -> str:
 
 
 class RequestFields:
-    """The fields of the request as the client ``sent`` it; empty: nothing was added."""
+    """The fields of the request as the client ``sent`` it; empty: Tersely added nothing."""
 
     def __init__(self, sent: bytes = b"") -> None:
         self._sent = raw_json.split_object(sent) if sent else {}

@@ -83,9 +83,9 @@ def write_text(role: Role, text: str) -> bytes:
 
 
 def write_message(message: Message) -> bytes:
-    """Return a message from its parts, for messages that Tersely makes itself; ``raw`` is not looked at.
+    """Write a message from its parts; ``raw`` is ignored. For messages that Tersely makes itself.
 
-    Reasoning is left out, media cannot be written (their bytes are not in the domain) and become a note. Results are
+    Reasoning is left out. Media cannot be written (their bytes are not in the domain) and become a note. Results are
     those of functions: ``write_request`` gives them the form of the calls that they answer.
     """
     texts: list[str] = []
@@ -110,11 +110,11 @@ def write_message(message: Message) -> bytes:
 
 
 def as_input(reply: bytes) -> bytes:
-    """A reply as the provider takes it in a request: its items, as they are.
+    """Return the items of a reply in the form that the provider accepts in a request.
 
-    Left out are calls and the like that were not said to the end, thoughts that lie with the provider alone, if at all,
-    and those that nothing came of. Words and calls behind a thought that is left out lose their ids, by which the
-    provider would miss it; what the provider did there by itself has to have one, and is left out too.
+    Incomplete calls, thoughts that only the provider has, and thoughts without a following item are left out. Texts and
+    calls after a removed thought lose their ids, because the provider would look for the thought; an item of the
+    provider's own tools needs its id and is left out too.
     """
     items = items_of(reply)
     kept: list[bytes] = []
@@ -136,15 +136,15 @@ def as_input(reply: bytes) -> bytes:
 
 
 def as_reply(message: bytes) -> bytes:
-    """Return the body of a reply that says ``message`` and nothing else."""
+    """Return the body of a reply that consists of ``message``."""
     return as_run(items_of(message))
 
 
 def restore_reply(client_raw: bytes, model_raw: bytes) -> bytes:
-    """Return the client's ``client_raw`` of a reply with the model's own words, those of ``model_raw``, put back.
+    """Return the client's ``client_raw`` of a reply with the model's text, from ``model_raw``, restored.
 
-    The echo decides about everything else. Where it has as many texts as were said, each takes the place of its own;
-    else the first takes them all.
+    The echo decides about everything else. If it has as many texts as the model's reply, each is restored in its place;
+    otherwise the first one takes them all.
     """
     ours = [part for item in items_of(model_raw) for part in _text_parts(item)]
     theirs = [part for item in items_of(client_raw) for part in _text_parts(item)]
@@ -155,9 +155,9 @@ def restore_reply(client_raw: bytes, model_raw: bytes) -> bytes:
 
 
 def with_text(raw: bytes, text: str | None) -> bytes:
-    """Return a message with ``text`` as its words, everything else verbatim: the first text takes it, others go.
+    """Return a message with ``text`` in its first text and without the other texts; everything else verbatim.
 
-    Where a reply had none, its words come behind its thoughts.
+    In a reply without text it goes after the thoughts.
     """
     items = items_of(raw)
     spoken = [place for place, item in enumerate(items) if _is_message(item)]
@@ -178,18 +178,18 @@ def with_text(raw: bytes, text: str | None) -> bytes:
 
 
 def with_results(raw: bytes, texts: Mapping[str, str]) -> bytes:
-    """Return an item with another text as its output, given by call id; everything else verbatim, media in a list too.
+    """Return an item with another text as its output, by call id; everything else verbatim, including media in a list.
 
-    Outputs that are no text (screenshots, tools that were found, approvals) stay as they are.
+    Outputs that are no text (screenshots, found tools, approvals) stay unchanged.
     """
     return _with_items(raw, [_with_result(item, texts) for item in items_of(raw)])
 
 
 def with_prefix(raw: bytes, text: str) -> bytes:
-    """Return a message with ``text`` in front of its words: a string grows by it and a blank line, a list by a text
-    part.
+    """Return a message with ``text`` in front of its text: a string is extended by it and a blank line, a list by a
+    text part.
 
-    In front of items that say nothing it is a message of its own.
+    In front of items without text it is a message of its own.
     """
     items = items_of(raw)
     members = raw_json.split_object(items[0])
@@ -201,7 +201,7 @@ def with_prefix(raw: bytes, text: str) -> bytes:
 
 
 def error_event(body: bytes) -> bytes:
-    """Return an error in the middle of a stream: as the documentation has it, and as the provider really writes it."""
+    """Return an error in the middle of a stream, both in the documented form and in the provider's actual form."""
     error = raw_json.load(body)["error"]
     flat = {name: error.get(name) for name in ("code", "message", "param")}
     return b"event: error\ndata: " + raw_json.dump({"type": "error", **flat, "error": error}) + b"\n\n"
@@ -280,14 +280,14 @@ def _fit_result(raw: bytes, forms: Mapping[str, str]) -> bytes:
 
 
 def _with_items(raw: bytes, items: list[bytes]) -> bytes:
-    """Return the message with other items in the form in which it had them."""
+    """Return the message with other items, in its original form."""
     if items == items_of(raw):
         return raw
     return as_run(items) if is_run(raw_json.split_object(raw)) else as_message(items)
 
 
 def _is_the_providers(item: dict[str, Any]) -> bool:
-    """Return whether it is something that the provider did by itself, to be known by its id alone."""
+    """Return whether the provider made the item itself and knows it only by its id."""
     return not (call_id(item) or item.get("encrypted_content") or item_type(item) in {"message", "reasoning"})
 
 
@@ -385,7 +385,7 @@ def _with_result(raw: bytes, texts: Mapping[str, str]) -> bytes:
 
 
 def _with_shell_text(outputs: Sequence[bytes], text: str) -> bytes:
-    """The first output takes the text, the others stay as empty ones: there is one for each command."""
+    """Put the text into the first output. The others stay, empty: there is one for each command."""
     said = [text, *("" for _ in outputs[1:])]
     return raw_json.join_array(
         [

@@ -1,4 +1,4 @@
-"""Where an array member of a JSON object ends, so that a body can grow without being taken apart."""
+"""Find the end of an array member of a JSON object, so that a body can be extended without parsing it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KEY = re.compile(rb'[ \t\r\n]*"[^"\\]*(?:\\.[^"\\]*)*"[ \t\r\n]*:[ \t\r\n]*', r
 _SEPARATOR = re.compile(rb"[ \t\r\n]*[{,]")
 _BLANK = re.compile(rb"[ \t\r\n]*")
 _array_decoder = msgspec.json.Decoder(list[msgspec.Raw])
-# Elements that are nested deeper are left to the reader of whole bodies, which says how deep is too deep.
+# Deeper elements are left to the parser of whole bodies, which reports the limit.
 _MAX_OPEN = 400
 
 
@@ -45,9 +45,9 @@ def find_array_end(body: bytes, name: str) -> int | None:
 
 
 def read_more(more: bytes) -> list[bytes] | None:
-    """Return the elements that ``more`` adds behind those of an array: each follows a comma.
+    """Return the elements that ``more`` appends to an array: each follows a comma.
 
-    None where ``more`` is no such text, or where the reader of whole bodies has to judge it.
+    None if ``more`` has another form, or if the parser of whole bodies must decide.
     """
     more = more.lstrip(_BLANKS)
     if not more.startswith(b",") or more.count(b"{") + more.count(b"[") > _MAX_OPEN:

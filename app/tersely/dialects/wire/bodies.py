@@ -81,7 +81,7 @@ def check_caller(role: str, parts: Iterable[Part]) -> None:
 
 
 def try_decode(decoder: msgspec.json.Decoder[_Struct], raw: bytes) -> _Struct | None:
-    """Return ``raw`` decoded; None if it does not fit the decoder's type."""
+    """Decode ``raw``; return None if it does not fit the decoder's type."""
     try:
         return decoder.decode(raw)
     except (ValueError, RecursionError):

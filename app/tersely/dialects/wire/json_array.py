@@ -1,7 +1,7 @@
-"""A JSON array of objects that arrives in pieces, every byte accounted for.
+"""Parse a JSON array of objects that arrives in pieces, and keep every byte.
 
-The elements' ``raw`` joined give the stream back, byte for byte, and do not depend on where it was cut. An object
-that stands alone, without an array around it, is one element.
+The joined ``raw`` of the elements equals the stream, byte for byte, however it was cut. An object without an array
+around it is one element.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _IN_STRING = re.compile(rb'["\\]')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Element:
-    """``data`` is the object, or None for what stands behind the last one. ``raw``: the same with the brackets,
-    commas and blanks in front of it.
+    """``data`` is the object, or None for the text after the last one. ``raw``: the same with the preceding brackets,
+    commas and blanks.
     """
 
     raw: bytes
@@ -32,7 +32,7 @@ class Element:
 
 
 class ArrayDecoder:
-    """Bytes in, whole elements out. ``limit`` bounds what is kept of an element that has not ended."""
+    """Takes bytes and returns whole elements. ``limit`` bounds the bytes of an incomplete element."""
 
     __slots__ = ("_begin", "_buffer", "_depth", "_in_string", "_limit", "_outer", "_scanned")
 
@@ -42,13 +42,13 @@ class ArrayDecoder:
         self._scanned = 0
         self._depth = 0
         self._outer = 0  # the depth at which the open element began
-        self._begin = -1  # where it began; -1: none is open
+        self._begin = -1  # where the element began; -1: none is open
         self._in_string = False
 
     def feed(self, chunk: bytes) -> list[Element]:
         """Return the elements that ``chunk`` completes.
 
-        Raises ``EventTooLarge``; ``close`` then gives what there is.
+        Raises ``EventTooLarge``; then ``close`` returns the rest.
         """
         self._buffer += chunk
         elements: list[Element] = []
@@ -73,7 +73,7 @@ class ArrayDecoder:
         while match := (_IN_STRING if self._in_string else _OUTSIDE).search(self._buffer, self._scanned):
             token = match[0]
             if token == b"\\" and match.end() == len(self._buffer):
-                self._scanned = match.start()  # what is escaped is yet to come
+                self._scanned = match.start()  # the escaped character is yet to come
                 return -1
             self._scanned = match.end() + (token == b"\\")
             if token == b'"':

@@ -1,7 +1,7 @@
-"""How many elements the lists of a body have, counted before anything is made of them.
+"""Count the elements of a body's lists before parsing it.
 
-A body of some megabytes may hold a million messages. To read them takes minutes and gigabytes; to count them up to a
-limit takes less than to read what is allowed.
+A body of some megabytes may contain a million messages. To parse them takes minutes and gigabytes; to count them up to
+a limit takes less than to parse a permitted body.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import re
 
 from tersely.domain.errors import TooLarge
 
-# A string (one that never ends, too, so that no part of it is looked at twice), or a sign of structure.
+# A string (or an unterminated one, so that no part of it is scanned twice), or a structural character.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{},]', re.DOTALL)
 _OPENING, _CLOSING, _COMMA = b"[{", b"]}", b","[0]
 # Bytes that are searched at once: others have their turn in between.
 _SLICE = 512 * 1024
-# Nesting that no reader of JSON bears: it says so itself.
+# A nesting that no JSON parser accepts: the parser reports it.
 _TOO_DEEP = 2_000
 
 

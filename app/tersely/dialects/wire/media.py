@@ -1,6 +1,6 @@
-"""Images and files of a message: what tells one from another, and the size, by which providers bill.
+"""Images and files of a message: their identity, and the size by which providers bill.
 
-An image's is read from the first bytes of a data URL; nothing else is decoded.
+An image's size is read from the first bytes of a data URL; nothing else is decoded.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 def media_digest(value: object) -> str:
-    """Identifies bytes, an address, or a JSON value that says where they are."""
+    """Identify bytes, an address, or a JSON value that refers to the media."""
     content = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else raw_json.dump(value)
     return blake2b(content, digest_size=16).hexdigest()
 
 
 def utf8_size(text: str) -> int:
-    """Bytes of a text: what it costs a model follows these rather than its characters."""
+    """Return the bytes of a text in UTF-8, which match a model's tokens better than its characters."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
@@ -50,9 +50,9 @@ def data_url_size(url: str | None) -> int:
 
 
 def opaque_size(value: object) -> int:
-    """Bytes of a JSON value that only its provider understands, encrypted content among them.
+    """Return the bytes of a JSON value that only its provider understands, such as encrypted content.
 
-    Files inside that are no text count as one of unknown size each. Nothing is written or decoded.
+    Each binary file inside counts as one of unknown size. Nothing is written or decoded.
     """
     size = 0
     waiting = [value]

@@ -1,4 +1,4 @@
-"""A request body taken apart into its members, or refused in words that a caller understands."""
+"""Split a request body into its members, or raise an error that a caller understands."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def split_body(body: bytes) -> dict[str, bytes]:
 
 
 def append_items(array: bytes | None, items: Sequence[object]) -> bytes:
-    """Return the JSON array with ``items`` at its end; its own members keep their bytes. None stands for an empty one.
+    """Return the JSON array with ``items`` at its end; its own members keep their bytes. None counts as an empty array.
 
-    Raises ``InvalidRequest`` where it is no array.
+    Raises ``InvalidRequest`` for a value that is no array.
     """
     try:
         own = [] if array in (None, b"null") else raw_json.split_array(array or b"[]")

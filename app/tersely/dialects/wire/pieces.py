@@ -17,7 +17,7 @@ class Piece:
 
 
 class PieceFilter:
-    """Takes out what ``tags`` names of one text."""
+    """Strips ``tags`` from one text."""
 
     __slots__ = ("_waiting", "extraction")
 
@@ -26,7 +26,7 @@ class PieceFilter:
         self._waiting: list[Piece] = []
 
     def feed(self, piece: Piece) -> str:
-        """Add a ``piece``. What may be shown now, which is also noted at the pieces that it belongs to."""
+        """Add a ``piece``. Return the text that may be shown now, which is also stored in its pieces."""
         before = self.extraction.held
         shown = self.extraction.feed(piece.text)
         held = self.extraction.held
@@ -53,7 +53,7 @@ class PieceFilter:
         return shown
 
     def _show(self, shown: str) -> str:
-        """Give ``shown`` to the pieces that wait for it, in order; what is left of it."""
+        """Assign ``shown`` to the waiting pieces, in order, and return the rest."""
         for piece in self._waiting:
             given = shown[: piece.waiting]
             piece.shown += given

@@ -1,10 +1,9 @@
-r"""JSON taken apart one level at a time, values kept as the bytes they came in.
+r"""Split JSON one level at a time; values keep their bytes.
 
-The quick way is msgspec. It refuses strings with a lone surrogate (``"\ud800"``), which Python, JavaScript
-and so real clients write, and the bare words ``NaN`` and ``Infinity``; there the standard library judges
-whether the text is JSON, and a scanner of our own finds where the values lie. All functions raise
-ValueError for what is not JSON or is not of the asked kind, and ``TooDeep`` (a ValueError) for nesting
-beyond about a thousand levels.
+msgspec is used first. It refuses strings with a lone surrogate (``"\ud800"``), which Python, JavaScript and so real
+clients write, and the words ``NaN`` and ``Infinity``. For these the standard library decides whether the text is JSON,
+and a scanner here finds the values. All functions raise ValueError for invalid JSON or a wrong type, and ``TooDeep`` (a
+ValueError) for more than about a thousand levels of nesting.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def load(raw: bytes) -> Any:
 
 
 def string(raw: bytes | None) -> str:
-    """Return a JSON string; an empty one for every other value, and for what cannot be read."""
+    """Return a JSON string; an empty string for every other value, and for invalid JSON."""
     if not raw or not raw.startswith(b'"'):
         return ""
     try:
@@ -68,7 +67,7 @@ def dump(value: object) -> bytes:
 
 
 def split_object(raw: bytes) -> dict[str, bytes]:
-    """Return the members of an object in order, values verbatim. Of members with one key the last one wins."""
+    """Return the members of an object in order, values verbatim. Of duplicate members the last one counts."""
     try:
         return {key: bytes(value) for key, value in _object_decoder.decode(raw).items()}
     except msgspec.DecodeError:
@@ -97,7 +96,7 @@ def join_object(members: dict[str, bytes]) -> bytes:
 
 
 def like_original(before: bytes, after: bytes) -> bytes:
-    """Return ``after`` with the blanks and escapes of ``before``, where it differs from that in values alone."""
+    """Return ``after`` with the blanks and escapes of ``before``, which differs only in values."""
     if len(before) > MAX_PRETTY_PRINTED:
         return after
     old, new = list(_PIECE.finditer(before)), list(_PIECE.finditer(after))
@@ -118,7 +117,7 @@ def like_original(before: bytes, after: bytes) -> bytes:
 
 
 def _shortened(before: bytes, after: bytes) -> bytes:
-    """Return the string ``after`` with the escapes of ``before``, where it is the beginning and the end of that."""
+    """Return the string ``after`` with the escapes of ``before``, of which it is the beginning and the end."""
     try:
         said, shown = load(before), load(after)
     except ValueError:

@@ -43,7 +43,7 @@ class SseEvent:
 
 
 class SseDecoder:
-    """Bytes in, whole events out. ``limit`` bounds what is kept of an event that has not ended."""
+    """Takes bytes and returns whole events. ``limit`` bounds the bytes of an incomplete event."""
 
     __slots__ = ("_buffer", "_has_cr", "_limit", "_scanned")
 
@@ -54,7 +54,7 @@ class SseDecoder:
         self._scanned = 0
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
-        """Return the events that ``chunk`` completes. Raises ``EventTooLarge``; ``close`` then gives what there is."""
+        """Return the events that ``chunk`` completes. Raises ``EventTooLarge``; then ``close`` returns the rest."""
         self._buffer += chunk
         self._has_cr = self._has_cr or b"\r" in chunk
         events: list[SseEvent] = []
@@ -121,7 +121,7 @@ def with_data(event: SseEvent, data: bytes) -> bytes:
 
 
 def beginnings(*types: bytes) -> tuple[bytes, ...]:
-    """How the first line of an event of one of these types may begin."""
+    """Return how the first line of an event of one of these types may begin."""
     lines = (b"event: %b", b"event:%b", b'data: {"type":"%b"', b'data: {"type": "%b"', b'data:{"type":"%b"')
     return tuple(line % kind for line in lines for kind in types)
 
@@ -147,7 +147,7 @@ class DataLines:
         self._has_kept = self._has_dropped = False
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return what goes out now. A line of which it is not known yet whether it is kept waits."""
+        """Return the bytes that go out now. A line waits until it is known whether it is kept."""
         block, self._held = self._held + chunk, b""
         if not self._has_begun:
             if BOM.startswith(block):
