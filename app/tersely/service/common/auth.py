@@ -21,9 +21,9 @@ from tersely.store.ops import keys
 from tersely.store.ops.keys import Key
 
 DEFAULT_TENANT = "default"
-# What a POST does that changes nothing: by the last step of its path.
+# Last path segments of POST routes that change nothing.
 READING_POSTS = frozenset({"search", "context", "query"})
-# A key that was verified is trusted for so many seconds; so long may a revoked one go on working.
+# Seconds for which a verified key is trusted without another check. A revoked key may work for that time.
 TRUST = 30.0
 MAX_TRUSTED = 4096
 _KEY = re.compile(r"tsk_([0-9a-z]{8,32})_([0-9A-Za-z_-]{32,128})")
@@ -34,8 +34,10 @@ KEY_HEADERS = ("x-tersely-key", "authorization", "x-api-key", "x-goog-api-key")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """A tenant, and the headers that carried its key: they go no further. ``scope``: what the key may do;
-    ``key_id`` is empty without a key; ``client``: the only client that may use it.
+    """The tenant of a request, and the headers that carried its key, which are not forwarded.
+
+    ``scope``: what the key permits. ``key_id`` is empty without a key. ``client``: the only client that may use the
+    key.
     """
 
     tenant: str
@@ -65,7 +67,7 @@ class Caller:
 
     @staticmethod
     def only_reads(method: str, path: str) -> bool:
-        """Return whether that route of the REST API changes nothing."""
+        """Return whether a route of the REST API changes nothing."""
         return method in ("GET", "HEAD") or path.rpartition("/")[2] in READING_POSTS
 
 
@@ -94,8 +96,8 @@ class Auth:
         is_local: bool = False,
         origins: Collection[str] = (),
     ) -> None:
-        """``required``: every request needs a key; else ``is_local``: none comes from a web page of elsewhere, but for
-        the pages of ``origins``.
+        """``required``: every request needs a key. Otherwise with ``is_local``: refuse requests from web pages of other
+        origins, except ``origins``.
         """
         self._is_local = is_local
         self._origins = origins
@@ -183,10 +185,7 @@ def is_loopback(url: str) -> bool:
 
 
 def presented(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the headers that present a Tersely key.
-
-    With the key; the one that counts first. Names are in lower case.
-    """
+    """Return the headers that present a Tersely key, with the key, in order of precedence. Names are in lower case."""
     found = []
     for name, text in headers:
         if name not in KEY_HEADERS:
@@ -210,8 +209,8 @@ def new_key(
     days: int | None = None,
     client: str | None = None,
 ) -> tuple[str, Key]:
-    """Return a key as its owner gets to see it once, and as it is stored. Raises `InvalidRequest` for an unusable
-    tenant.
+    """Return a new key as its owner sees it once, and as it is stored. Raises `InvalidRequest` for an
+    invalid tenant.
     """
     if not TENANT.fullmatch(tenant):
         raise InvalidRequest("a tenant's name is 1 to 128 letters, digits, and . _ @ : - (not first)", field="tenant")

@@ -1,8 +1,8 @@
-"""Who looks at the console: a signed cookie, and a token on every change.
+"""Access to the console: a signed cookie, and a token for every change.
 
-With keys, one logs in with a key of the tenant. The cookie names the key and is signed with a secret derived from the
-key's stored hash: it needs no table, every replica can check it, and it ends with the key. Without keys everybody is
-the one tenant, and the secret lies in the data directory.
+With keys turned on, a visitor logs in with a key of the tenant. The cookie names the key and is signed with a secret
+derived from the key's stored hash. It needs no table, every replica can check it, and it ends with the key. Without
+keys every visitor is the one tenant, and the secret is in the data directory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIGNING_FILE = "console.key"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """A visitor of the console. ``token`` must come with every change; ``scope`` is that of the key."""
+    """A visitor of the console. Every change must carry ``token``; ``scope`` is that of the key."""
 
     tenant: str
     cookie: str
@@ -36,7 +36,7 @@ class Visit:
     scope: str | None = None
 
     def check_scope(self, *, changes: bool) -> None:
-        """Raise `Forbidden` where the key may not do that: one for the proxy alone may not look, one that reads may not
+        """Raise `Forbidden` unless the key permits it: a key for the proxy may not view, a key for reading may not
         change.
         """
         if self.scope is not None and (changes or self.scope != "read"):

@@ -34,7 +34,7 @@ from tersely.strategies.epochs.policies import REASONS
 from tersely.strategies.presets import STRATEGIES
 from tersely.strategies.reduction.levels import LevelName
 
-# The time of a series' first sample says nothing that its first appearance does not say.
+# The time of a series' first sample adds nothing to its first appearance.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 FAST = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -50,7 +50,7 @@ CALL_ROUTES: Mapping[Dialect, str] = {
     "gemini": "generate",
     "gemini_gca": "generate",
 }
-# The statuses that every route can have; others appear when they come.
+# The statuses that every route can have; others are added when they occur.
 STATUSES = ("200", "400", "401", "429", "499", "500", "502", "503")
 COMPACTION_RESULTS = ("model", "extractive", "unchanged", "empty", "stale", "failed")
 QUERY_RESULTS = ("ok", "error", "too_long", "too_large", "busy")
@@ -360,7 +360,7 @@ TABLE: dict[str, MetricSpec] = {
 
 
 class _Ignored:
-    """A metric that counts nothing."""
+    """A metric that ignores everything."""
 
     def labels(self, *_values: str) -> _Ignored:
         return self
@@ -434,7 +434,7 @@ class Metrics:
             self.registry.register(collector)
 
     def add_cost(self, *, sent: float | None, full: float | None) -> None:
-        """Count what a call cost and what its full history would have cost, in USD; None: not known."""
+        """Add the cost of a call and of its full history, in USD; None: unknown."""
         if sent is not None and full is not None:
             self._cost_sent.inc(sent)
             self._cost_full.inc(full)
@@ -457,7 +457,7 @@ class Metrics:
 
 
 class IgnoredMetrics(Metrics):
-    """Metrics that count nothing, for calls that are none of anybody's, as those of a replay."""
+    """Metrics that ignore everything, for calls of no user, such as those of a replay."""
 
     def __init__(self) -> None:
         ignored: Any = _Ignored()
@@ -489,7 +489,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _workers() -> Sequence[int]:
-    """Return the process ids of all workers, or of this process where it is the only one."""
+    """Return the process ids of all workers, or of this process if it is the only one."""
     directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if not directory:
         return own_process()

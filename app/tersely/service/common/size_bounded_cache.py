@@ -10,10 +10,10 @@ V = TypeVar("V")
 
 
 class SizeBoundedCache(Generic[V]):
-    """Values of pure functions by their arguments, of at most ``budget`` bytes in all (as the caller says).
+    """Caches values of pure functions by their arguments, ``budget`` bytes in total as counted by the caller.
 
-    Two generations: what was asked for since the last change of generations survives the next one. Keys are contents,
-    so nothing ever has to be invalidated. Any thread may ask.
+    There are two generations: a value that was used since the last change of generations survives the next one. Keys
+    are contents, so nothing is ever invalidated. It is safe in any thread.
     """
 
     def __init__(self, budget: int) -> None:
@@ -24,7 +24,7 @@ class SizeBoundedCache(Generic[V]):
         self._changing = Lock()
 
     def get(self, key: Hashable, size: int) -> V | None:
-        """Return the value of ``key``, if it is remembered. ``size`` is what it counts for."""
+        """Return the cached value of ``key``, or None. ``size`` is its share of the budget."""
         value = self._young.get(key)
         if value is None:
             value = self._old.get(key)

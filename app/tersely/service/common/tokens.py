@@ -20,20 +20,20 @@ from tersely.service.common.vocabulary import load_encoding
 
 EncodingName = Literal["o200k_base", "cl100k_base"]
 
-# Models of the older vocabulary; every other one is counted with the newer, which is close for most hosts.
+# Models of the older vocabulary. All others are counted with the newer one, which is close for most hosts.
 _CL100K = re.compile(r"(?:^|/)(?:gpt-4(?!o|\.1|\.5)|gpt-3\.5|gpt-35|text-embedding)")
 
 # The encoder's time grows faster than the length of a run without a break. A text with a run of two pieces is counted
 # in pieces of so many characters, which is off by at most a token a piece.
 _PIECE = 1000
-# Longer texts are counted in slices of so many characters that end between words: the encoder lists all tokens at once,
-# which takes many times the memory of the text. Off by at most a token a slice.
+# Longer texts are counted in slices of this number of characters that end between words: the encoder lists all tokens
+# at once, which takes many times the memory of the text. The error is at most one token a slice.
 _SLICE = 200_000
 # Longer texts are counted in a thread: the encoder releases the interpreter lock.
 INLINE_CHARS = 16_000
 # Shortened texts whose counts are remembered.
 RECOUNTED = 8_192
-# Injected blocks whose counts are remembered, and the characters of all of them.
+# Number of injected blocks whose counts are cached, and their characters in total.
 INJECTED_BLOCKS = 4_096
 INJECTED_CHARS = 16 * 1024 * 1024
 _recounted: dict[tuple[EncodingName, bytes], int] = {}
@@ -46,7 +46,7 @@ def encoding_for(model: str) -> EncodingName:
 
 
 def count_text(text: str, name: EncodingName) -> int:
-    """Tokens of ``text``, in time linear in its length whatever it is. Lone surrogates count as one character."""
+    """Count the tokens of ``text``, in time linear in its length. Lone surrogates count as one character."""
     encoding = load_encoding(name)
     if len(text) <= _PIECE:
         return len(encoding.encode_ordinary(text))
@@ -154,10 +154,10 @@ def count_tools_of(raw: bytes, name: EncodingName) -> int:
 
 
 class FixedTokens:
-    """Tokens of what stays the same from call to call: instructions and tools. Counted once per content.
+    """Counts the tokens of instructions and tools, which rarely change between calls: once per content.
 
-    The first time a text is seen in the middle of a request it is counted exactly if it is short; a long one
-    is counted in small portions too, since the result is kept.
+    A text that is seen for the first time is counted exactly if it is short; a long one is counted in slices, since the
+    result is cached.
     """
 
     def __init__(self, budget: int = 8 * 1024 * 1024, seen: int = 4096) -> None:
@@ -173,7 +173,7 @@ class FixedTokens:
         return counted + (self._count(name, tools, count_tools_of) if tools else 0)
 
     def is_new(self, tenant: str, session_id: str, raw: bytes) -> bool:
-        """Return whether a session's attribute may not be stored yet; says so again for what was forgotten."""
+        """Return whether a session's attribute may not be stored yet. It returns True again for forgotten ones."""
         key = content_digest(b"\0".join((tenant.encode(), session_id.encode("utf-8", "replace"), raw)))
         if key in self._seen:
             self._seen.move_to_end(key)

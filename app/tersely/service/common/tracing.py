@@ -1,7 +1,7 @@
-"""OpenTelemetry spans of a call: one for the request, and children for what it spends its time on.
+"""OpenTelemetry spans of a call: one for the request, with children for its steps.
 
-Only a call that is sampled has a `CallTrace`; for every other one, and where tracing is off, a step costs a look at a
-variable. Spans carry ids, names and figures: never content, never credentials.
+Only a sampled call has a `CallTrace`. For every other call, and without tracing, a step costs one check of a variable.
+Spans carry ids, names and numbers, never content or credentials.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class CallTrace:
         if "route" in line:
             self._span.set_attribute("http.route", line["route"])
         if self._upstream:
-            # A call with rounds reports the usage of all of them with the last one.
+            # A call with several rounds reports the usage of all rounds with the last one.
             for field, attribute in _USAGE.items():
                 if line.get(field) is not None:
                     self._upstream[-1].span.set_attribute(attribute, line[field])
@@ -180,7 +180,7 @@ class Tracing:
 
 
 def active_trace() -> CallTrace | None:
-    """Return the trace of the call that is being answered; None where it is not sampled."""
+    """Return the trace of the current call; None if it is not sampled."""
     return _active.get()
 
 

@@ -1,6 +1,6 @@
-"""Token vocabularies, read from files that come with the project: counting tokens fetches nothing.
+"""Load token vocabularies from the project's own files. Counting tokens needs no network.
 
-bench/make_vocabulary.py makes the files and describes their form.
+bench/make_vocabulary.py makes the files and describes their format.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DATA = Path(__file__).resolve().parents[2] / "data"
 
 @functools.cache
 def load_encoding(name: EncodingName) -> tiktoken.Encoding:
-    """Return the encoding ``name``. The first call for each takes some tenths of a second, later ones nothing."""
+    """Return the encoding ``name``. The first call for each takes some tenths of a second; later calls are cached."""
     content = zlib.decompress((_DATA / f"{name}.vocabulary").read_bytes())
     header, _, rest = content.partition(b"\n")
     definition = json.loads(header)

@@ -22,7 +22,7 @@ MAX_TAGS = 20
 MAX_TAG = 64
 # Of more memos that share a word with a text, only the newest are ranked.
 CANDIDATES = 500
-# Characters of a text that are looked at: what is longer is a file or a log, and its beginning says what it is.
+# Characters of a text that are compared: longer texts are files or logs, and their beginning shows the subject.
 LOOKED_AT = 20_000
 # Bytes of a memo, about.
 SIZE = 500
@@ -85,8 +85,8 @@ class Memos:
                 return
 
     async def forget(self, tenant: str, *, tags: Sequence[str] | None, is_all: bool) -> int:
-        """Delete the memos with any of ``tags``, or ``is_all``; how many. Raises `InvalidRequest` unless one of
-        both is said.
+        """Delete the memos with any of ``tags``, or with ``is_all`` all memos. Return their number. Raises
+        `InvalidRequest` unless one of the two is given.
         """
         if is_all == bool(tags):
             raise InvalidRequest("tag or all=true must be given, and not both", field="tag")
@@ -124,7 +124,7 @@ class Memos:
 async def relevant(
     connection: Connection, tenant: str, texts: Sequence[str], *, limit: int = RELEVANT
 ) -> list[list[Memo]]:
-    """For each of ``texts`` (users' messages) at most ``limit`` memos that it is clearly about, the best first."""
+    """Return for each of ``texts`` (users' messages) at most ``limit`` memos that are clearly about it, best first."""
     return await _ranked(connection, tenant, texts, tags=None, limit=limit, is_asked=False)
 
 

@@ -1,8 +1,8 @@
-"""Which memos stand in front of which of a session's messages.
+"""Choose which memos stand in front of which message of a session.
 
-A message that arrives brings its own along: they are stored as part of what the model is shown of it, and stay there
-for the rest of the epoch. When the next one starts, they are chosen anew for all messages that are shown then, and go
-into its plan; what the messages had brought along counts no more.
+The memos of a new message are stored as part of the model's view of it and stay for the rest of the epoch. When the
+next epoch starts, memos are chosen again for all messages that are shown then and become part of its plan; those stored
+with the messages no longer count.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def memo_limit(strategy: Strategy) -> int:
 
 
 async def choose_memos(connection: Connection, tenant: str, texts: Sequence[str], *, limit: int) -> list[str]:
-    """Return the memos that each text is about, as the model is shown them; empty where there are none."""
+    """Return the memos about each text, as the model is shown them; an empty text if there are none."""
     return [render_memos(found) for found in await relevant(connection, tenant, texts, limit=limit)]
 
 
@@ -49,14 +49,14 @@ async def choose_for_entries(
 
 
 def memos_in_message(model_raw: bytes, said_in: str) -> str:
-    """Return the memos that a user's message brought along, of what the model was shown of it; ``said_in``: its
-    dialect.
+    """Return the memos that were stored with a user's message, from the model's view of it. ``said_in``:
+    its dialect.
     """
     return memos_in(DIALECTS[said_in].read_message(model_raw).text)  # type: ignore[index]
 
 
 def memos_in_epoch(entries: Sequence[Entry], strategy: Strategy, epoch: Epoch | None) -> list[Entry]:
-    """Return ``entries`` with those memos that they brought along and that still count."""
+    """Return ``entries`` with the memos that were stored with them and still count."""
     settled = epoch.memos_chosen_to if epoch else 0
     is_shown = memo_limit(strategy) > 0
     return [entry if is_shown and entry.seq > settled else without_memos(entry) for entry in entries]

@@ -49,14 +49,14 @@ class Prices:
     """Looks up prices; each model once."""
 
     def __init__(self, overrides: Mapping[str, ModelPrice] | None = None) -> None:
-        """``overrides``: model -> price, in front of the table. A name that ends in ``*`` stands for a prefix."""
+        """``overrides``: model -> price, before the table. A name that ends in ``*`` stands for a prefix."""
         self._overrides = dict(overrides or {})
         self._find = lru_cache(maxsize=1024)(self._look_up)
         # The package reads its table at the first look, which would be in a call, on the event loop.
         _from_table("gpt-4o-mini", "openai")
 
     def of(self, model: str, dialect: str = "") -> ModelPrice | None:
-        """The price of ``model``; None where it is not known."""
+        """Return the price of ``model``; None if it is unknown."""
         return self._find(model, dialect)
 
     def _look_up(self, model: str, dialect: str) -> ModelPrice | None:

@@ -34,8 +34,8 @@ class Money:
 class SavingsRow:
     """Sums over the calls of one key.
 
-    Tokens before and after are our own counts, the others the provider's. ``summaries`` are the summarizer's calls and
-    tokens, whose cost is part of ``money.sent``. ``money`` is None where no call has a price.
+    Tersely counted the tokens before and after; the provider reported the others. ``summaries`` are the summarizer's
+    calls and tokens, whose cost is part of ``money.sent``. ``money`` is None if no call has a price.
     """
 
     key: str

@@ -1,8 +1,8 @@
-"""Embeddings of messages, made in the background of those sessions that are searched by relevance.
+"""Embed messages in the background, for sessions that are searched by relevance.
 
-A session is embedded from its beginning, a batch at a time; what is stored says how far that has come, so any process
-goes on where another stopped. Whatever fails is tried again at a later search; until then, and while the model host is
-away, searches do without.
+A session is embedded from its beginning, a batch at a time. The stored progress lets any process continue. After a
+failure the next search tries again; until then, and while the model host is unavailable, searches work without
+embeddings.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tersely.upstream.embeddings import EmbeddingsHost
 BATCH = 64
 # Characters of a message that are embedded: models take some thousand tokens.
 EMBEDDED = 8_000
-# Sessions that wait; more are not remembered, and come with their next search.
+# Maximum of waiting sessions. Others are embedded after their next search.
 WAITING = 1_000
 # Messages whose vectors are compared, chosen by their signs.
 COMPARED = 200
-# Seconds that a search waits for the model, and that a host which failed is left alone.
+# Seconds that a search waits for the model, and seconds of a pause after a failure of the host.
 QUERY_LIMIT = 2.0
 REST = 30.0
 
@@ -65,9 +65,9 @@ class Embedder:
             self._wanted.set()
 
     async def nearest(self, tenant: str, session_id: str, text: str, most: int) -> list[Ranked]:
-        """Return the messages whose meaning is near that of ``text``: sequence numbers with cosines, the nearest first.
+        """Return the messages with a meaning similar to ``text``: sequence numbers with cosines, most similar first.
 
-        Empty where nothing is embedded yet or the host does not answer in time: a search does not fail for that.
+        Empty if nothing is embedded yet or the host does not answer in time: a search does not fail for that.
         """
         if self._monotonic() < self._rests_until:
             return []
@@ -80,7 +80,7 @@ class Embedder:
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             model = self._host.model
             found = await embeddings.nearest(connection, tenant, session_id, model, vector, COMPARED)
-        # What points away has nothing to do with it.
+        # Vectors that point away are unrelated.
         ranked = sorted((-cosine, -seq) for seq, cosine in found if cosine > 0)
         return [Ranked(number=-seq, score=-cosine) for cosine, seq in ranked[:most]]
 
@@ -116,14 +116,14 @@ class Embedder:
         vectors = dict(zip(texts, await self._embed(list(texts.values())), strict=True))
         async with self._database.transaction(tenant, limit=LIMIT) as connection:
             now = await pages.edits(connection, tenant, session_id, lock=True)
-            # What was removed meanwhile must not come back: then the batch is read anew.
+            # Messages that were removed meanwhile must not come back: then the batch is read again.
             if now == edits:
                 rows = [(each.seq, vectors.get(each.seq)) for each in content]
                 await embeddings.add(connection, tenant, session_id, model, rows)
         return now is not None
 
     async def _embed(self, texts: Sequence[str]) -> Sequence[array[float] | None]:
-        """Return a vector for each text; None for one that the model will not have."""
+        """Return a vector for each text; None for a text that the model refuses."""
         if not texts:
             return []
         try:

@@ -1,12 +1,11 @@
-"""`query_db`: the agent's own SQL over the messages of its session.
+"""`query_db`: SQL of the agent over the messages of its session.
 
-It runs in SQLite in a child process (`tersely.sandbox`) that holds this session's rows and nothing else. The rows go
-there in portions, so that neither the event loop nor the database is held up; a child that is used again gets what is
-new.
+It runs in SQLite in a child process (`tersely.sandbox`) that holds only this session's rows. Rows are sent in portions,
+so that neither the event loop nor the database is blocked; a child that is used again gets only the new rows.
 
-What the table ``messages`` says: ``id`` is the sequence number, ``turn`` the number of the turn (0: the session's
-current instructions), ``status`` is ``live``, or ``dropped`` for what was dropped, undone or superseded. What was
-removed for good is not there, nor are earlier instructions.
+In the table ``messages``, ``id`` is the sequence number, ``turn`` the number of the turn (0: the session's current
+instructions), ``status`` is ``live``, or ``dropped`` for dropped, undone and superseded messages. Removed messages and
+earlier instructions are not in it.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from tersely.store.history import numbering, sessions
 from tersely.store.search import query_rows
 from tersely.store.search.query_rows import Portions, QueryRow
 
-# What a child of default size holds of a session, the newest rows, and what it is sent at once. Sizes as stored.
+# The newest rows that a child of default size holds of a session, and the rows sent at once. Sizes as stored.
 MOST = Portions(size=64 * 1024 * 1024, rows=250_000, portion_size=1024 * 1024, portion_rows=2_000)
-# Bytes of one message's text, and characters of the names of the tools that it calls: less than a value may have.
+# Bytes of one message's text, and characters of the names of the tools that it calls: less than the limit of a value.
 MAX_CONTENT = 4 * 1024 * 1024
 MAX_NAMES = 1_000
-# Seconds that reading one portion may take.
+# Seconds for reading one portion.
 LIMIT = 10.0
 # So many messages that a query names by their id are found however old they are.
 MAX_NAMED = 100
@@ -52,7 +51,7 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 class QueryResult:
     """A query's result. ``truncated``: something was left out; ``notes`` say what, and how to get it.
 
-    A blob is shown as SQLite writes it (``x'00ff'``), an infinite number as ``Infinity``.
+    A blob is shown as in SQLite (``x'00ff'``), an infinite number as ``Infinity``.
     """
 
     columns: tuple[str, ...]
@@ -83,7 +82,9 @@ class Queries:
         limits: Limits = Limits(),  # noqa: B008 a value, and frozen
         most: Portions | None = None,
     ) -> None:
-        """At most ``children`` processes at once, the first of them at the first query. ``most``: what one holds."""
+        """At most ``children`` processes at once; the first one starts at the first query. ``most``: the limits of one
+        child.
+        """
         self._database = database
         self._metrics = metrics
         self._limits = limits
@@ -97,7 +98,7 @@ class Queries:
     async def run(self, tenant: str, session_id: str, sql: str) -> QueryResult:
         """Return the answer to one SELECT.
 
-        Raises `NotFound`, `InvalidRequest` in words that help to correct the SQL, and `Busy`.
+        Raises `NotFound`, `InvalidRequest` with an explanation of the SQL error, and `Busy`.
         """
         session = await self._session(tenant, session_id)
         result = "error"
@@ -174,7 +175,7 @@ class Queries:
             )
 
     def _fits(self, spans: Sequence[query_rows.Span], known: Known) -> bool:
-        """Return whether the new messages follow those that a child holds, and leave it within its bounds."""
+        """Return whether the new messages follow those that a child holds, and fit within its limits."""
         if not spans:
             return True
         size = known.size + sum(span.size for span in spans)
@@ -195,7 +196,7 @@ class Queries:
         await desk.child.feed(await asyncio.to_thread(_frame, instructions))
 
     async def _add_named(self, tenant: str, session_id: str, desk: Desk[Known], sql: str) -> None:
-        """Add the messages that a query asks for by number, where they are older than what the child holds."""
+        """Add messages that a query selects by number, if they are older than those that the child holds."""
         named = [seq for seq in _ids_in(sql) if 0 < seq < desk.known.first][:MAX_NAMED]
         if named:
             async with self._database.reading(tenant, limit=LIMIT) as connection:
@@ -212,7 +213,7 @@ def _frame(rows: Sequence[QueryRow]) -> bytes:
 
 
 def _row(row: QueryRow) -> list[Any]:
-    """A message as the child takes it: the columns of its table, the calls made, and the calls answered."""
+    """Return a message as a child's row: its columns, its calls, and the calls that it answers."""
     dialect = DIALECTS[row.dialect]  # type: ignore[index]
     message = dialect.read_reply(row.raw)
     if row.model_raw is not None:

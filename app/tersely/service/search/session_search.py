@@ -1,9 +1,9 @@
-"""`context_search`: the whole history of a session, searched without loading it.
+"""`context_search`: search the whole history of a session without loading it.
 
-What is searched: the live messages as the client saw them, superseded, dropped, undone and removed ones left out, and
-so what the model asked our own tools and was told: excerpts of excerpts would be found instead of what was said.
-Instructions (system and developer text) are no part of the history: they stand in every context anyway. Positions
-(``messages 14-18 of 42``) count exactly those messages.
+It searches the live messages as the client saw them: no superseded, dropped, undone or removed ones, and no calls to
+Tersely's own tools, since otherwise it would find excerpts of excerpts. Instructions (system and developer text) are
+not part of the history: every context contains them anyway. Positions (``messages 14-18 of 42``) count exactly these
+messages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tersely.store.history import numbering, sessions
 from tersely.store.history.messages import StoredMessage
 from tersely.store.search import pages as pages
 
-# Between the messages of a page: a code point that stands for no character, and so is replaced in the texts.
+# Separates the messages of a page: a code point without a character, which is replaced in the texts.
 SEPARATOR = "\ufffe"
 _UNSTORABLE = re.compile("[\x00\ufffe\ud800-\udfff]")
 _WORD = re.compile(r"\w+")
@@ -54,7 +54,8 @@ SEGMENTS_AT_ONCE = 4
 BUILD_PAGES = 8
 # So many of each ranking are fused.
 FUSED = 100
-# Seconds that one step of a search may take. Slow is not away: a limit of its own keeps other calls out of it.
+# Seconds for one step of a search. A slow search does not mean that the database is unavailable, so it has its own
+# limit.
 LIMIT = 10.0
 
 
@@ -88,7 +89,7 @@ class Findings:
 
 
 def fold(text: str) -> str:
-    """Return the text in the form in which it is searched."""
+    """Return the text in its searched form."""
     return _UNSTORABLE.sub("\ufffd", text.casefold())
 
 
@@ -109,7 +110,7 @@ class Searcher:
         self._metrics = metrics
         self._bounds = bounds or Bounds()
         self._indexes = TermIndexes(database)
-        # Of several first searches of one session, one makes the pages and the others wait for it.
+        # If several searches of a session start at once, the first one makes the pages and the others wait for it.
         self._building: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     def within(self, bounds: Bounds) -> Searcher:
@@ -178,7 +179,7 @@ class Searcher:
         return [Ranked(number=each.number + 1, score=each.score) for each in found]
 
     def _most(self, lookup: RelevanceSearch) -> int:
-        """So many messages that an answer holds them with their surroundings."""
+        """Return how many messages an answer may contain, with their neighbours."""
         around = lookup.before + lookup.after + 1
         return min(lookup.first, self._bounds.matches, max(1, self._bounds.messages // around))
 
@@ -256,7 +257,7 @@ class Searcher:
         return portions
 
     async def _build_pages(self, tenant: str, session_id: str) -> None:
-        """Make the pages and words that are missing, a few at a time, so that no transaction is long."""
+        """Make missing pages and words, a few at a time, so that no transaction is long."""
         while True:
             async with self._database.transaction(tenant, limit=LIMIT) as connection:
                 session = await sessions.get(connection, tenant, session_id)
@@ -269,7 +270,7 @@ class Searcher:
                 break
             made = [(page, await asyncio.to_thread(page_text, content)) for page, content in rows]
             async with self._database.transaction(tenant, limit=LIMIT) as connection:
-                # Content that was removed meanwhile must not come back in a page.
+                # Removed content must not come back in a page.
                 if await pages.edits(connection, tenant, session_id, lock=True) == session.edits:
                     await pages.add_pages(connection, tenant, session_id, made)
         await self._build_words(tenant, session_id, full // pages.SEGMENT)
@@ -346,7 +347,7 @@ def is_hidden(row: numbering.ExceptionRow) -> bool:
 
 
 def searchable_text_of(content: pages.Content) -> str:
-    """Return a message's text in the form in which it is searched; nothing for instructions and what cannot be read."""
+    """Return a message's text in its searched form; empty for instructions and unreadable messages."""
     if content.turn == 0 or not content.raw:
         return ""
     try:
@@ -356,7 +357,7 @@ def searchable_text_of(content: pages.Content) -> str:
 
 
 def page_text(contents: Iterable[pages.Content]) -> str:
-    """Return the text of a page: one piece for each of its messages, whether there is something in it or not."""
+    """Return the text of a page: one piece for each of its messages, even if it is empty."""
     return SEPARATOR.join(searchable_text_of(content) for content in contents)
 
 
@@ -397,8 +398,8 @@ def _read(stored: StoredMessage) -> Message:
 
 
 def _bound(ranges: Sequence[Range], limit: int, *, newest: bool) -> tuple[tuple[Range, ...], list[str]]:
-    """Return the newest (or first) ranges of at most ``limit`` messages in all, and what to say if that is less than
-    all.
+    """Return the newest (or first) ranges with at most ``limit`` messages in total, and a note if some were
+    left out.
     """
     kept: list[Range] = []
     room = limit

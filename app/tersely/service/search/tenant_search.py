@@ -101,7 +101,7 @@ class TenantSearch:
 
 
 def around(text: str, query: str) -> str:
-    """The text around the first match of ``query``, or of one of its words; else its beginning."""
+    """Return the text around the first match of ``query`` or of one of its words; without a match the beginning."""
     folded = fold(text)
     words = [fold(query), *sorted((fold(word) for word in query.split()), key=len, reverse=True)]
     at = next((place for word in words if word and (place := folded.find(word)) >= 0), 0)

@@ -1,7 +1,7 @@
-"""Term indexes of stored sessions: made once, kept in the database in pages, held in memory while they are in use.
+"""Term indexes of stored sessions: built once, stored in the database in pages, cached in memory while in use.
 
-What is held is bounded, and extended by what was appended since. A session whose history was edited is read anew, from
-its pages; one of more than `LARGE` messages is never held whole: a search then gathers its own terms alone.
+The cache is bounded, and extended by new messages. A session whose history was edited is read again, from its pages. An
+index of more than `LARGE` messages is never loaded as a whole: a search then reads only its own terms.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ HELD = 64 * 1024 * 1024
 LARGE = 250_000
 READ_AT_ONCE = 64
 MADE_AT_ONCE = 8
-# Characters of a message that are looked at: what is longer is a file or a log, and its beginning says what it is.
+# Characters of a message that are indexed: longer texts are files or logs, and their beginning shows the subject.
 LOOKED_AT = 50_000
-# Seconds that one step may take. Slow is not away: a limit of its own keeps other calls out of it.
+# Seconds for one step. A slow step does not mean that the database is unavailable, so it has its own limit.
 LIMIT = 10.0
 
 _Key = tuple[str, str]
@@ -48,7 +48,7 @@ class TermIndexes:
 
     @asynccontextmanager
     async def index_for(self, tenant: str, session: Session, terms: Iterable[str]) -> AsyncIterator[TermIndex]:
-        """The index of all that is in ``session``, or of ``terms`` in it where it is large; not changed meanwhile."""
+        """Return the index of ``session``, or of ``terms`` in it if it is large; it must not be changed."""
         lock = self._locks.setdefault((tenant, session.id), asyncio.Lock())
         async with lock:
             if session.last_seq > self._large:
@@ -93,7 +93,7 @@ class TermIndexes:
         full = [(page.first // pages.PAGE, write_page(page)) for page in made if _is_full(page)]
         if full:
             async with self._database.transaction(tenant, limit=LIMIT) as connection:
-                # Content that was removed meanwhile must not come back in a page.
+                # Removed content must not come back in a page.
                 if await pages.edits(connection, tenant, session.id, lock=True) == session.edits:
                     await term_pages.add(connection, tenant, session.id, full)
 
@@ -119,13 +119,13 @@ def _is_full(page: TermPage) -> bool:
 
 
 def terms_of(content: pages.Content) -> list[str]:
-    """Return the terms and marks of a message; none for instructions and messages that cannot be read."""
+    """Return the terms and marks of a message; none for instructions and unreadable messages."""
     message = _read(content)
     return [] if message is None else document_terms(message, limit=LOOKED_AT)
 
 
 def document_words(content: pages.Content) -> str:
-    """Return the text that a message is found by; empty for instructions and messages that cannot be read."""
+    """Return the text by which a message is found; empty for instructions and unreadable messages."""
     message = _read(content)
     return "" if message is None else document_text(message)[:LOOKED_AT]
 

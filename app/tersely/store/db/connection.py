@@ -1,4 +1,4 @@
-"""The pool, and the one way to a transaction: a tenant's rows, under a role that owns no table."""
+"""The connection pool, and the only way to a transaction: with one tenant's rows, under a role that owns no table."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 else:  # generic in the stubs alone
     Connection = asyncpg.Connection
 
-# Any text may be a tenant's name for Postgres; this is what may stand in a statement without quoting doubts.
+# Postgres allows any text as a tenant's name; only these characters may stand unquoted in a statement.
 TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:-]{0,127}")
 
-# A prepared statement that the server does not know, or knows from another client: a pooler stands between.
+# The server does not know a prepared statement, or knows it from another client: a pooler is in between.
 _FOREIGN_STATEMENT = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
-# Errors of a server that answers: they concern one statement or one transaction, and may be gone at the next try.
+# Errors of a server that answers: they concern one statement or transaction, and a repetition may succeed.
 _ANSWERS = (
     *_FOREIGN_STATEMENT,
     asyncpg.InvalidCachedStatementError,
@@ -38,7 +38,7 @@ _ANSWERS = (
     asyncpg.InsufficientResourcesError,
     asyncpg.PostgresSystemError,
     asyncpg.InternalServerError,
-    asyncpg.UndefinedTableError,  # it came back, but is not migrated yet
+    asyncpg.UndefinedTableError,  # it is back, but not migrated yet
     asyncpg.UndefinedColumnError,
 )
 AWAY = (
@@ -54,15 +54,15 @@ AWAY = (
 
 # Texts with U+0000 or with half a surrogate pair.
 _UNSTORABLE = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
-# Classes of errors that a statement meets as often as it is tried: bad data, broken constraints, limits of the server.
+# Classes of errors that a statement meets at every repetition: bad data, violated constraints, limits of the server.
 _REFUSING = frozenset({"22", "23", "54"})
 
 T = TypeVar("T")
 
 # What a connection of our own is from its first moment on. A pooler between us and the server refuses or ignores it.
 _OWN = {"role": "tersely_app", "plan_cache_mode": "force_generic_plan"}
-# One row: a pooler ignored it. Two: a distributed Postgres, which hands on to its other nodes only what is set inside a
-# transaction. Three: it holds. The number of rows is told without a prepared statement.
+# One row: a pooler ignored the setting. Two: a distributed Postgres, which passes only settings inside a transaction to
+# its other nodes. Three: the setting holds. The number of rows is known without a prepared statement.
 _COUNT_OWN = """
 SELECT FROM generate_series(1, CASE
     WHEN current_setting('role') <> 'tersely_app' OR current_setting('plan_cache_mode') <> 'force_generic_plan' THEN 1
@@ -73,11 +73,11 @@ SELECT FROM generate_series(1, CASE
 # a transaction's time limit.
 PROBE_EVERY = 0.25
 PROBE_TIMEOUT = 1.0
-# One tenant holds at most this part of the connections, so that its slow transactions leave some to the others.
+# The share of connections that one tenant may hold, so that its slow transactions leave some for others.
 TENANT_SHARE = 0.8
-# While the server has no connection left for us, one is asked for so often, unless one of our own becomes free.
+# Seconds between attempts while the server has no free connection, unless one of our own becomes free.
 CONNECT_EVERY = 0.1
-# How a pooler says so, where it does not use the code that is made for it.
+# Texts by which poolers report that, if they do not use the error code for it.
 _POOLER_IS_FULL = "no more connections allowed"
 
 
@@ -87,8 +87,8 @@ class _ServerFull(ConnectionError):
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """A connection. ``is_own``: what is set on it stays with us, and ``tenant`` is whose rows it sees; else nothing
-    may outlive a transaction. ``holder``: the tenant for whom it was taken last.
+    """A connection. ``is_own``: it is not shared through a pooler, so settings persist, and ``tenant`` is the tenant of
+    its visible rows. Otherwise nothing may outlive a transaction. ``holder``: the tenant that used it last.
     """
 
     connection: Connection
@@ -99,8 +99,8 @@ class _Slot:
 
 @dataclass(slots=True)
 class _Wait:
-    """``for_pool``: what is waited for is a connection of our own that others use, not the server. ``is_over``: there
-    is a connection.
+    """A wait for a connection. ``for_pool``: for one of our own that others use, not for the server. ``is_over``: a
+    connection is available.
     """
 
     for_pool: bool = False
@@ -118,7 +118,7 @@ class _Share:
 class _Pool:
     """Connections, made when they are needed and kept while they are.
 
-    Taking one costs no task and no round trip, which a general pool's return does: there is nothing to reset.
+    Taking one needs no task and no round trip, unlike a general pool's return: there is nothing to reset.
     """
 
     def __init__(self, connect: Callable[[], Awaitable[_Slot]], size: int) -> None:
@@ -131,8 +131,8 @@ class _Pool:
         self._returned = asyncio.Event()
 
     async def take(self, tenant: str, wait: _Wait) -> _Slot:
-        """Return a connection for ``tenant``, if possible one that sees its rows already; waits while all connections
-        or all of the tenant's share are busy, and while the server has none left.
+        """Return a connection for ``tenant``, preferably one that sees its rows already. Wait while all connections or
+        the tenant's share are busy, and while the server has none left.
         """
         wait.for_pool = True
         share = self._shares.get(tenant)
@@ -192,7 +192,7 @@ class _Pool:
         return None
 
     def give_back(self, slot: _Slot) -> None:
-        """Return what was taken; one that is still in a transaction is thrown away."""
+        """Return a connection to the pool; one that is still in a transaction is closed."""
         self._busy.discard(slot)
         connection = slot.connection
         if not connection.is_closed():
@@ -212,7 +212,7 @@ class _Pool:
             self._idle.pop().connection.terminate()
 
     async def close(self) -> None:
-        """Close what is idle, cut off what is not."""
+        """Close idle connections, and terminate the others."""
         for slot in self._busy:
             slot.connection.terminate()
         while self._idle:
@@ -249,7 +249,7 @@ class Database:
         self._healing: asyncio.Task[None] | None = None
 
     async def _connect(self) -> _Slot:
-        """Return a new connection, our own where nothing stands between us and the server."""
+        """Return a new connection, our own if no pooler is in between."""
         try:
             if self._may_own:
                 try:
@@ -264,7 +264,7 @@ class Database:
                     connection.terminate()
                 self._adapt_to_pooler()
             return _Slot(await self._dial({}), is_own=False)
-        except asyncpg.PostgresError as error:  # a server that does not let us in is no better than none
+        except asyncpg.PostgresError as error:  # a server that refuses us counts as unavailable
             if isinstance(error, asyncpg.TooManyConnectionsError) or _POOLER_IS_FULL in str(error):
                 raise _ServerFull(type(error).__name__) from error
             raise ConnectionError(type(error).__name__) from error
@@ -323,7 +323,7 @@ class Database:
             self._healing = None
 
     async def _answers(self) -> bool:
-        """Return whether a new connection gets an answer; those of the pool may all be waiting for one."""
+        """Return whether a new connection gets an answer. The pool's connections may all be waiting for one."""
         try:
             async with asyncio.timeout(self._probe_timeout):
                 try:
@@ -349,7 +349,7 @@ class Database:
         return self._healing is not None
 
     async def wait_until_back(self, seconds: float) -> bool:
-        """Wait so long at most for a database that is known to be away; whether it is worth trying."""
+        """Wait at most this long for a database that is known to be unavailable. Return whether to try again."""
         if self._healing is not None:
             await asyncio.wait({self._healing}, timeout=seconds)
         return self._healing is None
@@ -367,7 +367,7 @@ class Database:
         await self.run(ask)
 
     async def read_revision(self) -> str | None:
-        """Return the revision of the database's schema; None for one that is too old to be asked.
+        """Return the revision of the database's schema; None for one that is too old to be queried.
 
         Raises `StoreUnavailable` unless the database answers and has Tersely's tables.
         """
@@ -384,7 +384,7 @@ class Database:
     async def run(
         self, work: Callable[[Connection], Awaitable[T]], *, tenant: str = "", limit: float | None = None
     ) -> T:
-        """Run ``work`` in one transaction that sees ``tenant``'s rows alone. See `transaction`."""
+        """Run ``work`` in one transaction that sees only ``tenant``'s rows. See `transaction`."""
         async with self.transaction(tenant, limit=limit) as connection:
             return await work(connection)
 
@@ -398,8 +398,8 @@ class Database:
         return self._use(tenant, key_id, limit, is_one=True)
 
     def statements(self, tenant: str, *, limit: float | None = None) -> AbstractAsyncContextManager[Connection]:
-        """Like `transaction`, for statements that need not be one: a statement is committed when the block is left
-        at the latest, and sees what was committed before it. On a connection of our own this saves the round trips
+        """Like `transaction`, for statements that need no common transaction. Each is committed at the latest at the
+        end of the block, and sees what was committed before it. On a connection of our own this saves the round trips
         that begin and end a transaction.
         """
         return self._use(tenant, "", limit, is_one=False)
@@ -457,9 +457,9 @@ class Database:
             alarm.cancel()
 
     def _give_up(self, slot: _Slot) -> None:
-        """Have the server end a statement that nobody waits for, and return its connection afterwards.
+        """Have the server cancel a statement that nobody waits for, and return its connection afterwards.
 
-        Without that the server would go on with it, on a connection that no limit of ours counts.
+        Otherwise the server would go on with it, on a connection that none of our limits counts.
         """
 
         async def roll_back() -> None:
@@ -504,12 +504,12 @@ async def _count_own(connection: Connection) -> int:
 
 @lru_cache(maxsize=4096)
 def _begin_statement(tenant: str, key_id: str, *, is_own: bool) -> str:
-    """Return the statement that begins a transaction. It contains the names, so they are checked."""
+    """Return the statement that begins a transaction. It contains names, so they are checked."""
     if key_id and not TENANT.fullmatch(key_id):
         raise ValueError("not a key's id")
     parts = ["BEGIN", _tenant_statement(tenant, scope="LOCAL ")]
     if not is_own:
-        # Our statements have one good plan each; making it anew at each call costs more than running it.
+        # Each of our statements has one good plan. To plan again at each execution costs more than the execution.
         parts[1:1] = ["SET LOCAL ROLE tersely_app", "SET LOCAL plan_cache_mode = force_generic_plan"]
     if key_id:
         parts.append(f"SET LOCAL app.key_id = '{key_id}'")
@@ -525,7 +525,7 @@ def _tenant_statement(tenant: str, scope: str = "") -> str:
 
 
 async def _prepare(connection: Connection, statement: str) -> None:
-    """A transaction that cannot even begin means a database that is not Tersely's yet: no role, no schema."""
+    """Begin a transaction. If that fails, the database is not Tersely's yet: it lacks the role or the schema."""
     try:
         await connection.execute(statement)
     except asyncpg.PostgresError as error:
@@ -537,9 +537,9 @@ async def _prepare(connection: Connection, statement: str) -> None:
 
 
 async def _roll_back(connection: Connection) -> None:
-    """End the transaction, and wait for what was cancelled.
+    """End the transaction, and wait for a cancelled statement.
 
-    A connection that cannot is thrown away, never returned to the pool inside one.
+    A connection for which that fails is closed. It never returns to the pool inside a transaction.
     """
     try:
         async with asyncio.timeout(1):

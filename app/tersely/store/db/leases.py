@@ -1,4 +1,4 @@
-"""Leases: one replica at a time works on a session. A lease is a row that ends by itself; times are parameters."""
+"""Leases: one replica at a time works on a session. A lease is a row that expires; times are parameters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import datetime
 
 from tersely.store.db.connection import Connection
 
-# Whoever comes first, whoever had it already, or anybody once it has run out. None for a session that is not there.
+# Grants the lease to the first that asks, to its holder, or to anybody once it has expired. None without a session.
 TAKE = """
 INSERT INTO leases (tenant_id, session_id, holder, until)
 SELECT tenant_id, id, $3, $4 FROM sessions WHERE tenant_id = $1 AND id = $2
@@ -25,5 +25,5 @@ async def take(
 
 
 async def give_back(connection: Connection, tenant: str, session_id: str, holder: str) -> None:
-    """End a lease; one that went to another meanwhile stays."""
+    """End a lease. A lease that another holder has by now stays."""
     await connection.execute(GIVE_BACK, tenant, session_id, holder)

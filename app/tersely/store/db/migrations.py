@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 _log = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).resolve().parents[2]
-# A wheel carries the migrations inside the package; a checkout has them beside ``app/``.
+# A wheel contains the migrations in the package; in a checkout they are beside ``app/``.
 SCRIPTS = next(each for each in (_PACKAGE / "_migrations", _PACKAGE.parents[1] / "migrations") if each.is_dir())
 # Whoever loses a race, or meets a lock that is held for longer than a migration waits (`env.py`), tries again.
 ATTEMPTS = 8
@@ -61,10 +61,9 @@ def _upgrade(dsn: str, revision: str) -> None:
 
 
 async def migrate(dsn: str, revision: str = "head") -> None:
-    """Run every migration that the database at ``dsn`` lacks, up to ``revision``. Leave a newer schema as it is.
+    """Run every migration that the database at ``dsn`` lacks, up to ``revision``. Leave a newer schema unchanged.
 
-    Several processes may start at once: whoever loses the race to create the schema finds, on trying again, that
-    it is there.
+    Several processes may start at once. One that loses the race to create the schema finds it when it tries again.
     """
     for attempt in range(ATTEMPTS):
         try:

@@ -1,7 +1,8 @@
-"""The statements that write: one for a session's whole part of a batch, and those for the rows of many.
+"""The writing statements: one for a session's whole part of a batch, and those for rows of many sessions.
 
-A session's part takes plain parameters. That makes several statements, one for each shape, but each has one good plan
-whatever the planner knows of the tables, and the driver encodes a value in a fraction of the time of an array.
+A session's part takes plain parameters. That makes several statements, one for each combination of tables, but each has
+one good plan whatever the planner knows about the tables, and the driver encodes a value in a fraction of the time of
+an array.
 """
 
 from __future__ import annotations
@@ -160,10 +161,10 @@ def shape_of(counts: Iterable[tuple[str, int]]) -> Shape:
 
 @lru_cache(maxsize=256)
 def write_at_once(shape: Shape, *, makes: bool) -> str:
-    """Make or move one session and add its rows; nothing at all when it is not as expected. Returns its id if it was.
+    """Create or update one session and add its rows, or do nothing if its version differs. Returns its id on success.
 
-    Parameters: tenant, session, counters, figures, then `NEW` where ``makes``, else the version that is expected; then
-    the rows of each table of ``shape``, value by value, or by column as arrays.
+    Parameters: tenant, session, counters, figures, then `NEW` if it ``makes`` the session, else the expected version;
+    then the rows of each table of ``shape``, value by value, or by column as arrays.
     """
     parameters = _Parameters(2)
     if makes:
@@ -206,7 +207,7 @@ def write_at_once(shape: Shape, *, makes: bool) -> str:
 
 
 def flat(rows: Sequence[Record]) -> list[object]:
-    """Return the arguments for ``rows`` of one session. The session's id, which is first in each row, is left out."""
+    """Return the arguments for ``rows`` of one session, without the session's id, which is first in each row."""
     if len(rows) > INLINE_ROWS:
         return list(as_arrays(rows)[1:])
     return [value for row in rows for value in row[1:]]

@@ -26,7 +26,7 @@ FORGET = "DELETE FROM artifacts WHERE tenant_id = $1 AND session_id = $2 AND seq
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """An output of ``chars`` characters in a message that is written. ``call_id`` is that of its call."""
+    """An output of ``chars`` characters in a written message. ``call_id`` is that of its call."""
 
     sha256: bytes
     call_id: str
@@ -49,7 +49,7 @@ def row(session_id: str, seq: int, artifact: Artifact, now: datetime) -> tuple[o
 
 
 async def find(connection: Connection, tenant: str, sha256: bytes) -> StoredMessage | None:
-    """Return the message with that output, in any of the tenant's sessions, whether it is live or not."""
+    """Return the message with that output, in any of the tenant's sessions, live or not."""
     record = await connection.fetchrow(FIND, tenant, sha256)
     if record is None:
         return None
@@ -60,5 +60,5 @@ async def find(connection: Connection, tenant: str, sha256: bytes) -> StoredMess
 
 
 async def forget(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> None:
-    """Take out what points at these messages, which are emptied."""
+    """Delete the references to these messages, which are emptied."""
     await connection.execute(FORGET, tenant, session_id, list(seqs))

@@ -12,5 +12,5 @@ SELECT a.raw FROM (
 
 
 async def last_tools(connection: Connection, tenant: str, session_id: str) -> bytes:
-    """Return the client's tools of a session's last call, in wire form; empty where it had none."""
+    """Return the client's tools of a session's last call, in wire form; empty if it had none."""
     return await connection.fetchval(LAST_TOOLS, tenant, session_id) or b""

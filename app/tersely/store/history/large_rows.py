@@ -1,7 +1,7 @@
-"""Large messages, read in pieces.
+"""Read large messages in pieces.
 
-The driver puts a value together at once, on the event loop: with a message of 28 MiB that takes 20 ms and more. So a
-statement leaves large values out, and another one reads them as rows of `PIECE` bytes.
+The driver builds a value at once, on the event loop: a message of 28 MiB takes 20 ms and more. So a statement omits
+large values, and another one reads them as rows of `PIECE` bytes.
 """
 
 from __future__ import annotations

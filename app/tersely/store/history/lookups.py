@@ -1,6 +1,6 @@
-"""Group lookup: which sessions continue the histories of many requests, and their tails, in one statement.
+"""Group lookup: find in one statement which sessions continue the histories of many requests, and their tails.
 
-What group commit is for writes, this is for the one read that nearly every request needs.
+It does for reads what group commit does for writes: nearly every request needs this one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ CROSS JOIN LATERAL (
 """
 _PREFERENCE = "(s.client_id = $3) IS TRUE DESC, m.seq = s.last_seq DESC, s.updated_at DESC, s.id"
 
-# Which session a history goes on in that ends with a reply of ours, and whether that is as it was.
+# The session that a history with a known last reply continues, and whether the session is unchanged.
 CHECK = f"""
 SELECT $4::integer AS request, s.id, s.version, s.created_at, m.seq AS hit_seq,
     m.status <> 'superseded' AS hit_is_current
@@ -152,7 +152,7 @@ class Lookups:
         return found
 
     async def _check(self, connection: Connection, tenant: str, asked: dict[int, _Question]) -> dict[int, ReplyMatch]:
-        """Answer the questions for which it suffices that a session is unchanged."""
+        """Answer the requests for which it suffices that a session is unchanged."""
         known: dict[int, CachedTail] = {}
         for number, question in asked.items():
             tail = self._tail_cache.ending_with(tenant, question.chains[0])

@@ -89,7 +89,7 @@ SELECT {FULL} FROM messages
 WHERE {HERE} AND seq BETWEEN $3 AND $4 AND status = 'live' AND model_visible AND turn > 0
 """
 
-# What the client was shown; what was taken out of a reply is in `model_raw` alone.
+# The client's view. Text that was stripped from a reply is only in `model_raw`.
 REPLIES_WITH = f"""
 SELECT {FULL} FROM messages
 WHERE {HERE} AND seq >= $3 AND status = 'live' AND model_visible AND client_visible AND turn > 0
@@ -111,7 +111,7 @@ SELECT seq FROM messages WHERE {HERE} AND seq < $3 AND pinned AND status = 'live
 ORDER BY seq
 """
 
-# Only what was left behind has to be followed back: what is current is one history.
+# Only superseded messages need `follows`: the current ones form one history.
 LEADING_TO = f"""
 WITH RECURSIVE back AS (
     SELECT seq, follows, status FROM messages WHERE {HERE} AND seq = $3
@@ -135,7 +135,7 @@ WHERE {HERE} AND seq > $3 AND status = 'live' AND turn > 0 AND client_visible OR
 
 INSTRUCTION_ROWS = f"SELECT {TAIL} FROM messages WHERE {HERE} AND turn = 0 AND status = 'live' ORDER BY place, seq"
 
-# Of a reply how it ended; without one, when the newest call that ended with this message did. `calls` is read from its
+# For a reply its finish; otherwise the end of the newest call that ended with this message. `calls` is read from its
 # newest rows on.
 END_OF_CALL = f"""
 SELECT finish, created_at AS ended_at FROM messages WHERE {HERE} AND seq = $4
@@ -167,9 +167,9 @@ ORDER BY place, seq
 
 
 class TailRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A row of the tail, with the model's view where it differs from the client's; ``dialect`` is that of both.
+    """A row of the tail, with the model's view if it differs from the client's; ``dialect`` is that of both.
 
-    ``is_hidden``: the client knows nothing of it, so that ``model_raw`` is all of it. ``ran_out``: a reply that broke
+    ``is_hidden``: the client does not know the message, and ``model_raw`` is all of it. ``ran_out``: a reply that broke
     off because the model's window was full.
     """
 
@@ -240,9 +240,9 @@ def _messages_from(records: Sequence[Record], large: Mapping[tuple[int, str], by
     return [StoredMessage(**large_rows.complete(record, large)) for record in records]
 
 
-# Statements that follow each other see what was committed in between. ``last``, in the functions below, is the last
-# sequence number of the session as it was read: what is stored since has numbers that a request on that session gives
-# to its own messages.
+# Successive statements see what was committed in between. ``last``, in the functions below, is the session's last
+# sequence number as it was read: messages stored since have numbers that a request on that session gives to its own
+# messages.
 def _up_to(records: Sequence[Record], last: int | None) -> Sequence[Record]:
     return records if last is None else [record for record in records if record["seq"] <= last]
 
@@ -255,9 +255,9 @@ async def tail_rows(
 
 
 async def links_before(connection: Connection, tenant: str, session_id: str, cut: int) -> list[bytes]:
-    """Return the digests of what stands before ``cut`` in the history that the client knows.
+    """Return the digests of the links before ``cut`` in the history that the client knows.
 
-    Costs what that is long.
+    O(length).
     """
     return [row["digest"] for row in await connection.fetch(LINKS_BEFORE, tenant, session_id, cut)]
 
@@ -306,8 +306,8 @@ async def live_replies_with(
 async def newest_within(
     connection: Connection, tenant: str, session_id: str, *, since: int, tokens: int, limit: int
 ) -> int:
-    """Return the first sequence number, from ``since`` on, of the newest messages that come to at most ``tokens`` and
-    are at most ``limit``. Costs what these cost.
+    """Return the first sequence number, from ``since`` on, of the newest messages with at most ``tokens`` tokens and at
+    most ``limit`` messages. The cost depends on these messages.
     """
     found: int = await connection.fetchval(NEWEST_WITHIN, tenant, session_id, since, tokens, limit)
     return found
@@ -428,7 +428,7 @@ async def failed_links(
     return reconciliation.failed_links(rows, {record["last_seq"] for record in records})
 
 
-# What was taken out of a reply is a row of `terse` or `states`, and the model's view of the reply has it.
+# Text that was stripped from a reply is a row of `terse` or `states`, and part of the model's view of the reply.
 _TAKEN_OUT = """
 EXISTS (
     SELECT FROM {table} t JOIN messages m ON m.tenant_id = t.tenant_id AND m.session_id = t.session_id AND m.seq = t.seq
@@ -455,5 +455,5 @@ WHERE {HERE} AND seq = ANY($3::bigint[])
 
 
 async def sizes(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> dict[int, int]:
-    """Sequence number -> bytes of a message's content, which is not read for that."""
+    """Map sequence numbers to the bytes of each message's content, without reading it."""
     return {r["seq"]: r["size"] for r in await connection.fetch(SIZES, tenant, session_id, list(seqs))}

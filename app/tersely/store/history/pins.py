@@ -37,6 +37,6 @@ async def keep(connection: Connection, tenant: str, session: Session, seqs: Iter
 async def set_priority(
     connection: Connection, tenant: str, session: Session, seq: int, priority: int, now: datetime, *, edits: bool
 ) -> None:
-    """Say how important a message is; ``edits``: so that contexts change. The session must be locked."""
+    """Set the priority of a message. ``edits``: contexts must change. The session must be locked."""
     await connection.execute(SET_PRIORITY, tenant, session.id, seq, priority)
     await connection.execute(TOUCH, tenant, session.id, now, int(edits))

@@ -1,7 +1,7 @@
-"""What a model was sent at a call, as references to what is stored.
+"""What was sent to a model at a call, as references to stored messages.
 
-A request repeats most of the one before it. So a call stores a description: which stored message each element of the
-request's message list is, word for word or with a patch. What no stored message gives (heads, shortened texts, a
+A request repeats most of the previous one. So a call stores a description: which stored message each element of the
+request's message list is, verbatim or with a patch. An element that no stored message gives (heads, shortened texts, a
 client's other spelling of a message) is a literal: a row of ``attributes``, stored once per content.
 """
 
@@ -85,7 +85,7 @@ def digest_of(raw: bytes) -> bytes:
 
 
 def checksum(raws: Iterable[bytes], value: int = 0) -> int:
-    """A checksum over all elements and where they end. ``value``: that of the elements before them."""
+    """Return a checksum over all elements and their ends. ``value``: the checksum of the elements before them."""
     for raw in raws:
         value = crc32(b"\n", crc32(raw, value))
     return value
@@ -132,7 +132,7 @@ def encode(sent: SentContext) -> bytes:
 
 
 def decode(stored: bytes) -> SentContext | None:
-    """The inverse of `encode`; None for one of another version."""
+    """The inverse of `encode`; None for a description of another version."""
     try:
         sent = _decoder.decode(stored)
     except msgspec.DecodeError:
@@ -141,9 +141,9 @@ def decode(stored: bytes) -> SentContext | None:
 
 
 def renumber(stored: bytes, seqs: Mapping[int, int]) -> bytes:
-    """The description with other sequence numbers: the messages were stored elsewhere than was decided first.
+    """Return the description with other sequence numbers, if the messages were stored elsewhere than first decided.
 
-    Blocks stay as they are: what is new stands at the end. Where that is not so, the checksum tells.
+    Blocks stay unchanged, since new elements are at the end. If that is not so, the checksum shows it.
     """
     sent = decode(stored)
     if sent is None:
@@ -155,7 +155,7 @@ def renumber(stored: bytes, seqs: Mapping[int, int]) -> bytes:
 async def literals(
     connection: Connection, tenant: str, session_id: str, digests: Iterable[bytes]
 ) -> dict[bytes, bytes]:
-    """Digest -> content, of those that are stored."""
+    """Map the digests of stored literals to their content."""
     rows = await connection.fetch(LITERALS, tenant, session_id, list(dict.fromkeys(digests)))
     return {row["digest"]: row["raw"] for row in rows}
 

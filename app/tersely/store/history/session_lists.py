@@ -1,4 +1,4 @@
-"""Pages of a tenant's sessions with their figures, in several orders.
+"""Pages of a tenant's sessions with their statistics, in several orders.
 
 An order has a coarse rank, which an index keeps, and the exact value: rows sort exactly within one rank. See the
 migration that adds the ranks.
@@ -34,7 +34,7 @@ FIGURES_OF = f"SELECT {COLUMNS}, {FIGURES} FROM sessions WHERE tenant_id = $1 AN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedSession:
-    """A session and what its calls came to. Costs are in USD, over the ``priced_calls``.
+    """A session with sums over its calls. Costs are in USD, over the ``priced_calls``.
 
     ``rank`` and ``value`` are those of the order in which it was listed.
     """
@@ -56,7 +56,9 @@ class ListedSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrowing:
-    """Which sessions are listed; None: all. ``query`` is looked for in titles, ``tops``: none that have a parent."""
+    """Filters of a list of sessions; None: no filter. ``query`` is searched for in titles. ``tops``: only sessions
+    without a parent.
+    """
 
     parent: str | None = None
     client_id: str | None = None
@@ -70,7 +72,7 @@ class Narrowing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The place of a session in an order; without ``rank``, among those that have no value in it."""
+    """The place of a session in an order; without ``rank``, among sessions without a value in that order."""
 
     rank: object
     value: object

@@ -78,10 +78,9 @@ class ReplyMatch:
 
 GET = f"SELECT {COLUMNS} FROM sessions WHERE tenant_id = $1 AND id = $2"
 
-# The longest match wins, then the client's own id, then a history that ends there, then the newest.
-# A conversation that a client calls by another id is another conversation, whatever is said in it.
-# OFFSET 0 keeps the order of the joins: of a table that was never analysed the planner would rather read everything of
-# the tenant.
+# The longest match wins, then the client's own id, then a history that ends there, then the newest. A conversation with
+# another client id is another conversation, whatever its content. OFFSET 0 keeps the order of the joins: for a table
+# that was never analysed the planner would read everything of the tenant.
 BY_CHAIN = f"""
 SELECT {_S}, m.seq AS hit_seq, m.chain AS hit_chain, m.status <> 'superseded' AS hit_is_current
 FROM (
@@ -97,7 +96,7 @@ ORDER BY array_position($2::bytea[], m.chain), (s.client_id = $3) IS TRUE DESC, 
 LIMIT 1
 """
 
-# So many sessions with one reply say that it tells nothing.
+# If so many sessions share a reply, it identifies none.
 TELLING = 100
 BY_REPLY = f"""
 SELECT m.session_id
@@ -165,8 +164,8 @@ async def find_by_reply(
 ) -> Session | None:
     """Return the one session that relayed the newest of these replies (``digests``: newest first).
 
-    Where several did, the older replies decide between them; None where they do not: a guess would be worse than
-    a new session.
+    If several did, the older replies decide between them. None if they do not: a guess would be worse than a new
+    session.
     """
     candidates: set[str] = set()
     for digest in digests:
@@ -183,9 +182,7 @@ async def find_by_reply(
 async def find_by_side_reply(
     connection: Connection, tenant: str, anchors: Sequence[bytes], since: datetime, requester: bytes
 ) -> Session | None:
-    """Return the one session one of whose side calls, made by ``requester``, was answered with such a text since
-    ``since``.
-    """
+    """Return the one session with a side call by ``requester`` that got such a reply since ``since``."""
     rows = await connection.fetch(BY_SIDE_REPLY, tenant, list(anchors), since, requester)
     return session_from(rows[0]) if len(rows) == 1 else None
 
@@ -202,7 +199,7 @@ def in_flight(open_chain: bytes) -> bytes:
 def answered_in_words(open_chain: bytes) -> bytes:
     """Return the value that marks a history whose only reply called none of its offered tools.
 
-    A client may refuse such a reply and continue without it. Only a request that says so matches.
+    A client may refuse such a reply and continue without it. Only a request that reports this matches.
     """
     return blake2b(b"answered in words" + open_chain, digest_size=16).digest()
 
@@ -228,8 +225,8 @@ async def find_unanswered(
 async def find_begun(
     connection: Connection, tenant: str, open_chains: Sequence[bytes], since: datetime, client_id: str | None
 ) -> Session | None:
-    """Return the one session that consists of the longest of these histories (``open_chains``: the longest first) and
-    was not answered; None where two do. A call that is under way may yet be answered: it does not count.
+    """Return the one unanswered session that consists of the longest of these histories (``open_chains``: longest
+    first); None if two do. A session with a running call does not count, since it may be answered.
     """
     rows = await connection.fetch(BY_OPEN_BEGINNING, tenant, list(open_chains), since, client_id)
     is_one = len(rows) == 1 or (len(rows) == 2 and rows[0]["open_chain"] != rows[1]["open_chain"])
@@ -286,7 +283,7 @@ async def add(
 async def change(
     connection: Connection, tenant: str, session_id: str, given: Configuration, now: datetime
 ) -> Session | None:
-    """Return the session with another configuration; None when it is not there."""
+    """Return the session with another configuration; None if it does not exist."""
     row = await connection.fetchrow(CHANGE, tenant, session_id, given.strategy, given.epoch_policy, given.metadata, now)
     return None if row is None else session_from(row)
 
@@ -297,7 +294,7 @@ async def mark_edited(connection: Connection, tenant: str, session_id: str, now:
 
 
 async def delete(connection: Connection, tenant: str, session_id: str) -> bool:
-    """Delete a session and everything of it; False when it was not there. Its children go on without a parent."""
+    """Delete a session with all its data; False if it does not exist. Its children stay without a parent."""
     if await connection.fetchval(DELETE, tenant, session_id) is None:
         return False
     await connection.execute(ORPHAN, tenant, session_id)

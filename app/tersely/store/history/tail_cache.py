@@ -17,16 +17,16 @@ from tersely.domain.history.sessions import Session
 from tersely.store.db.statements import Record
 from tersely.store.history.messages import TailRow
 
-# What a row and a session take beside their contents, in bytes; measured, rounded up.
+# Bytes of a row and of a session besides their contents; measured, rounded up.
 ROW_SIZE = 600
 SESSION_SIZE = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedTail:
-    """A session as it was at one version, with its current rows from the cut on, in order. ``size`` in bytes.
+    """A session at one version, with its current rows from the cut on, in order. ``size`` in bytes.
 
-    ``chain`` is the identity of the whole history up to the newest reply that was relayed, where that is known.
+    ``chain`` is the chain value of the whole history up to the newest relayed reply, if it is known.
     """
 
     session: Session
@@ -43,7 +43,7 @@ def cached_tail(session: Session, rows: Sequence[TailRow], chain: bytes | None) 
 
 
 def appended(before: CachedTail | None, session: Session, records: Iterable[Record], chain: bytes | None) -> CachedTail:
-    """Return ``before`` and the messages that were written since (as `tersely.store.commit.apply` lists them)."""
+    """Return ``before`` with the messages that were written since (as `tersely.store.commit.apply` lists them)."""
     added = [_row(record) for record in records if record[6] != "superseded"]
     rows = [*before.rows, *added] if before is not None else added
     if before is None or before.session.epoch != session.epoch:
@@ -103,12 +103,12 @@ class TailCache:
         return tail
 
     def ending_with(self, tenant: str, chain: bytes) -> CachedTail | None:
-        """Return the cached tail of the session whose newest relayed reply has that chain."""
+        """Return the cached tail of the session whose newest relayed reply has that chain value."""
         session_id = self._by_chain.get((tenant, chain))
         return None if session_id is None else self.get(tenant, session_id)
 
     def put(self, tenant: str, tail: CachedTail) -> None:
-        """Remember a session; what was remembered of it before is forgotten."""
+        """Cache a session in place of its earlier entry."""
         key = (tenant, tail.session.id)
         self.forget(*key)
         if tail.size > self._budget:

@@ -10,7 +10,7 @@ from tersely.store.db.connection import Connection
 # Of more entries than this, the older ones are counted, not loaded: planning costs the same in every session.
 NEWEST = 400
 
-# An entry goes where the message goes that it was said with. No join: it could be made by reading all messages.
+# An entry shares the status of its message. There is no join, which could be planned as a scan of all messages.
 LIVE = """
 SELECT t.turn, t.seq, t.number, t.role, t.source, t.created_at, t.text FROM terse t
 WHERE t.tenant_id = $1 AND t.session_id = $2 AND 'live' = (

@@ -1,6 +1,6 @@
-"""The daily memory of a tenant: what was summarised when it left a context (CowAgent's daily memory file).
+"""The daily memory of a tenant: summaries of messages that left a context (CowAgent's daily memory file).
 
-It belongs to the tenant and outlives the session that it came from, unless that is deleted on request.
+It belongs to the tenant and outlives its session, unless that is deleted on request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WHERE tenant_id = $1 AND ($2::date IS NULL OR day = $2) AND ($3::text IS NULL OR
   AND NOT forgotten AND ($4::timestamptz IS NULL OR (created_at, session_id, first_seq, last_seq) < ($4, $5, $6, $7))
 ORDER BY created_at DESC, session_id DESC, first_seq DESC, last_seq DESC LIMIT $8
 """
-# What an entry says of the words alone, so that a whole memory can be ranked without reading its texts.
+# The terms of an entry, so that a whole memory can be ranked without reading its texts.
 WITH_ANY = """
 SELECT session_id, day, first_seq, last_seq, size, found
 FROM (
@@ -49,14 +49,14 @@ WHERE tenant_id = $1 AND (session_id, day, first_seq, last_seq) IN (
     SELECT * FROM unnest($2::text[], $3::date[], $4::bigint[], $5::bigint[])
 )
 """
-# Entries that were forgotten count too: what they told of is not told again.
+# Deleted entries count too: their messages are not summarised again.
 TOLD = """
 SELECT day, first_seq, last_seq, runs, forgotten FROM memory
 WHERE tenant_id = $1 AND session_id = $2 AND first_seq <= $4 AND last_seq >= $3
 """
 DELETE = "DELETE FROM memory WHERE tenant_id = $1 AND session_id = $2 AND day = $3 AND first_seq = $4 AND last_seq = $5"
 FORGET_SESSION = "DELETE FROM memory WHERE tenant_id = $1 AND session_id = $2"
-# The row stays without its words, so that nobody tells of the same messages again.
+# The row stays without its text, so that the same messages are not summarised again.
 FORGET = """
 UPDATE memory SET text = '', words = '', forgotten = true
 WHERE tenant_id = $1 AND ($2::date IS NULL OR day = $2) AND ($3::text IS NULL OR session_id = $3) AND NOT forgotten
@@ -65,7 +65,7 @@ RETURNING 1
 
 # Time, session, first and last sequence number: where an entry stands in the list.
 MemoryCursor = tuple[datetime, str, int, int]
-# Session, day, first and last sequence number: which entry it is.
+# The key of an entry: session, day, first and last sequence number.
 Key = tuple[str, date, int, int]
 
 
@@ -119,14 +119,14 @@ async def newest(
     before: MemoryCursor | None = None,
     limit: int,
 ) -> list[MemoryEntry]:
-    """Entries, the newest first, behind the place ``before``: those of a day (UTC) and of a session, if given."""
+    """Return entries after the place ``before``, newest first; only of a day (UTC) and of a session, if given."""
     place = before or (None, None, None, None)
     return [_entry(record) for record in await connection.fetch(NEWEST, tenant, day, session_id, *place, limit)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryHit:
-    """An entry that has some of the terms that were asked for: ``found`` says which. ``size``: bytes of its words."""
+    """An entry with some of the searched terms: ``found`` names them. ``size``: bytes of its text."""
 
     key: Key
     size: int
@@ -152,7 +152,7 @@ async def with_any(
 
 
 async def at(connection: Connection, tenant: str, keys: Sequence[Key]) -> list[MemoryEntry]:
-    """Return the entries of these keys that are there, in the order of the keys."""
+    """Return the existing entries of these keys, in the order of the keys."""
     columns = [list(column) for column in zip(*keys, strict=True)] or [[], [], [], []]
     records = await connection.fetch(AT, tenant, *columns)
     found = {(r["session_id"], r["day"], r["first_seq"], r["last_seq"]): _entry(r) for r in records}
@@ -173,7 +173,7 @@ async def forget_range(
 
 
 async def forget_session(connection: Connection, tenant: str, session_id: str) -> None:
-    """Delete what a session left behind."""
+    """Delete the entries of a session."""
     await connection.execute(FORGET_SESSION, tenant, session_id)
 
 
@@ -183,7 +183,7 @@ async def forget(connection: Connection, tenant: str, *, day: date | None, sessi
 
 
 def _listed(terms: Iterable[str]) -> str:
-    """Terms (which have no blanks) as a text in which each can be looked for."""
+    """Return terms (without blanks) as a text in which each can be searched for."""
     return f" {' '.join(sorted(terms))} "
 
 

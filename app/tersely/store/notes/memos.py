@@ -35,7 +35,7 @@ MemoCursor = tuple[datetime, str]
 
 
 async def add(connection: Connection, tenant: str, memo: Memo, terms: Sequence[str]) -> None:
-    """Store a memo with the terms that it can be found by."""
+    """Store a memo with its search terms."""
     content = memo.content.encode("utf-8", "replace")
     await connection.execute(
         ADD, tenant, memo.id, memo.session_id, list(memo.tags), list(terms), memo.created_at, content
@@ -54,7 +54,7 @@ async def delete(connection: Connection, tenant: str, memo_id: str) -> bool:
 
 
 async def delete_all(connection: Connection, tenant: str, *, tags: Sequence[str] | None) -> int:
-    """Delete the memos with any of ``tags``, all of them where none are given; how many there were."""
+    """Delete the memos with any of ``tags``, or all if none are given. Return their number."""
     return len(await connection.fetch(DELETE_ALL, tenant, tags))
 
 

@@ -1,7 +1,7 @@
-"""Memory entries that are to be written: stored with what makes them due, deleted with the entry itself.
+"""Memory entries that are due to be written. They are stored with their cause and deleted when the entry is written.
 
-The process that stores a row writes the entry soon after. When that process dies, or has no room for the job, another
-process takes the row over once it is due.
+The process that stores a row writes the entry soon after. If that process dies or has no capacity, another process
+claims the row when it is due.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tersely.domain.history.runs import Run
 from tersely.store.db.connection import Connection, Database
 from tersely.store.db.statements import INSERTS, Record, as_arrays
 
-# For so long a row is left to the process that stored it; each try doubles the time until the next one.
+# For this time a row is left to the process that stored it. Each attempt doubles the time until the next one.
 GRACE = timedelta(minutes=1)
 # After so many tries, about four hours, a row is left alone until its session is deleted.
 MOST_TRIES = 8
@@ -38,10 +38,10 @@ DELETE_OF_RUNS = f"DELETE FROM pending_memory WHERE {HERE} AND epoch = 0 AND fir
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingMemory:
-    """A memory entry that is to be written of messages ``first_seq`` to ``last_seq``.
+    """A memory entry to be written about messages ``first_seq`` to ``last_seq``.
 
-    ``epoch`` is the number of the epoch with which they left the context; 0: ``runs`` are the messages. ``strategy`` is
-    a strategy's name; ``model`` (empty: not known) and ``dialect`` are those of the session's calls.
+    ``epoch`` is the number of the epoch that cut them; 0: ``runs`` are the messages. ``strategy`` is a strategy's name;
+    ``model`` (empty: unknown) and ``dialect`` are those of the session's calls.
     """
 
     first_seq: int
@@ -55,7 +55,7 @@ class PendingMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueMemory:
-    """An entry that nobody has written in time, and whose session it is of."""
+    """An entry that was not written in time, with its session."""
 
     tenant: str
     session_id: str
@@ -74,7 +74,7 @@ def record(session_id: str, entry: PendingMemory, now: datetime) -> Record:
 async def add(
     connection: Connection, tenant: str, session_id: str, entries: Iterable[PendingMemory], now: datetime
 ) -> None:
-    """Store entries that are to be written; those that are stored already stay as they are."""
+    """Store entries to be written; existing ones stay unchanged."""
     rows = [record(session_id, entry, now) for entry in entries]
     if rows:
         await connection.execute(INSERTS["pending_memory"], tenant, *as_arrays(rows))
@@ -89,7 +89,7 @@ async def delete(connection: Connection, tenant: str, session_id: str, epoch: in
 
 
 async def due(database: Database, now: datetime, *, limit: int) -> list[DueMemory]:
-    """Return entries of all tenants that are due, those that have waited the longest first."""
+    """Return due entries of all tenants, longest waiting first."""
     async with database.transaction("") as connection:
         await connection.execute(LIST)
         records = await connection.fetch(DUE, now, MOST_TRIES, limit)
@@ -112,7 +112,7 @@ async def due(database: Database, now: datetime, *, limit: int) -> list[DueMemor
 
 
 async def take_over(connection: Connection, each: DueMemory, now: datetime) -> bool:
-    """Claim an entry that is due; False when it has been written, or another process has claimed it."""
+    """Claim a due entry; False if it has been written or claimed meanwhile."""
     entry = each.entry
     taken = await connection.fetchval(
         TAKE_OVER, each.tenant, each.session_id, entry.epoch, entry.first_seq, entry.last_seq, now, GRACE

@@ -16,7 +16,7 @@ ON CONFLICT (tenant_id, session_id) DO UPDATE SET updated_at = excluded.updated_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scratchpad:
-    """A session's scratchpad, and when it was written; an empty one may never have been written."""
+    """A session's scratchpad, and when it was written. An empty one may never have been written."""
 
     text: str = ""
     updated_at: datetime | None = None
@@ -31,6 +31,6 @@ async def get(connection: Connection, tenant: str, session_id: str) -> Scratchpa
 
 
 async def put(connection: Connection, tenant: str, session_id: str, text: str, now: datetime) -> Scratchpad:
-    """Write it anew. The session must be there."""
+    """Replace the scratchpad. The session must exist."""
     await connection.execute(PUT, tenant, session_id, now, text.encode("utf-8", "replace"))
     return Scratchpad(text=text, updated_at=now)

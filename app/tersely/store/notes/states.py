@@ -1,7 +1,7 @@
-"""State blocks: what the model, or a client in its place, holds to be the state of a session.
+"""State blocks: the session's state as written by the model, or by a client in its place.
 
-A state goes where the message goes that it came with: of a message that was superseded, dropped or undone it no
-longer counts, and the one before it is the newest again.
+A state shares the status of its message. If that was superseded, dropped or undone, the state before it is the newest
+again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from asyncpg import Record
 from tersely.domain.text.state import StateBlock, StateSource
 from tersely.store.db.connection import Connection
 
-# Late replies stand between older messages; of the states that came last, one is the last by place. Found from the
-# end, so that it costs the same in every session.
+# Late replies stand between older messages, so the last states are sorted by position. The search starts at the end, so
+# that it costs the same in every session.
 NEWEST = """
 SELECT seq, source, created_at, text FROM (
     SELECT s.seq, s.number, s.source, s.created_at, s.text, COALESCE(m.place, 0) AS place
@@ -111,7 +111,7 @@ async def forget(connection: Connection, tenant: str, session_id: str, seqs: Seq
 
 
 async def add_found(connection: Connection, tenant: str, session_id: str, found: Sequence[StateBlock]) -> None:
-    """Add states that came with their messages, where these have none yet."""
+    """Add states to messages that have none yet."""
     if not found:
         return
     columns = (

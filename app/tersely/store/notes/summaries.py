@@ -1,9 +1,9 @@
-"""Summaries: append-only rows, each standing for the live messages in a range of sequence numbers.
+"""Summaries: append-only rows, each for the live messages in a range of sequence numbers.
 
-A row keeps the ``basis`` of its range: a digest of the numbers in it that were *not* live when the summary was made. It
-counts as long as the basis is still the same, so it stops counting once one of its messages is undone, dropped,
-superseded or removed, and counts again when a client returns to the branch that it was made of. Edits elsewhere do not
-touch it. A row without a text says that nothing shorter was found for that basis: there is no second try.
+A row keeps the ``basis`` of its range: a digest of the numbers in it that were *not* live when the summary was made.
+The row is valid while the basis is the same. So it becomes invalid when one of its messages is undone, dropped,
+superseded or removed, and valid again when a client returns to that branch. Edits elsewhere do not affect it. A row
+without a text records that nothing shorter was found for that basis, so there is no second attempt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HERE = "tenant_id = $1 AND session_id = $2"
 def _basis(first: str, last: str) -> str:
     """Return the basis of a range.
 
-    Its condition is that of the index of exceptions: the cost depends on these alone.
+    Its condition is that of the index of exceptions, so the cost depends on the exceptions alone.
     """
     return f"""(
         SELECT sha256(convert_to(coalesce(string_agg(m.seq::text, ',' ORDER BY m.seq), ''), 'UTF8'))
@@ -63,7 +63,7 @@ WHERE {_basis("$3", "$4")} = $6
   AND EXISTS (SELECT FROM leases WHERE {HERE} AND holder = $12)
 ON CONFLICT DO NOTHING RETURNING number
 """
-# By purpose, so that each walks its index backwards and stops at the first few that count.
+# One query for each purpose, so that each reads its index backwards and stops at the first few valid rows.
 COUNTING = f"""
 SELECT c.* FROM unnest($3::text[]) AS p (purpose) CROSS JOIN LATERAL (
     SELECT number, first_seq, last_seq, purpose, tokens, source, created_at, text FROM summaries s
@@ -193,9 +193,9 @@ async def newest(
     up_to: int = NO_LIMIT,
     limit: int = 1,
 ) -> list[Summary]:
-    """Return the newest ``limit`` summaries that count and cover nothing behind ``up_to``, in the order of the history.
+    """Return the newest ``limit`` valid summaries that cover nothing after ``up_to``, in the order of the history.
 
-    Of several for the same end, the one that was made last comes last.
+    Of several with the same end, the latest one comes last.
     """
     records = await connection.fetch(COUNTING, tenant, session_id, list(purposes), up_to, limit)
     return [_summary(record) for record in reversed(records)]
@@ -233,12 +233,12 @@ async def covered_tokens(connection: Connection, tenant: str, session_id: str, f
 
 
 async def last_turn_begins(connection: Connection, tenant: str, session_id: str) -> int:
-    """Return the first sequence number of the last turn that is live; 1 where there is none."""
+    """Return the first sequence number of the last live turn; 1 if there is none."""
     return await connection.fetchval(LAST_TURN_BEGINS, tenant, session_id) or 1
 
 
 async def last_model(connection: Connection, tenant: str, session_id: str) -> str:
-    """Return the model that the session's last call went to; empty where there was none."""
+    """Return the model of the session's last call; empty if there was none."""
     return await connection.fetchval(LAST_MODEL, tenant, session_id) or ""
 
 

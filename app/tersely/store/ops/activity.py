@@ -45,12 +45,12 @@ class RunningCall:
 
 
 async def finished(connection: Connection, tenant: str, after: datetime, limit: int) -> list[CallRow]:
-    """Calls that ended after that time."""
+    """Return calls that ended after that time."""
     return await finished_since(connection, tenant, begun=after - LONGEST, finished=after, limit=limit)
 
 
 async def epochs(connection: Connection, tenant: str, after: datetime, limit: int) -> list[Told]:
-    """Epochs that started after that time."""
+    """Return epochs that started after that time."""
     found = []
     for row in await connection.fetch(EPOCHS, tenant, after, limit):
         body = dict(row)

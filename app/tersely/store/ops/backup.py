@@ -37,7 +37,7 @@ IN_MEMORY = 8 * 1024 * 1024
 READ_BYTES = 1024 * 1024
 # Text columns compare byte by byte, so that every database orders the rows alike.
 _COLLATED = frozenset({"text", "character varying"})
-# They can be made anew from the messages; a server without `vector` lacks one of their columns.
+# These tables can be rebuilt from the messages; a server without `vector` lacks one of their columns.
 DERIVED = frozenset({"embeddings"})
 
 TABLES = """
@@ -56,7 +56,7 @@ REVISION = "SELECT version_num FROM alembic_version"
 SEES_ALL = "SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user"
 
 
-# What a transaction has to say in order to see rows of all tenants, and in which tables it does then.
+# The setting by which a transaction sees rows of all tenants, and the tables for which it works.
 _LISTS = ("keys", "sessions", "limits")
 _LISTED = frozenset({"keys", "sessions", "tenants", "limits", "tenant_limits"})
 
@@ -208,8 +208,8 @@ async def load_backup(dsn: str, path: Path, manifest: Manifest) -> tuple[str, ..
 
 
 async def _copy_in(connection: Connection, table: _Table, member: Member, content: Any) -> None:
-    """Write one member's rows, read them back and compare. COPY is refused under row-level security: rows go through a
-    temporary table.
+    """Write one member's rows, read them back and compare. COPY is refused under row-level security, so rows go through
+    a temporary table.
     """
     await _see(connection, member.tenant)
     columns = ", ".join(f'"{name}"' for name in member.columns)
@@ -252,8 +252,8 @@ async def _tables(connection: Connection) -> list[_Table]:
 
 
 async def _tenants(connection: Connection, tables: Sequence[_Table]) -> list[str]:
-    """Return every tenant: whoever was made by the operator, has a key, limits or a session, and the one that needs no
-    key. Rows without a session, as memos, need a key or that one tenant to come about.
+    """Return every tenant: those that the operator created, that have a key, limits or a session, and the one without
+    keys. Other rows, such as memos, exist only for these.
     """
     found = {DEFAULT_TENANT}
     if await connection.fetchval(SEES_ALL):
@@ -302,7 +302,7 @@ async def _connect(dsn: str) -> AsyncIterator[Connection]:
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name when it is whole and on disk."""
+    """Open a file that gets its name when it is complete and on disk."""
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)
     part.touch(mode=0o600, exist_ok=False)

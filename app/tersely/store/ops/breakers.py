@@ -1,7 +1,7 @@
-"""Breakers: after repeated failures a tenant's model is not asked for a while, by any replica.
+"""Circuit breakers: after repeated failures no replica calls a tenant's model for a while.
 
-``failures`` counts those without a success between them. Each one past the threshold doubles the pause. When the pause
-is over, the next call is a trial: another failure opens the breaker for longer, a success removes it.
+``failures`` counts consecutive failures. Each one above the threshold doubles the pause. After the pause the next call
+is a trial: another failure extends the pause, a success removes it.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ async def places(connection: Connection, tenant: str, session_id: str, last: int
 
 
 async def costs(connection: Connection, tenant: str, session_id: str) -> tuple[float, float] | None:
-    """What a session's calls cost as sent and as the full history; None where no call has a price."""
+    """Return the cost of a session's calls as sent and as the full history; None if no call has a price."""
     row = await connection.fetchrow(COSTS, tenant, session_id)
     assert row is not None  # an aggregate always gives a row
     return (row["cost_sent"], row["cost_full"]) if row["priced_calls"] else None

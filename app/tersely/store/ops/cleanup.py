@@ -9,7 +9,7 @@ from datetime import datetime
 from tersely.store.db.connection import Database
 from tersely.store.history.sessions import WITHOUT_KEY
 
-# Across tenants: a transaction that says so may see the sessions' rows, and nothing else.
+# Across tenants: with this setting a transaction may see the sessions' rows, and nothing else.
 LIST = "SET LOCAL app.list_sessions = 'on'"
 # From one tenant to the next by the primary key, whatever the number of sessions.
 TENANTS = """
@@ -21,7 +21,7 @@ WITH RECURSIVE t AS (
 )
 SELECT tenant_id FROM t WHERE tenant_id IS NOT NULL
 """
-# A session that is idle since then is at least that old: the index by age leads to it, and costs no call anything.
+# A session idle since then is at least that old: the index by age finds it without an update at each call.
 IDLE = """
 SELECT id, COALESCE(strategy, last_strategy) AS strategy, updated_at, created_at FROM sessions
 WHERE tenant_id = $1 AND created_at < $2 AND (created_at, id) < ($3, $4) AND updated_at < $2
@@ -32,7 +32,7 @@ SELECT id FROM sessions WHERE tenant_id = $1 AND id = ANY ($2) AND updated_at < 
 """
 ORPHAN = "UPDATE sessions SET parent = NULL, version = version + 1 WHERE tenant_id = $1 AND parent = ANY ($2)"
 DELETE = "DELETE FROM sessions WHERE tenant_id = $1 AND id = ANY ($2)"
-# Whoever comes first, whoever had it already, or anybody once it has run out.
+# Grants the lease to the first that asks, to its holder, or to anybody once it has expired.
 TAKE_LEASE = """
 INSERT INTO service_leases (name, holder, until) VALUES ($1, $2, $3)
 ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, until = excluded.until
@@ -44,7 +44,7 @@ DELETE_LIMIT = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleSession:
-    """A session and when it was last written to; ``strategy``: its own, or what its last call's headers asked for."""
+    """A session and the time of its last write. ``strategy``: its own, or that of its last call's headers."""
 
     id: str
     strategy: str | None
@@ -62,9 +62,9 @@ async def tenants(database: Database) -> list[str]:
 async def idle(
     database: Database, tenant: str, before: datetime, *, older_than: tuple[datetime, str], limit: int
 ) -> list[IdleSession]:
-    """Return a tenant's sessions that were not written to since ``before``, the youngest first.
+    """Return a tenant's sessions without a write since ``before``, youngest first.
 
-    ``older_than``: creation time and id of the session after which the list goes on.
+    ``older_than``: creation time and id of the session after which the list continues.
     """
     async with database.transaction(tenant, limit=DELETE_LIMIT) as connection:
         records = await connection.fetch(IDLE, tenant, before, *older_than, limit)
@@ -75,7 +75,7 @@ async def idle(
 
 
 async def delete_idle(database: Database, tenant: str, ids: Sequence[str], before: datetime) -> int:
-    """Delete those of the sessions that have not been used meanwhile, with everything of theirs; how many."""
+    """Delete those sessions that have not been used meanwhile, with all their data. Return their number."""
     async with database.transaction(tenant, limit=DELETE_LIMIT) as connection:
         still = [row["id"] for row in await connection.fetch(STILL_IDLE, tenant, ids, before)]
         if still:

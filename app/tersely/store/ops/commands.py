@@ -1,4 +1,4 @@
-"""The newest command of each chat: that it is under way, or what it was answered, so that none is carried out twice."""
+"""The newest command of each chat: that it is running, or its answer, so that no command runs twice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime
 
 from tersely.store.db.connection import Connection
 
-# It is one's own unless it is the one that is there: said after the same messages, and not too long ago.
+# A command is new unless it is the stored one: after the same messages, and recent.
 CLAIM = """
 INSERT INTO commands (tenant_id, session_id, digest, last_seq, started_at, until, finished_at, text)
 VALUES ($1, $2, $3, $4, $5, $6, NULL, NULL)
@@ -30,7 +30,7 @@ FORGET = "DELETE FROM commands WHERE tenant_id = $1 AND session_id = $2 AND fini
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A command: ``digest`` identifies it with all that was said before it, ``last_seq`` is the last stored message."""
+    """A command. ``digest`` identifies it with all messages before it; ``last_seq`` is the last stored message."""
 
     session_id: str
     digest: bytes
@@ -40,7 +40,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRecord:
-    """A session's newest command. ``text`` is the answer once it is finished; ``until`` somebody is at work on it."""
+    """A session's newest command. ``text`` is the answer once it is finished; until ``until`` it is running."""
 
     digest: bytes
     started_at: datetime
@@ -52,9 +52,9 @@ class CommandRecord:
 async def claim(
     connection: Connection, tenant: str, mine: Claim, *, until: datetime, since: datetime, is_retry: bool
 ) -> bool:
-    """Make it the session's newest; False where it is that already, begun or answered after ``since``.
+    """Store the session's newest command; False if it is stored already, begun or answered after ``since``.
 
-    ``is_retry``: also if messages came in between. The session must be there.
+    ``is_retry``: also if messages came in between. The session must exist.
     """
     given = (tenant, mine.session_id, mine.digest, mine.last_seq, mine.started_at, until, since, is_retry)
     return await connection.fetchval(CLAIM, *given) is not None

@@ -1,4 +1,4 @@
-"""Events of a session: what happened to it that its messages do not show. Counts and names, never content."""
+"""Events of a session that its messages do not show. Counts and names, never content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ON CONFLICT DO NOTHING RETURNING number
 """
 AFTER = f"SELECT number, kind, created_at, body FROM events WHERE {HERE} AND number > $3 ORDER BY number LIMIT $4"
 
-# Two may want the same number; the later one takes the next.
+# Two events may want the same number; the later one takes the next.
 TRIES = 5
 
 

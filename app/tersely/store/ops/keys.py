@@ -1,4 +1,4 @@
-"""Tersely's own keys. Of a secret only its SHA-256 is stored: it is random, so nothing slower is needed."""
+"""Tersely's own keys. Only the SHA-256 of a secret is stored: the secret is random, so no slower hash is needed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tersely.store.db.connection import TENANT, Database
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A key without its secret. ``scope``: what it may do, None: everything; ``expires_at`` None: never;
-    ``client``: the only client that may use it.
+    """A key without its secret. ``scope``: what it permits, None: everything. ``expires_at`` None: never. ``client``:
+    the only client that may use it.
     """
 
     id: str
@@ -54,7 +54,7 @@ def _key(record: Record) -> Key:
 
 
 async def find(database: Database, key_id: str) -> Key | None:
-    """Return the key with that id, whoever's it is: what a request presents is looked up before its tenant is known."""
+    """Return the key with that id, of any tenant: a request's key is looked up before its tenant is known."""
     async with database.transaction("", key_id=key_id) as connection:
         record = await connection.fetchrow(FIND, key_id)
     return None if record is None else _key(record)
@@ -82,7 +82,7 @@ async def of_all_tenants(database: Database) -> list[Key]:
 
 
 async def tenant_of(database: Database, key_id: str) -> str | None:
-    """Whose key that is."""
+    """Return the tenant of a key."""
     key = await find(database, key_id) if TENANT.fullmatch(key_id) else None
     return None if key is None else key.tenant
 

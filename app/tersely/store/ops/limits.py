@@ -12,7 +12,7 @@ from asyncpg import Record
 from tersely.domain.limits import LIMIT_NAMES, Ask, Grant, Limits, Use, grant
 from tersely.store.db.connection import Database, to_json
 
-# Across tenants: a transaction that says so may see these rows, and nothing else.
+# Across tenants: with this setting a transaction may see these rows, and nothing else.
 LIST = "SET LOCAL app.list_limits = 'on'"
 ALL = "SELECT tenant_id, retention_days FROM tenant_limits WHERE retention_days IS NOT NULL ORDER BY tenant_id"
 SET = """
@@ -28,7 +28,7 @@ ON CONFLICT (tenant_id, key_id) DO UPDATE SET {", ".join(f"{name} = excluded.{na
 """
 UNSET_LIMITS = "DELETE FROM limits WHERE tenant_id = $1 AND key_id = $2"
 HELD_USE = "SELECT record FROM limit_use WHERE tenant_id = $1 AND key_id = $2 FOR UPDATE"
-# Whoever comes first makes the row; the other one finds it.
+# The first transaction creates the row; others find it.
 NEW_USE = "INSERT INTO limit_use (tenant_id, key_id, record, updated_at) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING"
 SET_USE = "UPDATE limit_use SET record = $3, updated_at = $4 WHERE tenant_id = $1 AND key_id = $2"
 USE_OF_MANY = "SELECT tenant_id, key_id, record FROM limit_use WHERE tenant_id = ANY ($1)"
@@ -40,7 +40,7 @@ SELECT tenant_id, created_at FROM tenants WHERE tenant_id > $1 ORDER BY tenant_i
 """
 TENANT = "SELECT created_at FROM tenants WHERE tenant_id = $1"
 ADD_TENANT = "INSERT INTO tenants (tenant_id, created_at) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING tenant_id"
-# The lengths alone are read, not the values. The rest of what is stored is small beside these.
+# Only lengths are read, not values. All other stored data is small in comparison.
 STORED = """
 SELECT (SELECT coalesce(sum(octet_length(raw) + coalesce(octet_length(model_raw), 0)), 0) FROM messages
         WHERE tenant_id = $1)
@@ -110,9 +110,9 @@ async def write(database: Database, subject: Subject, limits: Limits, now: datet
 async def take(
     database: Database, subject: Subject, limits: Limits, ask: Ask, now: datetime, *, measures: float | None = None
 ) -> tuple[Grant, bool]:
-    """Take a worker's part of the limits. ``measures``: bytes are to be measured again after so many seconds.
+    """Take a worker's part of the limits. ``measures``: stored bytes are measured again after this many seconds.
 
-    Return what it got, and whether it is now this worker's task to measure what is stored.
+    Return the grant, and whether this worker must now measure the stored bytes.
     """
     async with database.transaction(subject.tenant) as connection:
         record = await connection.fetchval(HELD_USE, subject.tenant, subject.key_id)
@@ -154,7 +154,7 @@ async def list_tenants(database: Database, after: str, limit: int) -> Sequence[t
 
 
 async def tenant_since(database: Database, tenant: str) -> datetime | None:
-    """Return since when there is such a tenant, None where there is none."""
+    """Return the creation time of a tenant; None if it does not exist."""
     async with database.transaction(tenant) as connection:
         since: datetime | None = await connection.fetchval(TENANT, tenant)
     return since

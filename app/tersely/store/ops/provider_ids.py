@@ -1,6 +1,4 @@
-"""Ids of objects that a tenant created at a provider. Tenants that share the operator's account may name only their
-own.
-"""
+"""Ids of objects that a tenant created at a provider. Tenants of a shared account may only name their own."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ FORGET = "DELETE FROM side_replies WHERE tenant_id = $1 AND session_id = $2 AND 
 async def remember(
     connection: Connection, tenant: str, session_id: str, anchors: Sequence[bytes], requester: bytes, now: datetime
 ) -> None:
-    """Remember that a side call of this session, which ``requester`` made, was answered so."""
+    """Store the reply to a side call of this session by ``requester``."""
     await connection.execute(REMEMBER, tenant, session_id, list(anchors), requester, now)
 
 

@@ -1,4 +1,4 @@
-"""Figures of a session, from rows that are few or small; its messages are never read for them."""
+"""Statistics of a session, from rows that are few or small; messages are never read for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EPOCHS = f"""
 SELECT number, cut, reason, head_tokens, tokens_before, tokens_after, created_at FROM epochs
 WHERE {HERE} AND number > $3 ORDER BY number LIMIT $4
 """
-# A state that was made anew is written by the same hand, and stands for no messages.
+# A state that was written again has the same source and covers no messages.
 SUMMARIES = f"SELECT count(*) FROM summaries WHERE {HERE} AND text IS NOT NULL AND purpose <> 'state'"
 COMPRESSION = f"""
 SELECT max(created_at) AS last_at, avg(before / after)::float8 AS ratio FROM (
@@ -47,8 +47,8 @@ class Compression:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTotals:
-    """Sums over a session's upstream calls, in tokens. ``input_of_cached`` is the input of those calls whose
-    provider said how much of it was cached.
+    """Sums over a session's upstream calls, in tokens. ``input_of_cached``: the input of calls whose provider reported
+    the cached part.
     """
 
     calls: int
@@ -63,7 +63,7 @@ class CallTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRow:
-    """An epoch that started, and what it spared."""
+    """A started epoch, and its savings."""
 
     number: int
     cut: int

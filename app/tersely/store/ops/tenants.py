@@ -30,7 +30,7 @@ ORPHAN = "UPDATE sessions SET parent = NULL, version = version + 1 WHERE tenant_
 OF_USER = """
 SELECT id, metadata FROM sessions WHERE tenant_id = $1 AND id > $2 AND position($3 IN metadata) > 0 ORDER BY id LIMIT $4
 """
-# Sessions that one transaction deletes, and how long it may take, in seconds.
+# Sessions that one transaction deletes, and its time limit in seconds.
 BATCH = 100
 LIMIT = 60.0
 
@@ -77,7 +77,7 @@ async def _delete_batch(connection: Connection, tenant: str, ids: Sequence[str])
 
 
 async def count_rows(database: Database, tenant: str, ids: Sequence[str] | None = None) -> Counter[str]:
-    """Count what there is of a tenant, or of some of its sessions; table -> rows, without those that have none."""
+    """Count the rows of a tenant, or of some of its sessions, by table. Empty tables are left out."""
     found: Counter[str] = Counter()
     async with database.transaction(tenant, limit=LIMIT) as connection:
         for table in await connection.fetch(TABLES):
@@ -92,7 +92,7 @@ async def count_rows(database: Database, tenant: str, ids: Sequence[str] | None 
 
 
 async def family_of(database: Database, tenant: str, ids: Sequence[str]) -> list[str]:
-    """Return those of the sessions that exist, and all that descend from them."""
+    """Return the sessions that exist, and all their descendants."""
     async with database.transaction(tenant, limit=LIMIT) as connection:
         return [row["id"] for row in await connection.fetch(DESCENDANTS, tenant, ids)]
 

@@ -57,14 +57,14 @@ async def has_vector(connection: Connection) -> bool:
 
 
 async def last(connection: Connection, tenant: str, session_id: str, model: str) -> int:
-    """Return the last message that was embedded; 0: none yet."""
+    """Return the last embedded message; 0: none yet."""
     return await connection.fetchval(LAST, tenant, session_id, model) or 0
 
 
 async def add(
     connection: Connection, tenant: str, session_id: str, model: str, rows: Sequence[tuple[int, array[float] | None]]
 ) -> None:
-    """Store (seq, vector); None: there is none. What is there already stays."""
+    """Store (seq, vector) pairs; vector None: the model refused the text. Existing rows stay."""
     seqs = [seq for seq, _ in rows]
     signs = [None if vector is None else signs_of(vector) for _, vector in rows]
     if await has_vector(connection):
@@ -100,5 +100,5 @@ def _cosine(one: array[float], other: array[float]) -> float:
 
 
 async def forget(connection: Connection, tenant: str, session_id: str, seqs: Iterable[int]) -> None:
-    """Delete what was made of messages that were removed."""
+    """Delete the embeddings of removed messages."""
     await connection.execute(FORGET, tenant, session_id, list(seqs))

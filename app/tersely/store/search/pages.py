@@ -1,9 +1,9 @@
 """The searchable text of long sessions: casefolded, in pages of fixed ranges of sequence numbers.
 
 Page ``n`` (from 0 on) holds the messages ``n * PAGE + 1`` to ``(n + 1) * PAGE``, whatever their status, so that it
-stays good when messages are hidden or come back. A segment is a run of pages with the set of their words, some
-percent of the text: what is not among the words need not be looked for in the pages. Only removing content for good
-makes pages wrong: whoever does that deletes them under the session's lock.
+stays valid when messages are hidden or restored. A segment is a run of pages with the set of their words, some percent
+of the text: pages are only searched if the words are in the set. Only the permanent removal of content invalidates
+pages; it deletes them under the session's lock.
 """
 
 from __future__ import annotations
@@ -103,19 +103,19 @@ async def content(connection: Connection, tenant: str, session_id: str, first: i
 async def edits(connection: Connection, tenant: str, session_id: str, *, lock: bool = False) -> int | None:
     """Return the session's count of edits.
 
-    With ``lock`` it cannot change until the transaction ends. None: it is gone.
+    With ``lock`` it cannot change until the transaction ends. None: the session does not exist.
     """
     found: int | None = await connection.fetchval(LOCK_EDITS if lock else EDITS, tenant, session_id)
     return found
 
 
 async def texts(connection: Connection, tenant: str, session_id: str, pages: Iterable[int]) -> list[str]:
-    """Return the text of those pages that are there."""
+    """Return the text of those pages that exist."""
     return [record["text"] for record in await connection.fetch(TEXTS, tenant, session_id, list(pages))]
 
 
 async def add_pages(connection: Connection, tenant: str, session_id: str, pages: Sequence[tuple[int, str]]) -> None:
-    """Store pages; one that is there already stays."""
+    """Store pages; an existing one stays."""
     await connection.execute(ADD_PAGES, tenant, session_id, [page for page, _ in pages], [text for _, text in pages])
 
 
@@ -134,15 +134,13 @@ async def find_segments(connection: Connection, tenant: str, session_id: str, wo
 async def find_pages(
     connection: Connection, tenant: str, session_id: str, folded: str, *, among: Iterable[int], limit: int
 ) -> list[tuple[int, str]]:
-    """Return the last ``limit`` pages ``among`` these whose text contains ``folded``, the newest first, with their
-    text.
-    """
+    """Return the last ``limit`` of these pages whose text contains ``folded``, newest first, with their text."""
     records = await connection.fetch(FIND_PAGES, tenant, session_id, folded, list(among), limit)
     return [(record["page"], record["text"]) for record in records]
 
 
 async def forget_pages(connection: Connection, tenant: str, session_id: str, seqs: Iterable[int]) -> None:
-    """Delete what was made from messages that were removed; the next search makes it anew."""
+    """Delete the pages of removed messages; the next search makes them again."""
     seqs = list(seqs)
     pages = sorted({page_of(seq) for seq in seqs})
     await connection.execute(FORGET_PAGES, tenant, session_id, pages)

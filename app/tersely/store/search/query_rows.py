@@ -66,7 +66,7 @@ class QueryRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Portions:
-    """Bytes and rows: of everything that is read, and of a portion (which may be one message longer)."""
+    """Bytes and rows: of all rows read, and of a portion (which may be one message longer)."""
 
     size: int
     rows: int

@@ -24,7 +24,7 @@ async def read(connection: Connection, tenant: str, session_id: str, first: int,
 
 
 async def add(connection: Connection, tenant: str, session_id: str, pages: Sequence[tuple[int, bytes]]) -> None:
-    """Store pages; one that is there already stays."""
+    """Store pages; an existing one stays."""
     await connection.execute(ADD, tenant, session_id, [page for page, _ in pages], [terms for _, terms in pages])
 
 
