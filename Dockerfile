@@ -1,9 +1,10 @@
 # syntax=docker/dockerfile:1
 # Two stages: the first installs, the second only runs. Nothing is compiled: all dependencies come as wheels.
 
-ARG PYTHON=3.13-slim-bookworm
+# Name one with a digest to build from just that: --build-arg PYTHON_IMAGE=python:3.13-slim-bookworm@sha256:...
+ARG PYTHON_IMAGE=python:3.13-slim-bookworm
 
-FROM python:${PYTHON} AS build
+FROM ${PYTHON_IMAGE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /opt/tersely
 COPY requirements.lock ./
@@ -17,7 +18,7 @@ COPY migrations migrations
 COPY app app
 RUN venv/bin/python -m compileall -q app
 
-FROM python:${PYTHON}
+FROM ${PYTHON_IMAGE}
 # Without DATABASE_URL the service keeps a Postgres of its own here: then mount a volume.
 RUN useradd --uid 10001 --home-dir /var/lib/tersely --create-home --shell /usr/sbin/nologin tersely \
  && chmod 700 /var/lib/tersely

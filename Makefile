@@ -17,10 +17,12 @@ UV ?= uv
 LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --no-header --no-annotate --no-build
 CLIENTS := tests/generated_clients
+DEPLOY := tests/deploy
+DEPLOY_TOOLS := $(VENV)/deploy-tools
 GENERATORS := $(VENV)/generators
 ARGS ?=
 
-.PHONY: help run test check coverage fmt lint types contracts bench bench-new-tasks bench-recall pictures clients vocabulary screenshots demo-transcript openapi generators lock clean
+.PHONY: help run test check coverage fmt lint types contracts bench bench-new-tasks bench-recall pictures clients vocabulary screenshots demo-transcript openapi generators deploy-tools lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 20
@@ -88,10 +90,13 @@ openapi: $(VENV)/.runtime ## write openapi/openapi.json from the code
 
 generators: $(VENV)/generators/installed ## install the client generators that the tests run
 
+deploy-tools: $(VENV)/deploy-tools/installed ## install what the tests check the Helm chart with
+
 lock: ## resolve the dependencies anew (needs uv)
 	$(LOCK) --upgrade pyproject.toml -o requirements.lock
 	$(LOCK) --upgrade pyproject.toml --group dev -c requirements.lock -o requirements-dev.lock
 	$(LOCK) --upgrade $(CLIENTS)/requirements.in -o $(CLIENTS)/requirements.lock
+	$(LOCK) --upgrade --no-deps $(DEPLOY)/requirements.in -o $(DEPLOY)/requirements.lock
 
 clean: ## remove what was installed and cached
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -129,4 +134,11 @@ $(GENERATORS)/installed: $(CLIENTS)/requirements.lock $(CLIENTS)/package.json $(
 	@cp $(CLIENTS)/package.json $(CLIENTS)/package-lock.json $(GENERATORS)/
 	@cd $(GENERATORS) && PATH="$$PWD/node/bin:$$PATH" node/bin/node node/lib/node_modules/npm/bin/npm-cli.js ci \
 		--silent --no-audit --no-fund
+	@touch $@
+
+$(DEPLOY_TOOLS)/installed: $(DEPLOY)/requirements.lock | $(BIN)/python
+	@echo "Installing what checks the Helm chart into $(DEPLOY_TOOLS) ..."
+	@rm -rf $(DEPLOY_TOOLS)
+	@$(BIN)/python -m venv --without-pip $(DEPLOY_TOOLS)
+	@$(PIP) --python $(DEPLOY_TOOLS)/bin/python install --no-deps --require-hashes --only-binary :all: -r $(DEPLOY)/requirements.lock
 	@touch $@

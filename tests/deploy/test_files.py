@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
+from dotenv import dotenv_values
 
 from tersely.service.common.metrics import Metrics
 from tersely.settings import PREFIX, Settings
@@ -129,6 +132,73 @@ def test_compose_hands_every_setting_on():
     assert given == {
         PREFIX + name.upper() for name in Settings.model_fields if name not in ("database_url", "data_dir")
     } | {"DATABASE_URL"}
+
+
+# A value of its own for each setting that is no number and no choice.
+TEXTS = {
+    "upstreams": '{"azure": {"dialect": "azure", "base_url": "https://x.openai.azure.com"}}',
+    "limits": '{"requests_per_minute": 60}',
+    "strategy": '{"name": "slim", "recent_turns": 3}',
+    "epoch": "every_request",
+    "tools": "off",
+    "live_sessions": "256",
+    "prices": "/etc/tersely/prices.json",
+    "cors_origins": "https://app.example.com",
+    "passthrough": "GET /v1/files/{id}",
+    "insecure": "1",
+}
+
+
+def other_value(name: str) -> str:
+    """A value of a setting that is not its default."""
+    field = Settings.model_fields[name]
+    choices = get_args(field.annotation)
+    if name in TEXTS:
+        return TEXTS[name]
+    if choices and isinstance(choices[0], str):
+        return str(next(choice for choice in choices if choice != field.default))
+    kinds = choices or (field.annotation,)
+    if int in kinds or float in kinds:
+        return str((field.default or 1) + 1)
+    return "https://host.example/v1" if name.endswith("_url") else f"a-value-of-{name}"
+
+
+def substituted(text: str, variables: dict[str, str]) -> str:
+    """A compose file with its variables put in, as compose does it: ``${NAME}`` and ``${NAME:-default}``."""
+    found = r"\$\{(?P<name>[A-Z_]+)(?::-(?P<default>[^}]*))?\}"
+    return re.sub(found, lambda match: variables.get(match["name"]) or match["default"] or "", text)
+
+
+def test_compose_takes_every_setting_from_an_environment_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    names = sorted(Settings.model_fields.keys() - {"database_url", "data_dir"})
+    file = tmp_path / ".env"
+    file.write_text("".join(f"{PREFIX}{name.upper()}='{other_value(name)}'\n" for name in names))
+    given = {name: value for name, value in dotenv_values(file, interpolate=False).items() if value is not None}
+    compose = yaml.safe_load(substituted((ROOT / "docker-compose.yml").read_text(), given))
+    for name in [name for name in os.environ if name.startswith((PREFIX, "DATABASE_URL"))]:
+        monkeypatch.delenv(name)
+    for line in compose["services"]["tersely"]["environment"]:
+        name, has_value, value = line.partition("=")
+        if has_value or name in given:
+            monkeypatch.setenv(name, value if has_value else given[name])
+    read, defaults = Settings(_env_file=None), Settings.model_construct()
+    assert [name for name in names if getattr(read, name) == getattr(defaults, name)] == []
+    assert read.database_url is not None
+    assert "@postgres:" in read.database_url.get_secret_value()
+
+
+def test_every_image_can_be_pinned_by_digest():
+    pinned = "registry.example/it@sha256:" + "a" * 64
+    text = (ROOT / "docker-compose.yml").read_text()
+    variables = set(re.findall(r"\$\{([A-Z]+_IMAGE):-", text))
+    compose = yaml.safe_load(substituted(text, dict.fromkeys(variables, pinned)))
+    own = compose["services"].pop("tersely")
+    assert {service["image"] for service in compose["services"].values()} == {pinned}
+    assert own["build"]["args"]["PYTHON_IMAGE"] == pinned
+    bases = re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert set(bases) == {"${PYTHON_IMAGE}"}
+    told = (ROOT / "docs/deploy.md").read_text()
+    assert all(f"`{name}`" in told for name in variables)
 
 
 def test_the_image_copies_only_what_the_builder_is_sent():
