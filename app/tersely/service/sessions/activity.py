@@ -1,4 +1,4 @@
-"""What happens over all sessions of a tenant, as it happens: calls, epochs, compactions."""
+"""Stream the activity in all sessions of a tenant: calls, epochs, compactions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Happening:
 
 
 class Activity:
-    """Tells what is new in all sessions of a tenant."""
+    """Reads new events of all sessions of a tenant."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime], pause: float = PAUSE) -> None:
         """``pause`` in seconds between two looks."""
@@ -76,7 +76,7 @@ class Activity:
             return await activity.running(connection, tenant, self._clock() - RUNNING)
 
     async def follow(self, tenant: str, since: datetime | None = None) -> AsyncIterator[list[Happening]]:
-        """What happens, at each look (empty where nothing did)."""
+        """Yield the new events at each poll (possibly none)."""
         at = since or self._clock()
         told: dict[tuple[object, ...], datetime] = {}
         if since is None:

@@ -1,4 +1,4 @@
-"""Upstream calls, looked at afterwards: what each sent, word for word, and what became of every stored message."""
+"""Look up past upstream calls: the exact context of each, and whether each stored message was kept in it."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class CallInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What became of one message in a context.
+    """How one message is represented in a context.
 
-    ``seq`` is the stored message (None: Tersely added this one), ``index`` its place in the message list that was sent
-    (None: it is not there). ``layer`` names what was added.
+    ``seq`` is the stored message (None: Tersely added this one), ``index`` its position in the message list that was
+    sent (None: it was not sent). ``layer`` names what Tersely added.
     """
 
     seq: int | None
@@ -75,9 +75,11 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallContext:
-    """What a call sent. ``messages`` and ``instructions`` are byte for byte what went upstream; both are None where
-    that cannot be rebuilt, and ``reason`` says why. ``rounds`` are the lengths of the earlier message lists of a call
-    in several rounds: each is the beginning of ``messages``.
+    """The context that a call sent.
+
+    ``messages`` and ``instructions`` are the bytes that went upstream. Both are None if they cannot be rebuilt; then
+    ``reason`` says why. ``rounds`` are the lengths of the earlier message lists of a call with several rounds: each is
+    a prefix of ``messages``.
     """
 
     call: CallInfo
@@ -207,7 +209,7 @@ def _lines(
     row: CallRow,
     epoch: Epoch | None,
 ) -> tuple[Line, ...]:
-    """One line per stored message in the order of the history, and one per message that was added, where it stood."""
+    """Return one line per stored message in the order of the history, and one per added message at its position."""
     known = {place.seq: place for place in places}
     sent: dict[int, tuple[int, SentMessage]] = {}
     for index, element in enumerate(elements):

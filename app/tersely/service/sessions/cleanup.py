@@ -1,4 +1,4 @@
-"""Delete sessions that have been idle for long, where the operator or their strategy asks for it.
+"""Delete sessions that have long been idle, if the operator or their strategy asks for it.
 
 Of the reference documents only CowAgent's deletes sessions, after 30 days. So that is the default for sessions under
 ``trim``; every other session stays until it is deleted.
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 TRIM_DAYS = 30
 EVERY = timedelta(hours=6)
-# The lease of the one replica that cleans up. It is prolonged with each page.
+# The lease of the one replica that cleans up. It is renewed with each page.
 LEASE = timedelta(minutes=10)
 # Sessions that one transaction deletes.
 PAGE = 200
@@ -41,9 +41,10 @@ class Cleanup:
         days: int | None = None,
         name: str = "operator",
     ) -> None:
-        """``days``: after how many all sessions go, whatever their strategy; None: only those under ``trim``.
+        """``days``: idle days after which all sessions are deleted, whatever their strategy; None: only those under
+        ``trim``.
 
-        ``name`` tells this process from the others that might clean up.
+        ``name`` identifies this process among those that might clean up.
         """
         self._database = database
         self._recipes = recipes
@@ -52,9 +53,9 @@ class Cleanup:
         self._name = name
 
     async def run(self, days: int | None = None, *, tenant: str | None = None, has_lease: bool = False) -> int:
-        """Delete what is idle for ``days``, of one tenant or of all; how many it were.
+        """Delete sessions idle for ``days``, of one tenant or of all. Return their number.
 
-        Without ``days`` a tenant's own retention counts, else what is configured. ``has_lease``: stop when another
+        Without ``days`` the tenant's own retention counts, or else the configured one. ``has_lease``: stop when another
         process has the cleaner's lease. Raises `StoreUnavailable`.
         """
         own = {} if days is not None else await limits.retentions(self._database)
@@ -82,7 +83,7 @@ class Cleanup:
             return False  # a setting of another version: better kept than guessed at
 
     async def keep_clean(self) -> None:
-        """Clean up now and then, until cancelled. Of all processes one does it."""
+        """Clean up at intervals until cancelled. One of all processes does it."""
         while True:
             try:
                 if await self._take_lease() and (count := await self.run(has_lease=True)):

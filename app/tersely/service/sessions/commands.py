@@ -36,7 +36,7 @@ LIMIT = 15.0
 
 
 class Commands:
-    """Answers commands, within a tenant and one of its sessions. Nothing of it is stored as conversation."""
+    """Answers chat commands within a tenant and one of its sessions. They are not stored as conversation."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class Commands:
     async def answer(
         self, tenant: str, session_id: str, text: str, options: CompactionOptions | None = None
     ) -> str | None:
-        """Return the answer to a chat command; None where ``text`` is no command. Errors become text of the answer.
+        """Return the answer to a chat command; None if ``text`` is no command. Errors become text of the answer.
 
-        ``options``: the model to ask, for commands that need one.
+        ``options``: the model to call, for commands that need one.
         """
         if not is_command(text):
             return None

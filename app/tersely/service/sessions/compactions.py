@@ -55,7 +55,7 @@ class CompactionOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
-    """The summary that was made, if the strategy has one, and the report of the epoch that was started."""
+    """The written summary, if the strategy has one, and the report of the started epoch."""
 
     summary: Compaction | None
     report: Report
@@ -103,10 +103,10 @@ class Compactions:
         return Compacted(summary=done, report=report)
 
     async def clear(self, tenant: str, session_id: str, options: CompactionOptions) -> Report:
-        """Return an empty context from here on: nothing before is shown or told of, but for what is pinned.
+        """Start an empty context: it contains nothing from before, except pinned messages.
 
-        History and memory stay; what is cleared goes into the memory. Raises `Conflict` where the session is in heavy
-        use.
+        History and memory stay; summaries of the cleared messages go into the memory. Raises `Conflict` if the session
+        is in heavy use.
         """
 
         async def empty_state(connection: Connection) -> None:
@@ -119,7 +119,7 @@ class Compactions:
         try:
             await self._remember(session, tenant, options)
         except StoreUnavailable as error:
-            # It is cleared all the same, and nothing of it is lost.
+            # The context is cleared all the same, and nothing is lost.
             _log.warning("what was cleared is not in the memory: %s", error)
         return report
 
@@ -140,11 +140,11 @@ class Compactions:
         )
 
     async def rebuild_state(self, tenant: str, session_id: str, options: CompactionOptions) -> StateBlock | None:
-        """Make the state anew from everything in the current window (std::slop, "/context rebuild").
+        """Write the state again from everything in the current window (std::slop, "/context rebuild").
 
-        Only a model replaces a state block that a model or a client wrote: without one, or where it fails, `Conflict`
-        says what to do. Where there is no such block, an extract is stored, unless it names no goal (`Conflict`). None
-        for a session without messages. Raises `Conflict` also as `compact` does.
+        Only a model replaces a state block that a model or a client wrote: without a model, or if it fails, `Conflict`
+        names what to do. Without such a block an extract is stored, unless it names no goal (`Conflict`). None for a
+        session without messages. Raises `Conflict` also as `compact` does.
         """
         async with self._database.reading(tenant) as connection:
             session = await _require(connection, tenant, session_id)
@@ -203,7 +203,7 @@ def _block_in(text: str) -> str:
 
 
 def _is_extract(state: StateBlock, made: Sequence[Summary]) -> bool:
-    """Return whether the newest state that the summarizer made is ``state``, and no model wrote it."""
+    """Return whether ``state`` is the newest state of the summarizer, extracted without a model."""
     return any(each.source == "extractive" and _block_in(each.text) == state.text for each in made)
 
 

@@ -1,4 +1,4 @@
-"""A session beside a call: what the client said, and what the model was sent of it, row by row."""
+"""Compare a session with a call: the client's messages beside those that were sent to the model, row by row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_CHARS = 6_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A part of a message, to be read. ``omitted``: characters behind the text that are not in it."""
+    """A readable part of a message. ``omitted``: number of characters that were cut from the text."""
 
     kind: Kind
     text: str
@@ -44,7 +44,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Rows ``start`` and on of a session beside a call; ``total`` of them there are."""
+    """Rows from ``start`` on, of ``total``, of a session beside a call."""
 
     context: CallContext
     rows: tuple[Row, ...]
@@ -123,7 +123,7 @@ def _rows(
 
 
 def blocks_of(raw: bytes, dialect: str, role: str) -> tuple[Block, ...]:
-    """The parts of a message in wire form; of one that cannot be read, its bytes."""
+    """Return the parts of a message in wire form; for an unreadable message its bytes."""
     if not raw:
         return ()
     try:
@@ -160,7 +160,7 @@ def _block(kind: Kind, text: str, name: str = "") -> Block:
 
 
 _PICTURES = {code: 0x2400 + code for code in range(32) if code not in {9, 10}} | {0x7F: 0x2421}
-# Marks that would turn the direction of the text around them.
+# Characters that would reverse the direction of the text around them.
 _PICTURES |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
 
 

@@ -1,8 +1,8 @@
-"""Starts epochs on append, as the proxy does on calls, so that agents which only use REST get the same contexts.
+"""Start epochs when messages are appended, as the proxy does on calls: agents that only use REST get the same contexts.
 
 An agent appends a question, asks for the context, calls its model, and appends the reply; or it asks for the context
-with the question unstored, and appends both. Asking for a context stores nothing, so the epoch that it begins with is
-stored by the append before or after it.
+with the question unstored, and appends both. Asking for a context stores nothing. So the append before or after it
+stores the epoch that the context begins with.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from tersely.strategies.epochs.policies import Advance, EveryRequest, Reason
 from tersely.strategies.planning import ContentSize, is_unchanged, may_need_epoch
 from tersely.strategies.presets import Full, strategy_name
 
-# Seconds. What is read is bounded by the watermark and by one append.
+# Seconds. The read data is bounded by the watermark and by one append.
 LIMIT = 15.0
-# A batch that tells of more calls than this is an import: it starts one epoch at its end.
+# A batch with more calls than this is an import: it starts one epoch at its end.
 FEW_CALLS = 8
 # How often a session may move on while an epoch is being planned for it.
 ATTEMPTS = 8
@@ -59,7 +59,7 @@ ExtraWrite = Callable[[Connection], Awaitable[object]]
 
 
 class EpochKeeper:
-    """Starts epochs outside calls: where what was appended asks for one, and at somebody's word."""
+    """Starts epochs outside of calls: when appended messages need one, and on request."""
 
     def __init__(
         self,
@@ -82,11 +82,12 @@ class EpochKeeper:
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def advance_if_due(self, tenant: str, session_id: str, batch: Batch) -> None:
-        """Start the epochs that calls would have started with these messages, and ask for the summaries to come.
+        """Start the epochs that calls would have started with these messages, and request the summaries for the next
+        one.
 
-        A reply in the batch tells of a call: an epoch that this call's context began with is started as it was built
-        then, so that contexts which were asked for in between stay what they are. A session that moves on meanwhile is
-        left to the next append.
+        A reply in the batch shows that a call was made. If its context began with an epoch, that epoch is started as it
+        was built then, so that contexts requested in between stay what they are. If the session changes meanwhile, the
+        next append does it.
         """
         moments = _Moments(batch.first_seq)
         for _ in range(2 * FEW_CALLS):
@@ -153,7 +154,9 @@ class EpochKeeper:
         budget: TokenBudget,
         batch: Batch,
     ) -> bool:
-        """Store the first epoch of a session that was sent whole until now, if now it is not; return whether it was."""
+        """Store the first epoch of a session that was sent whole until now and no longer is. Return whether it was
+        stored.
+        """
         before = tuple(entry for entry in history.snapshot.entries if entry.seq < batch.first_seq)
         if not before:
             return False
@@ -216,11 +219,11 @@ class EpochKeeper:
         epoch: str | None = None,
         beside: ExtraWrite | None = None,
     ) -> Report:
-        """Start an epoch for ``reason``; its report. ``strategy`` and ``epoch`` are those of the calls to come, where
-        they are not the session's. ``beside`` is done together with it, or not at all.
+        """Start an epoch for ``reason`` and return its report. ``strategy`` and ``epoch`` are those of future calls, if
+        they differ from the session's. ``beside`` runs in the same transaction.
 
-        Those who ask at once are served one after the other. Raises `NotFound`, `ContextTooLarge`, and `Conflict` when
-        the session moves on faster than this.
+        Concurrent requests are served one after the other. Raises `NotFound`, `ContextTooLarge`, and `Conflict` if the
+        session changes too fast.
         """
         place = tenant, session_id
         async with self._locks.setdefault(place, asyncio.Lock()):
@@ -280,7 +283,7 @@ class EpochKeeper:
             last_call_at=None if pause is None else now - pause,
         )
         if moments is None:
-            # What somebody asks for is not bound to a window: it is the way out of one that is too small.
+            # A requested epoch ignores the window: it is the way out of a window that is too small.
             budget = replace(budget, window=None)
         history = await load_history(
             connection,
@@ -306,9 +309,9 @@ class EpochKeeper:
         dialect: DialectName,
         beside: ExtraWrite | None = None,
     ) -> BuiltContext | None:
-        """Store the epoch that starts; None when the session has moved on.
+        """Store the new epoch; None if the session changed meanwhile.
 
-        A first epoch that shows everything as it is is not worth a row: the next append looks again.
+        A first epoch that shows everything unchanged is not stored: the next append decides again.
         """
         built = await asyncio.to_thread(build, history, config, budget, model)
         if built.context.epoch.reason == "first" and is_unchanged(built.context.epoch):

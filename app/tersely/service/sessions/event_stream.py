@@ -41,7 +41,7 @@ class Cursor:
         return f"{self.epoch}-{self.event}"
 
 
-# What happened, and where to go on after it.
+# The events, and the place to continue from.
 Happened = tuple[EpochRow | Event, Cursor]
 
 

@@ -1,15 +1,14 @@
-"""Sessions out and in again, in the shapes of the reference's ``context.json`` and ``context.terse.json``.
+"""Export and import sessions, in the formats of the reference's ``context.json`` and ``context.terse.json``.
 
-``{"context": [...], "terse": [...]}``. A context element is the message itself in wire form, tagged in front:
-``{"turnId": "t7", "ts": "2024-01-15T10:30:00+00:00", ...}``; after the tags come the message's own bytes, so that an
-export that was not rewritten on its way comes back verbatim. Instructions have ``"turnId": null``. Replies are as the
-model said them, terse tags included; ``"literal": true`` marks one whose tags were never taken out. A terse element is
-``{"ts", "turnId", "role", "summary", "source"}``.
+``{"context": [...], "terse": [...]}``. A context element is the message in wire form with tags in front: ``{"turnId":
+"t7", "ts": "2024-01-15T10:30:00+00:00", ...}``. The message's own bytes follow, so that an export that was not
+rewritten is imported verbatim. Instructions have ``"turnId": null``. Replies are in the model's view, terse tags
+included; ``"literal": true`` marks one whose tags were never stripped. A terse element is ``{"ts", "turnId", "role",
+"summary", "source"}``.
 
-These are what is live in the client's history: not what was superseded, dropped, undone or removed, and not what the
-model asked our own tools. Everything else that makes the session what it is comes beside them
-(`tersely.service.sessions.snapshots`): with it an import is the same session, without it (older exports, other
-programs' files) one with the same history.
+An export contains the live messages of the client's history: none that were superseded, dropped, undone or removed, and
+no calls to Tersely's own tools. All other data of the session is beside them (`tersely.service.sessions.snapshots`).
+With it an import is the same session; without it (older exports, other programs' files) one with the same history.
 """
 
 from __future__ import annotations
@@ -188,7 +187,7 @@ class Exports:
 
 
 def _over(own: Change, given: Change) -> Change:
-    """``given``, and where that says nothing ``own``."""
+    """Return ``given``, with values of ``own`` for missing ones."""
     return Change(
         strategy=own.strategy if given.strategy is None else given.strategy,
         epoch=own.epoch if given.epoch is None else given.epoch,
@@ -349,7 +348,7 @@ def _read_entry(item: dict[str, Any], index: int, now: datetime) -> TerseEntry:
 
 
 def _attach(entries: Sequence[TerseEntry], messages: Sequence[ImportedMessage]) -> list[ImportedEntry]:
-    """Entries with the message of their turn that has their time, else with the turn's last reply or message."""
+    """Attach entries to the message of their turn with the same time, or else to the turn's last reply or message."""
     by_time: dict[tuple[int, datetime], int] = {}
     last: dict[int, int] = {}
     last_reply: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Removing a tenant, a session or a user for good, with a receipt of what was there and is gone."""
+"""Remove a tenant, a session or a user for good, and report what was removed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tersely.store.commit import exchanges, spool
 from tersely.store.db.connection import Database
 from tersely.store.ops import tenants
 
-# Names under which a session's metadata may say whose it is.
+# Members of a session's metadata that may name its user.
 USER_NAMES = ("user", "user_id")
 
 
@@ -58,7 +58,7 @@ class Forgetting:
         return self._receipt(whom, found, files, left, is_dry=is_dry)
 
     async def _of_user(self, tenant: str, user: str) -> list[str]:
-        """Return the sessions whose metadata say, at their top, that they are that user's."""
+        """Return the sessions whose metadata name that user at their top level."""
         word = json.dumps(user)[1:-1].encode()
         found = []
         for session_id, text in await tenants.with_metadata(self._database, tenant, word):

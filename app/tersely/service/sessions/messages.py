@@ -53,7 +53,7 @@ MAX_AHEAD = timedelta(minutes=5)
 _RFC_3339 = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?(?:[Zz]|[+-][0-9]{2}:[0-9]{2})"
 )
-# A page holds so many bytes of messages, and at least one message; the next cursor goes on from there.
+# Bytes of a page, which holds at least one message. The next cursor continues from there.
 PAGE_BYTES = 8 * 1024 * 1024
 # Seconds that reading a page may take.
 LIMIT = 15.0
@@ -71,9 +71,9 @@ class AppendResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Messages that were appended, by their sequence numbers.
+    """Appended messages, by their sequence numbers.
 
-    ``model`` is that of the session's calls where the caller names it; ``credentials`` are the caller's headers for it.
+    ``model`` is that of the session's calls if the caller names it; ``credentials`` are the caller's headers for it.
     """
 
     first_seq: int
@@ -85,7 +85,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StrippedReply:
-    """Messages to be appended: as the client sees them, and what replies carry beside that."""
+    """Messages to append: as the client sees them, and the hidden parts of replies."""
 
     shown: tuple[Message, ...]
     model: tuple[Message, ...]
@@ -104,7 +104,7 @@ class Messages:
         advance_epoch: Callable[[str, str, Batch], Awaitable[None]],
         clock: Callable[[], datetime],
     ) -> None:
-        """``advance_epoch`` (tenant, session id, batch) starts an epoch where what was appended asks for one."""
+        """``advance_epoch`` (tenant, session id, batch) starts an epoch if the appended messages need one."""
         self._database = database
         self._keep_up = advance_epoch
         self._writer = writer
@@ -122,14 +122,13 @@ class Messages:
         times: Sequence[str] | None = None,
         model: str = "",
     ) -> AppendResult:
-        """Append messages in wire form to a session, which is made if it is new.
+        """Append messages in wire form to a session, which is created if it does not exist.
 
-        Instructions (system, developer) replace those that the session has. ``times`` are RFC 3339 times with a zone,
-        one for each message; None: all messages are from now. ``dialect`` None: as the messages look. ``model`` is that
-        of the session's calls, where the agent makes them itself.
+        Instructions (system, developer) replace the session's earlier ones. ``times`` are RFC 3339 times with a zone,
+        one for each message; None: now. ``dialect`` None: detected. ``model`` is that of the session's calls, if the
+        agent makes them itself.
 
-        Raises `InvalidRequest` for a message or time that cannot be understood, `Conflict` when ``key`` was used for
-        other messages.
+        Raises `InvalidRequest` for an invalid message or time, `Conflict` if ``key`` was used for other messages.
         """
         check_session_id(session_id, "session id")
         check_key(key)
@@ -228,7 +227,7 @@ def dialect_of(name: str) -> Dialect:
 
 
 def read_messages(raws: Sequence[bytes], dialect: Dialect) -> list[Message]:
-    """Messages from their wire form. Raises `InvalidRequest` naming the one that cannot be understood."""
+    """Read messages from their wire form. Raises `InvalidRequest` with the index of an invalid one."""
     if len(raws) > MAX_MESSAGES:
         raise InvalidRequest(f"at most {MAX_MESSAGES} messages at once, not {len(raws)}", field="messages")
     found: list[Message] = []
@@ -327,7 +326,7 @@ def _take_out(
 
 
 def split_appended_reply(raw: bytes, dialect: Dialect, tags: TagKinds) -> ReplyChoice:
-    """Return a reply as the client sees it, with what was taken out of it."""
+    """Return a reply as the client sees it, with the stripped parts."""
     choices = dialect.split_reply(dialect.as_reply(raw), tags)[1].choices
     return choices[0] if choices else ReplyChoice(index=0, model_message=raw, client_message=raw)
 
@@ -356,7 +355,7 @@ def _derived(read: Sequence[Message], said: dict[int, HiddenReplyParts], now: da
 
 
 def _appended(outcome: Outcome | None, *, has_links: bool) -> AppendResult:
-    assert outcome is not None  # the writer sets it before it says that a write is done
+    assert outcome is not None  # the writer sets it before it reports a finished write
     return AppendResult(
         first_seq=outcome.first_seq,
         last_seq=outcome.last_seq,

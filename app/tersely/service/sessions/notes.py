@@ -19,10 +19,10 @@ MAX_SCRATCHPAD = 32_000
 
 
 class Notes:
-    """The verbs on states and scratchpads, within a tenant; `NotFound` for a session that is not there.
+    """Reads and writes states and scratchpads, within a tenant. Raises `NotFound` for an unknown session.
 
-    What a client writes is nowhere in the messages, so the next context starts a new epoch with it. What the model
-    itself writes (``by_model``) stands in its own call.
+    A client's text is not in any message, so the next context starts a new epoch with it. The model's own text
+    (``by_model``) is in its call.
     """
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
@@ -30,7 +30,7 @@ class Notes:
         self._clock = clock
 
     async def state(self, tenant: str, session_id: str) -> StateBlock | None:
-        """Return the newest state that counts, if there is one."""
+        """Return the newest valid state, if there is one."""
         async with self._database.reading(tenant) as connection:
             await _require(connection, tenant, session_id)
             return await states.newest(connection, tenant, session_id)
@@ -38,7 +38,7 @@ class Notes:
     async def state_history(
         self, tenant: str, session_id: str, *, after: StateCursor | None, limit: int
     ) -> tuple[list[PastState], StateCursor | None]:
-        """Return all states in order after a place, those that count no more too; and the place to go on after."""
+        """Return all states in order after a place, including invalid ones, and the place to continue from."""
         async with self._database.reading(tenant) as connection:
             await _require(connection, tenant, session_id)
             found = await states.history(connection, tenant, session_id, after=after or (-1, 0), limit=limit + 1)

@@ -17,9 +17,9 @@ from tersely.store.history.messages import StoredMessage
 
 
 class Pins:
-    """The verbs, within a tenant; `NotFound` for what is not there, `Conflict` for a message that was removed.
+    """Sets pins and priorities, within a tenant. Raises `NotFound`, and `Conflict` for a removed message.
 
-    Each gives the message as it is then. What changes contexts takes effect with the next one.
+    Each method returns the changed message. Contexts change with the next one.
     """
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
@@ -27,7 +27,7 @@ class Pins:
         self._clock = clock
 
     async def pin(self, tenant: str, session_id: str, seq: int, *, pinned: bool) -> StoredMessage:
-        """Pin a message, however long ago it was cut, or let it go."""
+        """Pin a message, even if it was cut long ago, or unpin it."""
         async with self._database.transaction(tenant) as connection:
             session, message = await _lock(connection, tenant, session_id, seq)
             if message.pinned != pinned:
@@ -36,7 +36,7 @@ class Pins:
             return await require_message(connection, tenant, session_id, seq)
 
     async def set_priority(self, tenant: str, session_id: str, seq: int, priority: int) -> StoredMessage:
-        """Say how important a message is, 0 to 100; from 75 on it is marked important. Raises `InvalidRequest`."""
+        """Set the priority of a message, 0 to 100; from 75 on it counts as important. Raises `InvalidRequest`."""
         if not 0 <= priority <= MAX_PRIORITY:
             raise InvalidRequest(f"priority must be from 0 to {MAX_PRIORITY}, not {priority}", field="priority")
         async with self._database.transaction(tenant) as connection:
@@ -50,7 +50,7 @@ class Pins:
 async def _carry(
     connection: Connection, tenant: str, session: Session, message: StoredMessage, *, pinned: bool
 ) -> None:
-    """Have the next epoch look at a message that an earlier cut left behind, or let go of it."""
+    """Make the next epoch look at a message that an earlier cut removed, or stop it from doing so."""
     if session.plan is None or message.turn == 0 or message.seq >= session.cut:
         return
     seqs = await turns.live_seqs(connection, tenant, session.id, message.turn, message.turn)
@@ -64,7 +64,7 @@ async def _carry(
 
 
 def step_of(seq: int, turn: Sequence[StoredMessage]) -> set[int]:
-    """Return the sequence numbers of a message, and of the calls and results that cannot be without it."""
+    """Return the sequence numbers of a message, and of the calls and results that belong to it."""
     ids = {each.seq: _call_ids(each) for each in turn}
     step = {seq}
     while True:

@@ -1,4 +1,4 @@
-"""The context that a session's next call would get, with its report. Nothing in the store changes."""
+"""Preview the context of a session's next call, with its report. Nothing in the store changes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tersely.strategies.planning import report_cut_turns
 from tersely.strategies.presets import Tiered, strategy_name
 from tersely.strategies.reduction.levels import LevelSize, measure_levels
 
-# A report tells about so many of the newest turns; of the others it gives the number.
+# The number of newest turns in a report; for the others it only has their number.
 MAX_TURNS = 200
 # Seconds; of a session without an epoch everything is read.
 LIMIT = 15.0
@@ -49,8 +49,8 @@ LIMIT = 15.0
 class PreviewRequest:
     """The options of a preview.
 
-    ``max_tokens`` is the window that the context must fit into, instructions included; without it the model's own
-    window counts, where known. ``messages`` follow the stored ones. ``tools``: Tersely's tools that the model will
+    ``max_tokens`` is the window that the context must fit into, including instructions; without it the model's own
+    window counts, if it is known. ``messages`` follow the stored ones. ``tools``: Tersely's tools that the model will
     have; None: as in the session's calls.
     """
 
@@ -65,10 +65,10 @@ class PreviewRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """A context in wire form. ``instructions`` go before ``messages``, Tersely's own text is part of them.
+    """A context in wire form. ``instructions`` go before ``messages`` and include Tersely's own text.
 
-    ``text`` is what the instructions say. ``turns_omitted`` counts turns that the report does not list; ``retrieved``
-    are the turns that were brought back for their relevance; ``levels`` are those of `tiered`.
+    ``text`` is the text of the instructions. ``turns_omitted`` counts turns that the report does not list;
+    ``retrieved`` are the turns that were retrieved for their relevance; ``levels`` are those of `tiered`.
     """
 
     instructions: tuple[bytes, ...]
@@ -151,7 +151,7 @@ class Previews:
 
 
 def as_text(preview: Preview, dialect: str) -> str:
-    """Return a context as people read it; ``dialect`` is that of the wish."""
+    """Return a context as readable text; ``dialect`` is that of the request."""
     read = dialect_of(dialect).read_message
     messages = [read(raw) for raw in (*preview.instructions, *preview.messages)]
     return read_context(messages, preview.report, preview.strategy)
@@ -190,7 +190,7 @@ def _lay_out(
     found: SessionMatch,
     config: ContextConfig,
 ) -> tuple[list[bytes], list[bytes]]:
-    """Leading instructions and everything else, exactly as the proxy would send them."""
+    """Return leading instructions and all other messages, exactly as the proxy would send them."""
     laid_out = render_messages(built.context, dialect, history, incoming, found).messages
     body = dialect.write_request(b"{}", messages=laid_out, instructions=config.instructions)
     whole = dialect.read_request(body).messages

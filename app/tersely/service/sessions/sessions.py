@@ -69,7 +69,7 @@ class Sessions:
         self._new_id = new_id
 
     async def create(self, tenant: str, *, session_id: str | None, parent: str | None, given: Change) -> Session:
-        """Make an empty session. Raises `Conflict` for an id that is taken, `InvalidRequest` for a bad value."""
+        """Create an empty session. Raises `Conflict` for a taken id, `InvalidRequest` for an invalid value."""
         session_id = self._new_id() if session_id is None else check_session_id(session_id, "id")
         configured = self.configure(given)
         async with self._database.transaction(tenant) as connection:
@@ -135,7 +135,7 @@ class Sessions:
             return False
 
     async def delete(self, tenant: str, session_id: str) -> None:
-        """Delete a session and all that belongs to it."""
+        """Delete a session with all its data."""
         async with self._database.transaction(tenant, limit=DELETE_LIMIT) as connection:
             if not await sessions.delete(connection, tenant, session_id):
                 raise NotFound("there is no such session")
@@ -157,7 +157,7 @@ class Sessions:
             return await _require_turn(connection, tenant, session_id, turn)
 
     async def drop(self, tenant: str, session_id: str, turn: int) -> TurnRow:
-        """Hide a turn from every context. One that is hidden already stays as it is."""
+        """Hide a turn from every context. A hidden turn stays unchanged."""
         async with self._database.transaction(tenant) as connection:
             session = await _lock(connection, tenant, session_id)
             await _require_turn(connection, tenant, session_id, turn)
@@ -192,15 +192,15 @@ class Sessions:
     async def enqueue_anew(
         self, connection: Connection, tenant: str, session: Session, told: Iterable[tuple[Run, ...]] | None
     ) -> None:
-        """Store what `rewrite_memory` is to write, in the transaction that makes it due."""
+        """Store the entries that `rewrite_memory` must write, in the transaction that makes them due."""
         if told:
             strategy = strategy_name(self._recipes.choose_outside_calls(session).strategy)
             await self._remembering.enqueue(connection, tenant, session.id, told, strategy=strategy)
 
     async def rewrite_memory(self, tenant: str, session: Session, told: Iterable[tuple[Run, ...]] | None) -> None:
-        """Have the memory tell of what is left of entries that told of ``told``.
+        """Write memory entries again, for the remaining messages of entries that covered ``told``.
 
-        It may fail, for what was asked for is done.
+        A failure is ignored, because the requested change is done.
         """
         if told:
             strategy = strategy_name(self._recipes.choose_outside_calls(session).strategy)

@@ -1,8 +1,8 @@
-"""What an export says of a session beside its history and log, so that an import of it is the same session.
+"""The data of a session in an export besides history and log, so that an import is the same session.
 
 ``"tersely"``: ``{"version": 1, "session": {...}, "messages": [...], "terse": [...], "states": [...], ...}``. Rows are
-those of the store (`tersely.store.commit.transfer`). Messages that the client has in its history are in ``context`` and
-have no ``raw`` here; all others have: what the client took back or went away from, and what it never knew of.
+those of the store (`tersely.store.commit.transfer`). Messages of the client's history are in ``context`` and have no
+``raw`` here. All others have it: messages that the client took back or left behind, and messages that it never knew.
 """
 
 from __future__ import annotations
@@ -96,9 +96,10 @@ def _without_nothing(row: TableRow) -> TableRow:
 
 
 def read_snapshot(given: dict[str, Any], context: Sequence[bytes], turns: Sequence[int | None]) -> SessionSnapshot:
-    """Return the session that ``given`` and the elements of ``context`` (without their tags, of these turns) are.
+    """Return the session that is described by ``given`` and the elements of ``context`` (without tags, with their
+    turns).
 
-    Raises `InvalidRequest` naming what is wrong.
+    Raises `InvalidRequest` with the error.
     """
     if given.get("version") != VERSION:
         raise InvalidRequest(f"{FIELD}.version must be {VERSION}", field=f"{FIELD}.version")
@@ -157,7 +158,7 @@ def read_snapshot(given: dict[str, Any], context: Sequence[bytes], turns: Sequen
 
 
 async def store_snapshot(connection: Connection, tenant: str, session_id: str, snapshot: SessionSnapshot) -> None:
-    """Fill the session that was made for it."""
+    """Fill the session that was created for it."""
     await transfer.restore(
         connection,
         tenant,
@@ -212,7 +213,7 @@ def is_shown(row: TableRow) -> bool:
 
 
 def _is_same(one: bytes, other: bytes) -> bool:
-    """Return whether these are the same JSON, however it is written; what is none is told of later."""
+    """Return whether two texts are the same JSON. Invalid JSON is reported later."""
     try:
         return one == other or raw_json.load(one) == raw_json.load(other)
     except ValueError:
@@ -220,7 +221,7 @@ def _is_same(one: bytes, other: bytes) -> bool:
 
 
 def _read_content(row: TableRow) -> list[Artifact]:
-    """Return the oversized outputs in a message. Raises `InvalidRequest` for one that cannot be read."""
+    """Return the oversized outputs in a message. Raises `InvalidRequest` for an unreadable one."""
     if not row["raw"] and row["status"] == "removed":
         return []
     dialect = DIALECTS[row["dialect"]]
@@ -236,7 +237,7 @@ def _read_content(row: TableRow) -> list[Artifact]:
         outputs = list(spilled(read[:1], 0))
         if is_reply and row["status"] == "superseded":
             return outputs  # Replies of any shape are stored so. No context holds them.
-        if read[-1].is_malformed:  # The client may have any shape; the form for models, which comes last, may not.
+        if read[-1].is_malformed:  # The client may have any form; the last form is for models and must be valid.
             read[-1] = dialect.read_message(forms[-1])
     except (InvalidRequest, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidRequest(f"{field} is no message of {row['dialect']}", field=field) from error

@@ -1,4 +1,4 @@
-"""Figures of a session: what is stored, what was sent, what the provider said of it, what was spared."""
+"""Statistics of a session: stored messages, sent tokens, tokens that the provider reported, savings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMIT = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLevel:
-    """A memory level of the current context, in tokens; without a ``budget`` it takes the rest."""
+    """A memory level of the current context, in tokens; without a ``budget`` it uses the remaining tokens."""
 
     name: str
     tokens: int
@@ -45,10 +45,10 @@ class TieredFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """``messages`` by status, instructions included; ``live_tokens`` of the live ones. The rest as in the store.
+    """``messages`` by status, including instructions; ``live_tokens`` of the live ones. The rest is as in the store.
 
-    ``summary_costs`` and ``summary_costs_today`` are what the summarizer's model cost, ``limits`` its daily calls and
-    tokens for one session (0: no limit), ``money`` what it cost in USD, None where no price is known.
+    ``summary_costs`` and ``summary_costs_today`` are the costs of the summarizer's model, ``limits`` its daily calls
+    and tokens for one session (0: no limit), ``money`` its cost in USD, None without a known price.
     """
 
     session: Session
@@ -76,12 +76,12 @@ class Stats:
 
     @property
     def cache_hit_share(self) -> float | None:
-        """Of the input tokens of those calls whose provider says so, the share that came from its cache."""
+        """The share of input tokens that came from the cache, over calls whose provider reports it."""
         return self.calls.cached / self.calls.input_of_cached if self.calls.input_of_cached else None
 
 
 def memory_levels(preview: Preview, strategy: Tiered) -> TieredFigures:
-    """How a context is made up: what is always there, what stands for old turns, the newest ones, what came back."""
+    """Return the tokens of each level of a context: permanent, session, working and volatile memory."""
     budgets = {
         "permanent": strategy.permanent_budget,
         "session": strategy.session_budget,
@@ -145,7 +145,7 @@ class StatsReader:
             )
 
     async def _tiered(self, tenant: str, session_id: str) -> TieredFigures | None:
-        """Return the levels of the next context, for a session under `tiered`; None where it cannot be built."""
+        """Return the levels of the next context, for a session under `tiered`; None if it cannot be built."""
         async with self._database.reading(tenant) as connection:
             session = await sessions.get(connection, tenant, session_id)
         strategy = self._recipes.choose_outside_calls(session).strategy if session else None

@@ -17,7 +17,7 @@ from tersely.store.history.messages import StoredMessage
 
 
 class MemoryRetelling(Protocol):
-    """Has the memory tell anew of ranges, which are stored first, in the transaction that changes them."""
+    """Rewrites the memory entries of ranges, which are stored first, in the transaction that changes them."""
 
     async def enqueue_anew(
         self, connection: Connection, tenant: str, session: Session, told: Iterable[tuple[Run, ...]] | None
@@ -74,6 +74,6 @@ class Visibility:
 
 
 async def _step(connection: Connection, tenant: str, session_id: str, message: StoredMessage) -> Sequence[int]:
-    """Return the message, and the calls and results that cannot be without it."""
+    """Return the message, and the calls and results that belong to it."""
     seqs = await visibility.of_turn(connection, tenant, session_id, message.turn)
     return sorted(step_of(message.seq, await messages.content(connection, tenant, session_id, seqs)))

@@ -1,4 +1,4 @@
-"""The daily memory of a tenant, which holds what left the contexts of sessions: list, search, export, delete."""
+"""The daily memory of a tenant, summaries of messages that left contexts: list, search, export, delete."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class DailyMemory:
     async def search(
         self, tenant: str, *, query: str, day: date | None = None, session_id: str | None = None, limit: int
     ) -> list[MemoryEntry]:
-        """Return the entries that ``query`` is about.
+        """Return the entries about ``query``, best first.
 
-        The best first. Stop words find nothing. Raises `InvalidRequest`.
+        Stop words are ignored. Raises `InvalidRequest`.
         """
         if not query.strip():
             raise InvalidRequest("query must not be empty", field="query")

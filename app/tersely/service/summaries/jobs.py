@@ -21,9 +21,9 @@ from tersely.strategies.prefetch import MEMORY_UPDATE
 from tersely.strategies.summaries.extractive import FIRST_ENTRIES, NEWEST_ENTRIES
 from tersely.strategies.summaries.prompts import Purpose
 
-# Newest checkpoints among which one by a model is looked for.
+# Number of newest checkpoints among which a model's is searched for.
 CHECKPOINTS_LOOKED_AT = 8
-# Of more messages that leave a context at once, the memory tells of the newest.
+# If more messages leave a context at once, only the newest of them go into the memory.
 MOST_REMEMBERED = 4_000
 # Headers by which callers name themselves to a model host, whatever its dialect.
 CREDENTIALS = frozenset(
@@ -42,16 +42,16 @@ CREDENTIALS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is to be summarised, and with what.
+    """A summary to be written.
 
-    ``entries`` are the range's messages, as they were when the session counted ``edits`` edits; without them, which
-    costs less memory while the job waits, they are loaded. ``model`` is the session's, ``credentials`` are the caller's
-    headers for it, kept for as long as the job is. ``earlier``: for a tool result its call, for a state the state so
-    far. ``is_forced``: also where that was done, or tried in vain, before. ``strategy`` is a strategy's name, for the
-    metrics.
+    ``entries`` are the range's messages, as they were when the session counted ``edits`` edits; without them they are
+    loaded later, which costs less memory while the job waits. ``model`` is the session's; ``credentials`` are the
+    caller's headers for it, kept as long as the job. ``earlier``: for a tool result its call, for a state the state so
+    far. ``is_forced``: also if it was written, or tried without success, before. ``strategy`` is a strategy's name, for
+    the metrics.
 
-    For the memory: ``epoch`` is the number of the stored epoch with which the messages left the context, else ``runs``
-    are the messages; what the memory tells of already is left out when the job is done.
+    For the memory: ``epoch`` is the number of the stored epoch that cut the messages, else ``runs`` are the messages.
+    Messages that the memory covers already are left out when the job runs.
     """
 
     tenant: str
@@ -72,7 +72,7 @@ class Job:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Whose it is."""
+        """Tenant and session of the job."""
         return self.tenant, self.session_id
 
     @property
@@ -83,11 +83,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What a summary is made of. ``basis`` is that of the whole range; ``earlier`` covers its beginning, if anything
-    does, and ``stored`` or ``entries`` are the rest.
+    """The input of a summary. ``basis`` is that of the whole range. ``earlier`` covers its beginning, if there is one;
+    ``stored`` or ``entries`` are the rest.
 
-    ``first_seq`` and ``last_seq`` are the range that the summary stands for, ``runs`` its messages where these are not
-    all of it.
+    ``first_seq`` and ``last_seq`` are the range of the summary, ``runs`` its messages if these are not all of it.
     """
 
     basis: bytes
@@ -101,7 +100,7 @@ class Source:
 
     @property
     def tokens(self) -> int:
-        """Tokens of what the summary will stand in for."""
+        """The tokens that the summary replaces."""
         earlier = self.earlier.tokens if self.earlier and not self.runs else 0
         if self.covered_tokens is not None:
             return earlier + self.covered_tokens
@@ -119,7 +118,7 @@ class Source:
         return max(times, default=None)
 
     def read(self) -> tuple[Entry, ...]:
-        """Return the messages behind ``earlier``; what was loaded is read now, which takes time where it is much."""
+        """Return the messages after ``earlier``. Loaded messages are parsed now, which takes time for many."""
         behind = self.earlier.last_seq if self.earlier else 0
         return self.entries or tuple(_entry(row) for row in self.stored if row.seq > behind)
 
@@ -134,15 +133,15 @@ def credentials_of(
 
 
 async def load_source(connection: Connection, job: Job, *, has_model: bool = True) -> Source | None:
-    """Load what ``job`` is made of; None where it was done or tried before. Raises `NotFound` without a session.
+    """Load the input of ``job``; None if it was written or tried before. Raises `NotFound` without a session.
 
-    Without a model the summary is made of the messages themselves, never of an older summary without a model; of very
-    many messages the first and the newest are read, as `tersely.strategies.summaries.extractive` does.
+    Without a model a summary is written from the messages themselves, never from an older summary of that kind. Of very
+    many messages the first and the newest are read, as in `tersely.strategies.summaries.extractive`.
     """
     if job.purpose == MEMORY_UPDATE:
         return await _load_memory(connection, job)
     first, last = job.first_seq, job.last_seq
-    # The basis first: whatever changes after it makes the summary stale when it is stored.
+    # Read the basis first: any later change then makes the summary stale when it is stored.
     basis = await summaries.basis(connection, *job.place, first, last)
     session = await sessions.get(connection, *job.place)
     if session is None:
@@ -188,7 +187,7 @@ async def _load_memory(connection: Connection, job: Job) -> Source:
         return Source(basis=basis, earlier=None, first_seq=first, last_seq=last)
     seqs = sorted(row.seq for row in rows)
     earlier = await _made_ahead(connection, job, left, seqs)
-    # A message that had been kept in front of the cut may leave long after those around it.
+    # A message that was kept in front of the cut may be cut long after its neighbours.
     behind = max((end for _, end in told if end < seqs[-1]), default=0)
     start = next((seq for seq in seqs if seq > behind), seqs[0])
     return Source(
@@ -202,7 +201,7 @@ async def _load_memory(connection: Connection, job: Job) -> Source:
 
 
 async def _made_ahead(connection: Connection, job: Job, left: Sequence[Run], seqs: Sequence[int]) -> Summary | None:
-    """Return the summary that a model made of the beginning of these messages before they left, if there is one."""
+    """Return a model's summary of the beginning of these messages that was made in advance, if there is one."""
     for each in await summaries.newest(connection, *job.place, ["ahead"], up_to=seqs[-1]):
         is_within = any(first <= each.first_seq and each.last_seq <= last for first, last in left)
         if each.source == "model" and is_within and each.first_seq <= seqs[0]:
@@ -211,7 +210,7 @@ async def _made_ahead(connection: Connection, job: Job, left: Sequence[Run], seq
 
 
 async def _earlier(connection: Connection, job: Job) -> Summary | None:
-    """Return the checkpoint by a model that this one takes up."""
+    """Return the model's checkpoint that this one continues."""
     if job.purpose != "checkpoint":
         return None
     found = await summaries.newest(
@@ -229,7 +228,7 @@ async def _earlier(connection: Connection, job: Job) -> Summary | None:
 
 def _entry(stored: StoredMessage) -> Entry:
     dialect = DIALECTS[stored.dialect]  # type: ignore[index]
-    # What stands in front of a user's words are memos: nothing that was said here.
+    # The text in front of a user's text consists of memos, which are no part of the conversation.
     raw = stored.raw if stored.model_raw is None or stored.role == "user" else stored.model_raw
     if stored.role == "assistant":
         raw = dialect.as_input(raw)

@@ -1,4 +1,4 @@
-"""What leaves contexts at somebody's word goes into the tenant's memory, and is told anew where it changes."""
+"""Write messages that leave contexts on request into the tenant's memory, and rewrite entries that change."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tersely.store.notes.pending_memory import DueMemory, PendingMemory
 from tersely.store.notes.summaries import NO_LIMIT
 from tersely.strategies.prefetch import MEMORY_UPDATE
 
-# One entry of the memory tells of so many messages at most, and of more than so many entries' worth only the newest
-# are told: a session may be of any length.
+# The maximum of messages in one entry, and of entries for one request; only the newest are written, since a session may
+# have any length.
 PIECE = 1_000
 MOST = 32
-# Seconds that whoever clears or hides something waits for the memory; what takes longer goes on behind.
+# Seconds that a request to clear or hide waits for the memory; longer work continues in the background.
 PATIENCE = 5.0
-# How often entries are looked for that another process should have written, and how many are taken over at once.
+# Seconds between looks for entries that another process should have written, and how many are claimed at once.
 RESUME_EVERY = timedelta(minutes=1)
 RESUMED_AT_ONCE = 100
 
@@ -35,9 +35,9 @@ _log = logging.getLogger(__name__)
 
 
 class MemoryUpdates:
-    """Has messages of sessions summarised into the memory, by the summarizer's model where there is one.
+    """Summarises messages of sessions into the memory, with the summarizer's model if there is one.
 
-    What is to be written is stored as pending first, so that another process writes it when this one dies.
+    Due entries are stored as pending first, so that another process writes them if this one dies.
     """
 
     def __init__(self, database: Database, summarizer: Summarizer, *, clock: Callable[[], datetime]) -> None:
@@ -63,10 +63,10 @@ class MemoryUpdates:
         model: str = "",
         credentials: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """Write what is live in each of ``entries`` (runs of messages) into the memory, unless it is there already.
+        """Write the live messages of each of ``entries`` (runs of messages) into the memory, unless it covers them
+        already.
 
-        Each becomes one entry, but where it is longer than `PIECE` messages. Returns when that is done, or has taken
-        too long to be waited for.
+        Each becomes one entry, or several above `PIECE` messages. Returns when that is done, or after the maximum wait.
         """
         pending = [_pending(runs, strategy=strategy, dialect=dialect, model=model) for runs in entries if runs]
         if not pending:
@@ -79,7 +79,7 @@ class MemoryUpdates:
     async def _split(
         self, connection: Connection, tenant: str, session_id: str, entries: Iterable[PendingMemory]
     ) -> list[PendingMemory]:
-        """Replace ``entries`` by pieces of at most `PIECE` messages that the memory does not tell of yet."""
+        """Split ``entries`` into pieces of at most `PIECE` messages that the memory does not cover yet."""
         found: list[PendingMemory] = []
         given: list[tuple[int, int]] = []
         for entry in entries:
@@ -111,9 +111,9 @@ class MemoryUpdates:
             await asyncio.sleep(RESUME_EVERY.total_seconds())
 
     async def resume(self) -> int:
-        """Take over entries that are due and ask for them; return how many. Raises `StoreUnavailable`.
+        """Claim due entries and start jobs for them; return their number. Raises `StoreUnavailable`.
 
-        Without the caller's credentials, so that only the service's own model can write them.
+        The caller's credentials are unknown here, so only the service's own model can write them.
         """
         now = self._clock()
         found = await pending_memory.due(self._database, now, limit=RESUMED_AT_ONCE)

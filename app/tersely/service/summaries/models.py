@@ -1,4 +1,4 @@
-"""Which model writes a summary, and asking it: one plain question, one answer, within a time limit."""
+"""Choose the model that writes a summary, and call it: one question, one answer, within a time limit."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class SelectedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummarizerConfig:
-    """``model`` None: none; `SESSION`: the session's own. ``timeout`` in seconds for one call, ``output`` and
+    """``model`` None: no model; `SESSION`: the session's own. ``timeout`` in seconds for one call; ``output`` and
     ``window`` in tokens of an answer and of a whole call.
 
-    ``daily_calls`` and ``daily_tokens`` bound what one session may cost in a day (UTC); 0: no bound. Prices are in USD
-    per million tokens; None: not known.
+    ``daily_calls`` and ``daily_tokens`` limit the use by one session in a day (UTC); 0: no limit. Prices are in USD per
+    million tokens; None: unknown.
     """
 
     model: str | None = None
@@ -79,7 +79,7 @@ class SummarizerConfig:
     output_price: float | None = None
 
     def price_of(self, input_tokens: int, output_tokens: int) -> float | None:
-        """Return the USD that so many tokens cost; None where no price is known."""
+        """Return the cost of these tokens in USD; None if no price is known."""
         if self.input_price is None or self.output_price is None:
             return None
         return (input_tokens * self.input_price + output_tokens * self.output_price) / 1_000_000
@@ -87,7 +87,7 @@ class SummarizerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAnswer:
-    """A model's answer, and its tokens as the host reported them; None where it did not."""
+    """A model's answer, with the tokens that the host reported; None if it did not."""
 
     reply: SummaryReply
     input_tokens: int | None
@@ -106,7 +106,7 @@ class Models:
         self._metrics = metrics
 
     def select(self, job: Job) -> SelectedModel | None:
-        """Return the model for a job; None where none is configured, or where nobody's key is there to pay for it."""
+        """Return the model for a job; None if none is configured, or if no key is available for it."""
         if is_replay_tenant(job.tenant):
             return None  # a replay sends nothing to anybody
         model = job.model if self.config.model == SESSION else self.config.model
@@ -122,7 +122,7 @@ class Models:
         return SelectedModel(model=model, host=host, asking=asking, credentials=credentials)
 
     def reason_for_none(self, job: Job) -> str:
-        """Return why `select` gives no model for ``job`` although one is configured; empty where none is."""
+        """Return why `select` returns no model for ``job`` although one is configured; empty if none is."""
         if self.config.model is None or self.select(job) is not None:
             return ""
         if not (job.model if self.config.model == SESSION else self.config.model):
@@ -133,7 +133,7 @@ class Models:
         return "no key is there for the summarizer's model: set TERSELY_SUMMARIZER_API_KEY, or the host's own key"
 
     def window(self, chosen: SelectedModel) -> int:
-        """Tokens that may go into one call, the answer not counted."""
+        """The tokens that one call may have, without the answer."""
         room = self.config.window - self.config.output
         known = usable_window(chosen.model, self.config.output)
         return max(1, room if known is None else min(room, known))

@@ -16,15 +16,15 @@ from tersely.store.notes.pending_memory import PendingMemory
 from tersely.strategies.prefetch import MEMORY_UPDATE, SummaryNeed, after_cut, upcoming_summaries
 from tersely.strategies.presets import Strategy, strategy_name
 
-# A summary that was asked for lately is not asked for again at the next call: whether it is there, the summarizer
-# would have to look up each time. Once history was edited, it may be another one.
+# A summary that was requested lately is not requested again at the next call: the summarizer would have to look it up
+# each time. After an edit of the history it may be another one.
 REMEMBERED = 8_192
 
 
 def memory_of_cut(
     strategy: Strategy, history: History, epoch: Epoch, *, dialect: DialectName, model: str
 ) -> PendingMemory | None:
-    """Return what the memory is to tell of the messages that leave the context with ``epoch``; None: nothing.
+    """Return the memory entry to write about the messages that ``epoch`` cut; None if there is none.
 
     ``dialect`` and ``model`` are those of the session's calls. A cleared context goes into the memory under every
     strategy.
@@ -73,7 +73,7 @@ class SummaryPrefetcher:
         model: str = "",
         credentials: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        """Ask for the summaries that the session will want; ``epoch`` is the one that has just been stored, if any.
+        """Request the summaries that the session will need. ``epoch`` is the one that was just stored, if any.
 
         ``model`` is the session's, ``credentials`` are the caller's headers for its host.
         """

@@ -1,10 +1,9 @@
-"""The one summarizer: in the background, one replica at a time per session, with or without a model.
+"""The summarizer: it writes summaries in the background, one replica at a time per session, with or without a model.
 
-A job names a range of a session's messages and what its summary is for. Whoever holds the session's lease makes it; see
-`tersely.service.summaries.writing`. What was done, or tried in vain, is stored with the basis that it rests on, so
-nothing is done twice and nothing goes round in circles. Jobs are kept in this process alone. A session's next
-request asks again for the jobs of a process that died; what has to go into the daily memory is stored with the cut
-itself (`tersely.store.notes.pending_memory`). The leases of a dead process run out by themselves.
+A job names a range of a session's messages and the purpose of its summary. The holder of the session's lease runs it;
+see `tersely.service.summaries.writing`. Results and failed attempts are stored with their basis, so no work is
+repeated. Jobs exist in this process alone. If it dies, the session's next request asks for them again; entries of the
+daily memory are stored with the cut itself (`tersely.store.notes.pending_memory`). The leases of a dead process expire.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ LEASE_MARGIN = timedelta(seconds=30)
 PATIENCE = 10.0
 LOOK_EVERY = 0.2
 STALE_TRIES = 3
-# Seconds: what reading a long range may take, and what a job that is given up may take to say so.
+# Seconds for reading a long range, and seconds in which a cancelled job may store its end.
 READ_LIMIT = 15.0
 LAST_WORDS = 1.0
 
@@ -58,8 +57,7 @@ class LeaseLost(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """How a job ended. Tokens of what the summary stands for, and of what stands there afterwards: the summary, else
-    the same.
+    """How a job ended: the tokens of the messages, and the tokens of the summary that replaces them (else the same).
 
     ``error`` says why no model wrote it, if one should have; a fixed text, without content.
     """
@@ -87,7 +85,7 @@ class Summarizer:
         room: int = 256,
         room_each: int = 64,
     ) -> None:
-        """``name`` tells this process from all others. ``room_each``: at most so many jobs of one session."""
+        """``name`` identifies this process. ``room_each``: the maximum of jobs of one session."""
         self.config = models.config
         self._database = database
         self._scribe = SummaryWriter(database, models, metrics, clock=clock)
@@ -186,7 +184,7 @@ class Summarizer:
                 await self._wake.wait()
             place = self._places.popleft()
             waiting = self._waiting[place]
-            # One worker does all that there is for a session: others would only wait for its lease.
+            # One worker runs all jobs of a session: others would only wait for its lease.
             while waiting:
                 key, job = next(iter(waiting.items()))
                 await self._run_quietly(job)
@@ -236,7 +234,7 @@ class Summarizer:
 
     async def _under_lease(self, job: Job, holder: str) -> Compaction:
         done = Compaction(result="stale")
-        # What leaves a context is told once; where it changes while it is being told, it is told as it is then.
+        # Messages that leave a context are summarised once; if they change meanwhile, the newest version is used.
         for _ in range(STALE_TRIES if job.purpose == MEMORY_UPDATE else 1):
             source = await self._read(job)
             if isinstance(source, Compaction):
@@ -341,7 +339,7 @@ class Summarizer:
         return {**told, "error": error} if error else told
 
     async def _in_the_end(self, say: Callable[..., Awaitable[object]], job: Job, *what: object) -> None:
-        """Tell the store a last thing, also while being stopped; a store that is away is not waited for."""
+        """Write a last record to the store, also while being stopped. An unavailable store is not waited for."""
 
         async def tell() -> None:
             try:
@@ -356,7 +354,7 @@ class Summarizer:
 
 
 async def _delete_pending(connection: Connection, job: Job) -> None:
-    """Delete what the store remembers of a memory entry that was to be written."""
+    """Delete the pending record of a memory entry."""
     await pending_memory.delete(connection, *job.place, job.epoch or 0, job.first_seq, job.last_seq)
 
 

@@ -1,4 +1,4 @@
-"""Writing one summary: by a model, piece by piece where the range is long, or without one where that fails."""
+"""Write one summary: with a model, in pieces if the range is long, or without one if that fails."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from tersely.strategies.summaries.summarizing import (
 
 _log = logging.getLogger(__name__)
 
-# Tokens of a summary without a model, at most; it never takes more than half of what it stands for.
+# Maximum of tokens of a summary without a model. It never takes more than half of what it replaces.
 EXTRACT = 1_500
-# What says less than this says nothing, so what is not twice as long is left as it is.
+# Shorter summaries have no useful content, so messages of less than twice this length are left unchanged.
 LEAST = 24
 # Of a longer history than this many calls take, the oldest part is condensed without a model.
 MAX_RECORDS = 16
@@ -48,7 +48,7 @@ NOTHING_SHORTER = "nothing shorter was found"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A summary, or None where nothing shorter was found. ``error`` says why no model wrote it, if one should have."""
+    """A summary, or None if nothing shorter was found. ``error`` says why no model wrote it, if one should have."""
 
     text: str | None
     tokens: int
@@ -79,7 +79,7 @@ class SummaryWriter:
         entries = await asyncio.to_thread(source.read)
         encode = _encoder(job.model)
         if source.earlier is not None and job.purpose == MEMORY_UPDATE and not entries:
-            # A model has told of exactly these messages before they left.
+            # A model summarised exactly these messages in advance.
             text = source.earlier.text
             return Written(text=text, tokens=source.earlier.tokens, source=source.earlier.source)
         chosen = self._models.select(job)
@@ -150,7 +150,7 @@ class SummaryWriter:
     async def _reserve(self, job: Job, chosen: SelectedModel) -> None:
         """Count a call before it is made. Raises `LimitReached`.
 
-        Whoever asks holds the session's lease, so that no two count at once.
+        The caller holds the session's lease, so there is no concurrent count.
         """
         config, day = self._models.config, self._clock().date()
         async with self._database.transaction(job.tenant) as connection:
@@ -169,7 +169,7 @@ class SummaryWriter:
     async def _count(
         self, job: Job, chosen: SelectedModel, question: SummaryQuestion, answered: ModelAnswer, day: date
     ) -> None:
-        """Add the tokens of a call that was made; where the host did not report them, our own count."""
+        """Add the tokens of a finished call; Tersely's own count if the host did not report them."""
         encode = _encoder(chosen.model)
         asked, said = answered.input_tokens, answered.output_tokens
         if asked is None:
@@ -201,9 +201,7 @@ class SummaryWriter:
 
 
 def _replaces(job: Job) -> bool:
-    """Return whether the summary stands in for what it is made of, so that it must be shorter. A state stands beside
-    it.
-    """
+    """Return whether the summary replaces its input, so that it must be shorter. A state does not replace messages."""
     return job.purpose not in ("state", MEMORY_UPDATE)
 
 
@@ -213,8 +211,8 @@ def _encoder(model: str) -> Encode:
 
 
 def _records(job: Job, entries: Sequence[Entry], earlier: str, window: int, encode: Encode) -> tuple[list[str], str]:
-    """Return the records for each call of the model, and the summary of what precedes them."""
-    # Each further call carries the summary of those before it.
+    """Return the records for each call of the model, and the summary that precedes them."""
+    # Each further call contains the summary of the earlier ones.
     overhead = encode(INSTRUCTIONS[job.purpose]) + encode(clip(job.earlier, MAX_GIVEN)) + SPARE
     limit = max(MIN_RECORD, (window - overhead) * 3 // 4)
     older, newer = _split(entries, MAX_RECORDS * limit)
@@ -224,7 +222,7 @@ def _records(job: Job, entries: Sequence[Entry], earlier: str, window: int, enco
 
 
 def _split(entries: Sequence[Entry], room: int) -> tuple[Sequence[Entry], Sequence[Entry]]:
-    """Return the newest entries that fit ``room`` tokens, and those before them."""
+    """Return the newest entries that fit into ``room`` tokens, and those before them."""
     start = len(entries)
     while start and (room := room - entries[start - 1].tokens) >= 0:
         start -= 1
