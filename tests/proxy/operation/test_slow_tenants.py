@@ -29,7 +29,7 @@ from tests.support.services import Service, serve
 from tests.support.upstreams import Model
 
 LIMIT = 1.0
-TENANTS = ("north", "south")
+TENANTS = ("north", "south", "east", "west", "up", "down")
 POOL = 10
 # More than the service has connections.
 MANY = 16
@@ -135,6 +135,24 @@ async def test_locked_rows_of_one_tenant_hold_up_no_other(
     stored = await query(service, "SELECT convert_from(raw, 'UTF8') AS raw FROM messages WHERE role = 'user'")
     for n, answer in enumerate(await held_up):
         assert sum(f'held up {n}"' in row["raw"] for row in stored) == (answer.status == 200)
+
+
+async def test_locked_rows_of_five_tenants_hold_up_no_sixth(
+    service: Service, database: Database, tsk: dict[str, str]
+) -> None:
+    *stuck, calm = TENANTS
+    for name in TENANTS:
+        assert (await ask(service, tsk[name], "first")).context == "built"
+    async with superuser(database) as locker:
+        await locker.execute("BEGIN")
+        await locker.execute("SELECT FROM sessions WHERE tenant_id <> $1 FOR UPDATE", calm)
+        held_up = asyncio.gather(*(ask(service, tsk[name], "first", "held up") for name in stuck))
+        await asyncio.sleep(0.2)
+        answers = await ask_for(service, tsk[calm], LIMIT)
+        assert are_undisturbed(answers)
+        assert {answer.status for answer in await held_up} <= {200, 503}
+        await locker.execute("ROLLBACK")
+    await waits_for_spool(service.url)
 
 
 async def test_slow_reads_of_one_tenant_hold_up_no_other(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -82,8 +83,44 @@ PORTION = 400
 PORTION_BYTES = 2 * 1024 * 1024
 LARGE_LIMIT = 60.0
 
+# Seconds after which a transaction gives its place to another tenant's: locked rows are its own tenant's matter. By
+# whether it is a large one.
+SLOW_AFTER = {False: 0.1, True: 5.0}
+
 # A tenant, and whether for what is large.
 _Lane = tuple[str, bool]
+
+
+class _Places:
+    """Places for transactions that run at once. A slow one moves to one of as many further places: its own is free."""
+
+    def __init__(self, count: int, slow_after: float) -> None:
+        self._free = asyncio.Semaphore(count)
+        self._free_for_slow = count
+        self._slow_after = slow_after
+
+    @asynccontextmanager
+    async def take(self) -> AsyncIterator[None]:
+        """Hold a place for the length of the block."""
+        await self._free.acquire()
+        is_slow = False
+
+        def move() -> None:
+            nonlocal is_slow
+            if self._free_for_slow:
+                is_slow = True
+                self._free_for_slow -= 1
+                self._free.release()
+
+        timer = asyncio.get_running_loop().call_later(self._slow_after, move)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            if is_slow:
+                self._free_for_slow += 1
+            else:
+                self._free.release()
 
 
 @dataclass(slots=True)
@@ -93,7 +130,8 @@ class _Job:
 
 
 class Writer:
-    """Takes writes, commits them in groups. One transaction at a time per tenant, a few tenants at once.
+    """Takes writes, commits them in groups. One transaction at a time per tenant, a few tenants at once; those whose
+    transactions are slow, for locked rows say, leave their places to others.
 
     Large writes have a lane of their own, so that nobody waits for them; a session's writes stay in one lane.
     """
@@ -111,7 +149,7 @@ class Writer:
         self._held: dict[tuple[str, str], tuple[_Job, asyncio.TimerHandle]] = {}
         # Of each session that has writes under way: in which lane, and how many.
         self._sessions: dict[tuple[str, str], tuple[_Lane, int]] = {}
-        self._slots = {False: asyncio.Semaphore(lanes), True: asyncio.Semaphore(1)}
+        self._places = {False: _Places(lanes, SLOW_AFTER[False]), True: _Places(1, SLOW_AFTER[True])}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def write(self, write: Write) -> None:
@@ -200,8 +238,8 @@ class Writer:
         queue = self._queues[lane]
         tenant, is_large = lane
         try:
-            async with self._slots[is_large]:
-                while queue:
+            while queue:
+                async with self._places[is_large].take():
                     await self._commit(tenant, [queue.popleft()] if is_large else _take(queue))
         finally:
             self._busy.discard(lane)
