@@ -24,7 +24,7 @@ from tests.support.loops import until
 from tests.support.processes import Launch, children, postgres_of, postmaster
 from tests.support.upstreams import Model, scripted
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,7 +67,7 @@ class Load:
     async def goes_on(self, more: int) -> None:
         """Wait for so many more turns to end."""
         aim = self.count + more
-        await until(lambda: self.count >= aim, 40)
+        await until(lambda: self.count >= aim, 90)
 
     async def _talk(self) -> None:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as http:
@@ -171,7 +171,7 @@ async def test_postgres_is_killed_under_load(launch: Launch, data_dir: Path):
         await load.goes_on(40)
         killed = postmaster(data_dir)
         killed.kill()
-        await until(partial(is_restarted, data_dir, killed.pid), 30)
+        await until(partial(is_restarted, data_dir, killed.pid), 60)
     await load.goes_on(40)
     await load.stop()
 

@@ -43,8 +43,8 @@ class Running:
 
     @property
     def url(self) -> str:
-        found = re.search(r"http://\S+", "".join(self.lines))
-        return found[0] if found else ""
+        found = re.search(r"serves on (http://\S+)", "".join(self.lines))
+        return found[1] if found else ""
 
     def kill(self) -> None:
         self.process.kill()
