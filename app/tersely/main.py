@@ -465,6 +465,7 @@ def _console_routes(settings: Settings, base: _Base, services: Services, auth: A
             notes=services.notes,
             memos=services.memos,
             memories=services.daily_memory,
+            artifacts=services.artifacts,
             replays=replays,
             lifetime=settings.cache_ttl,
             is_guarded=settings.auth == "keys",

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from tersely.console.cache_causes import find_breaks
 from tersely.console.pages import HEADERS, Pages, link
 from tersely.console.router import Seen, Upload, View
+from tersely.console.strategy_form import POLICIES, parameter_fields, write_policy, write_strategy
 from tersely.console.strip import MOST, draw
 from tersely.domain.errors import InvalidRequest, NotFound, TerselyError
 from tersely.domain.history.turns import write_turn_id
@@ -27,9 +28,10 @@ from tersely.service.money.savings import Savings
 from tersely.service.replays.replays import MAX_BYTES, MAX_SECONDS, ReplayOptions, Replays
 from tersely.service.search.tenant_search import Mode, TenantSearch
 from tersely.service.sessions.activity import Activity, Happening
+from tersely.service.sessions.artifacts import Artifacts
 from tersely.service.sessions.calls import Calls
 from tersely.service.sessions.compactions import CompactionOptions, Compactions
-from tersely.service.sessions.comparisons import Comparisons
+from tersely.service.sessions.comparisons import MAX_CHARS, Comparisons, readable
 from tersely.service.sessions.notes import Notes
 from tersely.service.sessions.pins import Pins
 from tersely.service.sessions.previews import Preview, PreviewRequest, Previews
@@ -61,6 +63,8 @@ REPLAY_POLICIES = {
     '{"high": 32000, "low": 12000}': "default: cut at 32,000 tokens down to 12,000",
     "every_request": "a new epoch at every call",
 }
+MAX_ARTIFACT = 500_000
+"""Characters of an artifact that a page shows."""
 PATIENCE = 8.0
 """Seconds that a page waits for a replay; a longer one goes on behind the page that shows it."""
 
@@ -82,6 +86,7 @@ class Sources:
     notes: Notes
     memos: Memos
     memories: DailyMemory
+    artifacts: Artifacts
     replays: Replays
     lifetime: float
     is_guarded: bool
@@ -100,6 +105,10 @@ class Views:
             "sessions": self.list_sessions,
             "session": self.show_session,
             "session/rows": self.show_rows,
+            "session/text": self.show_text,
+            "replay/session/text": self.show_text,
+            "session/artifact": self.show_artifact,
+            "sessions/children": self.show_children,
             "session/cache": self.show_cache,
             "session/try": self.show_try,
             "session/memory": self.show_session_memory,
@@ -127,6 +136,8 @@ class Views:
             "session/state": self.put_state,
             "session/scratchpad": self.put_scratchpad,
             "memory/memo": self.delete_memo,
+            "memory/new": self.save_memo,
+            "memory/edit": self.edit_memo,
             "memory/day": self.delete_day,
             "replay/demo": self.play_demo,
             "replay/delete": self.delete_replay,
@@ -210,6 +221,36 @@ class Views:
         listed = await self._of.sessions.figures(seen.tenant, seen.get("id"))
         return self._render(seen, "rows.html", "sessions", compared=compared, listed=listed, number=number, seq=None)
 
+    async def show_text(self, seen: Seen) -> Response:
+        """The whole text of a part that a row shows the beginning of."""
+        text = await self._of.comparisons.whole_text(
+            seen.tenant,
+            seen.get("id"),
+            seen.number("call", 1) or 1,
+            seq=seen.number("seq"),
+            index=seen.number("index"),
+            part=seen.number("part", 0) or 0,
+        )
+        return self._pages.render("text.html", text=text[MAX_CHARS:])
+
+    async def show_artifact(self, seen: Seen) -> Response:
+        """A tool output that was kept apart."""
+        content = await self._of.artifacts.get(seen.tenant, seen.get("sha"))
+        text = readable(content.decode("utf-8", "replace"))
+        return self._render(
+            seen, "artifact.html", "sessions", sha=seen.get("sha"), session_id=seen.get("id"), size=len(content),
+            text=text[:MAX_ARTIFACT], is_cut=len(text) > MAX_ARTIFACT,
+        )  # fmt: skip
+
+    async def show_children(self, seen: Seen) -> Response:
+        """The subagents of a session, as rows under it."""
+        parent = seen.get("parent")
+        found, _ = await self._of.sessions.page(
+            seen.tenant, Narrowing(parent=parent), sort="created", after=None, limit=PAGE
+        )
+        children = await self._of.sessions.children(seen.tenant, [each.session.id for each in found])
+        return self._render(seen, "children.html", "sessions", listed=found, children=children, live=LIVE, under=parent)
+
     async def show_cache(self, seen: Seen) -> Response:
         """Each change of the cached beginning, with its cause and its cost."""
         session_id = seen.get("id")
@@ -229,7 +270,10 @@ class Views:
         """Show the next context under other settings beside the current one."""
         session_id = seen.get("id")
         listed = await self._of.sessions.figures(seen.tenant, session_id)
-        strategy, epoch = seen.get("strategy").strip(), seen.get("epoch").strip()
+        name, policy = seen.get("name"), seen.get("policy")
+        parameters = parameter_fields(name, seen.get)
+        strategy = write_strategy(name, parameters) if name else seen.get("strategy").strip()
+        epoch = write_policy(policy, seen.get) if policy else seen.get("epoch").strip()
         present, trouble = await self._preview(seen.tenant, session_id, PreviewRequest())
         other, other_trouble = None, ""
         if strategy or epoch:
@@ -239,7 +283,8 @@ class Views:
         return self._render(
             seen, "try.html", "sessions", tab="try", listed=listed, present=present, trouble=trouble, other=other,
             other_trouble=other_trouble, strategy=strategy, epoch=epoch, strategies=STRATEGIES,
-            price=self._of.prices.of(model), model=model,
+            price=self._of.prices.of(model), model=model, name=name, policy=policy, policies=POLICIES,
+            parameters=parameters, marks={each: seen.get(each) for each in ("high", "low", "stride")},
         )  # fmt: skip
 
     async def _preview(self, tenant: str, session_id: str, wish: PreviewRequest) -> tuple[Preview | None, str]:
@@ -318,13 +363,14 @@ class Views:
         session_id = seen.get("id")
         listed = await self._of.sessions.figures(seen.tenant, session_id)
         state = await self._of.notes.state(seen.tenant, session_id)
+        artifacts = await self._of.artifacts.of_session(seen.tenant, session_id, limit=100)
         history, _ = await self._of.notes.state_history(seen.tenant, session_id, after=None, limit=200)
         scratchpad = await self._of.notes.scratchpad(seen.tenant, session_id)
         texts = ["", *(past.state.text for past in history)]
         changes = [(past, _difference(before, past.state.text)) for before, past in zip(texts, history, strict=False)]
         return self._render(
             seen, "session_memory.html", "sessions", tab="memory", listed=listed, state=state,
-            changes=list(reversed(changes)), scratchpad=scratchpad,
+            changes=list(reversed(changes)), scratchpad=scratchpad, artifacts=artifacts,
         )  # fmt: skip
 
     async def put_state(self, seen: Seen) -> Response:
@@ -342,6 +388,17 @@ class Views:
         memos, _ = await self._of.memos.page(seen.tenant, after=None, tags=None, limit=100)
         entries, _ = await self._of.memories.page(seen.tenant, day=None, session_id=None, after=None, limit=50)
         return self._render(seen, "memory.html", "memory", memos=memos, entries=entries)
+
+    async def save_memo(self, seen: Seen) -> Response:
+        """Save a new memo."""
+        await self._of.memos.save(seen.tenant, content=_lines(seen.get("content")), tags=_tags(seen), session_id=None)
+        return _go(seen.link("memory"))
+
+    async def edit_memo(self, seen: Seen) -> Response:
+        """Change a memo."""
+        content = _lines(seen.get("content"))
+        await self._of.memos.change(seen.tenant, seen.get("memo"), content=content, tags=_tags(seen))
+        return _go(seen.link("memory"))
 
     async def delete_memo(self, seen: Seen) -> Response:
         """Delete a memo."""
@@ -438,8 +495,20 @@ class Views:
         """Messages of all sessions."""
         query = seen.get("query").strip()
         mode = cast("Mode", seen.get("mode") if seen.get("mode") in get_args(Mode) else "search")
-        found = await self._of.search.search(seen.tenant, query, mode=mode, limit=50) if query else None
-        return self._render(seen, "search.html", "search", query=query, mode=mode, found=found, mark=_marked)
+        session_id = seen.get("id")
+        listed = await self._of.sessions.figures(seen.tenant, session_id) if session_id else None
+        found = None
+        if query and listed is not None:
+            found = await self._of.search.search_session(seen.tenant, session_id, query, mode=mode)
+        elif query:
+            found = await self._of.search.search(seen.tenant, query, mode=mode, limit=50)
+        calls = await self._of.calls.first_with(
+            seen.tenant, [(hit.session_id, hit.seq) for hit in found.hits] if found is not None else []
+        )
+        return self._render(
+            seen, "search.html", "sessions" if listed is not None else "search", query=query, mode=mode, found=found,
+            mark=_marked, listed=listed, tab="", calls=calls,
+        )  # fmt: skip
 
     async def show_live(self, seen: Seen) -> Response:
         """Calls as they run."""
@@ -512,6 +581,15 @@ def _replay_of(metadata: bytes) -> dict[str, Any]:
         return {}
     found = known.get("replay") if isinstance(known, dict) else None
     return found if isinstance(found, dict) else {}
+
+
+def _lines(text: str) -> str:
+    """A form's text with the line ends that were typed."""
+    return text.replace("\r\n", "\n")
+
+
+def _tags(seen: Seen) -> list[str]:
+    return seen.get("tags").replace(",", " ").split()
 
 
 def _since(days: str, now: datetime) -> datetime | None:

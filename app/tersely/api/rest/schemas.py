@@ -961,6 +961,7 @@ class StatsOut(BaseModel):
     epochs: EpochCounts
     terse: dict[str, int]
     summaries: SummariesOut
+    money: Money | None = Field(description="Of the calls; null where none has a price. Summaries have their own.")
     tiered: TieredOut | None = Field(description="null under other strategies.")
 
 

@@ -14,6 +14,7 @@ from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
 from tersely.api.rest.responses import AS_EVENTS, EVENT_STREAM, json_response, page_response, write_time
 from tersely.api.rest.schemas import Limit
 from tersely.api.rest.services import AppServices
+from tersely.api.rest.sessions import write_money
 from tersely.domain.history.turns import write_turn_id
 from tersely.service.sessions.event_stream import Cursor, Happened
 from tersely.service.sessions.stats import Stats, TieredFigures
@@ -110,6 +111,7 @@ def _write(stats: Stats) -> dict[str, Any]:
             "last_at": None if compression.last_at is None else write_time(compression.last_at),
             **_write_costs(stats),
         },
+        "money": None if stats.call_costs is None else write_money(*stats.call_costs),
         "tiered": None if stats.tiered is None else _write_tiered(stats.tiered),
     }
 

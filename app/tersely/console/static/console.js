@@ -130,6 +130,43 @@ class SavingsChart extends HTMLElement {
   }
 }
 
+// Rows far outside the window are put away: a gap of their height stands for them, and loads them again.
+const FAR = 8;
+class RowChunk extends HTMLElement {
+  connectedCallback() {
+    this.observer = new IntersectionObserver(([entry]) => { if (!entry.isIntersecting) this.putAway(); }, { rootMargin: `${100 * FAR}% 0px` });
+    this.observer.observe(this);
+  }
+
+  disconnectedCallback() { this.observer.disconnect(); }
+
+  putAway() {
+    const height = this.getBoundingClientRect().height;
+    const rows = this.querySelectorAll(".row").length;
+    if (!height || !rows || this.contains(document.activeElement)) return;
+    const gap = element("div", `${rows} messages`, "gap");
+    gap.setAttribute("role", "listitem");
+    gap.setAttribute("hx-get", this.dataset.rows);
+    gap.setAttribute("hx-trigger", "intersect once");
+    gap.setAttribute("hx-swap", "outerHTML");
+    gap.style.minHeight = gap.style.height = `${height}px`;
+    this.replaceWith(gap);
+    htmx.process(gap);
+  }
+}
+
+// Subagents of a session, shown under it and put away again.
+document.addEventListener("click", (event) => {
+  const chip = event.target.closest("[data-fold]");
+  if (!chip || chip.getAttribute("aria-expanded") === null) return;
+  event.preventDefault();
+  const open = chip.getAttribute("aria-expanded") === "true";
+  chip.setAttribute("aria-expanded", String(!open));
+  const rows = [...document.querySelectorAll("tr[data-parent]")].filter((row) => row.dataset.parent === chip.dataset.fold);
+  if (rows.length) rows.forEach((row) => { row.hidden = open; });
+  else if (!open) htmx.ajax("GET", chip.dataset.rows, { target: chip.closest("tr"), swap: "afterend" });
+});
+
 // A file is dropped or chosen, and played; the page goes where it can be looked at.
 class TranscriptDrop extends HTMLElement {
   connectedCallback() {
@@ -166,6 +203,7 @@ class TranscriptDrop extends HTMLElement {
 }
 
 customElements.define("transcript-drop", TranscriptDrop);
+customElements.define("row-chunk", RowChunk);
 customElements.define("call-slider", CallSlider);
 customElements.define("context-strip", ContextStrip);
 customElements.define("live-view", LiveView);
@@ -174,6 +212,11 @@ customElements.define("savings-chart", SavingsChart);
 document.addEventListener("click", (event) => {
   const opener = event.target.closest("[data-open]");
   if (opener) document.getElementById(opener.dataset.open).showModal();
+});
+
+// A choice that changes what can be asked: the form is sent, and comes back with the right fields.
+document.addEventListener("change", (event) => {
+  if (event.target.matches("[data-submit]")) event.target.form.requestSubmit();
 });
 
 let current = -1;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from tersely.domain.errors import InvalidRequest, NotFound, TooLarge
@@ -55,6 +56,21 @@ class Memos:
         async with self._database.transaction(tenant) as connection:
             if session_id is not None and await sessions.get(connection, tenant, session_id) is None:
                 raise InvalidRequest("session: there is no such session", field="session")
+            await memos.add(connection, tenant, memo, terms)
+        return memo
+
+    async def change(self, tenant: str, memo_id: str, *, content: str, tags: Sequence[str]) -> Memo:
+        """Replace the content and the tags of a memo. Raises `InvalidRequest`, `TooLarge`."""
+        if not content.strip():
+            raise InvalidRequest("content must not be empty", field="content")
+        if len(content) > MAX_CONTENT:
+            raise TooLarge(f"a memo has at most {MAX_CONTENT} characters, not {len(content)}", field="content")
+        known = await self.get(tenant, memo_id)
+        memo = replace(known, content=content, tags=read_tags(tags))
+        terms = sorted(set(tokenize(_searchable(memo))))
+        async with self._database.transaction(tenant) as connection:
+            if not await memos.delete(connection, tenant, memo_id):
+                raise NotFound("there is no such memo")
             await memos.add(connection, tenant, memo, terms)
         return memo
 

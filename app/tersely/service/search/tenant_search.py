@@ -9,7 +9,7 @@ from typing import Literal
 from tersely.domain.errors import InvalidRequest, NotFound
 from tersely.domain.messages import searchable_text
 from tersely.domain.search.excerpts import Lookup, RelevanceSearch, TextSearch
-from tersely.service.search.session_search import Searcher, fold
+from tersely.service.search.session_search import Findings, Searcher, fold
 from tersely.store.db.connection import Database
 from tersely.store.history import session_lists
 from tersely.store.history.session_lists import Narrowing, Place
@@ -21,6 +21,7 @@ SECONDS = 5.0
 PAGE = 100
 EXCERPT = 300
 PER_SESSION = 5
+MOST_RELEVANT = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,23 +82,43 @@ class TenantSearch:
             last = page[-1]
             place = Place(rank=last.rank, value=last.value, id=last.session.id)
 
+    async def search_session(
+        self, tenant: str, session_id: str, query: str, *, mode: Mode = "search", limit: int = 50
+    ) -> Hits:
+        """Search one session. Raises `InvalidRequest` for an empty or overlong query, `NotFound`."""
+        query = query.strip()
+        if not 0 < len(query) <= MAX_QUERY:
+            raise InvalidRequest(f"query must have 1 to {MAX_QUERY} characters", field="query")
+        lookup: Lookup = (
+            TextSearch(query=query, before=0, after=0)
+            if mode == "search"
+            else RelevanceSearch(query=query, first=min(limit, MOST_RELEVANT))
+        )
+        found = await self._searcher.search(tenant, session_id, lookup)
+        hits = _hits(found, session_id, None, query)
+        return Hits(hits=tuple(hits[:limit]), searched=1, is_whole=len(hits) <= limit)
+
     async def _within(self, tenant: str, session_id: str, title: str | None, query: str, lookup: Lookup) -> list[Hit]:
         try:
             found = await self._searcher.search(tenant, session_id, lookup)
         except NotFound:  # deleted meanwhile
             return []
-        pairs = [pair for excerpt in found.excerpts for pair in zip(excerpt.rows, excerpt.seqs, strict=True)]
-        return [
-            Hit(
-                session_id=session_id,
-                title=title,
-                seq=seq,
-                turn=row.turn,
-                role=row.message.role,
-                excerpt=around(searchable_text(row.message), query),
-            )
-            for row, seq in pairs[:PER_SESSION]
-        ]
+        return _hits(found, session_id, title, query)[:PER_SESSION]
+
+
+def _hits(found: Findings, session_id: str, title: str | None, query: str) -> list[Hit]:
+    pairs = [pair for excerpt in found.excerpts for pair in zip(excerpt.rows, excerpt.seqs, strict=True)]
+    return [
+        Hit(
+            session_id=session_id,
+            title=title,
+            seq=seq,
+            turn=row.turn,
+            role=row.message.role,
+            excerpt=around(searchable_text(row.message), query),
+        )
+        for row, seq in pairs
+    ]
 
 
 def around(text: str, query: str) -> str:

@@ -9,6 +9,7 @@ from tersely.domain.text.tool_output import output_digest
 from tersely.service.sessions.messages import dialect_of
 from tersely.store.db.connection import Database
 from tersely.store.history import artifacts
+from tersely.store.history.artifacts import ArtifactPlace
 
 # Seconds; an output may have many megabytes.
 LIMIT = 10.0
@@ -21,6 +22,11 @@ class Artifacts:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    async def of_session(self, tenant: str, session_id: str, *, limit: int) -> list[ArtifactPlace]:
+        """Return where the newest artifacts of a session are; none for a session that is not there."""
+        async with self._database.reading(tenant) as connection:
+            return await artifacts.of_session(connection, tenant, session_id, limit)
 
     async def get(self, tenant: str, sha256: str) -> bytes:
         """Return the output in UTF-8, a lone surrogate as its three bytes: the bytes that the SHA-256 is of.

@@ -113,6 +113,18 @@ class Calls:
             )
         return [info(row) for row in rows]
 
+    async def first_with(self, tenant: str, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """Session and message -> the first call that knew the message."""
+        found: dict[tuple[str, int], int] = {}
+        by_session: dict[str, list[int]] = {}
+        for session_id, seq in places:
+            by_session.setdefault(session_id, []).append(seq)
+        async with self._database.reading(tenant) as connection:
+            for session_id, seqs in by_session.items():
+                numbers = await calls.first_with(connection, tenant, session_id, seqs)
+                found |= {(session_id, seq): number for seq, number in numbers.items()}
+        return found
+
     async def get(self, tenant: str, session_id: str, number: int) -> CallInfo:
         """One call. Raises `NotFound`."""
         async with self._database.reading(tenant) as connection:

@@ -18,6 +18,8 @@ Kind = Literal["text", "reasoning", "call", "result", "media", "injected"]
 Change = Literal["", "new", "changed"]
 MAX_CHARS = 6_000
 """Characters of one part; a page shows more on demand."""
+MAX_WHOLE = 2_000_000
+"""Characters of a part that is shown whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,31 @@ class Comparisons:
         rows = await run_in_thread_if_large(size, _rows, context, shown, stored, before, number > 1)
         return Comparison(context=context, rows=tuple(rows), start=start, total=len(lines))
 
+    async def whole_text(
+        self, tenant: str, session_id: str, number: int, *, seq: int | None, index: int | None, part: int
+    ) -> str:
+        """Return the text of a part, of message ``seq`` as the client said it, or of message ``index`` as it was sent
+        at call ``number``.
+
+        Raises `NotFound`.
+        """
+        if index is not None:
+            context = await self._calls.context(tenant, session_id, number)
+            if context.messages is None or not 0 <= index < len(context.messages):
+                raise NotFound("there is no such message")
+            line = next((line for line in context.lines if line.index == index), None)
+            raw, dialect, role = context.messages[index], context.dialect, line.role if line is not None else ""
+        else:
+            async with self._database.reading(tenant) as connection:
+                found = await messages.content(connection, tenant, session_id, [seq or 0])
+            if not found:
+                raise NotFound("there is no such message")
+            raw, dialect, role = found[0].raw, found[0].dialect, found[0].role
+        blocks = await run_in_thread_if_large(len(raw), blocks_of, raw, dialect, role, MAX_WHOLE)
+        if not 0 <= part < len(blocks):
+            raise NotFound("there is no such part")
+        return blocks[part].text
+
 
 def _rows(
     context: CallContext,
@@ -122,41 +149,41 @@ def _rows(
     return found
 
 
-def blocks_of(raw: bytes, dialect: str, role: str) -> tuple[Block, ...]:
-    """Return the parts of a message in wire form; for an unreadable message its bytes."""
+def blocks_of(raw: bytes, dialect: str, role: str, most: int = MAX_CHARS) -> tuple[Block, ...]:
+    """Return the parts of a message in wire form, of each at most so many characters; for an unreadable one its bytes."""
     if not raw:
         return ()
     try:
         form = DIALECTS[dialect]  # type: ignore[index]
         message = form.read_reply(raw) if role == "assistant" else form.read_message(raw)
     except (TerselyError, ValueError, KeyError):
-        return (_block("text", raw.decode("utf-8", "replace")),)
-    return message_blocks(message)
+        return (_block("text", raw.decode("utf-8", "replace"), most=most),)
+    return message_blocks(message, most)
 
 
-def message_blocks(message: Message) -> tuple[Block, ...]:
-    """The parts of a message."""
-    injected = [_block("injected", block.text, block.key) for block in message.injected]
-    return (*injected, *(_part(part) for part in message.parts))
+def message_blocks(message: Message, most: int = MAX_CHARS) -> tuple[Block, ...]:
+    """The parts of a message, of each at most so many characters."""
+    injected = [_block("injected", block.text, block.key, most=most) for block in message.injected]
+    return (*injected, *(_part(part, most) for part in message.parts))
 
 
-def _part(part: Part) -> Block:
+def _part(part: Part, most: int) -> Block:
     match part:
         case Text(text=text):
-            return _block("text", text)
+            return _block("text", text, most=most)
         case Reasoning(text=text):
-            return _block("reasoning", text)
+            return _block("reasoning", text, most=most)
         case ToolCall(name=name, arguments=arguments):
-            return _block("call", arguments, name)
+            return _block("call", arguments, name, most=most)
         case ToolResult(text=text, call_id=call_id):
-            return _block("result", text, call_id)
+            return _block("result", text, call_id, most=most)
         case Media(kind=kind, detail=detail):
-            return _block("media", detail, kind)
+            return _block("media", detail, kind, most=most)
 
 
-def _block(kind: Kind, text: str, name: str = "") -> Block:
+def _block(kind: Kind, text: str, name: str = "", *, most: int) -> Block:
     shown = readable(text)
-    return Block(kind=kind, text=shown[:MAX_CHARS], name=readable(name), omitted=max(0, len(shown) - MAX_CHARS))
+    return Block(kind=kind, text=shown[:most], name=readable(name), omitted=max(0, len(shown) - most))
 
 
 _PICTURES = {code: 0x2400 + code for code in range(32) if code not in {9, 10}} | {0x7F: 0x2421}

@@ -16,7 +16,7 @@ from tersely.store.db.connection import Database
 from tersely.store.history import numbering, sessions
 from tersely.store.notes import summary_costs
 from tersely.store.notes.summary_costs import SummaryCosts
-from tersely.store.ops import stats
+from tersely.store.ops import calls, stats
 from tersely.store.ops.stats import CallTotals, Compression
 from tersely.strategies.presets import Tiered
 
@@ -48,7 +48,8 @@ class Stats:
     """``messages`` by status, including instructions; ``live_tokens`` of the live ones. The rest is as in the store.
 
     ``summary_costs`` and ``summary_costs_today`` are the costs of the summarizer's model, ``limits`` its daily calls
-    and tokens for one session (0: no limit), ``money`` its cost in USD, None without a known price.
+    and tokens for one session (0: no limit), ``money`` its cost in USD, None without a known price;
+    ``call_costs`` the costs of the calls as sent and as the full history, None without a known price.
     """
 
     session: Session
@@ -62,6 +63,7 @@ class Stats:
     summary_costs_today: SummaryCosts
     limits: tuple[int, int]
     money: float | None
+    call_costs: tuple[float, float] | None
     tiered: TieredFigures | None
 
     @property
@@ -141,6 +143,7 @@ class StatsReader:
                 summary_costs_today=await summary_costs.total(connection, tenant, session_id, self._clock().date()),
                 limits=(self._config.daily_calls, self._config.daily_tokens),
                 money=self._config.price_of(costs.input_tokens, costs.output_tokens),
+                call_costs=await calls.costs(connection, tenant, session_id),
                 tiered=tiered,
             )
 

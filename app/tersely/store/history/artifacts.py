@@ -21,6 +21,10 @@ WHERE a.tenant_id = $1 AND a.sha256 = $2 AND m.status <> 'removed' ORDER BY a.cr
 # Characters. Whatever threshold a strategy sets for spilling, now or later, what it spills is to be found; and no
 # message in wire form of so many bytes or fewer holds an output of more characters.
 LARGE_OUTPUT = LEAST_SPILLED
+OF_SESSION = """
+SELECT sha256, seq, chars, created_at FROM artifacts WHERE tenant_id = $1 AND session_id = $2
+ORDER BY created_at DESC, seq DESC LIMIT $3
+"""
 FORGET = "DELETE FROM artifacts WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::bigint[])"
 
 
@@ -31,6 +35,16 @@ class Artifact:
     sha256: bytes
     call_id: str
     chars: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactPlace:
+    """Where an output of ``chars`` characters is. ``sha256`` in hex."""
+
+    sha256: str
+    seq: int
+    chars: int
+    created_at: datetime
 
 
 def spilled(messages: Sequence[Message], index: int) -> list[Artifact]:
@@ -57,6 +71,12 @@ async def find(connection: Connection, tenant: str, sha256: bytes) -> StoredMess
     found = large_rows.complete(record, large)
     del found["session_id"]
     return StoredMessage(**found)
+
+
+async def of_session(connection: Connection, tenant: str, session_id: str, limit: int) -> list[ArtifactPlace]:
+    """Return the newest artifacts of a session."""
+    rows = await connection.fetch(OF_SESSION, tenant, session_id, limit)
+    return [ArtifactPlace(**{**row, "sha256": row["sha256"].hex()}) for row in map(dict, rows)]
 
 
 async def forget(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> None:

@@ -31,6 +31,10 @@ SINCE = f"""
 SELECT {COLUMNS} FROM calls
 WHERE tenant_id = $1 AND created_at >= $2 AND finished_at > $3 ORDER BY finished_at, session_id, number LIMIT $4
 """
+FIRST_WITH = f"""
+SELECT wanted.seq, (SELECT min(number) FROM calls WHERE {HERE} AND last_seq >= wanted.seq) AS number
+FROM unnest($3::bigint[]) AS wanted (seq)
+"""
 PLAN = f"SELECT plan FROM epochs WHERE {HERE} AND number = $3"
 ROWS = f"""
 SELECT seq, turn, place, tokens, role, status, model_visible, client_visible FROM messages
@@ -161,6 +165,12 @@ async def finished_since(
 ) -> list[CallRow]:
     """Calls begun at ``begun`` or later that ended after ``finished``, in the order of their ends."""
     return [CallRow(**dict(row)) for row in await connection.fetch(SINCE, tenant, begun, finished, limit)]
+
+
+async def first_with(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> dict[int, int]:
+    """Message -> the first call that was made when it was the last, or after it."""
+    rows = await connection.fetch(FIRST_WITH, tenant, session_id, list(seqs))
+    return {row["seq"]: row["number"] for row in rows if row["number"] is not None}
 
 
 async def epoch_plan(connection: Connection, tenant: str, session_id: str, number: int) -> Epoch | None:
