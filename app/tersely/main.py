@@ -37,6 +37,7 @@ from tersely.lifespan import Part, lifespan, migrate_when_there, report_pool, re
 from tersely.sandbox.child import Limits as QueryLimits
 from tersely.service.common.auth import Auth
 from tersely.service.common.calibrations import Calibrations
+from tersely.service.common.call_board import CallBoard
 from tersely.service.common.console_access import ConsoleAccess
 from tersely.service.common.metrics import IgnoredMetrics, Metrics
 from tersely.service.context.context_configs import ContextConfigs
@@ -179,6 +180,7 @@ def build(
         rest,
         hosts=_host_table(settings, base, shared),
         auth=auth,
+        board=base.board,
         metrics=base.metrics,
         max_body=settings.max_body,
         max_messages=settings.max_messages,
@@ -217,6 +219,7 @@ class _Base:
     prices: Prices
     calibrations: Calibrations
     limiter: Limiter
+    board: CallBoard
 
     def upstreams(self) -> list[Upstream]:
         """Return the model hosts, each once."""
@@ -294,6 +297,7 @@ def _base(settings: Settings, database_url: str, openai_base_url: str) -> _Base:
             monotonic=time.monotonic,
             name=new_id(),
         ),
+        board=CallBoard(clock=clock),
     )
 
 
@@ -456,6 +460,7 @@ def _console_routes(settings: Settings, base: _Base, services: Services, auth: A
             calls=services.calls,
             comparisons=services.comparisons,
             activity=services.activity,
+            board=base.board,
             search=services.search,
             savings=services.savings,
             prices=base.prices,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -25,6 +26,7 @@ from tersely.dialects.headers import Headers, own_headers, without_account_heade
 from tersely.dialects.wire.lengths import check_lengths, may_be_too_long
 from tersely.domain.errors import InvalidRequest, ShuttingDown, TerselyError, UpstreamUnavailable
 from tersely.service.common.auth import Auth
+from tersely.service.common.call_board import CallBoard, RunningCall
 from tersely.service.common.call_fields import add_fields
 from tersely.service.common.metrics import CALL_ROUTES, Metrics
 from tersely.service.common.offload import run_in_thread_if_large
@@ -64,6 +66,7 @@ class ProxyRoutes:
         *,
         hosts: HostTable,
         auth: Auth,
+        board: CallBoard,
         metrics: Metrics,
         max_body: int,
         max_messages: int,
@@ -79,6 +82,7 @@ class ProxyRoutes:
         self.rest = fallback
         self._hosts = hosts
         self._auth = auth
+        self._board = board
         self._metrics = metrics
         self._max_body = max_body
         self._max_messages = max_messages
@@ -157,6 +161,7 @@ class ProxyRoutes:
         """
         received = self._monotonic()
         is_read = False
+        tenant = ""
         proxy = self._hosts.defaults[target.dialect].proxy
         raw = split_name(_raw_target(scope))[1]
         headers = target.with_keys(headers)
@@ -165,6 +170,7 @@ class ProxyRoutes:
             if by_name.get("upgrade", "").lower() == "websocket":
                 return await _refuse_websocket(send, proxy)
             caller = await self._auth.caller(headers)
+            tenant = caller.tenant
             add_fields(tenant=caller.tenant, client=client_name(by_name))
             caller.check_client(client_name(by_name))
             caller.check_proxy()
@@ -217,6 +223,8 @@ class ProxyRoutes:
             return 499, ""
         except TerselyError as error:
             refusal = in_dialect(error, proxy.dialect)
+            if tenant:
+                self._board.note(tenant, "refused", f"{refusal[0]}: {error.detail}")
             if is_read or not _has_body(scope):
                 return await _refuse(send, *refusal), ""
             return await _refuse_unread(scope, receive, send, *refusal), ""
@@ -242,6 +250,8 @@ class ProxyRoutes:
         assert me is not None
         gone = asyncio.get_running_loop().create_task(_wait_for_disconnect(receive))
         started = finished = False
+        client = client_name(dict(call.headers))
+        running = self._board.begin(call.tenant, client=client or "", dialect=target.dialect)
 
         def stop(done: asyncio.Task[None]) -> None:
             if not (done.cancelled() or finished):
@@ -258,7 +268,10 @@ class ProxyRoutes:
             if answer.status >= 400:
                 add_fields(outcome="upstream_error")
             started = True
-            await _respond(send, answer)
+            running.state = "first byte"
+            if _context(answer) == "fail-open":
+                self._board.note(call.tenant, "fail-open", "the database was away: the request went through unchanged")
+            await _respond(_watched(send, running), answer)
             return answer.status, _strategy(answer)
         except asyncio.CancelledError:
             if not gone.done():
@@ -269,13 +282,16 @@ class ProxyRoutes:
                 add_fields(outcome="upstream_error")
             if started:
                 raise
-            return await _refuse(send, *in_dialect(error, proxy.dialect)), ""
+            refusal = in_dialect(error, proxy.dialect)
+            self._board.note(call.tenant, "refused", f"{refusal[0]}: {error.detail}", running.session_id)
+            return await _refuse(send, *refusal), ""
         except Exception as error:
             if started:
                 raise
             raise _Unexpected from error
         finally:
             finished = True
+            self._board.end(running)
             gone.cancel()
 
 
@@ -322,6 +338,21 @@ def _text(header: bytes) -> str:
         return header.decode()
     except UnicodeDecodeError:
         return header.decode("latin-1")
+
+
+def _watched(send: Send, running: RunningCall) -> Send:
+    """Send as before; the call is known to stream from its first part on."""
+
+    async def pass_on(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.body" and message.get("more_body"):
+            running.state = "streaming"
+        await send(message)
+
+    return pass_on
+
+
+def _context(answer: ProxyResponse) -> str:
+    return next((value for name, value in answer.headers if name == "x-tersely-context"), "")
 
 
 def _strategy(answer: ProxyResponse) -> str:

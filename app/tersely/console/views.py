@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from pathlib import Path
@@ -21,6 +21,7 @@ from tersely.console.strategy_form import POLICIES, parameter_fields, write_poli
 from tersely.console.strip import MOST, draw
 from tersely.domain.errors import InvalidRequest, NotFound, TerselyError
 from tersely.domain.history.turns import write_turn_id
+from tersely.service.common.call_board import CallBoard, Note, RunningCall
 from tersely.service.common.replay_tenants import replay_tenant
 from tersely.service.memos.memos import Memos
 from tersely.service.money.prices import Prices
@@ -38,6 +39,7 @@ from tersely.service.sessions.previews import Preview, PreviewRequest, Previews
 from tersely.service.sessions.sessions import Change, Sessions
 from tersely.service.summaries.daily_memory import DailyMemory
 from tersely.store.history.session_lists import Narrowing, Sort
+from tersely.store.ops.activity import RunningCall as StoredCall
 from tersely.store.ops.calls import CallRow, GroupBy
 from tersely.strategies.presets import STRATEGIES
 
@@ -77,6 +79,7 @@ class Sources:
     calls: Calls
     comparisons: Comparisons
     activity: Activity
+    board: CallBoard
     search: TenantSearch
     savings: Savings
     prices: Prices
@@ -513,8 +516,12 @@ class Views:
     async def show_live(self, seen: Seen) -> Response:
         """Calls as they run."""
         latest, _ = await self._of.calls.latest(seen.tenant, after=None, limit=30)
-        running = await self._of.activity.running(seen.tenant)
-        return self._render(seen, "live.html", "live", latest=latest, running=running)
+        running = _running(await self._of.activity.running(seen.tenant), self._of.board.running(seen.tenant))
+        overheads = sorted(call.row.overhead_ms for call in latest if call.row.overhead_ms is not None)
+        return self._render(
+            seen, "live.html", "live", latest=latest, running=running, overheads=overheads,
+            notes=[_written(note) for note in self._of.board.notes(seen.tenant)],
+        )  # fmt: skip
 
     async def stream_live(self, seen: Seen) -> Response:
         """The events of the live view."""
@@ -527,23 +534,55 @@ class Views:
         async for found in self._of.activity.follow(tenant):
             for each in found:
                 yield b"event: happening\ndata: %b\n\n" % msgspec.json.encode(_told(each))
-            running = [
-                {
-                    "session": call.session_id,
-                    "number": call.number,
-                    "title": call.title or call.session_id,
-                    "client": call.client or "",
-                    "since": call.created_at,
-                    "link": link("session", id=call.session_id),
-                }
-                for call in await self._of.activity.running(tenant)
-            ]
-            if running != shown:
-                shown = running
-                yield b"event: running\ndata: %b\n\n" % msgspec.json.encode(running)
+            now = {
+                "calls": _running(await self._of.activity.running(tenant), self._of.board.running(tenant)),
+                "notes": [_written(note) for note in self._of.board.notes(tenant)],
+            }
+            if now != shown:
+                shown = now
+                yield b"event: running\ndata: %b\n\n" % msgspec.json.encode(now)
             else:
                 yield b": quiet\n\n"
             await asyncio.sleep(0)
+
+
+def _running(stored: Sequence[StoredCall], here: Sequence[RunningCall]) -> list[dict[str, Any]]:
+    """Calls under way: those that the database knows, with the state of those that this worker makes, and the rest."""
+    states = {call.session_id: call.state for call in here if call.session_id}
+    known = {call.session_id for call in stored}
+    found: list[dict[str, Any]] = [
+        {
+            "link": link("session", id=call.session_id),
+            "title": call.title or call.session_id,
+            "call": call.number,
+            "client": call.client or "",
+            "state": states.get(call.session_id, "under way"),
+            "since": call.created_at,
+        }
+        for call in stored
+    ]
+    found += [
+        {
+            "link": link("session", id=call.session_id) if call.session_id else "",
+            "title": call.session_id or "a call that is not stored yet",
+            "call": None,
+            "client": call.client,
+            "state": call.state,
+            "since": call.began,
+        }
+        for call in here
+        if call.session_id not in known
+    ]
+    return found
+
+
+def _written(note: Note) -> dict[str, Any]:
+    return {
+        "kind": note.kind,
+        "at": note.at,
+        "text": note.text,
+        "link": link("session", id=note.session_id) if note.session_id else "",
+    }
 
 
 def _told(happening: Happening) -> dict[str, Any]:

@@ -64,11 +64,21 @@ class LiveView extends HTMLElement {
 
   disconnectedCallback() { this.source.close(); }
 
-  show(calls) {
+  show({ calls, notes }) {
     const list = this.querySelector("[data-running]");
+    const noted = this.querySelector("[data-notes]");
+    noted.replaceChildren(...notes.map((note) => {
+      const item = element("li");
+      const at = element("span", note.at.slice(0, 19).replace("T", " "), "note");
+      if (note.link) at.append(" · ", anchor(note.link, "its session"));
+      item.append(element("span", note.kind, `state s-${note.kind}`), " ", note.text, " ", at);
+      return item;
+    }));
+    this.querySelector("[data-quiet]").hidden = notes.length > 0;
     list.replaceChildren(...calls.map((call) => {
       const item = element("li");
-      item.append(anchor(call.link, call.title), " ", element("span", `call ${call.number}${call.client ? `, ${call.client}` : ""}`, "note"));
+      const words = [call.call ? `call ${call.call}` : "", call.client, call.since.slice(11, 19)].filter(Boolean).join(" · ");
+      item.append(element("span", call.state, `state s-${call.state.replace(" ", "-")}`), " ", call.link ? anchor(call.link, call.title) : call.title, " ", element("span", words, "note"));
       return item;
     }));
     this.querySelector("[data-none]").hidden = calls.length > 0;

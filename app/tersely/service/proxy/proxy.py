@@ -27,8 +27,10 @@ from tersely.dialects.clients.command_traces import command_in
 from tersely.dialects.dialect import Dialect, Reply, Request
 from tersely.dialects.headers import CREDENTIALS, downstream_headers
 from tersely.domain.errors import StoreUnavailable, UpstreamUnavailable
+from tersely.domain.messages import searchable_text
 from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
+from tersely.service.common.call_board import note_side_call
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.common.tracing import active_trace, step
@@ -444,6 +446,7 @@ class Proxy:
         self._metrics.side_calls.labels(kind).inc()
         if (trace := active_trace()) is not None:
             trace.describe(model=request.model)
+        note_side_call(kind, searchable_text(request.messages[-1]) if request.messages else "")
 
         async def remember(reply: Reply) -> None:
             try:

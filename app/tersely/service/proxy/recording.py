@@ -22,6 +22,7 @@ from tersely.domain.history.history import BROKE_OFF, CLIENT_LEFT, Entry
 from tersely.domain.messages import Message, Text, ToolCall
 from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
+from tersely.service.common.call_board import identify_call, note_repairs
 from tersely.service.common.call_fields import add_fields
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.offload import LONG, run_in_thread_if_large
@@ -111,6 +112,7 @@ class Recorder:
     @traced("store")
     async def store_request(self, prepared: PreparedCall) -> PreparedCall:
         """Count and queue the request's new messages; return the call with the record of that."""
+        identify_call(prepared.write.session_id)
         placed = prepared.match.decision.placed
         new = [message for message, p in zip(prepared.history.messages, placed, strict=True) if p.is_new]
         self._count_unknown_fields(new)
@@ -703,6 +705,7 @@ class Recorder:
             for level in measure_levels(context) if isinstance(prepared.config.strategy, Tiered) else ():
                 metrics.level_tokens.labels(level.name).observe(level.tokens)
                 metrics.level_messages.labels(level.name).observe(level.messages)
+            note_repairs(len(context.repairs))
             for kind, count in summarize_repairs(context.repairs).items():
                 metrics.repairs.labels(kind).inc(count)
         metrics.add_cost(sent=report.cost_sent, full=report.cost_full)
