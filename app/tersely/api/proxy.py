@@ -60,7 +60,7 @@ class Edge:
 class ProxyRoutes:
     """Route provider paths to the proxy and every other path to ``fallback``."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 one argument for each part of the service
         self,
         fallback: FastAPI,
         *,
