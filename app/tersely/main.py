@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 from starlette.routing import Route
@@ -38,8 +39,9 @@ from tersely.sandbox.child import Limits as QueryLimits
 from tersely.service.common.auth import Auth
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.call_board import CallBoard
-from tersely.service.common.console_access import ConsoleAccess
+from tersely.service.common.console_access import ConsoleAccess, OperatorAccess
 from tersely.service.common.metrics import IgnoredMetrics, Metrics
+from tersely.service.common.operations import Operations
 from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.context.retrieval import Retriever
 from tersely.service.limits.limiter import Limiter
@@ -470,14 +472,43 @@ def _console_routes(settings: Settings, base: _Base, services: Services, auth: A
             notes=services.notes,
             memos=services.memos,
             memories=services.daily_memory,
+            tenants=services.tenants,
+            operations=Operations(
+                base.database,
+                base.metrics,
+                base.board,
+                hosts=_addresses(settings),
+                summary_queue=lambda: base.summarizer.pending,
+                clock=clock,
+                monotonic=time.perf_counter,
+            ),
             artifacts=services.artifacts,
             replays=replays,
             lifetime=settings.cache_ttl,
             is_guarded=settings.auth == "keys",
         ),
     )
-    console = Console(pages, access, clock=clock)
+    admin_key = settings.admin_key.get_secret_value() if settings.admin_key else None
+    operators = OperatorAccess(admin_key, is_open=settings.auth != "keys")
+    console = Console(pages, access, operators, clock=clock)
     return [docs_route(pages), *console.routes(views.views(), views.changes(), views.uploads())]
+
+
+def _addresses(settings: Settings) -> dict[str, str]:
+    """Return the address of each dialect's host, without credentials."""
+
+    def bare(address: str) -> str:
+        parts = urlsplit(address)
+        port = f":{parts.port}" if parts.port else ""
+        return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
+
+    return {
+        "openai_chat": bare(settings.openai_base_url),
+        "openai_responses": bare(settings.openai_base_url),
+        "anthropic": bare(settings.anthropic_base_url),
+        "gemini": bare(settings.gemini_base_url),
+        "gemini_gca": bare(settings.gemini_gca_base_url),
+    }
 
 
 # The proxies

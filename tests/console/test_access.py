@@ -145,4 +145,4 @@ async def test_a_page_says_what_to_do_when_the_database_is_away(store: Database)
         async with httpx.AsyncClient(base_url=service.url, timeout=30) as http:
             page = await http.get("/console/sessions")
             assert page.status_code == 503
-            assert "database is away" in page.text
+            assert "database is unavailable" in page.text

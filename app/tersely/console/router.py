@@ -25,10 +25,12 @@ from tersely.domain.errors import (
     TerselyError,
     Unauthorized,
 )
-from tersely.service.common.console_access import LIFETIME, ConsoleAccess, Visit
+from tersely.service.common.console_access import LIFETIME, ConsoleAccess, OperatorAccess, Visit
 from tersely.service.common.replay_tenants import replay_tenant
 
 COOKIE = "tersely_console"
+OPERATOR_COOKIE = "tersely_operator"
+OPERATOR = "/console/operator"
 MAX_FORM = 256 * 1024
 START = "/console/sessions"
 REPLAYS = "/console/replay/"
@@ -82,8 +84,11 @@ Upload = Callable[[Seen, bytes], Awaitable[Response]]
 class Console:
     """Serves views to visitors with access, and pages with instructions to everybody else."""
 
-    def __init__(self, pages: Pages, access: ConsoleAccess, *, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self, pages: Pages, access: ConsoleAccess, operators: OperatorAccess, *, clock: Callable[[], datetime]
+    ) -> None:
         self._pages = pages
+        self._operators = operators
         self._access = access
         self._clock = clock
 
@@ -100,6 +105,7 @@ class Console:
             Route("/console/login", self._show_login, methods=["GET"]),
             Route("/console/login", self._log_in, methods=["POST"]),
             Route("/console/logout", self._guarded(self._log_out, changes=True), methods=["POST"]),
+            Route(f"{OPERATOR}/login", self._log_in_operator, methods=["POST"]),
             Route("/console/static/{name:path}", serve_asset, methods=["GET"]),
         ]
         found += [Route(f"/console/{path}", self._guarded(view), methods=["GET"]) for path, view in views.items()]
@@ -164,6 +170,9 @@ class Console:
                     form = given
                 response = await view(Seen(request=request, visit=visit, form=form, now=self._clock()))
             except Unauthorized as error:
+                if request.url.path.startswith(OPERATOR):
+                    trouble = "" if OPERATOR_COOKIE not in request.cookies else error.detail
+                    return self._operator_login(trouble, 401)
                 following = request.url.path + (f"?{request.url.query}" if request.url.query else "")
                 return self._login(error.detail, "" if changes else following, 401)
             except TerselyError as error:
@@ -192,8 +201,29 @@ class Console:
 
         return serve
 
+    async def _log_in_operator(self, request: Request) -> Response:
+        form = await _form(request)
+        if form is None or not _is_own(request):
+            return self._error(403, "That was not sent from the console", "Open the page again.")
+        try:
+            self._access.check_address(request.headers.items())
+            visit = self._operators.log_in(form.get("key", ""), now=self._clock(), nonce=secrets.token_hex(8))
+        except Unauthorized as error:
+            return self._operator_login(error.detail, 401)
+        except TerselyError as error:
+            return self._failed(error)
+        return _with_cookie(_redirect(OPERATOR), visit, request, OPERATOR_COOKIE, OPERATOR)
+
+    def _operator_login(self, trouble: str = "", status: int = 200) -> Response:
+        return self._pages.render("operator_login.html", status=status, trouble=trouble)
+
     async def _visit(self, request: Request) -> tuple[Visit, bool]:
         now = self._clock()
+        if request.url.path.startswith(OPERATOR):
+            if self._operators.is_shut:
+                raise NotFound("the operator's view is off: set TERSELY_ADMIN_KEY")
+            if self._operators.needs_key:
+                return self._operators.visit(request.cookies.get(OPERATOR_COOKIE, ""), now=now), False
         cookie = request.cookies.get(COOKIE, "")
         try:
             return await self._access.visit(cookie, now=now), False
@@ -239,12 +269,14 @@ def _redirect(path: str) -> RedirectResponse:
     return RedirectResponse(path, status_code=303, headers={**HEADERS, "cache-control": "no-store"})
 
 
-def _with_cookie(response: Response, visit: Visit, request: Request) -> Response:
+def _with_cookie(
+    response: Response, visit: Visit, request: Request, name: str = COOKIE, path: str = "/console"
+) -> Response:
     response.set_cookie(
-        COOKIE,
+        name,
         visit.cookie,
         max_age=int(LIFETIME.total_seconds()),
-        path="/console",
+        path=path,
         secure=request.url.scheme == "https",
         httponly=True,
         samesite="strict",

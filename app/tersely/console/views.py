@@ -19,10 +19,13 @@ from tersely.console.pages import HEADERS, Pages, link
 from tersely.console.router import Seen, Upload, View
 from tersely.console.strategy_form import POLICIES, parameter_fields, write_policy, write_strategy
 from tersely.console.strip import MOST, draw
-from tersely.domain.errors import InvalidRequest, NotFound, TerselyError
+from tersely.domain.errors import InvalidRequest, NotFound, StoreUnavailable, TerselyError
 from tersely.domain.history.turns import write_turn_id
+from tersely.domain.limits import Limits
 from tersely.service.common.call_board import CallBoard, Note, RunningCall
-from tersely.service.common.replay_tenants import replay_tenant
+from tersely.service.common.operations import Operations
+from tersely.service.common.replay_tenants import is_replay_tenant, replay_tenant
+from tersely.service.limits.tenants import LimitedTenant, Tenants
 from tersely.service.memos.memos import Memos
 from tersely.service.money.prices import Prices
 from tersely.service.money.savings import Savings
@@ -65,6 +68,13 @@ REPLAY_POLICIES = {
     '{"high": 32000, "low": 12000}': "default: cut at 32,000 tokens down to 12,000",
     "every_request": "a new epoch at every call",
 }
+LIMIT_TEXTS = {
+    "requests_per_minute": "requests per minute",
+    "concurrent": "concurrent calls",
+    "tokens_per_day": "tokens per day",
+    "money_per_month": "USD per month",
+    "stored_bytes": "stored bytes",
+}
 MAX_ARTIFACT = 500_000
 """Characters of an artifact that a page shows."""
 PATIENCE = 8.0
@@ -89,6 +99,8 @@ class Sources:
     notes: Notes
     memos: Memos
     memories: DailyMemory
+    tenants: Tenants
+    operations: Operations
     artifacts: Artifacts
     replays: Replays
     lifetime: float
@@ -121,6 +133,7 @@ class Views:
             "live/events": self.stream_live,
             "search": self.show_search,
             "memory": self.show_memory,
+            "operator": self.show_operator,
             "replay": self.show_replays,
             "replay/session": self.show_session,
             "replay/session/rows": self.show_rows,
@@ -142,6 +155,10 @@ class Views:
             "memory/new": self.save_memo,
             "memory/edit": self.edit_memo,
             "memory/day": self.delete_day,
+            "operator/key": self.make_key,
+            "operator/revoke": self.revoke_key,
+            "operator/limits": self.set_limits,
+            "operator/tenant": self.make_tenant,
             "replay/demo": self.play_demo,
             "replay/delete": self.delete_replay,
         }
@@ -151,9 +168,10 @@ class Views:
         return {"replay/play": (self.play_file, MAX_BYTES)}
 
     def _render(self, seen: Seen, template: str, view: str, **values: Any) -> Response:
+        tenant = seen.visit.tenant
         return self._pages.render(
-            template, view=view, token=seen.visit.token, now=seen.now, is_guarded=self._of.is_guarded,
-            tenant=seen.visit.tenant, link=seen.link, is_replay=seen.is_replay, **values,
+            template, view=view, token=seen.visit.token, now=seen.now, tenant=tenant, link=seen.link,
+            is_guarded=self._of.is_guarded and bool(tenant), is_replay=seen.is_replay, **values,
         )  # fmt: skip
 
     # Sessions
@@ -417,6 +435,47 @@ class Views:
         await self._of.memories.forget(seen.tenant, day=day, session_id=seen.get("session") or None)
         return _go(seen.link("memory"))
 
+    # The operator
+
+    async def show_operator(self, seen: Seen, new_key: str = "") -> Response:
+        """Tenants, keys, limits and use, and how the service does."""
+        figures = await self._of.operations.figures()
+        tenants: list[LimitedTenant] = []
+        following, trouble = None, ""
+        try:
+            tenants, following = await self._of.tenants.page(after=seen.get("after"), limit=PAGE)
+        except StoreUnavailable:
+            trouble = "The database is away: tenants and keys cannot be shown."
+        return self._render(
+            seen, "operator.html", "operator", figures=figures,
+            tenants=[each for each in tenants if not is_replay_tenant(each.name)], following=following,
+            trouble=trouble, new_key=new_key, limit_texts=LIMIT_TEXTS, edited=seen.get("edit"),
+        )  # fmt: skip
+
+    async def make_tenant(self, seen: Seen) -> Response:
+        """Make a tenant without keys."""
+        await self._of.tenants.create(seen.get("tenant").strip())
+        return _go(link("operator"))
+
+    async def make_key(self, seen: Seen) -> Response:
+        """Make a key; it is shown this once."""
+        days = seen.number("days", most=36_500)
+        text, _ = await self._of.tenants.create_key(
+            seen.get("tenant").strip(), seen.get("label").strip(), scope=seen.get("scope") or None, days=days or None
+        )
+        return await self.show_operator(seen, text)
+
+    async def revoke_key(self, seen: Seen) -> Response:
+        """Revoke a key."""
+        await self._of.tenants.revoke_key(seen.get("key"))
+        return _go(link("operator"))
+
+    async def set_limits(self, seen: Seen) -> Response:
+        """Set the limits of a tenant."""
+        given = {name: _limit(name, seen.get(name)) for name in LIMIT_TEXTS}
+        await self._of.tenants.set_limits(seen.get("tenant"), Limits(**given))  # type: ignore[arg-type]
+        return _go(link("operator"))
+
     # Replays of transcripts
 
     async def show_replays(self, seen: Seen) -> Response:
@@ -620,6 +679,20 @@ def _replay_of(metadata: bytes) -> dict[str, Any]:
         return {}
     found = known.get("replay") if isinstance(known, dict) else None
     return found if isinstance(found, dict) else {}
+
+
+def _limit(name: str, text: str) -> float | None:
+    """A limit from a form; None for none. Raises `InvalidRequest`."""
+    text = text.strip()
+    if not text:
+        return None
+    try:
+        value = float(text) if name == "money_per_month" else int(text)
+    except ValueError:
+        raise InvalidRequest(f"{name} must be a number, or empty", field=name) from None
+    if not 0 <= value <= 2**53:
+        raise InvalidRequest(f"{name} must be a number from 0 on", field=name)
+    return value
 
 
 def _lines(text: str) -> str:

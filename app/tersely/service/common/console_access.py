@@ -124,6 +124,41 @@ class ConsoleAccess:
         return Visit(tenant=tenant, cookie=f"{signed}.{_sign(secret, signed)}", token=_sign(secret, f"change {signed}"))
 
 
+class OperatorAccess:
+    """Who sees the operator's view: whoever has the admin key; where no keys are needed and there is no such key,
+    every visitor.
+    """
+
+    def __init__(self, admin_key: str | None, *, is_open: bool) -> None:
+        """``is_open``: keys are off."""
+        self._admin_key = admin_key
+        self.needs_key = admin_key is not None
+        self.is_shut = admin_key is None and not is_open
+
+    def log_in(self, key: str, *, now: datetime, nonce: str) -> Visit:
+        """A new visit. Raises `Unauthorized`."""
+        if self._admin_key is None or not hmac.compare_digest(
+            key.strip().encode("utf-8", "replace"), self._admin_key.encode()
+        ):
+            raise Unauthorized("that is not the admin key")
+        return self._visit(now + LIFETIME, nonce)
+
+    def visit(self, cookie: str, *, now: datetime) -> Visit:
+        """The visit of a cookie. Raises `Unauthorized`."""
+        parts = cookie.split(".")
+        if len(parts) != 3 or not (parts[0].isascii() and parts[0].isdecimal()) or int(parts[0]) < now.timestamp():
+            raise Unauthorized("log in with the admin key")
+        right = self._visit(datetime.fromtimestamp(int(parts[0]), now.tzinfo), parts[1])
+        if not hmac.compare_digest(right.cookie.encode(), cookie.encode("utf-8", "replace")):
+            raise Unauthorized("log in with the admin key")
+        return right
+
+    def _visit(self, expires: datetime, nonce: str) -> Visit:
+        secret = sha256(b"tersely operator " + (self._admin_key or "").encode()).digest()
+        signed = f"{int(expires.timestamp())}.{nonce}"
+        return Visit(tenant="", cookie=f"{signed}.{_sign(secret, signed)}", token=_sign(secret, f"change {signed}"))
+
+
 def _derived(secret: bytes) -> bytes:
     return sha256(b"tersely console " + secret).digest()
 

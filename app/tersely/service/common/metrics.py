@@ -446,14 +446,25 @@ class Metrics:
 
     def render(self) -> bytes:
         """Render all metrics in Prometheus's text format."""
-        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-            _remove_dead_workers()
-            registry = CollectorRegistry()
-            multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-            for collector in self._at_render:
-                registry.register(collector)
-            return generate_latest(registry)
-        return generate_latest(self.registry)
+        return generate_latest(self._registry())
+
+    def samples(self) -> dict[str, list[tuple[Mapping[str, str], float]]]:
+        """Return the samples of all workers: name -> labels and values."""
+        found: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+        for family in self._registry().collect():
+            for sample in family.samples:
+                found.setdefault(sample.name, []).append((sample.labels, sample.value))
+        return found
+
+    def _registry(self) -> CollectorRegistry:
+        if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+            return self.registry
+        _remove_dead_workers()
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        for collector in self._at_render:
+            registry.register(collector)
+        return registry
 
 
 class IgnoredMetrics(Metrics):
