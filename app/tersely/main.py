@@ -182,7 +182,6 @@ def build(
         rest,
         hosts=_host_table(settings, base, shared),
         auth=auth,
-        board=base.board,
         metrics=base.metrics,
         max_body=settings.max_body,
         max_messages=settings.max_messages,
@@ -191,7 +190,7 @@ def build(
         monotonic=time.perf_counter,
         shutdown=shutdown,
         limiter=limiter,
-        edge=Edge(origins=settings.allowed_origins, tracing=telemetry.tracing),
+        edge=Edge(origins=settings.allowed_origins, tracing=telemetry.tracing, board=base.board),
     )
 
 

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, sync_playwright
 from tests.conftest import Database
 from tests.support.demo import HOSTILE, TASKS, CachingModel, play
 from tests.support.services import Service, serve
-from tests.support.upstreams import scripted
+from tests.support.upstreams import Model, scripted
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -25,6 +25,7 @@ class Demo:
     """The service, and its sessions: a long one, one of another client, one full of hostile text."""
 
     service: Service
+    upstream: Model
     long: str
     other: str
     hostile: str
@@ -53,7 +54,7 @@ def demo(store: Database) -> Iterator[Demo]:
         # The browser's driver keeps an event loop in this thread.
         with ThreadPoolExecutor(max_workers=1) as thread:
             long, other, hostile = thread.submit(asyncio.run, fill()).result()
-        yield Demo(service=service, long=long, other=other, hostile=hostile)
+        yield Demo(service=service, upstream=upstream, long=long, other=other, hostile=hostile)
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
@@ -72,6 +75,11 @@ def pages(demo: Demo) -> list[tuple[str, dict[str, object]]]:
         ("console/live", {}),
         ("console/search", {"query": "customer"}),
         ("console/memory", {}),
+        ("console/session/savings", long),
+        ("console/session/try", {**long, "name": "window", "policy": "marks", "high": "9000", "low": "3000"}),
+        ("console/search", {**long, "query": "order"}),
+        ("console/replay", {}),
+        ("console/operator", {}),
     ]
 
 
@@ -260,3 +268,169 @@ def test_views_are_light(watched: Watched, demo: Demo) -> None:
         assert "console.js" in used, path
         sizes = [page.request.get(f"{demo.url}/console/static/{name}").headers["content-length"] for name in used]
         assert sum(map(int, sizes)) < 100_000, path
+
+
+def test_demo_is_played_from_the_first_page(watched: Watched, demo: Demo) -> None:
+    page = watched.open("console/replay")
+    page.get_by_role("button", name="Play the demo").click()
+    page.wait_for_url(re.compile(r"/console/replay/session\?id="), timeout=60_000)
+    expect(page.locator("output")).to_have_text("call 45 of 45")
+    assert page.locator("context-strip .cut").count() >= 1
+    assert violations(page) == []
+    for tab, heading in (
+        ("Cache", "Why the cache broke"),
+        ("Savings", "What each call cost"),
+        ("Try", "other settings"),
+    ):
+        page.get_by_role("navigation", name="Session").get_by_role("link", name=tab).click()
+        expect(page.get_by_role("heading", name=re.compile(heading))).to_be_visible()
+    page.get_by_role("navigation", name="Session").get_by_role("link", name="Context").click()
+    page.keyboard.press("[")
+    page.wait_for_url(re.compile("/console/replay/session.*call=44"))
+    page.get_by_role("link", name="Replay").first.click()
+    page.get_by_role("button", name="Delete The nightly import").first.click()
+    expect(page.get_by_role("heading", name="Replays")).to_be_visible()
+
+
+def test_dropped_file_is_played_or_its_fault_is_told(watched: Watched, demo: Demo, tmp_path: Path) -> None:
+    page = watched.open("console/replay")
+    good = tmp_path / "mine.jsonl"
+    messages = [{"role": role, "content": f"{role} {n}"} for n in range(3) for role in ("user", "assistant")]
+    good.write_text(json.dumps({"messages": messages}))
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("<b>nothing</b>")
+    page.get_by_label("Session file").set_input_files(bad)
+    page.get_by_role("button", name="Play it").click()
+    expect(page.locator("transcript-drop [role=status]")).to_contain_text("no transcript", timeout=20_000)
+    page.evaluate(
+        """text => {
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([text], "mine.jsonl"));
+            const event = new DragEvent("drop", {dataTransfer: transfer, bubbles: true, cancelable: true});
+            document.querySelector("transcript-drop").dispatchEvent(event);
+        }""",
+        good.read_text(),
+    )
+    page.get_by_label("Strategy").select_option("window")
+    page.get_by_role("button", name="Play it").click()
+    page.wait_for_url(re.compile(r"/console/replay/session\?id="), timeout=60_000)
+    expect(page.locator("output")).to_have_text("call 3 of 3")
+    expect(page.locator(".said", has_text="user 2")).to_be_visible()
+
+
+def test_rows_far_away_are_put_away_and_come_back(watched: Watched, demo: Demo) -> None:
+    page = watched.open("console/session", id=demo.long, call=36)
+    page.set_viewport_size({"width": 900, "height": 70})
+    page.locator(".gap").last.scroll_into_view_if_needed()
+    expect(page.locator(".gap")).to_have_count(0, timeout=10_000)
+    page.evaluate("window.scrollTo(0, document.documentElement.scrollHeight)")
+    expect(page.locator("#m2")).to_have_count(0, timeout=10_000)
+    page.evaluate("window.scrollTo(0, 0)")
+    expect(page.locator("#m2")).to_be_visible(timeout=10_000)
+
+
+def test_clipped_text_is_shown_whole(watched: Watched, demo: Demo) -> None:
+    words = "".join(f"word {n} " for n in range(2_000))
+    body = {"model": "gpt-4o", "messages": [{"role": "user", "content": words}]}
+    watched.page.request.post(f"{demo.url}/v1/chat/completions", data=body, headers={"x-tersely-session": "clipped"})
+    page = watched.open("console/session", id="clipped")
+    row = page.locator(".row", has_text="word 1 word 2").first
+    expect(row).not_to_contain_text("word 1999")
+    row.get_by_role("button", name=re.compile("Show all")).first.click()
+    expect(row).to_contain_text("word 1999")
+
+
+def test_memos_are_made_changed_and_deleted(watched: Watched, demo: Demo) -> None:
+    page = watched.open("console/memory")
+    page.get_by_text("New memo").click()
+    page.get_by_label("Content").first.fill("Ship <b>on</b> Friday")
+    page.get_by_label("Tags, with spaces between").fill("release")
+    page.get_by_role("button", name="Save the memo").first.click()
+    memo = page.locator(".memo", has_text="Ship <b>on</b> Friday")
+    expect(memo).to_contain_text("release")
+    memo.get_by_text("Edit").click()
+    memo.get_by_label("Content").fill("Ship on Monday")
+    memo.get_by_label("Tags").fill("release, plan")
+    memo.get_by_role("button", name="Save the memo").click()
+    memo = page.locator(".memo", has_text="Ship on Monday")
+    expect(memo).to_contain_text("plan")
+    memo.get_by_role("button", name="Delete").click()
+    expect(page.locator(".memo", has_text="Ship on Monday")).to_have_count(0)
+
+
+def test_search_of_a_session_opens_a_hit_at_its_call(watched: Watched, demo: Demo) -> None:
+    page = watched.open("console/session", id=demo.long)
+    page.keyboard.press("/")
+    page.keyboard.type("nightly import drops")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("/console/search"))
+    page.get_by_role("link", name="Open at call 1").first.click()
+    expect(page.locator(".row.target")).to_contain_text("nightly import drops")
+    expect(page.locator("output")).to_have_text("call 1 of 36")
+
+
+def test_subagents_are_folded_under_their_parent(watched: Watched, demo: Demo) -> None:
+    watched.page.request.post(f"{demo.url}/api/sessions", data={"id": "helper", "parent": demo.other})
+    page = watched.open("console/sessions")
+    expect(page.get_by_role("row", name="helper")).to_have_count(0)
+    chip = page.get_by_role("button", name="1 subagent")
+    chip.click()
+    expect(page.locator("tr.under")).to_contain_text("helper")
+    chip.click()
+    expect(page.locator("tr.under")).to_be_hidden()
+
+
+def test_artifact_is_shown_as_text(watched: Watched, demo: Demo) -> None:
+    output = "<i>line</i>\n" * 6_000
+    call = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Read it."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": output},
+    ]
+    watched.page.request.post(
+        f"{demo.url}/v1/chat/completions",
+        data={"model": "gpt-4o", "messages": messages},
+        headers={"x-tersely-session": "spilled"},
+    )
+    page = watched.open("console/session/memory", id="spilled")
+    page.locator(".plain a.mono").first.click()
+    expect(page.get_by_role("region", name="Tool output")).to_contain_text("<i>line</i>")
+    assert page.locator("pre i").count() == 0
+
+
+def test_live_shows_states_and_refusals(watched: Watched, demo: Demo) -> None:
+    page = watched.open("console/live")
+    expect(page.get_by_role("status")).to_have_text("connected")
+    url = f"{demo.url}/v1/chat/completions"
+    refused = page.request.post(url, data={"messages": []}, headers={"x-tersely-strategy": "nonsense"})
+    assert refused.status >= 400
+    expect(page.locator("[data-notes]")).to_contain_text("refused", timeout=10_000)
+    script, demo.upstream.state.script = demo.upstream.state.script, None
+    demo.upstream.state.first_delay = 4.0
+    body = {"model": "slow", "stream": True, "messages": [{"role": "user", "content": "Slowly, please."}]}
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        asked = thread.submit(httpx.post, url, json=body, timeout=60)
+        expect(page.locator("[data-running]")).to_contain_text("waiting", timeout=10_000)
+        assert asked.result().status_code == 200
+    demo.upstream.state.first_delay, demo.upstream.state.script = 0.0, script
+    expect(page.locator("[data-none]")).to_be_visible(timeout=10_000)
+
+
+def test_operator_makes_limits_and_revokes(watched: Watched, demo: Demo) -> None:
+    page = watched.open("console/operator")
+    expect(page.get_by_role("heading", name="Database")).to_be_visible()
+    page.get_by_text("New tenant").click()
+    page.get_by_label("Name").last.fill("acme")
+    page.get_by_role("button", name="Make the tenant").click()
+    acme = page.locator("article.tenant", has=page.get_by_role("heading", name="acme"))
+    acme.locator("summary", has_text="New key").click()
+    acme.get_by_label("Name").fill("laptop")
+    acme.get_by_role("button", name="Make the key").click()
+    expect(page.get_by_role("alert")).to_contain_text("tsk_")
+    acme.locator("summary", has_text="Limits").click()
+    acme.get_by_label("Requests per minute").fill("60")
+    acme.get_by_role("button", name="Save the limits").click()
+    expect(acme).to_contain_text("of 60")
+    acme.get_by_role("button", name="Revoke").click()
+    expect(acme).to_contain_text("revoked")

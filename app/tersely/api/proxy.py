@@ -50,23 +50,23 @@ LINGER_BYTES = 64 * 1024
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
     """What stands around all requests. Web pages of ``origins`` may call the APIs; without ``tracing`` no call is
-    traced.
+    traced; the calls under way are on the ``board``.
     """
 
     origins: Sequence[str]
     tracing: Tracing | None
+    board: CallBoard
 
 
 class ProxyRoutes:
     """Route provider paths to the proxy and every other path to ``fallback``."""
 
-    def __init__(  # noqa: PLR0913 one argument for each part of the service
+    def __init__(
         self,
         fallback: FastAPI,
         *,
         hosts: HostTable,
         auth: Auth,
-        board: CallBoard,
         metrics: Metrics,
         max_body: int,
         max_messages: int,
@@ -82,7 +82,7 @@ class ProxyRoutes:
         self.rest = fallback
         self._hosts = hosts
         self._auth = auth
-        self._board = board
+        self._board = edge.board
         self._metrics = metrics
         self._max_body = max_body
         self._max_messages = max_messages

@@ -1,0 +1,193 @@
+"""Measure the console: ``python -m bench.console`` (needs Chromium). Figures go to ``bench/console.json``.
+
+The service runs in a process of its own, on an embedded Postgres that is thrown away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import httpx
+import psutil
+from playwright.sync_api import sync_playwright
+
+from tersely.embedded_postgres import open_embedded_postgres
+
+OUTPUT = Path(__file__).with_name("console.json")
+COMMAND = Path(sys.executable).with_name("tersely")
+SESSIONS = 100_000
+MESSAGES = 10_000
+BATCH = 500
+TIMES = 30
+VIEWERS = 10
+SECONDS = 20.0
+COPIES = """
+INSERT INTO sessions
+SELECT (jsonb_populate_record(s, jsonb_build_object(
+    'id', 'copy-' || n, 'title', 'Session number ' || n, 'last_call_at', s.last_call_at - n * interval '1 minute',
+    'created_at', s.created_at - n * interval '1 minute'))).*
+FROM sessions s, generate_series(1, $1) AS n WHERE s.tenant_id = 'default' AND s.id = 'first'
+"""
+
+
+@contextmanager
+def service() -> Iterator[tuple[str, str, int]]:
+    """The address of a service with the scripted model, its database, and its process."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        directory.chmod(0o711)
+        with open_embedded_postgres(directory) as server:
+            environment = {**os.environ, "DATABASE_URL": server.admin_dsn, "TERSELY_DATA_DIR": str(directory / "data")}
+            process = subprocess.Popen(
+                [COMMAND, "serve", "--port", "0", "--upstream", "scripted"],
+                env={**environment, "TERSELY_LOG_LEVEL": "error"},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            try:
+                assert process.stdout is not None
+                found = re.search(r"http://[\d.]+:\d+", process.stdout.readline())
+                assert found is not None
+                yield found[0], server.admin_dsn, process.pid
+            finally:
+                process.terminate()
+                process.wait(60)
+
+
+def fill(http: httpx.Client, dsn: str) -> None:
+    """Make a session of many messages with a call, and many sessions."""
+    call = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Are you there?"}]}
+    http.post("/v1/chat/completions", json=call, headers={"x-tersely-session": "first"}).raise_for_status()
+    for start in range(0, MESSAGES, BATCH):
+        said = [
+            {"role": ("user", "assistant")[n % 2], "content": f"Message {n}: " + "some words of it " * 12}
+            for n in range(start, start + BATCH)
+        ]
+        http.post("/api/sessions/long/messages", json={"messages": said}).raise_for_status()
+    http.post("/v1/chat/completions", json=call, headers={"x-tersely-session": "long"}).raise_for_status()
+
+    async def copy() -> None:
+        connection = await asyncpg.connect(dsn)
+        await connection.execute(COPIES, SESSIONS)
+        await connection.execute("ANALYZE sessions")
+        await connection.close()
+
+    asyncio.run(copy())
+
+
+def seconds_of(http: httpx.Client, path: str, times: int = TIMES) -> list[float]:
+    """How long each of several requests took, after one that is not counted."""
+    http.get(path).raise_for_status()
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        http.get(path).raise_for_status()
+        found.append(time.perf_counter() - began)
+    return found
+
+
+def in_ms(found: list[float]) -> dict[str, float]:
+    """Median and 90th percentile in milliseconds."""
+    ordered = sorted(found)
+    return {
+        "median": round(1000 * statistics.median(ordered), 1),
+        "p90": round(1000 * ordered[int(0.9 * (len(ordered) - 1))], 1),
+    }
+
+
+def first_content(url: str) -> list[float]:
+    """How long a browser takes from the click to the first row of the long session."""
+    found = []
+    with sync_playwright() as playwright:
+        path = os.environ.get("CHROMIUM") or shutil.which("chromium")
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        for _ in range(6):
+            page.goto(f"{url}/console/sessions")
+            began = time.perf_counter()
+            page.goto(f"{url}/console/session?id=long", wait_until="commit")
+            page.locator(".row").first.wait_for()
+            found.append(time.perf_counter() - began)
+        browser.close()
+    return found[1:]
+
+
+def asset_bytes(http: httpx.Client) -> int:
+    """Bytes, as sent, of everything that the heaviest view loads."""
+    names = ["console.css", "console.js", "vendor/htmx.min.js", "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css"]
+    return sum(int(http.get(f"/console/static/{name}").headers["content-length"]) for name in names)
+
+
+def live_share(url: str, pid: int) -> float:
+    """The share of a CPU that the service spends on one viewer of the live view."""
+    process = psutil.Process(pid)
+
+    def used() -> float:
+        times = process.cpu_times()
+        return times.user + times.system
+
+    time.sleep(3)
+    before = used()
+    time.sleep(SECONDS)
+    idle = used() - before
+    is_over = threading.Event()
+
+    def view() -> None:
+        with httpx.Client(base_url=url, timeout=60) as http:
+            http.get("/console/live")
+            with http.stream("GET", "/console/live/events") as stream:
+                for _ in stream.iter_bytes():
+                    if is_over.is_set():
+                        return
+
+    threads = [threading.Thread(target=view, daemon=True) for _ in range(VIEWERS)]
+    for thread in threads:
+        thread.start()
+    time.sleep(3)
+    before = used()
+    time.sleep(SECONDS)
+    busy = used() - before
+    is_over.set()
+    for thread in threads:
+        thread.join(10)
+    return max(0.0, busy - idle) / SECONDS / VIEWERS
+
+
+def main() -> None:
+    """Measure, and write the figures."""
+    with service() as (url, dsn, pid), httpx.Client(base_url=url, timeout=120) as http:
+        http.headers["accept-encoding"] = "gzip"
+        fill(http, dsn)
+        figures: dict[str, Any] = {
+            "sessions": SESSIONS,
+            "messages": MESSAGES,
+            "sessions_page_ms": in_ms(seconds_of(http, "/console/sessions")),
+            "sessions_by_tokens_ms": in_ms(seconds_of(http, "/console/sessions?sort=tokens")),
+            "sessions_by_title_ms": in_ms(seconds_of(http, "/console/sessions?query=number+99")),
+            "session_page_ms": in_ms(seconds_of(http, "/console/session?id=long")),
+            "first_page_ms": in_ms(seconds_of(http, "/console/replay")),
+            "first_content_ms": in_ms(first_content(url)),
+            "asset_bytes": asset_bytes(http),
+            "live_cpu_per_viewer": round(live_share(url, pid), 5),
+        }
+    OUTPUT.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()
