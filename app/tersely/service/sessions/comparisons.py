@@ -150,7 +150,7 @@ def _rows(
 
 
 def blocks_of(raw: bytes, dialect: str, role: str, most: int = MAX_CHARS) -> tuple[Block, ...]:
-    """Return the parts of a message in wire form, of each at most so many characters; for an unreadable one its bytes."""
+    """Return the parts of a message in wire form, of each at most ``most`` characters; its bytes if unreadable."""
     if not raw:
         return ()
     try:
