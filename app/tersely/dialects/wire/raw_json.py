@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, AnyStr
 
 import msgspec
 
@@ -97,7 +97,7 @@ def join_object(members: dict[str, bytes]) -> bytes:
 
 def like_original(before: bytes, after: bytes) -> bytes:
     """Return ``after`` with the blanks and escapes of ``before``, which differs only in values."""
-    if len(before) > MAX_PRETTY_PRINTED:
+    if len(before) > MAX_PRETTY_PRINTED or _is_shortened(before, after):
         return after
     old, new = list(_PIECE.finditer(before)), list(_PIECE.finditer(after))
     if len(old) != len(new):
@@ -116,6 +116,13 @@ def like_original(before: bytes, after: bytes) -> bytes:
     return b"".join(out) + before[end:]
 
 
+def _is_shortened(before: bytes, after: bytes) -> bool:
+    """Return whether ``after`` is ``before`` without a part: then it has the blanks and escapes of that."""
+    first = _in_common(before, after)
+    rest = len(after) - first
+    return len(before) > len(after) and before[len(before) - rest :] == after[first:]
+
+
 def _shortened(before: bytes, after: bytes) -> bytes:
     """Return the string ``after`` with the escapes of ``before``, of which it is the beginning and the end."""
     try:
@@ -132,7 +139,7 @@ def _shortened(before: bytes, after: bytes) -> bytes:
     return b'"' + b"".join(characters[:first] + characters[len(said) - last :]) + b'"'
 
 
-def _in_common(one: str, other: str) -> int:
+def _in_common(one: AnyStr, other: AnyStr) -> int:
     """Return the length of the common beginning. Compares halves: each compare is one of memory."""
     equal, unequal = 0, min(len(one), len(other)) + 1
     while unequal - equal > 1:
