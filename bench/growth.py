@@ -17,7 +17,7 @@ from bench.servers import Server
 
 SHORT: Final = 4
 LONG: Final = 34
-CELLS: Final = "agent121k:no:16,agent121k:yes:16,grow4k:no:16,agent121k:no:1"
+CELLS: Final = "agent121k:no:16,agent121k:yes:16,a-agent121k:no:16,a-agent121k:yes:16,grow4k:no:16,agent121k:no:1"
 
 
 def cpu_of(server: Server, shape: str, turns: int, *, connections: int, stream: str, seed: str) -> tuple[float, float]:

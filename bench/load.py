@@ -26,7 +26,9 @@ from typing_extensions import override
 from bench import texts
 
 _CONTENT: Final = re.compile(rb'"content":\s*"((?:[^"\\]|\\.)*)"')
+_TEXT: Final = re.compile(rb'"text":\s*"((?:[^"\\]|\\.)*)"')
 _DONE: Final = b"data: [DONE]"
+_STOPPED: Final = b'data: {"type":"message_stop"}'
 _HEADERS: Final = (
     b"accept: application/json\r\naccept-encoding: identity\r\ncontent-type: application/json\r\n"
     b"user-agent: AsyncOpenAI/Python 2.54.0\r\nx-stainless-lang: python\r\nx-stainless-package-version: 2.54.0\r\n"
@@ -137,6 +139,41 @@ class Conversation:
         return self.turn >= self.shape.turns
 
 
+_BREAKPOINT: Final = b',"cache_control":{"type":"ephemeral"}'
+
+
+class AnthropicConversation(Conversation):
+    """The same in Anthropic's format, as its agents send it: a breakpoint moves along with the newest message."""
+
+    def __init__(self, shape: texts.Shape, *, stream: bool, keys: tuple[object, ...]) -> None:
+        super().__init__(shape, stream=stream, keys=keys)
+        self.parts = [self._blocks(part) for part in self.parts[1:]]
+        system = b',"system":[{"type":"text","text":"' + texts.SYSTEM + b'"' + _BREAKPOINT + b"}]"
+        tools = b"," + texts.anthropic_tools(shape.tools) if shape.tools else b""
+        end = b',"stream":true}' if stream else b"}"
+        self.tail = b'],"model":"claude-sonnet-4-5","max_tokens":1024' + system + tools + end
+
+    @staticmethod
+    def _blocks(message: bytes) -> bytes:
+        """A message with its text as a block."""
+        front, content, text = message.partition(b'"content":')
+        return front + content + b'[{"type":"text","text":' + text[:-1] + b"}]}"
+
+    @override
+    def ask(self) -> bytes:
+        self.key = texts.mark(*self.keys, self.turn)
+        self.turn += 1
+        asked = self._blocks(_message(b"user", texts.question(self.key, self.shape.question_bytes)))
+        marked = asked[: -len(b"}]}")] + _BREAKPOINT + b"}]}"
+        body = b'{"messages":[' + b",".join([*self.parts, marked]) + self.tail
+        self.parts.append(asked)
+        return body
+
+    @override
+    def hear(self, text: bytes) -> None:
+        self.parts.append(self._blocks(_message(b"assistant", text)))
+
+
 class Client(asyncio.Protocol):
     """One connection that plays conversation after conversation."""
 
@@ -149,6 +186,7 @@ class Client(asyncio.Protocol):
         self.finished: asyncio.Future[None] = self.loop.create_future()
         self.played = 0
         self.talk: Conversation | None = None
+        self.content = _TEXT if plan.url.endswith("/messages") else _CONTENT
         parts = urlsplit(plan.url)
         self.head = b"POST %s HTTP/1.1\r\nhost: %s\r\n%scontent-length: " % (
             parts.path.encode(),
@@ -233,7 +271,8 @@ class Client(asyncio.Protocol):
         # Connections start at different points of the plan, so that few of them do not all play one shape.
         shape = plan.shapes[(n + self.number) % len(plan.shapes)]
         stream = plan.streams[(n // len(plan.shapes) + n + self.number) % len(plan.streams)]
-        return Conversation(shape, stream=stream, keys=(plan.seed, self.number, n))
+        made = AnthropicConversation if plan.url.endswith("/messages") else Conversation
+        return made(shape, stream=stream, keys=(plan.seed, self.number, n))
 
     def problem(self, body: bytes) -> str:
         """What is wrong with an answer; empty when nothing is."""
@@ -241,9 +280,9 @@ class Client(asyncio.Protocol):
         status = self.parser.get_status_code()
         if status != 200:
             return f"status {status}: {body[:200]!r}"
-        if self.talk.stream and _DONE not in body[-64:]:
+        if self.talk.stream and _DONE not in body[-64:] and _STOPPED not in body[-64:]:
             return f"no [DONE]: {body[-100:]!r}"
-        said = b"".join(_CONTENT.findall(body)).removesuffix(b"\\n")
+        said = b"".join(self.content.findall(body)).removesuffix(b"\\n")
         expected = texts.answer(self.talk.key)
         if said != expected:
             return f"wrong text: {said[:40]!r}...{said[-60:]!r} for {expected[:40]!r}...{expected[-60:]!r}"
@@ -322,7 +361,7 @@ def parse_shapes(text: str) -> tuple[texts.Shape, ...]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", required=True, help="of the chat completions endpoint")
+    parser.add_argument("--url", required=True, help="of the chat completions or the messages endpoint")
     parser.add_argument("--plan", default="4k", help=f"of {', '.join(texts.SHAPES)}")
     parser.add_argument("--stream", choices=["no", "yes", "both"], default="no")
     parser.add_argument("--connections", type=int, default=1)

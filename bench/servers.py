@@ -68,6 +68,10 @@ class Server:
     def chat_url(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1/chat/completions"
 
+    @property
+    def messages_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1/messages"
+
     def postmasters(self) -> list[psutil.Process]:
         """The embedded Postgres's own parent processes; none without one."""
         if self.postgres_dir is None:
@@ -253,6 +257,7 @@ def tersely(host: Server, scratch: Path, env: Mapping[str, str] | None = None) -
     data.mkdir(exist_ok=True)
     settings = {
         "TERSELY_OPENAI_BASE_URL": f"http://127.0.0.1:{host.port}/v1",
+        "TERSELY_ANTHROPIC_BASE_URL": f"http://127.0.0.1:{host.port}/v1",
         "TERSELY_DATA_DIR": str(data),
         "TERSELY_LOG_LEVEL": "warning",
     }

@@ -237,6 +237,17 @@ def tools(count: int) -> bytes:
     return b'"tools":[' + b",".join(made) + b"]" if count else b""
 
 
+def anthropic_tools(count: int) -> bytes:
+    """The same tools in Anthropic's format."""
+    made = (
+        b'{"name":"tool_%d","description":"%s","input_schema":{"type":"object",'
+        b'"properties":{"path":{"type":"string","description":"%s"}},"required":["path"]}}'
+        % (n, passage(mark("tool", n), 600), passage(mark("path", n), 260))
+        for n in range(count)
+    )
+    return b'"tools":[' + b",".join(made) + b"]" if count else b""
+
+
 def question(key: bytes, size: int) -> bytes:
     """A user message of about `size` bytes that carries its marker."""
     return QUESTION + key + b"] " + passage(key, size)

@@ -48,6 +48,11 @@ def _event(choices: bytes, usage: bytes = b"") -> bytes:
     )
 
 
+def _named(name: bytes, members: bytes) -> bytes:
+    """One event of Anthropic's, framed."""
+    return _chunk(b"event: " + name + b'\ndata: {"type":"' + name + b'",' + members + b"}\n\n")
+
+
 def _delta(text: bytes) -> bytes:
     return _event(b'{"index":0,"delta":{"content":"' + text + b'"},"logprobs":null,"finish_reason":null}')
 
@@ -63,7 +68,7 @@ def _cut(text: bytes, pieces: int) -> list[bytes]:
 class Reply:
     """One answer text, rendered as JSON and as events with a slot of fixed width for the marker."""
 
-    __slots__ = ("body", "events")
+    __slots__ = ("body", "events", "message", "message_events")
 
     def __init__(self, text: bytes, tail: bytes) -> None:
         self.body = (
@@ -85,6 +90,29 @@ class Reply:
             parts += [_delta(piece) for piece in (tail[:half], tail[half:])]
         closing = _event(b'{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}')
         self.events = [_STREAM_HEAD + opening, *parts, closing]
+        usage = b'"usage":{"input_tokens":%d,"cache_read_input_tokens":0,"output_tokens":130}'
+        front = b'"id":"msg_' + _SLOT + b'","type":"message","role":"assistant","model":"claude-sonnet-4-5",'
+        self.message = (
+            b"{" + front + b'"content":[{"type":"text","text":"' + text + tail + b'"}],'
+            b'"stop_reason":"end_turn","stop_sequence":null,' + usage + b"}"
+        )
+        started = b"{" + front + b'"content":[],"stop_reason":null,"stop_sequence":null,' + usage % 1234567 + b"}"
+        half = len(tail) // 3
+        pieces = [*_cut(text, texts.EVENTS_OF_TEXT), *((tail[:half], tail[half:]) if tail else ())]
+        self.message_events = [
+            _STREAM_HEAD + _named(b"message_start", b'"message":' + started),
+            _named(b"content_block_start", b'"index":0,"content_block":{"type":"text","text":""}'),
+            *(
+                _named(b"content_block_delta", b'"index":0,"delta":{"type":"text_delta","text":"' + piece + b'"}')
+                for piece in pieces
+            ),
+            _named(b"content_block_stop", b'"index":0'),
+            _named(
+                b"message_delta",
+                b'"delta":{"stop_reason":"end_turn","stop_sequence":null},"usage":{"output_tokens":130}',
+            ),
+            _chunk(b'event: message_stop\ndata: {"type":"message_stop"}\n\n') + _END,
+        ]
 
 
 def _replies(*, terse: bool) -> list[Reply]:
@@ -150,6 +178,8 @@ class Connection(asyncio.Protocol):
         path, _, query = self.url.partition(b"?")
         if path.endswith(b"/chat/completions"):
             self._answer(b"".join(self.parts))
+        elif path.endswith(b"/messages"):
+            self._answer_messages(b"".join(self.parts))
         elif path == b"/_bench/gap":
             self.replies.gap_s = float(query.partition(b"=")[2]) / 1000
             self._send([_json_head(200, b"OK", 2), b"{}"])
@@ -173,6 +203,18 @@ class Connection(asyncio.Protocol):
             events.append(_event(b"", _usage(tokens)).replace(_SLOT, key))
         events.append(_chunk(b"data: [DONE]\n\n") + _END)
         self._send(events)
+
+    def _answer_messages(self, body: bytes) -> None:
+        key, reply = self.replies.pick(body)
+        tokens = len(body) // _BYTES_PER_TOKEN
+        if not _STREAM.search(body, 0, 400) and not _STREAM.search(body, max(0, len(body) - 2000)):
+            answer = reply.message.replace(_SLOT, key) % tokens
+            head = _json_head(200, b"OK", len(answer)).replace(_SLOT, key)
+            self._send([head + answer])
+            return
+        self._send(
+            b"\0".join(reply.message_events).replace(_SLOT, key).replace(b"1234567", b"%07d" % tokens).split(b"\0")
+        )
 
     def _send_json(self, body: bytes) -> None:
         self._send([_json_head(200, b"OK", len(body)) + body])
