@@ -128,7 +128,7 @@ class Settings(BaseSettings):
     fail_open: OnOff = "on"
     spool_size: int = Field(default=1024**3, ge=0, le=2**50)
 
-    live_sessions: str = "off"
+    live_sessions: str = "256"
 
     cleanup_days: int | None = Field(default=None, ge=1, le=36_500)
 

@@ -154,8 +154,16 @@ class Talk:
     is_streamed: bool = False
     sessions: list[str] = field(default_factory=lambda: ["", ""])
     headers: dict[str, str] = field(default_factory=dict)
+    dialect: str = "openai_chat"
+    marks: int = 0
+
+    @property
+    def path(self) -> str:
+        return "/v1/messages" if self.dialect == "anthropic" else "/v1/chat/completions"
 
     def body(self, messages: list[dict[str, Any]], *, stream: bool) -> bytes:
+        if self.dialect == "anthropic":
+            return self.anthropic_body(messages, stream=stream)
         front: dict[str, Any] = {"model": MODEL, "user": self.key}
         back: dict[str, Any] = {"tools": self.tools} if self.tools else {}
         if stream:
@@ -165,6 +173,88 @@ class Talk:
         whole = {**front, **history, **back} if self.has_members_first else {**history, **front, **back}
         separators = (", ", ": ") if self.is_spaced else (",", ":")
         return json.dumps(whole, separators=separators, ensure_ascii=self.is_spaced).encode()
+
+    def anthropic_body(self, messages: list[dict[str, Any]], *, stream: bool) -> bytes:
+        """The same in Anthropic's format, with a breakpoint on the last message, or on the last ones of the user."""
+        written = as_anthropic(messages)
+        asked = [message for message in written if message["role"] == "user"]
+        for message in asked[-self.marks :] if self.marks else ():
+            if isinstance(message["content"], str):
+                message["content"] = [{"type": "text", "text": message["content"]}]
+            message["content"][-1]["cache_control"] = {"type": "ephemeral"}
+        mark = {"cache_control": {"type": "ephemeral"}} if self.marks else {}
+        system = [{"type": "text", "text": self.system, **mark}] if self.marks else self.system
+        tools = [
+            {"name": tool["function"]["name"], "description": "Read.", "input_schema": {"type": "object"}}
+            for tool in self.tools
+        ]
+        history = {"messages": written}
+        beside: dict[str, Any] = {"model": MODEL, "max_tokens": 1000}
+        beside |= {"system": system} if self.system else {}
+        beside |= {"tools": tools} if tools else {}
+        beside |= {"stream": True} if stream else {}
+        whole = {**beside, **history} if self.has_members_first else {**history, **beside}
+        separators = (", ", ": ") if self.is_spaced else (",", ":")
+        return json.dumps(whole, separators=separators, ensure_ascii=self.is_spaced).encode()
+
+
+def as_anthropic(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    written: list[dict[str, Any]] = []
+    for message in messages:
+        content = message["content"]
+        if message["role"] == "tool":
+            result = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": content}
+            if written[-1].get("results"):
+                written[-1]["content"].append(result)
+            else:
+                written.append({"role": "user", "content": [result], "results": True})
+            continue
+        if calls := message.get("tool_calls"):
+            content = [{"type": "text", "text": content}] if content else []
+            for call in calls:
+                asked = json.loads(call["function"]["arguments"] or "{}")
+                content.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": asked})
+        elif isinstance(content, list):
+            content = [dict(part) for part in content]
+        written.append({"role": message["role"], "content": content})
+    return [{name: value for name, value in message.items() if name != "results"} for message in written]
+
+
+def read_anthropic(blocks: list[dict[str, Any]]) -> dict[str, Any] | None:
+    calls = [
+        {
+            "id": block["id"],
+            "type": "function",
+            "function": {"name": block["name"], "arguments": json.dumps(block["input"])},
+        }
+        for block in blocks
+        if block["type"] == "tool_use"
+    ]
+    words = "".join(block["text"] for block in blocks if block["type"] == "text")
+    if not (words or calls):
+        return None
+    said: dict[str, Any] = {"role": "assistant", "content": words or None}
+    return {**said, "tool_calls": calls} if calls else said
+
+
+def read_anthropic_stream(answer: str) -> dict[str, Any] | None:
+    blocks: list[dict[str, Any]] = []
+    for line in answer.splitlines():
+        if not line.startswith("data: {"):
+            continue
+        event = json.loads(line[6:])
+        if event["type"] == "content_block_start":
+            blocks.append({**event["content_block"], "json": ""})
+        elif event["type"] == "content_block_delta":
+            delta = event["delta"]
+            if delta["type"] == "text_delta":
+                blocks[-1]["text"] += delta["text"]
+            elif delta["type"] == "input_json_delta":
+                blocks[-1]["json"] += delta["partial_json"]
+    for block in blocks:
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(block["json"] or "{}")
+    return read_anthropic(blocks)
 
 
 class Clock:
@@ -181,7 +271,8 @@ class Clock:
 class Player:
     """Drives both sides through the same random steps."""
 
-    def __init__(self, seed: int, live: Side, plain: Side, clock: Clock) -> None:
+    def __init__(self, seed: int, live: Side, plain: Side, clock: Clock, dialect: str = "openai_chat") -> None:
+        self.dialect = dialect
         self.clock = clock
         self.draw = random.Random(seed)
         self.seed = seed
@@ -230,8 +321,9 @@ class Player:
         for index, side in enumerate((self.live, self.plain)):
             side.model.script(talk.key, *replies)
             named = {name: value.replace("SESSION", talk.sessions[index]) for name, value in (headers or {}).items()}
-            sent = {"content-type": "application/json", **talk.headers, **named}
-            answer = side.post("/v1/chat/completions", content=body, headers=sent)
+            script = {"x-script": talk.key} if talk.dialect == "anthropic" else {}
+            sent = {"content-type": "application/json", **script, **talk.headers, **named}
+            answer = side.post(talk.path, content=body, headers=sent)
             side.model.replies.pop(talk.key, None)
             talk.sessions[index] = answer.headers.get("x-tersely-session", talk.sessions[index])
             told = {
@@ -239,14 +331,16 @@ class Player:
                 for name, value in answer.headers.items()
                 if name.startswith("x-tersely") and name not in UNEQUAL
             }
-            found.append((answer.status_code, told, self.read(answer, stream=stream)))
+            found.append((answer.status_code, told, self.read(answer, talk.dialect, stream=stream)))
         assert found[0] == found[1], self.done
         return found[0][2]
 
     @staticmethod
-    def read(answer: httpx.Response, *, stream: bool) -> dict[str, Any] | None:
+    def read(answer: httpx.Response, dialect: str, *, stream: bool) -> dict[str, Any] | None:
         if answer.status_code != 200:
             return None
+        if dialect == "anthropic":
+            return read_anthropic_stream(answer.text) if stream else read_anthropic(answer.json()["content"])
         if not stream:
             message = answer.json()["choices"][0]["message"]
             return {name: message[name] for name in ("role", "content", "tool_calls") if message.get(name) is not None}
@@ -314,6 +408,8 @@ class Player:
             is_spaced=self.draw.random() < 0.3,
             has_members_first=self.draw.random() < 0.5,
             is_streamed=self.draw.random() < 0.5,
+            dialect=self.dialect,
+            marks=self.draw.choice((0, 1, 1, 2)),
         )
         if self.draw.random() < 0.3:
             talk.headers = {"x-session-affinity": talk.key}
@@ -418,7 +514,17 @@ class Player:
         if first is None:
             return
         reply = ScriptedReply(message={"content": "The same answer to everybody who asks."})
-        made = [Talk(key=talk.key, system=talk.system, tools=talk.tools, messages=[dict(first)]) for _ in range(2)]
+        made = [
+            Talk(
+                key=talk.key,
+                system=talk.system,
+                tools=talk.tools,
+                messages=[dict(first)],
+                dialect=talk.dialect,
+                marks=talk.marks,
+            )
+            for _ in range(2)
+        ]
         for each in made:
             self.hear(each, self.send(each, replies=(reply,)))
         for each in made:
@@ -528,9 +634,10 @@ def forget_at_random(monkeypatch: pytest.MonkeyPatch, draw: random.Random) -> No
     monkeypatch.setattr(LiveSessions, "find", forgetful)
 
 
+@pytest.mark.parametrize("dialect", ["openai_chat", "anthropic"])
 @pytest.mark.parametrize("seed", range(12))
 def test_live_sessions_send_and_store_what_the_full_path_does(
-    server: Server, monkeypatch: pytest.MonkeyPatch, seed: int
+    server: Server, monkeypatch: pytest.MonkeyPatch, seed: int, dialect: str
 ) -> None:
     draw = random.Random(f"forget {seed}")
     forget_at_random(monkeypatch, draw)
@@ -542,7 +649,7 @@ def test_live_sessions_send_and_store_what_the_full_path_does(
         "instructions": "off" if seed % 3 == 2 else "on",
     }
     with sides(server, replicas=2 if seed % 4 == 2 else 1, **settings) as (live, plain):
-        player = Player(seed, live, plain, clock)
+        player = Player(seed, live, plain, clock, dialect)
         player.play(STEPS)
         hits = live.hits()
         ours, theirs = (asyncio.run(stored(side.services[0].database)) for side in (live, plain))

@@ -17,8 +17,8 @@ _array_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _MAX_OPEN = 400
 
 
-def find_array_end(body: bytes, name: str) -> int | None:
-    """Return the offset behind the last element of the array ``name`` in the object ``body``.
+def find_array(body: bytes, name: str) -> tuple[int, int] | None:
+    """Return where the elements of the array ``name`` in the object ``body`` begin, and the offset behind the last one.
 
     None where ``body`` has no such array with an element, or names a member twice. O(length).
     """
@@ -37,11 +37,17 @@ def find_array_end(body: bytes, name: str) -> int | None:
         if key == name:
             if not value.startswith(b"[") or not value[1:-1].strip(_BLANKS):
                 return None
-            found = start.end() + 1 + len(value[1:-1].rstrip(_BLANKS))
+            found = start.end() + 1, start.end() + 1 + len(value[1:-1].rstrip(_BLANKS))
     end = _BLANK.match(body, at)
     if end is None or body[end.end() : end.end() + 1] != b"}" or body[end.end() + 1 :].strip(_BLANKS):
         return None  # a member is named twice
     return found
+
+
+def find_array_end(body: bytes, name: str) -> int | None:
+    """Return the offset behind the last element, see `find_array`."""
+    found = find_array(body, name)
+    return None if found is None else found[1]
 
 
 def read_more(more: bytes) -> list[bytes] | None:

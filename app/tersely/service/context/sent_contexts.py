@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -134,14 +135,13 @@ class KnownSessions:
 @dataclass(frozen=True, slots=True)
 class Elements:
     """The elements of a request, as a later request that only adds elements repeats them: the literals of the full
-    blocks, the elements behind these, the checksum and the count of all elements, and the literal of the instructions.
+    blocks, the elements behind these, and the checksum and the count of all of them.
     """
 
     blocks: tuple[bytes, ...] = ()
     rest: tuple[SentMessage, ...] = ()
     checksum: int = 0
     count: int = 0
-    instructions: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,34 +181,42 @@ def describe(
     known: Known,
     layers: Sequence[LayerReport] = (),
     rounds: Sequence[int] = (),
+    volatile: int = 0,
 ) -> Description:
-    """Describe the request ``body``.
+    """Describe the request ``body``. The last ``volatile`` elements are no part of `Description.elements`.
 
     ``sources`` are its messages in order, as they were before the dialect wrote them into the body. ``new`` are the
     bytes that will be stored of the request's new messages.
     """
     elements, instructions = message_list(body, dialect)
+    if instructions:
+        # What stands beside the list is no element of it.
+        sources = [*dropwhile(lambda each: each.layer == INSTRUCTIONS and each.raw not in elements, sources)]
     aligned = _align(elements, sources, dialect)
     return _describe(body, dialect, Elements(), list(zip(elements, aligned, strict=True)), instructions, new=new,
-                     known=known, layers=layers, rounds=rounds)  # fmt: skip
+                     known=known, layers=layers, rounds=rounds, volatile=volatile)  # fmt: skip
 
 
 def describe_added(
     body: bytes,
     dialect: str,
     before: Elements,
-    added: Sequence[Source],
+    added: Sequence[tuple[bytes, Source]],
     *,
     new: Mapping[int, bytes],
     known: Known,
     layers: Sequence[LayerReport] = (),
+    instructions: bytes = b"",
+    volatile: int = 0,
 ) -> Description:
     """Describe the request ``body``, which adds elements to those of an earlier request and changes nothing else.
+    ``added`` are these elements with their sources, of which the last ``volatile`` are no part of
+    `Description.elements`. ``instructions``: those beside the list.
 
     The result is that of `describe`; the cost is that of what was added.
     """
-    return _describe(body, dialect, before, [(each.raw, each) for each in added], b"", new=new, known=known,
-                     layers=layers, rounds=())  # fmt: skip
+    return _describe(body, dialect, before, added, instructions, new=new, known=known,
+                     layers=layers, rounds=(), volatile=volatile)  # fmt: skip
 
 
 def _describe(
@@ -222,6 +230,7 @@ def _describe(
     known: Known,
     layers: Sequence[LayerReport],
     rounds: Sequence[int],
+    volatile: int,
 ) -> Description:
     literals: dict[bytes, bytes] = {}
 
@@ -234,23 +243,24 @@ def _describe(
     patched: dict[int, tuple[bytes, SentMessage]] = {}
     described = [*before.rest, *(_element(raw, source, new, known, literal, patched) for raw, source in added)]
     full = len(described) - len(described) % BLOCK
+    blocks = (*before.blocks, *(literal(pack(described[at : at + BLOCK])) for at in range(0, full, BLOCK)))
+    stays, stay_added = max(0, len(described) - volatile), max(0, len(added) - volatile)
     elements = Elements(
-        blocks=(*before.blocks, *(literal(pack(described[at : at + BLOCK])) for at in range(0, full, BLOCK))),
-        rest=tuple(described[full:]),
-        checksum=checksum((raw for raw, _ in added), before.checksum),
-        count=before.count + len(added),
-        instructions=literal(instructions) if instructions else before.instructions,
+        blocks=blocks[: len(before.blocks) + stays // BLOCK],
+        rest=tuple(described[stays - stays % BLOCK : stays]),
+        checksum=checksum((raw for raw, _ in added[:stay_added]), before.checksum),
+        count=before.count + stay_added,
     )
     sent = SentContext(
         version=VERSION,
         dialect=dialect,
-        blocks=elements.blocks,
-        rest=pack(elements.rest),
-        instructions=elements.instructions,
+        blocks=blocks,
+        rest=pack(described[full:]),
+        instructions=literal(instructions) if instructions else b"",
         layers=tuple((layer.name, layer.tokens) for layer in layers),
         rounds=tuple(rounds),
-        checksum=elements.checksum,
-        count=elements.count,
+        checksum=checksum((raw for raw, _ in added[stay_added:]), elements.checksum),
+        count=before.count + len(added),
     )
     return Description(
         body=body,

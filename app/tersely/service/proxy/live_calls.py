@@ -20,7 +20,7 @@ from msgspec import structs
 from tersely.dialects.clients import known as clients
 from tersely.dialects.clients.names import client_name
 from tersely.dialects.dialect import Dialect, Request
-from tersely.dialects.wire.array_member import find_array_end, read_more
+from tersely.dialects.wire.array_member import find_array, find_array_end, read_more
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.context import Context, LayerReport, Report
 from tersely.domain.history.history import INCOMPLETE, WINDOW_FULL, Entry, Epoch, EpochInputs, Snapshot
@@ -34,15 +34,16 @@ from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.tracing import step
 from tersely.service.context.building import BuiltContext, build
-from tersely.service.context.context_config import ContextConfig, TokenBudget, count_offers
+from tersely.service.context.context_config import ContextConfig, TokenBudget, count_offers, offers_in
 from tersely.service.context.context_configs import compact_setting
 from tersely.service.context.entries import known_entry, new_entry
 from tersely.service.context.history import History
 from tersely.service.context.rendering import render
-from tersely.service.context.sent_contexts import Elements, Source
+from tersely.service.context.sent_contexts import ADDED, INSTRUCTIONS, Elements, Source, message_list
 from tersely.service.context.shown_tags import kinds_shown
 from tersely.service.proxy.calls import Call, ContextLabels
-from tersely.service.proxy.live_sessions import LiveSession, LiveSessions, Sums, size_of
+from tersely.service.proxy.live_frames import Frame, count_volatile, placeholder_of, step_back
+from tersely.service.proxy.live_sessions import Added, LiveSession, LiveSessions, Sums, Volatile, size_of
 from tersely.service.proxy.session_matching import SessionMatcher
 from tersely.service.proxy.stages import PreparedCall
 from tersely.service.recognition.incoming_history import IncomingHistory, extend, identify
@@ -67,14 +68,20 @@ MISSES: tuple[Miss, ...] = ("unknown", "changed", "messages", "moved", "epoch", 
 # The layer of a report that grows with the history.
 TAIL = "tail"
 # The member of a request in which the history stands, of the dialects whose calls may be live.
-HISTORY_MEMBERS = {"openai_chat": "messages"}
+HISTORY_MEMBERS = {"openai_chat": "messages", "anthropic": "messages"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Continuation:
-    """A live session with the messages that a call adds to it: the echo of the last reply, and what is new."""
+    """A live session with the messages that a call adds to it: the echo of the last reply, and what is new.
+
+    ``revised`` are the entries of the volatile messages, which come again in front of the echo, ``raws`` all messages
+    from these on.
+    """
 
     live: LiveSession
+    raws: tuple[bytes, ...]
+    revised: tuple[Entry, ...]
     history: IncomingHistory
     hints: SessionHints
 
@@ -160,8 +167,13 @@ class LiveCalls:
         if client != live.client or clients.is_retry(headers) or clients.idempotency_key(headers) is not None:
             return "changed"
         raws = read_more(call.body[live.end : len(call.body) - len(live.suffix)])
-        if raws is None or len(raws) < 2:
+        if raws is None or len(raws) < 2 + len(live.volatile):
             return "messages"
+        brought = tuple(raws)
+        revised = self._revise(live, brought)
+        if revised is None:
+            return "messages"
+        raws = raws[len(revised) :]
         try:
             messages = tuple(self._dialect.read_message(raw) for raw in raws)
         except InvalidRequest:
@@ -186,7 +198,27 @@ class LiveCalls:
             return "messages"
         hints = SessionHints(client=client, headers=headers)
         history = IncomingHistory(messages=messages, identities=incoming, chains=tuple(chains))
-        return _Continuation(live=live, history=history, hints=hints)
+        return _Continuation(live=live, raws=brought, revised=revised, history=history, hints=hints)
+
+    def _revise(self, live: LiveSession, raws: Sequence[bytes]) -> tuple[Entry, ...] | None:
+        """Return the entries of the volatile messages as the client sends them now; None where they are others."""
+        entries = live.snapshot.entries[len(live.snapshot.entries) - len(live.volatile) :]
+        revised: list[Entry] = []
+        for raw, before, entry in zip(raws, live.volatile, entries, strict=False):
+            if raw == before.raw:
+                revised.append(entry)
+                continue
+            if entry.message.raw != before.raw or entry.message.role == "assistant" or entry.client_view is not None:
+                return None
+            try:
+                message = self._dialect.read_message(raw)
+            except InvalidRequest:
+                return None
+            found = identify(message)
+            if found.digest != before.digest or message.injected or message.role != entry.message.role:
+                return None
+            revised.append(replace(entry, message=message))
+        return tuple(revised)
 
     # Preparing
 
@@ -206,7 +238,7 @@ class LiveCalls:
         budget = self._budget(live, now)
         snapshot = replace(
             live.snapshot,
-            entries=(*live.snapshot.entries, *added),
+            entries=(*live.snapshot.entries[: len(live.snapshot.entries) - len(found.revised)], *found.revised, *added),
             window=budget.window,
             calls=session.calls,
             last_call_at=session.last_call_at,
@@ -221,14 +253,12 @@ class LiveCalls:
         limit = None if isinstance(config.strategy, Full) else budget.window
         if limit is not None and context.report.tokens_after > limit:
             return "epoch"
-        if live.sent is None and not is_verbatim:
+        if live.sent is None and live.frame is None and not is_verbatim:
             return "messages"
-        body = call.body
-        sources = [Source(message.raw, entry.seq) for message, entry in zip(history.messages, added, strict=True)]
-        if live.sent is not None:
-            sources = [Source(raw, entry.seq) for entry in added for raw in render(entry, self._dialect)]
-            rendered = b",".join([source.raw for source in sources])
-            body = b"".join((memoryview(live.sent)[: live.sent_end], b",", rendered, live.sent_suffix))
+        composed = self._compose(call, found, (*found.revised, *added))
+        if composed is None:
+            return "messages"
+        body, elements = composed
         request = replace(live.request, messages=history.messages)
         read_whole = partial(self._read_whole, call, found.hints, hit)
         return PreparedCall(
@@ -250,10 +280,35 @@ class LiveCalls:
             tools=live.tools,
             shown_tags=live.shown_kinds | kinds_shown(added, known=config.hidden_tags),
             history_owner="both" if body is call.body and request.is_stored else "tersely",
-            sources=sources,
+            added=elements,
             live=live,
             expand=partial(_expand, read_whole),
         )
+
+    def _compose(self, call: Call, found: _Continuation, entries: Sequence[Entry]) -> tuple[bytes, Added] | None:
+        """The body for the upstream, and what it adds to the last one; None where its messages are not written one by
+        one.
+        """
+        live = found.live
+        count = count_volatile(found.raws, self._dialect.name)
+        if count is None or count >= len(found.raws):
+            return None
+        digests = [*(each.digest for each in live.volatile), *(each.digest for each in found.history.identities)]
+        first = len(found.raws) - count
+        volatile = tuple(map(Volatile, found.raws[first:], digests[first:]))
+        if live.sent is None and live.frame is None:
+            pairs = [(raw, Source(raw, entry.seq)) for raw, entry in zip(found.raws, entries, strict=True)]
+            return call.body, Added(pairs, live.instructions, volatile)
+        sources = [Source(raw, entry.seq) for entry in entries for raw in render(entry, self._dialect)]
+        if live.frame is None:
+            assert live.sent is not None
+            rendered = b",".join([source.raw for source in sources])
+            body = b"".join((memoryview(live.sent)[: live.sent_end], b",", rendered, live.sent_suffix))
+            return body, Added([(source.raw, source) for source in sources])
+        written = live.frame.write(self._dialect, [source.raw for source in sources])
+        if written is None or len(sources) != len(entries):
+            return None
+        return written.body, Added(list(zip(written.elements, sources, strict=True)), written.instructions, volatile)
 
     def _match(self, live: LiveSession, history: IncomingHistory, session: Session) -> SessionMatch:
         decision = go_on(live.reply.row, history.identities, last_seq=session.last_seq, turns=session.turns)
@@ -383,27 +438,39 @@ class LiveCalls:
         counts: dict[int, int],
     ) -> LiveSession | None:
         snapshot = prepared.loaded.snapshot
-        known = len(live.snapshot.entries)
-        added = [replace(entry, tokens=counts[entry.seq]) for entry in snapshot.entries[known:]]
+        known, added = len(live.snapshot.entries), prepared.added
+        if added is None:
+            return None
+        elements = _elements(prepared)
+        end = step_back(call.body, len(call.body) - len(live.suffix), [each.raw for each in added.volatile])
+        if elements is None or end is None:
+            return None
+        stays = len(added.elements) - len(added.volatile)
+        frame = live.frame
+        if frame is not None:
+            frame = frame.with_middle([element for element, _ in added.elements[:stays]])
+        new = [replace(entry, tokens=counts[entry.seq]) for entry in snapshot.entries[known:]]
         messages = prepared.history.messages
         question = next((each for each in reversed(messages) if each.role == "user"), live.last_question)
         return structs.replace(
             live,
             version=session.version,
             body=call.body,
-            end=len(call.body) - len(live.suffix),
+            end=end,
+            volatile=added.volatile,
+            frame=frame,
             sent=None if live.sent is None else prepared.body,
             sent_end=len(prepared.body) - len(live.sent_suffix),
             first_messages=(*live.first_messages, *messages)[:3],
             last_question=question,
-            snapshot=replace(snapshot, entries=(*live.snapshot.entries, *added)),
-            sums=live.sums.with_added(added, turn=live.turn),
+            snapshot=replace(snapshot, entries=(*snapshot.entries[:known], *new)),
+            sums=live.sums.with_added(new, turn=live.turn),
             is_verbatim=prepared.loaded.is_verbatim,
             shown_kinds=prepared.shown_tags,
             reply=reply,
             chain=_chain_of(prepared, reply),
-            messages_size=live.messages_size + size_of(added),
-            elements=_elements(prepared),
+            messages_size=live.messages_size + size_of(new),
+            elements=elements,
         )
 
     def _first(
@@ -437,10 +504,22 @@ class LiveCalls:
         kept, tail = _counted(kept, counts), _counted(tail, counts)
         messages = prepared.history.messages
         is_own_body = prepared.body is call.body
-        end = find_array_end(call.body, self._member)
-        sent_end = end if is_own_body else find_array_end(prepared.body, self._member)
-        if end is None or sent_end is None or not prepared.body.endswith(messages[-1].raw, 0, sent_end):
+        place = find_array(call.body, self._member)
+        elements, volatile = _elements(prepared), _volatile(prepared, tail)
+        if elements is None or volatile is None or place is None:
             return None
+        end = step_back(call.body, place[1], [each.raw for each in volatile])
+        if end is None or not call.body.endswith(messages[-1].raw, 0, place[1]):
+            return None
+        frame, sent_end = None, 0
+        if not is_own_body and volatile:
+            frame = self._frame(call, prepared, epoch, place, volatile)
+            if frame is None:
+                return None
+        elif not is_own_body:
+            sent_end = find_array_end(prepared.body, self._member) or 0
+            if not sent_end or not prepared.body.endswith(messages[-1].raw, 0, sent_end):
+                return None
         if not is_as_summed or not layers or layers[-1].name != TAIL:
             return None
         return LiveSession(
@@ -454,10 +533,13 @@ class LiveCalls:
             client=clients.client_ids(call.header_map, request.ids),
             body=call.body,
             end=end,
-            suffix=call.body[end:],
-            sent=None if is_own_body else prepared.body,
+            suffix=call.body[place[1] :],
+            sent=prepared.body if sent_end else None,
             sent_end=sent_end,
-            sent_suffix=b"" if is_own_body else prepared.body[sent_end:],
+            sent_suffix=prepared.body[sent_end:] if sent_end else b"",
+            volatile=volatile,
+            frame=frame,
+            instructions=message_list(call.body, self._dialect.name)[1] if is_own_body else b"",
             request=replace(request, messages=()),
             tools_digest=tokens.content_digest(request.tools) if request.tools else None,
             first_messages=messages[:3],
@@ -483,8 +565,53 @@ class LiveCalls:
             chain=_chain_of(prepared, reply),
             messages_size=size_of((*kept, *tail)),
             layers=layers[:-1],
-            elements=_elements(prepared),
+            elements=elements,
         )
+
+    def _frame(
+        self, call: Call, prepared: PreparedCall, epoch: Epoch, place: tuple[int, int], volatile: Sequence[Volatile]
+    ) -> Frame | None:
+        """What stays of the body that went upstream; None where that is not written message by message."""
+        sources = prepared.sources or ()
+        added = len(volatile)
+        frozen = 1 + max((index for index, source in enumerate(sources) if _is_in_head(source, epoch)), default=-1)
+        elements, _ = message_list(prepared.body, self._dialect.name)
+        between = len(sources) - frozen - 1 - added
+        front = len(elements) - between - added
+        if between < 1 or front < 1:
+            return None
+        offers = offers_in(epoch, prepared.config)
+        body = call.body[: place[0]] + call.body[place[1] :]
+        frame = Frame(
+            body=self._dialect.add_tools(body, offers) if offers else body,
+            front=tuple(source.raw for source in sources[: frozen + 1]),
+            frozen=frozen,
+            front_elements=front,
+            middle=b",".join(elements[front : front + between]),
+            placeholder=placeholder_of(self._new_id()),
+            instructions=prepared.config.instructions,
+            has_breakpoints=prepared.config.instructions is not None or bool(offers) or epoch.cut > 1,
+        )
+        written = frame.write(self._dialect, [source.raw for source in sources[len(sources) - added :]])
+        return frame if written is not None and written.body == prepared.body else None
+
+
+def _is_in_head(source: Source, epoch: Epoch) -> bool:
+    return source.shows == ADDED or source.layer == INSTRUCTIONS or source.seq < epoch.cut
+
+
+def _volatile(prepared: PreparedCall, tail: Sequence[Entry]) -> tuple[Volatile, ...] | None:
+    """The last messages of a request whose breakpoints the next one may move; None where that cannot be followed."""
+    history = prepared.history
+    count = count_volatile(prepared.own_messages, prepared.write.dialect)
+    if count is None or count >= len(history.links):
+        return None
+    first = len(history.messages) - count
+    placed = prepared.match.decision.placed[first:]
+    if [each.seq for each in placed] != [entry.seq for entry in tail[len(tail) - count :]]:
+        return None
+    incoming = zip(history.messages[first:], history.identities[first:], strict=True)
+    return tuple(Volatile(message.raw, each.digest) for message, each in incoming)
 
 
 def _sums(epoch: Epoch, kept: Sequence[Entry], tail: Sequence[Entry]) -> Sums:
@@ -526,7 +653,7 @@ def _expand(
 ) -> PreparedCall:
     request, history, match = read_whole()
     built = build(prepared.loaded, prepared.config, prepared.budget, request.model)
-    return replace(prepared, request=request, history=history, match=match, built=built, sources=None, expand=None)
+    return replace(prepared, request=request, history=history, match=match, built=built, added=None, expand=None)
 
 
 def _chain_of(prepared: PreparedCall, reply: TailRow) -> bytes:

@@ -19,8 +19,9 @@ from tersely.domain.history.history import Entry, Snapshot
 from tersely.domain.messages import Message
 from tersely.domain.text.tags import TagKinds
 from tersely.service.context.context_config import ContextConfig
-from tersely.service.context.sent_contexts import Elements
+from tersely.service.context.sent_contexts import Elements, Source
 from tersely.service.proxy.calls import Call, CallOptions
+from tersely.service.proxy.live_frames import Frame
 from tersely.store.history.messages import TailRow
 from tersely.strategies.pipeline import count_entries
 
@@ -60,11 +61,31 @@ class Sums:
         )
 
 
+class Volatile(msgspec.Struct, frozen=True, gc=False):
+    """A message as the client sent it last, and its identity."""
+
+    raw: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """The elements that a live call adds to the message list of its body, with their sources. ``instructions``: those
+    beside the list. ``volatile`` are the last messages of the request: their elements may be others at the next call.
+    """
+
+    elements: Sequence[tuple[bytes, Source]]
+    instructions: bytes = b""
+    volatile: tuple[Volatile, ...] = ()
+
+
 class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """A session after its last call, as the next call continues it.
 
-    ``body`` is the client's last one: up to ``end`` it goes to the last message's end, ``suffix`` is the rest of it.
-    ``sent``, ``sent_end`` and ``sent_suffix`` are the same of the body that went upstream (None: the client's own).
+    ``body`` is the client's last one: up to ``end`` it goes to the end of the last message but those in ``volatile``,
+    whose breakpoints the next body may move; ``suffix`` is what comes after the messages. ``sent``, ``sent_end`` and
+    ``sent_suffix`` are the same of the body that went upstream (None: the client's own, or one of ``frame``);
+    ``instructions`` are those beside the client's messages.
     ``owner`` identifies the `LiveCalls` that prepared it, ``version`` is that of the session's row. ``request`` is the
     request without its messages, ``first_messages`` are the first three of them and ``last_question`` is the last that
     the user sent. ``snapshot`` holds the session's messages without the last reply: ``reply`` is its row, ``chain`` the
@@ -86,6 +107,9 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     sent: bytes | None
     sent_end: int
     sent_suffix: bytes
+    volatile: tuple[Volatile, ...]
+    frame: Frame | None
+    instructions: bytes
     request: Request
     tools_digest: bytes | None
     first_messages: tuple[Message, ...]
@@ -102,7 +126,7 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     chain: bytes
     messages_size: int
     layers: tuple[LayerReport, ...]
-    elements: Elements | None
+    elements: Elements
 
     @property
     def turn(self) -> int:
@@ -113,7 +137,8 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     def size(self) -> int:
         """Bytes of memory, about."""
         size = SESSION_BYTES + self.messages_size + len(self.body) + len(self.suffix) + len(self.sent_suffix)
-        return size + len(self.request.tools) + len(self.sent or b"") + len(self.reply.model_raw or b"")
+        size += len(self.request.tools) + len(self.sent or b"") + len(self.reply.model_raw or b"")
+        return size if self.frame is None else size + len(self.frame.body) + len(self.frame.middle)
 
 
 def size_of(entries: Iterable[Entry]) -> int:

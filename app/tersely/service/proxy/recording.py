@@ -30,7 +30,6 @@ from tersely.service.common.tracing import traced
 from tersely.service.context.context_configs import compact_setting
 from tersely.service.context.sent_contexts import (
     Description,
-    Elements,
     KnownSessions,
     describe,
     describe_added,
@@ -40,6 +39,8 @@ from tersely.service.limits.admission import charge
 from tersely.service.money.prices import Prices
 from tersely.service.proxy.exchange_keeping import ExchangeKeeper
 from tersely.service.proxy.limited_reader import LimitedReader
+from tersely.service.proxy.live_frames import count_volatile
+from tersely.service.proxy.live_sessions import Added, LiveSession
 from tersely.service.proxy.request_building import own_sources
 from tersely.service.proxy.round_transcript import NO_HIDDEN_MESSAGES, CombinedReply, HiddenMessage, HiddenMessages
 from tersely.service.proxy.stages import IncomingCall, PreparedCall, RequestRecord
@@ -117,7 +118,7 @@ class Recorder:
         new = [message for message, p in zip(prepared.history.messages, placed, strict=True) if p.is_new]
         self._count_unknown_fields(new)
         counts = iter(await tokens.count_messages(new, prepared.request.model))
-        size = 0 if _known_elements(prepared) is not None else max(len(prepared.body), prepared.write.size)
+        size = 0 if _is_extended(prepared) else max(len(prepared.body), prepared.write.size)
         description = await run_in_thread_if_large(size, self._describe, prepared)
         literals = description.literals if description is not None else ()
         write = replace(
@@ -145,8 +146,8 @@ class Recorder:
         """Describe what the model is sent; None if the body cannot be described. O(size of the request), or of what is
         new in a call that continues a live session.
         """
-        if (elements := _known_elements(prepared)) is not None:
-            return self._describe_added(prepared, elements)
+        if prepared.live is not None and prepared.expand is not None and prepared.added is not None:
+            return self._describe_added(prepared, prepared.live, prepared.added)
         whole = prepared.whole
         session = whole.match.session
         known = self._known.get(
@@ -169,11 +170,12 @@ class Recorder:
                 known=known,
                 layers=report.layers if report else (),
                 rounds=[len(message_list(body, self._dialect.name)[0]) for body in prepared.earlier_bodies],
+                volatile=count_volatile(whole.own_messages, self._dialect.name) or 0,
             )
         except ValueError:
             return None
 
-    def _describe_added(self, prepared: PreparedCall, before: Elements) -> Description:
+    def _describe_added(self, prepared: PreparedCall, live: LiveSession, added: Added) -> Description:
         match, context = prepared.match, prepared.built
         assert match.session is not None
         assert context is not None
@@ -181,11 +183,13 @@ class Recorder:
         return describe_added(
             prepared.body,
             self._dialect.name,
-            before,
-            prepared.sources or (),
+            live.elements,
+            added.elements,
             new={placed.seq: message.raw for message, placed in given if placed.is_new and placed.seq},
             known=self._known.get(prepared.call.tenant, match.session_id, match.session.edits),
             layers=context.context.report.layers,
+            instructions=added.instructions,
+            volatile=len(added.volatile),
         )
 
     def _count_unknown_fields(self, messages: Sequence[Message]) -> None:
@@ -729,10 +733,9 @@ def _digest_of_tools(prepared: PreparedCall) -> bytes | None:
     return tokens.content_digest(prepared.request.tools) if prepared.request.tools else None
 
 
-def _known_elements(prepared: PreparedCall) -> Elements | None:
-    """Return what is known of the body's beginning from the last call of a live session."""
-    is_continued = prepared.live is not None and prepared.expand is not None
-    return prepared.live.elements if is_continued and prepared.live is not None else None
+def _is_extended(prepared: PreparedCall) -> bool:
+    """Return whether the body's beginning is known from the last call of a live session."""
+    return prepared.live is not None and prepared.expand is not None and prepared.added is not None
 
 
 def _is_described(prepared: PreparedCall) -> bool:

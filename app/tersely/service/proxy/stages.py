@@ -19,7 +19,7 @@ from tersely.service.context.history import History
 from tersely.service.context.sent_contexts import Description, Source
 from tersely.service.proxy.calls import Call, ContextLabels
 from tersely.service.proxy.history_by_reference import ResolvedHistory
-from tersely.service.proxy.live_sessions import LiveSession
+from tersely.service.proxy.live_sessions import Added, LiveSession
 from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.service.recognition.session_lookup import SessionHints, SessionMatch
 from tersely.store.commit.records import HistoryOwner, RequestWrite
@@ -105,7 +105,8 @@ class PreparedCall(MatchedCall):
     ``record`` is set once the request is on its way into the store.
 
     ``live`` is the live session that the call continues. ``request``, ``history``, ``match`` and ``loaded`` then hold
-    only what comes after the messages of the live session, and ``expand`` returns the call with all of it.
+    only what comes after the messages of the live session, ``added`` says what the body adds to its last one, and
+    ``expand`` returns the call with all of it.
     """
 
     built: BuiltContext | None
@@ -123,12 +124,18 @@ class PreparedCall(MatchedCall):
     earlier_bodies: tuple[bytes, ...] = ()
     record: RequestRecord | None = None
     live: LiveSession | None = None
+    added: Added | None = None
     expand: Callable[[PreparedCall], PreparedCall] | None = None
 
     @property
     def whole(self) -> PreparedCall:
         """The call with its whole history. O(size of the request) for a call that continues a live session."""
         return self if self.expand is None else self.expand(self)
+
+    @property
+    def own_messages(self) -> list[bytes]:
+        """The messages of the request without instructions, as they came."""
+        return [message.raw for message in self.history.messages if not message.is_instruction]
 
     @property
     def tags(self) -> TagKinds:

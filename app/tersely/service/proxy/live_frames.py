@@ -1,0 +1,108 @@
+"""The upstream body of a live session whose dialect moves cache breakpoints from call to call.
+
+A breakpoint stands at the end of the last message, so that message is written differently at the next call. The
+messages in front of it are not: their written form is kept, and a placeholder stands for it while the dialect writes
+the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tersely.dialects.dialect import Dialect
+from tersely.dialects.wire import raw_json
+from tersely.domain.errors import InvalidRequest
+from tersely.service.context.sent_contexts import message_list
+
+# In a message that carries a breakpoint.
+MARK = b'"cache_control"'
+# A client that marks older messages than these has its whole request read.
+MAX_VOLATILE = 8
+
+
+class Written(msgspec.Struct, frozen=True, gc=False):
+    """A body, the elements of its message list that were written for this call, and its instructions beside them."""
+
+    body: bytes
+    elements: list[bytes]
+    instructions: bytes
+
+
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """What stays of an upstream body from call to call.
+
+    ``body`` is the client's without messages, with tools of ours; ``front`` are the messages up to the first one behind
+    the head, of which ``frozen`` end with the head; ``middle`` is the written form of the messages behind them, for
+    which ``placeholder`` stands. ``has_breakpoints``: Tersely sets breakpoints of its own.
+    """
+
+    body: bytes
+    front: tuple[bytes, ...]
+    frozen: int
+    front_elements: int
+    middle: bytes
+    placeholder: bytes
+    instructions: str | None
+    has_breakpoints: bool
+
+    def write(self, dialect: Dialect, tail: Sequence[bytes]) -> Written | None:
+        """Return the body with the messages ``tail`` behind those that are known; None where they are not written one
+        by one.
+        """
+        messages = [*self.front, self.placeholder, *tail]
+        ends = {self.frozen, len(messages)} if self.has_breakpoints else set()
+        try:
+            body = dialect.write_request(
+                self.body,
+                messages=messages,
+                instructions=self.instructions,
+                breakpoints=tuple(sorted(end - 1 for end in ends if end)),
+            )
+            elements, instructions = message_list(body, dialect.name)
+        except (InvalidRequest, ValueError):
+            return None
+        written = elements[self.front_elements + 1 :]
+        before, placeholder, after = body.partition(self.placeholder)
+        if len(written) != len(tail) or not placeholder or elements[self.front_elements] != self.placeholder:
+            return None
+        return Written(b"".join((before, self.middle, after)), written, instructions)
+
+    def with_middle(self, elements: Sequence[bytes]) -> Frame:
+        """Return the frame with more messages that stay as they were written."""
+        return msgspec.structs.replace(self, middle=b",".join((self.middle, *elements)))
+
+
+def placeholder_of(name: str) -> bytes:
+    """Return a message that stands for others; ``name`` is in no message."""
+    content = [{"type": "text", "text": name}]
+    return raw_json.dump({"role": "assistant", "content": content})
+
+
+def count_volatile(raws: Sequence[bytes], dialect: str) -> int | None:
+    """Return how many of the last messages of a request the next one may bring with other breakpoints; None: too many.
+
+    ``raws`` are its messages without instructions.
+    """
+    if dialect != "anthropic":
+        return 0
+    marked = next((index for index, raw in enumerate(raws) if MARK in raw), len(raws) - 1)
+    count = len(raws) - marked
+    return count if count <= MAX_VOLATILE else None
+
+
+def step_back(body: bytes, end: int, raws: Sequence[bytes]) -> int | None:
+    """Return the end of the array element in front of the elements ``raws``, the last of which ends at ``end``."""
+    for raw in reversed(raws):
+        if not body.endswith(raw, 0, end):
+            return None
+        end -= len(raw)
+        while end and body[end - 1 : end] in (b" ", b"\t", b"\r", b"\n"):
+            end -= 1
+        if body[end - 1 : end] != b",":
+            return None
+        end -= 1
+        while end and body[end - 1 : end] in (b" ", b"\t", b"\r", b"\n"):
+            end -= 1
+    return end
