@@ -702,7 +702,7 @@ def _have_twins(kept: Sequence[Entry], prepared: PreparedCall) -> bool:
 def _are_plain(kept: Sequence[Entry], entries: Sequence[Entry], epoch: Epoch, reply: TailRow) -> bool:
     """Whether messages are in the order of their numbers, unaltered, around the cut, and the user opened the turn."""
     everything = (*kept, *entries)
-    if any(entry.prefix or entry.is_ours or entry.is_shortened for entry in everything):
+    if any(entry.prefix or entry.is_shortened for entry in everything):
         return False
     if any(one.seq >= other.seq for one, other in pairwise(everything)):
         return False
@@ -724,13 +724,7 @@ def _is_plain_call(call: Call, prepared: PreparedCall) -> bool:
     """Whether the full path prepared a call without anything that a live call does not do again."""
     found, arrival, history, config = prepared.match, prepared.history, prepared.loaded, prepared.config
     decision = found.decision
-    if (
-        found.is_delta
-        or found.expanded_from
-        or found.hidden
-        or found.source == "header"
-        or prepared.resolved is not None
-    ):
+    if found.is_delta or found.expanded_from or found.source == "header" or prepared.resolved is not None:
         return False
     if call.options.session_id is not None or prepared.is_at_host or prepared.round_messages:
         return False
