@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pydantic import SecretStr
 
 from tersely.domain.messages import Dialect as DialectName
-from tersely.service.summaries.models import Host
+from tersely.service.summaries.models import Host, NamedHost
 from tersely.settings import Settings
 from tersely.upstream.client import Timeouts, Upstream
 from tersely.upstream.embeddings import EmbeddingsHost
@@ -49,6 +49,18 @@ def named_hosts(settings: Settings) -> dict[str, Host]:
     return {
         name: Host(
             upstream=Upstream(given.base_url, timeouts), dialect=SPOKEN[given.dialect][0], api_key=_said(given.api_key)
+        )
+        for name, given in settings.upstreams.items()
+    }
+
+
+def summary_hosts(settings: Settings, hosts: Mapping[str, Host]) -> dict[str, NamedHost]:
+    """Return which of the further hosts write the summaries of their sessions; Azure's paths name deployments."""
+    return {
+        name: NamedHost(
+            host=None if given.dialect == "azure" else hosts[name],
+            dialects=SPOKEN[given.dialect],
+            models=given.models,
         )
         for name, given in settings.upstreams.items()
     }

@@ -33,7 +33,7 @@ from tersely.dialects.registry import DIALECTS
 from tersely.domain.limits import Limits
 from tersely.domain.messages import Dialect as DialectName
 from tersely.embedded_postgres import default_data_dir
-from tersely.hosts import SPOKEN, embeddings_host, model_hosts, named_hosts, summarizer_host
+from tersely.hosts import SPOKEN, embeddings_host, model_hosts, named_hosts, summarizer_host, summary_hosts
 from tersely.lifespan import Part, lifespan, migrate_when_there, report_pool, return_freed_memory
 from tersely.sandbox.child import Limits as QueryLimits
 from tersely.service.common.auth import Auth
@@ -266,7 +266,8 @@ def _base(settings: Settings, database_url: str, openai_base_url: str) -> _Base:
         input_price=settings.summarizer_input_price,
         output_price=settings.summarizer_output_price,
     )
-    models = Models(config, own=own_host, hosts=hosts, metrics=metrics)
+    further = named_hosts(settings)
+    models = Models(config, own=own_host, hosts=hosts, named=summary_hosts(settings, further), metrics=metrics)
     embeddings = embeddings_host(settings)
     writer = Writer(database)
     return _Base(
@@ -282,7 +283,7 @@ def _base(settings: Settings, database_url: str, openai_base_url: str) -> _Base:
             clock=clock,
         ),
         hosts=hosts,
-        named_hosts=named_hosts(settings),
+        named_hosts=further,
         own_host=own_host,
         summarizer=Summarizer(database, models, metrics, clock=clock, monotonic=time.monotonic, name=new_id()),
         embedder=Embedder(database, embeddings, monotonic=time.monotonic) if embeddings else None,
@@ -549,7 +550,7 @@ def _host_table(settings: Settings, base: _Base, shared: Shared) -> HostTable:
         given = settings.upstreams[name]
         hosts = dict.fromkeys(SPOKEN[given.dialect], host)
         guard = _account_access(settings, base, hosts) if host.api_key else None
-        config = ProxyConfig(is_default=False, has_summarizer=base.own_host is not None)
+        config = ProxyConfig(is_default=False, host=name)
         named.append(
             NamedHost(
                 name=name,

@@ -141,3 +141,32 @@ def test_settings_of_hosts_are_checked(tmp_path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ValidationError) as raised:
         Settings(_env_file=None, upstreams={"a": {"dialect": "openai", "api_key": "sk-hidden"}})
     assert explain(raised.value) == "TERSELY_UPSTREAMS.a.base_url: Field required"
+
+
+@pytest.mark.parametrize("by_path", [False, True])
+async def test_summaries_of_a_session_come_from_its_host(store: Database, key: str, by_path: bool):
+    with many(scripted(), scripted()) as (main, router):
+        given: dict[str, Any] = {"dialect": "openai", "base_url": router.url, "api_key": "sk-router"}
+        upstreams = {"router": given if by_path else {**given, "models": ["*/*"]}}
+        options = {"summarizer_model": "session", "openai_api_key": "sk-main", "chat_commands": "on"}
+        with serve(store, main.url, upstreams=upstreams, strategy="window", **options) as service:
+            path = f"{'/u/router' if by_path else ''}/v1/chat/completions"
+            history: list[dict[str, Any]] = []
+            for n in range(6):
+                history.append({"role": "user", "content": f"question {n} of {key} " + "word " * 300})
+                body = json.dumps({"model": "meta/llama", "messages": history}).encode()
+                answer = await post(service, body, path=path, X_Tersely_Session=key)
+                assert answer.status == 200
+                history.append(answer.json["choices"][0]["message"])
+            assert len(asked(router)) == 6
+            history.append({"role": "user", "content": "/context rebuild"})
+            body = json.dumps({"model": "meta/llama", "messages": history}).encode()
+            answer = await post(service, body, path=path, X_Tersely_Session=key)
+            assert answer.status == 200
+            if not by_path:
+                done = await post(service, b"{}", path=f"/api/sessions/{key}/state/rebuild")
+                assert done.status == 200
+        assert len(asked(router)) == (7 if by_path else 8), answer.body
+        assert "/context rebuild" not in str(router.state.received[-1].request)
+        assert {each.headers["Authorization"] for each in router.state.received} == {"Bearer sk-router"}
+        assert asked(main) == []

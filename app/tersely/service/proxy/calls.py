@@ -29,6 +29,7 @@ class Call:
 
     Header names are in lower case; ``received`` is a monotonic time in seconds. ``key_headers`` carried a
     Tersely key and stay here. ``model`` and ``streams`` are what the address says, where the body does not.
+    ``host`` is the name of the model host; empty for the default one of the dialect.
     """
 
     tenant: str
@@ -42,6 +43,7 @@ class Call:
     model: str = ""
     streams: bool = False
     request_id: str = ""
+    host: str = ""
 
     @property
     def header_map(self) -> dict[str, str]:

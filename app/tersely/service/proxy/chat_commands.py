@@ -141,6 +141,7 @@ class ChatCommands:
             strategy=call.options.strategy,
             epoch=call.options.epoch,
             model=request.model,
+            host=call.host,
             credentials=credentials_of(call.headers, drop=call.key_headers),
         )
         try:

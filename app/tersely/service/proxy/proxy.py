@@ -81,13 +81,13 @@ class ProxyConfig:
 
     ``key`` is the operator's, as a header: it replaces the caller's key. ``on_ids`` is called with the ids that a
     tenant was given, where tenants share the account of that key; then all of them are stored. ``is_default``: the host
-    is the default one of its dialect. The callers' keys for any other host go nowhere else, and summaries are
-    prefetched for it only if ``has_summarizer``: the summarizer has a host of its own.
+    is the default one of its dialect. ``host`` is the name of any other, to which the summaries of its sessions go too:
+    callers' keys for one host go to no other. Without a name no summaries are prefetched.
     """
 
     on_ids: OnIds | None = None
     is_default: bool = True
-    has_summarizer: bool = False
+    host: str = ""
     key: tuple[str, str] | None = None
     fail_open: bool = True
     heartbeat: float = 15.0
@@ -268,7 +268,9 @@ class Proxy:
         if side_call is not None:
             return await self._forward_side_call(call, request, side_call)
         if self._chat is not None and (command := command_in(request.messages[-1])):
-            if not self._config.is_default:
+            if self._config.host:
+                call = replace(call, host=self._config.host)
+            elif not self._config.is_default:
                 call = replace(call, key_headers=call.key_headers | CREDENTIALS)
             return await self._chat.answer(
                 call, request, self._dialect, command, sent=as_sent, heartbeat=self._config.heartbeat
@@ -422,7 +424,7 @@ class Proxy:
         if is_whole:
             self._live.remember(prepared, write)
         built = prepared.built
-        if built is None or not (self._config.is_default or self._config.has_summarizer):
+        if built is None or not (self._config.is_default or self._config.host):
             return
         call = prepared.call
         self._prefetcher.prefetch(
@@ -434,6 +436,7 @@ class Proxy:
             built.context.epoch if built.starts_epoch else None,
             dialect=self._dialect.name,
             model=prepared.request.model,
+            host=self._config.host,
             credentials=credentials_of(call.headers, drop=call.key_headers),
         )
 

@@ -42,14 +42,15 @@ PURPOSES: dict[type[Strategy], Purpose] = {Compact: "checkpoint", Trim: "ahead"}
 class CompactionOptions:
     """The options of a compaction: the caller's own model, dialect and key.
 
-    ``model`` empty: the last call's. ``strategy`` and ``epoch``, in the form of the configuration, apply to the
-    following calls if they are not the session's.
+    ``model`` empty: the last call's. ``host`` is the name of its model host. ``strategy`` and ``epoch``, in the form of
+    the configuration, apply to the following calls if they are not the session's.
     """
 
     dialect: DialectName = "openai_chat"
     strategy: str | None = None
     epoch: str | None = None
     model: str = ""
+    host: str = ""
     credentials: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
 
@@ -240,5 +241,6 @@ def _job(
         strategy=strategy_name(strategy),
         dialect=options.dialect,
         model=options.model,
+        host=options.host,
         credentials=options.credentials,
     )

@@ -50,6 +50,8 @@ class Job:
     far. ``is_forced``: also if it was written, or tried without success, before. ``strategy`` is a strategy's name, for
     the metrics.
 
+    ``host`` is the name of the session's model host; empty for the default one of the dialect, or if it is not known.
+
     For the memory: ``epoch`` is the number of the stored epoch that cut the messages, else ``runs`` are the messages.
     Messages that the memory covers already are left out when the job runs.
     """
@@ -62,6 +64,7 @@ class Job:
     strategy: str
     dialect: DialectName = "openai_chat"
     model: str = ""
+    host: str = ""
     credentials: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     entries: tuple[Entry, ...] = field(default=(), repr=False)
     edits: int | None = None

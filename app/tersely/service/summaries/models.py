@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from tersely.dialects.completion import CompletionFormat, read_completion
 from tersely.dialects.registry import COMPLETIONS, DIALECTS
@@ -43,6 +44,22 @@ class Host:
     upstream: Upstream
     dialect: DialectName = "openai_chat"
     api_key: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedHost:
+    """A further model host: the dialects of its sessions, and patterns of the models that it serves.
+
+    ``host`` is None if summaries cannot be requested there. Without patterns it may serve any model.
+    """
+
+    host: Host | None
+    dialects: tuple[DialectName, ...]
+    models: tuple[str, ...] = ()
+
+    def serves(self, model: str) -> bool:
+        """Return whether a pattern fits the model."""
+        return any(fnmatchcase(model, pattern) for pattern in self.models)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +115,17 @@ class Models:
     """The summarizer's own host, if it has one, and the hosts of the sessions by dialect."""
 
     def __init__(
-        self, config: SummarizerConfig, *, own: Host | None, hosts: Mapping[DialectName, Host], metrics: Metrics
+        self,
+        config: SummarizerConfig,
+        *,
+        own: Host | None,
+        hosts: Mapping[DialectName, Host],
+        metrics: Metrics,
+        named: Mapping[str, NamedHost] | None = None,
     ) -> None:
+        """``named`` are the further hosts by their names."""
         self.config = config
+        self._named = named or {}
         self._own = own
         self._hosts = hosts
         self._metrics = metrics
@@ -110,7 +135,7 @@ class Models:
         if is_replay_tenant(job.tenant):
             return None  # a replay sends nothing to anybody
         model = job.model if self.config.model == SESSION else self.config.model
-        host = self._own or self._hosts.get(job.dialect)
+        host = self._own or self._host_of(job, model or "")
         asking = COMPLETIONS.get(host.dialect) if host else None
         if not model or host is None or asking is None:
             return None
@@ -121,15 +146,30 @@ class Models:
                 return None
         return SelectedModel(model=model, host=host, asking=asking, credentials=credentials)
 
+    def _host_of(self, job: Job, model: str) -> Host | None:
+        """Return the host of the job's session. If the job does not name it, the session's model decides."""
+        if job.host:
+            named = self._named.get(job.host)
+        else:
+            fits = (each for each in self._named.values() if job.dialect in each.dialects and each.serves(job.model))
+            named = next(fits, None)
+            if named is None:
+                return self._hosts.get(job.dialect)
+        if named is None or (named.models and not named.serves(model)):
+            return None
+        return named.host
+
     def reason_for_none(self, job: Job) -> str:
         """Return why `select` returns no model for ``job`` although one is configured; empty if none is."""
         if self.config.model is None or self.select(job) is not None:
             return ""
         if not (job.model if self.config.model == SESSION else self.config.model):
             return "no model is known: the session has made no call yet"
-        host = self._own or self._hosts.get(job.dialect)
+        model = job.model if self.config.model == SESSION else self.config.model
+        host = self._own or self._host_of(job, model)
         if host is None or host.dialect not in COMPLETIONS:
-            return f"no host of the dialect {job.dialect} can be asked for a summary"
+            where = f"the host {job.host}" if job.host else f"no host of the dialect {job.dialect}"
+            return f"{where} can{'not' if job.host else ''} be asked for a summary"
         return "no key is there for the summarizer's model: set TERSELY_SUMMARIZER_API_KEY, or the host's own key"
 
     def window(self, chosen: SelectedModel) -> int:

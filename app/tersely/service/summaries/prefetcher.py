@@ -71,11 +71,12 @@ class SummaryPrefetcher:
         *,
         dialect: DialectName,
         model: str = "",
+        host: str = "",
         credentials: tuple[tuple[str, str], ...] = (),
     ) -> None:
         """Request the summaries that the session will need. ``epoch`` is the one that was just stored, if any.
 
-        ``model`` is the session's, ``credentials`` are the caller's headers for its host.
+        ``model`` is the session's, ``host`` the name of its model host, ``credentials`` the caller's headers for it.
         """
         if epoch is None:
             wanted = upcoming_summaries(strategy, history.snapshot)
@@ -91,6 +92,7 @@ class SummaryPrefetcher:
                 strategy=strategy_name(strategy),
                 dialect=dialect,
                 model=model,
+                host=host,
                 credentials=credentials,
                 earlier=foreseen.earlier,
                 epoch=foreseen.epoch,
