@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 
@@ -89,7 +90,7 @@ async def test_a_large_write_is_stored_whole_or_not_at_all(database: Database) -
     writer = Writer(database)
     write = appended("a", 2 * LARGE, "large")
     # What the database will not have, in the last portion.
-    write.raws = [*write.raws[:-1], "no bytes"]  # type: ignore[list-item]
+    write = replace(write, raws=[*write.raws[:-1], "no bytes"])  # type: ignore[list-item]
     with pytest.raises((StoreUnavailable, ValueError, TypeError)):
         await writer.write(write)
     async with database.reading(TENANT) as connection:

@@ -103,6 +103,7 @@ class Worker:
             started=now,
             now=now + timedelta(milliseconds=1),
             epoch=epoch,
+            request_stored=written,
         )  # fmt: skip
         await self.writer.submit(answered)
         talk.history.append(answer)

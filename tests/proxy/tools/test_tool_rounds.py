@@ -459,7 +459,7 @@ async def test_a_client_that_goes_away_leaves_what_it_heard(offering: Service, m
     await eventually(is_kept)
     kept = stored(offering, key, "all")[1]
     assert kept["raw"]["content"] == "Wait."
-    assert kept["finish"] == "interrupted"
+    assert kept["finish"] == "client_left"
 
 
 # What is offered, and when

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from tersely.dialects.registry import DIALECTS
 from tersely.domain.client_ids import ClientIds
@@ -26,7 +27,7 @@ from tersely.service.recognition.incoming_history import IncomingHistory, extend
 from tersely.service.recognition.session_lookup import SessionHints
 from tersely.store.commit import late_writes, spool
 from tersely.store.commit.exchanges import Exchange, decode, encode, exchange_of, write_of
-from tersely.store.commit.records import NewSession, ReplyWrite
+from tersely.store.commit.records import NewSession, ReplyWrite, StoredReply
 from tersely.store.commit.spool import SpoolFile, SpoolFull
 from tersely.store.commit.writer import Writer
 from tersely.store.db.connection import Database
@@ -63,7 +64,7 @@ class _Waiting:
     place: int
     tenant: str
     keys: frozenset[Key]
-    pending: Sequence[asyncio.Future[None]] = ()
+    pending: Sequence[asyncio.Future[Any]] = ()
     failures: int = 0
     retry_at: float = 0.0
 
@@ -74,7 +75,7 @@ class _Unwritten:
 
     payload: bytes
     exchange: Exchange
-    pending: Sequence[asyncio.Future[None]]
+    pending: Sequence[asyncio.Future[Any]]
     done: asyncio.Future[None]
 
 
@@ -144,11 +145,11 @@ class ExchangeKeeper:
 
     # Storing
 
-    async def commit(self, write: ReplyWrite, request: asyncio.Future[None] | None, *, own_id: str | None) -> None:
-        """Return when the exchange is in the database or in the spool.
+    async def commit(self, write: ReplyWrite, *, own_id: str | None) -> StoredReply | None:
+        """Return when the exchange is in the database or in the spool; None if the writer did not store it.
 
-        ``request`` is done when its request is stored, ``own_id`` is the session id of Tersely's own header. Raises
-        `StoreUnavailable` where neither takes it, `NotFound` where its session was deleted meanwhile.
+        ``own_id`` is the session id of Tersely's own header. Raises `StoreUnavailable` if neither takes the exchange,
+        `NotFound` if its session has been deleted.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + self._database.timeout
@@ -156,8 +157,7 @@ class ExchangeKeeper:
         failure: Exception
         try:
             async with asyncio.timeout_at(end):
-                await asyncio.shield(reply)
-            return
+                return await asyncio.shield(reply)
         except TimeoutError as error:
             failure = error
             self._writer.withdraw(write)
@@ -168,9 +168,10 @@ class ExchangeKeeper:
         client = ClientIds(id=write.request.create.client_id if write.request.create else None)
         exchange = exchange_of(write, own_id=own_id, client=client)
         if self._keys.keys().isdisjoint(_keys_of(exchange)) and await self._write_within(exchange, end):
-            return
-        pending = [each for each in (request, reply) if each is not None and not each.done()]
+            return None
+        pending = [each for each in (write.request_stored, reply) if each is not None and not each.done()]
         await self.spool(exchange, pending)
+        return None
 
     async def _write_within(self, exchange: Exchange, end: float) -> bool:
         """Try to store the exchange until ``end``, in the loop's time; whether that was done."""
@@ -189,7 +190,7 @@ class ExchangeKeeper:
                 await asyncio.sleep(max(0.0, min(RETRY_EVERY, end - now())))
         return False
 
-    async def spool(self, exchange: Exchange, pending: Sequence[asyncio.Future[None]] = ()) -> None:
+    async def spool(self, exchange: Exchange, pending: Sequence[asyncio.Future[Any]] = ()) -> None:
         """Return when the exchange is on disk. Raises `StoreUnavailable` where the spool does not take it."""
         payload = await run_in_thread_if_large(sum(map(len, exchange.raws)), encode, exchange)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -375,8 +376,8 @@ class ExchangeKeeper:
         """Store an exchange, unless it is stored already."""
         write, version = await self._plan(exchange, limit)
         await late_writes.write_late(
-            self._database, self._writer.tails, write, version=version, is_named=exchange.own_id is not None,
-            now=self._clock(), limit=limit,
+            self._database, self._writer.tails, write, outcome=exchange.outcome, version=version,
+            is_named=exchange.own_id is not None, now=self._clock(), limit=limit,
         )  # fmt: skip
 
     async def _plan(self, exchange: Exchange, limit: float | None) -> tuple[ReplyWrite, int | None]:
@@ -492,7 +493,7 @@ def _keys_of_request(tenant: str, asked: SessionHints, arrival: IncomingHistory)
     return frozenset(keys)
 
 
-def _is_stored(write: asyncio.Future[None]) -> bool:
+def _is_stored(write: asyncio.Future[Any]) -> bool:
     return write.done() and not write.cancelled() and write.exception() is None
 
 

@@ -404,13 +404,13 @@ class LiveCalls:
         live = self._next(call, prepared, write)
         if live is not None:
             self._sessions.put(live)
-        elif (outcome := write.request.outcome) is not None:
+        elif (outcome := write.request_outcome) is not None:
             self._sessions.forget(call.tenant, outcome.session_id)
         self._held.set(len(self._sessions))
         self._bytes.set(self._sessions.bytes)
 
     def _next(self, call: Call, prepared: PreparedCall, write: ReplyWrite) -> LiveSession | None:
-        outcome = write.request.outcome
+        outcome = write.request_outcome
         if outcome is None or not outcome.is_as_decided or not _is_plain_reply(write):
             return None
         tail = self._tails.get(call.tenant, outcome.session_id)

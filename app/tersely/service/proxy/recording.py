@@ -47,7 +47,15 @@ from tersely.service.proxy.stages import IncomingCall, PreparedCall, RequestReco
 from tersely.service.recognition.incoming_history import Prefill, digest, extend
 from tersely.service.summaries.prefetcher import memory_of_cut
 from tersely.store.commit.exchanges import Exchange
-from tersely.store.commit.records import Attribute, CallReport, HistoryOwner, NewEpoch, NewReply, ReplyWrite
+from tersely.store.commit.records import (
+    Attribute,
+    CallReport,
+    HistoryOwner,
+    NewEpoch,
+    NewReply,
+    ReplyWrite,
+    StoredReply,
+)
 from tersely.store.commit.writer import Writer
 from tersely.store.history.artifacts import spilled
 from tersely.store.history.sessions import write_epoch
@@ -139,7 +147,7 @@ class Recorder:
         self._writer.hurry(record.write)
         with suppress(Exception):
             await asyncio.shield(record.stored)
-        outcome = record.write.outcome
+        outcome = record.outcome
         return outcome.session_id if outcome is not None else prepared.match.session_id
 
     def _describe(self, prepared: PreparedCall) -> Description | None:
@@ -216,8 +224,6 @@ class Recorder:
 
         Raises `StoreUnavailable` if neither takes them, `NotFound` if their session has been deleted.
         """
-        assert prepared.record is not None
-        request_stored = prepared.record.stored
         prepared, write = await run_in_thread_if_large(
             self._work_size(prepared, reply),
             partial(self._reply_write, prepared, reply, status, is_whole=is_whole, hidden=hidden, now=self._clock()),
@@ -226,18 +232,19 @@ class Recorder:
         if not is_whole:
             add_fields(outcome="interrupted")
         own_id = prepared.match.session_id if prepared.match.source == "header" else None
-        await self._exchanges.commit(write, request_stored, own_id=own_id)
+        stored = await self._exchanges.commit(write, own_id=own_id)
         self._on_stored(prepared, write, is_whole=is_whole)
-        self._learn(prepared, write)
+        self._learn(prepared, write, stored)
 
-    def _learn(self, prepared: PreparedCall, write: ReplyWrite) -> None:
-        """Remember which bytes of the session are stored now."""
-        outcome, tenant, match = write.request.outcome, prepared.call.tenant, prepared.match
+    def _learn(self, prepared: PreparedCall, write: ReplyWrite, stored: StoredReply | None) -> None:
+        """Remember which bytes of the session are stored now. ``stored`` None: the exchange is not stored yet."""
+        outcome, tenant, match = write.request_outcome, prepared.call.tenant, prepared.match
         description = prepared.record.description if prepared.record else None
         if outcome is None or description is None:
             return
         if outcome.is_as_decided and outcome.session_id == match.session_id:
-            replies = {seq: reply.raw for seq, reply in enumerate(write.replies, write.first_seq) if write.first_seq}
+            first_seq = stored.first_seq if stored is not None else 0
+            replies = {seq: reply.raw for seq, reply in enumerate(write.replies, first_seq) if first_seq}
             self._known.learn(tenant, outcome.session_id, description, replies)
         else:
             self._known.forget(tenant, match.session_id)
@@ -351,7 +358,7 @@ class Recorder:
         ``combine`` joins it with the earlier rounds of the call.
         """
 
-        def submit(reply: Reply) -> asyncio.Future[None]:
+        def submit(reply: Reply) -> asyncio.Future[StoredReply]:
             combined = combine(reply)
             return self._submit_reply(prepared, combined.reply, status, hidden=combined.hidden)
 
@@ -371,7 +378,7 @@ class Recorder:
         status: int | None,
         *,
         hidden: HiddenMessages = NO_HIDDEN_MESSAGES,
-    ) -> asyncio.Future[None]:
+    ) -> asyncio.Future[StoredReply]:
         """Queue a reply that its client left, with the report of the call, and count both. A long reply is read in a
         thread.
 
@@ -388,12 +395,12 @@ class Recorder:
             now=self._clock(),
         )
 
-        def submit(described: PreparedCall, write: ReplyWrite) -> asyncio.Future[None]:
+        def submit(described: PreparedCall, write: ReplyWrite) -> asyncio.Future[StoredReply]:
             self._count_call(described, write.report, is_one_round=not hidden.before)
             return self._writer.submit(write)
 
-        async def submit_later() -> None:
-            await submit(*(await asyncio.to_thread(work)))
+        async def submit_later() -> StoredReply:
+            return await submit(*(await asyncio.to_thread(work)))
 
         if self._work_size(prepared, reply) < LONG:
             return submit(*work())
@@ -473,6 +480,7 @@ class Recorder:
             # A reply without content is not stored, but the model was sent this context all the same.
             epoch=self._new_epoch(prepared) if reply.choices else None,
             attributes=late,
+            request_stored=request.stored,
         )
         return prepared, write
 

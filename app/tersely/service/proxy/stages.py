@@ -22,7 +22,7 @@ from tersely.service.proxy.history_by_reference import ResolvedHistory
 from tersely.service.proxy.live_sessions import Added, LiveSession
 from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.service.recognition.session_lookup import SessionHints, SessionMatch
-from tersely.store.commit.records import HistoryOwner, RequestWrite
+from tersely.store.commit.records import HistoryOwner, Outcome, RequestWrite, result_of
 from tersely.upstream.client import UpstreamReply
 
 
@@ -86,7 +86,12 @@ class RequestRecord:
 
     write: RequestWrite
     description: Description | None
-    stored: asyncio.Future[None]
+    stored: asyncio.Future[Outcome]
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The outcome of the write; None as long as it is not on disk."""
+        return result_of(self.stored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

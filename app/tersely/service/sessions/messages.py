@@ -183,8 +183,8 @@ class Messages:
             spill=partial(spilled, incoming.messages),
             replaces_instructions=any(message.is_instruction for message in read),
         )
-        await self._writer.write(write)
-        done = _appended(write.outcome, has_links=bool(incoming.links))
+        outcome = await self._writer.write(write)
+        done = _appended(outcome, has_links=bool(incoming.links))
         if incoming.links and not done.was_stored_before:
             new = Batch(first_seq=done.first_seq, last_seq=done.last_seq, dialect=how.name, model=model)
             await self._go_on(tenant, session_id, new)

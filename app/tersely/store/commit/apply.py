@@ -22,6 +22,7 @@ from tersely.store.commit.records import (
     ReplyWrite,
     RequestWrite,
     State,
+    StoredReply,
 )
 from tersely.store.db.statements import Record
 from tersely.store.history import artifacts
@@ -140,11 +141,14 @@ def asked_with(decision: Reconciliation, incoming: Sequence[MessageIdentity]) ->
     return asked
 
 
-def enter_reply(write: ReplyWrite, asked: Outcome, state: State, placement: ReplyPlacement, rows: NewRows) -> None:
+def enter_reply(
+    write: ReplyWrite, asked: Outcome, state: State, placement: ReplyPlacement, rows: NewRows
+) -> StoredReply:
     """Enter a reply and the report of its call; ``state`` moves on."""
-    write.first_seq = 0 if placement.status == "removed" else state.last_seq + 1
+    first_seq = 0 if placement.status == "removed" else state.last_seq + 1
     enter_replies(write, write.replies, asked, state, placement, rows, after=asked.answered_position)
     enter_report(write, asked, state, rows)
+    return StoredReply(first_seq=first_seq)
 
 
 def enter_replies(

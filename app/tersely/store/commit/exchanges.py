@@ -89,8 +89,9 @@ def decode(payload: bytes) -> Exchange:
 
 def exchange_of(write: ReplyWrite, *, own_id: str | None, client: ClientIds) -> Exchange:
     """Return the exchange of a call whose session is decided."""
-    request = write.request
-    request.expand()
+    outcome, request = write.request_outcome, write.request.expanded()
+    if outcome is not None and outcome.session_id != request.session_id:
+        request = request.in_spare_session()
     assert request.exchange is not None
     return Exchange(
         id=request.exchange,
@@ -115,7 +116,7 @@ def exchange_of(write: ReplyWrite, *, own_id: str | None, client: ClientIds) -> 
         epoch_policy=request.epoch_policy,
         key=request.key,
         key_digest=request.key_digest,
-        outcome=request.outcome,
+        outcome=outcome,
         replies=list(write.replies),
         report=write.report,
         epoch=write.epoch,
@@ -157,7 +158,6 @@ def write_of(
         key_digest=exchange.key_digest,
         referenced=exchange.referenced,
         exchange=exchange.id,
-        outcome=exchange.outcome,
     )
     return ReplyWrite(
         request=request,

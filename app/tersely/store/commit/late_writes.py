@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import asyncpg
@@ -28,7 +28,7 @@ from tersely.domain.history.reconciliation import (
 )
 from tersely.store.commit import idempotency_keys as appends
 from tersely.store.commit.apply import AT_THE_END, NewRows, enter_parts, enter_replies, enter_report, enter_request
-from tersely.store.commit.records import NewReply, Outcome, ReplyWrite, RequestWrite, State
+from tersely.store.commit.records import NewReply, NewSession, Outcome, ReplyWrite, RequestWrite, State
 from tersely.store.commit.writer import (
     LARGE_LIMIT,
     append_again,
@@ -37,7 +37,6 @@ from tersely.store.commit.writer import (
     lock_sessions,
     place_late_reply,
     set_statuses,
-    take_spare,
 )
 from tersely.store.db.connection import Connection, Database, refusal
 from tersely.store.history import messages, sessions
@@ -78,53 +77,60 @@ async def write_late(
     tail_cache: TailCache,
     write: ReplyWrite,
     *,
+    outcome: Outcome | None,
     version: int | None,
     is_named: bool,
     now: datetime,
     limit: float | None = None,
 ) -> bool:
-    """Write an exchange; False when it was written before. ``version``: of the session that its decision was made on
-    (None: of one that did not exist). ``is_named``: the session must be the one of that id.
+    """Write an exchange; return False if it was written before.
+
+    ``outcome`` is set if the request is stored already. ``version`` is that of the session that the decision was made
+    on (None: the session did not exist). ``is_named``: the session must be the one of that id.
 
     Raises `StoreUnavailable`, `StoreRefused`, and `NotFound` where its session is gone.
     """
-    if limit is None and sum(map(len, write.request.raws)) > LARGE_BYTES:
+    request = write.request
+    if limit is None and sum(map(len, request.raws)) > LARGE_BYTES:
         limit = LARGE_LIMIT
     try:
-        async with database.transaction(write.request.tenant, limit=limit) as connection:
-            return await _write(connection, write, version=version, is_named=is_named, now=now)
+        async with database.transaction(request.tenant, limit=limit) as connection:
+            assert request.exchange is not None
+            claim = (request.tenant, request.exchange, request.session_id, now)
+            if await connection.fetchval(CLAIM, *claim) is None:
+                return False
+            if outcome is None and request.create is not None and not is_named:
+                request = await _in_session_since(connection, write, request.create)
+            return await _write(connection, replace(write, request=request), outcome, version=version)
     except asyncpg.PostgresError as error:
         raise refusal(error) from error
     finally:
-        tail_cache.forget(write.request.tenant, write.request.session_id)
+        tail_cache.forget(request.tenant, request.session_id)
+        if request.create is not None and request.create.spare_id is not None:
+            tail_cache.forget(request.tenant, request.create.spare_id)
 
 
-async def _write(
-    connection: Connection, write: ReplyWrite, *, version: int | None, is_named: bool, now: datetime
-) -> bool:
-    request = write.request
-    assert request.exchange is not None
-    tenant, exchange = request.tenant, request.exchange
-    if await connection.fetchval(CLAIM, tenant, exchange, request.session_id, now) is None:
-        return False
-    is_new = request.create is not None and request.outcome is None
-    if is_new and not is_named and await sessions.get(connection, tenant, request.session_id) is None:
-        assert request.create is not None
-        found = await _find_session_since(
-            connection, tenant, request.now, request.create.client_id, request.incoming, write.replies
-        )
-        if found is not None:
-            request.session_id, request.create = found, None
+async def _in_session_since(connection: Connection, write: ReplyWrite, create: NewSession) -> RequestWrite:
+    """Return the request of a write, in the session that has got the same history since, if there is one."""
+    request, tenant = write.request, write.request.tenant
+    if await sessions.get(connection, tenant, request.session_id) is not None:
+        return request
+    found = await _find_session_since(
+        connection, tenant, request.now, create.client_id, request.incoming, write.replies
+    )
+    return request if found is None else replace(request, session_id=found, create=None)
+
+
+async def _write(connection: Connection, write: ReplyWrite, outcome: Outcome | None, *, version: int | None) -> bool:
+    request, tenant = write.request, write.request.tenant
     states = await lock_sessions(connection, tenant, [request])
-    if await connection.fetchval(FIND_CALL, tenant, request.session_id, exchange) is not None:
+    if await connection.fetchval(FIND_CALL, tenant, request.session_id, request.exchange) is not None:
         return False
     rows = NewRows()
     stored = [row for row in await messages.all_rows(connection, tenant, request.session_id) if not row.is_hidden]
-    if request.outcome is None:
-        await _write_request(connection, write, states, stored, rows, version)
-    state = states[request.session_id]
-    assert request.outcome is not None
-    await _write_reply(connection, write, request.outcome, state, stored, rows)
+    if outcome is None:
+        outcome = await _write_request(connection, write, states, stored, rows, version)
+    await _write_reply(connection, write, outcome, states[outcome.session_id], stored, rows)
     await insert_rows(connection, tenant, rows, states.values())
     return True
 
@@ -168,7 +174,7 @@ async def _write_request(
     stored: Sequence[TailRow],
     rows: NewRows,
     version: int | None,
-) -> None:
+) -> Outcome:
     request = write.request
     state = states[request.session_id]
     if request.mode == "append":
@@ -178,20 +184,22 @@ async def _write_request(
                 PlacedMessage(seq=r["seq"], turn=r["turn"], position=r["place"], is_new=False, status=r["status"])
                 for r in found
             )
-            request.outcome = _outcome_of_stored(placed, request, state)
-            return
+            return _outcome_of_stored(placed, request, state)
     is_as_decided = state.version == (version or 0)
     decision = request.decision
     if not is_as_decided:
         again = await _decide_late(connection, write, state, stored)
         if again is None:
-            state, is_as_decided = await take_spare(connection, request.tenant, request, states), True
+            request = request.in_spare_session()
+            states |= await lock_sessions(connection, request.tenant, [request])
+            state, is_as_decided = states[request.session_id], True
         else:
             decision = again
     if request.key is not None and decision.answered is not None and decision.answered.is_new:
         await appends.forget(connection, request.tenant, state.id, request.key)
-    request.outcome = enter_request(request, state, decision, rows, is_as_decided=is_as_decided)
+    outcome = enter_request(request, state, decision, rows, is_as_decided=is_as_decided)
     await set_statuses(connection, request.tenant, state.id, decision)
+    return outcome
 
 
 def _outcome_of_stored(placed: tuple[PlacedMessage, ...], request: RequestWrite, state: State) -> Outcome:

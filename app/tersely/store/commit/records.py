@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import structs
@@ -19,6 +20,7 @@ from tersely.store.history.artifacts import Artifact
 from tersely.store.notes.pending_memory import PendingMemory
 
 Mode = Literal["full", "append"]
+Result = TypeVar("Result")
 # Who has the history up to a reply: Tersely alone, the model host as well, or the host, who may have more of it.
 HistoryOwner = Literal["tersely", "both", "host"]
 
@@ -241,7 +243,7 @@ class WholeRequest:
     spill: Callable[[int], Sequence[Artifact]]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RequestWrite:
     """A request's messages. ``raws`` and ``tokens`` (0: not counted) go with ``incoming``; only what is new is written.
 
@@ -284,18 +286,32 @@ class RequestWrite:
     size: int = 0
     exchange: str | None = None
     title: str | None = None
-    outcome: Outcome | None = field(default=None)
     whole: Callable[[], WholeRequest] | None = None
 
-    def expand(self) -> None:
-        """Read the whole history of a request that was read from its last known message on. O(size of the request)."""
+    def expanded(self) -> RequestWrite:
+        """Return the write with its whole history, if it was read from its last known message on. O(size of the
+        request).
+        """
         if self.whole is None:
-            return
-        whole, self.whole = self.whole(), None
+            return self
+        whole = self.whole()
         known = len(whole.incoming) - len(self.incoming)
-        self.incoming, self.raws, self.decision = whole.incoming, whole.raws, whole.decision
-        self.spill = whole.spill
-        self.tokens = [0] * known + list(self.tokens)
+        return replace(
+            self,
+            incoming=whole.incoming,
+            raws=whole.raws,
+            decision=whole.decision,
+            spill=whole.spill,
+            tokens=[0] * known + list(self.tokens),
+            whole=None,
+        )
+
+    def in_spare_session(self) -> RequestWrite:
+        """Return the write for a session of its own, a child of the one that has taken its id."""
+        assert self.create is not None
+        assert self.create.spare_id is not None
+        create = replace(self.create, parent=self.session_id, spare_id=None)
+        return replace(self, session_id=self.create.spare_id, create=create)
 
     @property
     def version(self) -> int | None:
@@ -362,13 +378,13 @@ class CallReport:
     cost_full: float | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplyWrite:
     """The reply to a request, and the report of its call. Without replies only the call is recorded.
 
     ``attributes`` are stored with it. ``epoch`` is one that started with this call. It is let go when the session
     moved on before the request was stored, or when another call started one first: the next call then plans anew.
-    ``first_seq``: the sequence number under which the first of ``replies`` was stored as it is; 0: none.
+    ``request_stored`` is done when the request is stored (None: the request is stored together with the reply).
     """
 
     request: RequestWrite
@@ -378,7 +394,25 @@ class ReplyWrite:
     now: datetime
     epoch: NewEpoch | None = None
     attributes: Sequence[Attribute] = ()
-    first_seq: int = 0
+    request_stored: asyncio.Future[Outcome] | None = None
+
+    @property
+    def request_outcome(self) -> Outcome | None:
+        """The outcome of the request; None as long as it is not stored."""
+        return None if self.request_stored is None else result_of(self.request_stored)
+
+
+class StoredReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a reply was stored. ``first_seq``: the sequence number of the first of its messages; 0: none was stored as
+    it is.
+    """
+
+    first_seq: int
+
+
+def result_of(done: asyncio.Future[Result]) -> Result | None:
+    """Return the result of a write; None if it is under way or has failed."""
+    return done.result() if done.done() and not done.cancelled() and done.exception() is None else None
 
 
 Write = RequestWrite | ReplyWrite

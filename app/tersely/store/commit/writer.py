@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, overload
 
 import asyncpg
 from msgspec import structs
@@ -43,7 +44,9 @@ from tersely.store.commit.records import (
     ReferencedReply,
     ReplyWrite,
     RequestWrite,
+    Result,
     State,
+    StoredReply,
     Write,
     counters_of,
     figures_of,
@@ -126,7 +129,7 @@ class _Places:
 @dataclass(slots=True)
 class _Job:
     write: Write
-    done: asyncio.Future[None]
+    done: asyncio.Future[Any]
 
 
 class Writer:
@@ -150,16 +153,22 @@ class Writer:
         # Of each session that has writes under way: in which lane, and how many.
         self._sessions: dict[tuple[str, str], tuple[_Lane, int]] = {}
         self._places = {False: _Places(lanes, SLOW_AFTER[False]), True: _Places(1, SLOW_AFTER[True])}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def write(self, write: Write) -> None:
+    async def write(self, write: RequestWrite) -> Outcome:
         """Return when ``write`` is on disk. Raises `StoreUnavailable`, `Conflict`, `NotFound`.
 
-        A caller that is cancelled meanwhile loses only the news: the write goes on.
+        If the caller is cancelled, the write goes on.
         """
-        await asyncio.shield(self.submit(write))
+        return await asyncio.shield(self.submit(write))
 
-    def submit(self, write: Write) -> asyncio.Future[None]:
+    @overload
+    def submit(self, write: RequestWrite) -> asyncio.Future[Outcome]: ...
+
+    @overload
+    def submit(self, write: ReplyWrite) -> asyncio.Future[StoredReply]: ...
+
+    def submit(self, write: Write) -> asyncio.Future[Any]:
         """Queue ``write``; the future is done when it is on disk."""
         loop = asyncio.get_running_loop()
         session = _tenant(write), _session_id(write)
@@ -178,7 +187,7 @@ class Writer:
             self._start(lane)
         return job.done
 
-    def track(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+    def track(self, task: asyncio.Task[Result]) -> asyncio.Task[Result]:
         """Have `close` wait for a task that is going to submit something."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -220,7 +229,7 @@ class Writer:
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _on_done(self, session: tuple[str, str], done: asyncio.Future[None]) -> None:
+    def _on_done(self, session: tuple[str, str], done: asyncio.Future[Any]) -> None:
         """A failed write is reported by whoever waits for it; nobody may be waiting any more."""
         lane, count = self._sessions.pop(session)
         if count > 1:
@@ -250,7 +259,7 @@ class Writer:
 
     async def _commit(self, tenant: str, jobs: list[_Job]) -> None:
         try:
-            await write_all(self._database, self.tails, tenant, [job.write for job in jobs])
+            results = await write_all(self._database, self.tails, tenant, [job.write for job in jobs])
         except StoreUnavailable as error:
             _fail(jobs, error)
         except (TerselyError, asyncpg.PostgresError, ValueError) as error:
@@ -263,9 +272,9 @@ class Writer:
             _fail(jobs, StoreUnavailable(f"the write failed: {type(error).__name__}"))
             raise
         else:
-            for job in jobs:
+            for job, result in zip(jobs, results, strict=True):
                 if not job.done.done():
-                    job.done.set_result(None)
+                    job.done.set_result(result)
 
 
 def _tenant(write: Write) -> str:
@@ -273,6 +282,8 @@ def _tenant(write: Write) -> str:
 
 
 def _session_id(write: Write) -> str:
+    if isinstance(write, ReplyWrite) and (outcome := write.request_outcome) is not None:
+        return outcome.session_id
     return _request(write).session_id
 
 
@@ -404,7 +415,7 @@ class _Attempt:
     create: NewSession | None
     writes: list[Write] = field(default_factory=list)
     rows: NewRows = field(default_factory=NewRows)
-    outcomes: list[Outcome] = field(default_factory=list)
+    results: list[Outcome | StoredReply] = field(default_factory=list)
 
     @property
     def shape(self) -> tuple[bool, Shape]:
@@ -438,12 +449,15 @@ class _Attempt:
         tail_cache.put(tenant, appended(before, session, self.rows.messages, chain))
 
 
-async def write_all(database: Database, tail_cache: TailCache, tenant: str, writes: list[Write]) -> None:
-    """Write everything: at once where sessions are as the writes expect them.
+async def write_all(
+    database: Database, tail_cache: TailCache, tenant: str, writes: list[Write]
+) -> list[Outcome | StoredReply]:
+    """Write everything: at once where sessions are as the writes expect them. Return the result of each write.
 
     What finds its session changed is decided anew under the session's lock.
     """
     attempts, left = _prepare_attempts(writes)
+    results: dict[int, Outcome | StoredReply] = {}
     if attempts:
         refused = await _write_unchanged_sessions(database, tenant, attempts)
         for attempt in attempts:
@@ -451,6 +465,7 @@ async def write_all(database: Database, tail_cache: TailCache, tenant: str, writ
                 left += attempt.writes
             else:
                 attempt.update_cache(tail_cache, tenant)
+                results |= {id(write): done for write, done in zip(attempt.writes, attempt.results, strict=True)}
     if left:
         for write in left:
             tail_cache.forget(tenant, _session_id(write))
@@ -459,7 +474,8 @@ async def write_all(database: Database, tail_cache: TailCache, tenant: str, writ
         )
         limit = LARGE_LIMIT if has_large else None
         async with database.transaction(tenant, limit=limit) as connection:
-            await _write_locked(connection, tenant, left)
+            results |= await _write_locked(connection, tenant, left, results)
+    return [results[id(write)] for write in writes]
 
 
 def _prepare_attempts(writes: list[Write]) -> tuple[list[_Attempt], list[Write]]:
@@ -490,15 +506,7 @@ async def _write_unchanged_sessions(database: Database, tenant: str, attempts: l
             statement = write_at_once(shape, makes=makes)
             rows = await connection.fetchmany(statement, [attempt.arguments(tenant) for attempt in alike])
             held.update(row["id"] for row in rows)
-    refused: list[_Attempt] = []
-    for attempt in attempts:
-        if attempt.state.id not in held:
-            refused.append(attempt)
-            continue
-        requests = [write for write in attempt.writes if isinstance(write, RequestWrite)]
-        for write, outcome in zip(requests, attempt.outcomes, strict=True):
-            write.outcome = outcome
-    return refused
+    return [attempt for attempt in attempts if attempt.state.id not in held]
 
 
 def _attempt(write: Write) -> _Attempt | None:
@@ -506,9 +514,10 @@ def _attempt(write: Write) -> _Attempt | None:
         if write.session is not None:
             return _Attempt(state=state_of(write.session), expected=write.session.version, create=None)
         return _Attempt(state=State(id=write.session_id), expected=None, create=write.create) if write.create else None
-    if write.request.outcome is None:
+    outcome = write.request_outcome
+    if outcome is None:
         return None
-    state = copy(write.request.outcome.state)
+    state = copy(outcome.state)
     return _Attempt(state=state, expected=state.version, create=None)
 
 
@@ -517,28 +526,43 @@ def _enter(write: Write, attempt: _Attempt) -> bool:
     if isinstance(write, RequestWrite):
         if write.key is not None or write.decision.superseded or write.decision.restored or _is_large(write):
             return False
-        attempt.outcomes.append(enter_request(write, attempt.state, write.decision, attempt.rows, is_as_decided=True))
+        attempt.results.append(enter_request(write, attempt.state, write.decision, attempt.rows, is_as_decided=True))
     else:
         if _has_long_epoch(write) or _has_large_reply(write):
             return False
         is_together = attempt.writes and attempt.writes[-1] is write.request
-        asked = attempt.outcomes[-1] if is_together else write.request.outcome
-        if asked is None or attempt.state.last_seq != asked.last_seq or not asked.decision.replies_at_end:
+        asked = attempt.results[-1] if is_together else write.request_outcome
+        if (
+            not isinstance(asked, Outcome)
+            or attempt.state.last_seq != asked.last_seq
+            or not asked.decision.replies_at_end
+        ):
             return False
-        enter_reply(write, asked, attempt.state, AT_THE_END, attempt.rows)
+        attempt.results.append(enter_reply(write, asked, attempt.state, AT_THE_END, attempt.rows))
     attempt.writes.append(write)
     return True
 
 
-async def _write_locked(connection: Connection, tenant: str, writes: list[Write]) -> None:
+async def _write_locked(
+    connection: Connection, tenant: str, writes: list[Write], before: Mapping[int, Outcome | StoredReply]
+) -> dict[int, Outcome | StoredReply]:
+    """Write under the sessions' locks. Return the results by the ids of the writes; ``before`` are those of the writes
+    of the same batch that are stored already.
+    """
     rows = NewRows()
+    results = dict(before)
     states = await lock_sessions(connection, tenant, writes)
     for write in writes:
         if isinstance(write, RequestWrite):
-            await _write_request(connection, tenant, write, states, rows)
+            results[id(write)] = await _write_request(connection, tenant, write, states, rows)
         else:
-            await _write_reply(connection, tenant, write, states[_session_id(write)], rows)
+            asked = results.get(id(write.request)) or write.request_outcome
+            if not isinstance(asked, Outcome):
+                raise StoreUnavailable("the request itself could not be stored")
+            state = states[asked.session_id]
+            results[id(write)] = await _write_reply(connection, tenant, write, asked, state, rows)
     await insert_rows(connection, tenant, rows, states.values())
+    return results
 
 
 async def insert_rows(connection: Connection, tenant: str, rows: NewRows, states: Iterable[State]) -> None:
@@ -601,28 +625,30 @@ async def lock_sessions(connection: Connection, tenant: str, writes: list[Write]
 
 async def _write_request(
     connection: Connection, tenant: str, write: RequestWrite, states: dict[str, State], rows: NewRows
-) -> None:
+) -> Outcome:
     state = states[write.session_id]
     earlier = await appends.find(connection, tenant, state.id, write.key) if write.key is not None else None
     if earlier is not None and not write.is_call:
-        write.outcome = _stored_before(write, earlier, state)
-        return
+        return _stored_before(write, earlier, state)
     decision = write.decision
     is_as_decided = state.version == (0 if write.version is None else write.version)
     if not is_as_decided:
-        write.expand()
+        write = write.expanded()
         decision = write.decision
         again = await decide_again(connection, tenant, write, state, earlier)
         if again is None:
-            state = await take_spare(connection, tenant, write, states)
+            write = write.in_spare_session()
+            states |= await lock_sessions(connection, tenant, [write])
+            state = states[write.session_id]
             is_as_decided = True
         else:
             decision = again
     if earlier is not None and decision.answered is not None and decision.answered.is_new:
         await appends.forget(connection, tenant, state.id, earlier.key)
     enter = partial(enter_request, write, state, decision, rows, is_as_decided=is_as_decided)
-    write.outcome = await asyncio.to_thread(enter) if _is_large(write) else enter()
+    outcome = await asyncio.to_thread(enter) if _is_large(write) else enter()
     await set_statuses(connection, tenant, state.id, decision)
+    return outcome
 
 
 async def set_statuses(connection: Connection, tenant: str, session_id: str, decision: Reconciliation) -> None:
@@ -760,20 +786,9 @@ async def append_again(connection: Connection, tenant: str, write: RequestWrite,
     return append_messages(write.incoming, last_seq=state.last_seq, turns=state.turns, turn=turn, superseded=superseded)
 
 
-async def take_spare(connection: Connection, tenant: str, write: RequestWrite, states: dict[str, State]) -> State:
-    """Make ``write`` one of a session of its own, a child of the one that has taken its id."""
-    assert write.create is not None
-    assert write.create.spare_id is not None
-    taken, write.session_id = write.session_id, write.create.spare_id
-    write.create = replace(write.create, parent=taken, spare_id=None)
-    states |= await lock_sessions(connection, tenant, [write])
-    return states[write.session_id]
-
-
-async def _write_reply(connection: Connection, tenant: str, write: ReplyWrite, state: State, rows: NewRows) -> None:
-    asked = write.request.outcome
-    if asked is None:
-        raise StoreUnavailable("the request itself could not be stored")
+async def _write_reply(
+    connection: Connection, tenant: str, write: ReplyWrite, asked: Outcome, state: State, rows: NewRows
+) -> StoredReply:
     placement = AT_THE_END
     answered = asked.decision.answered
     has_moved = state.last_seq != asked.last_seq or state.edits != asked.state.edits
@@ -781,9 +796,8 @@ async def _write_reply(connection: Connection, tenant: str, write: ReplyWrite, s
     if write.replies and (has_moved or is_hidden or not asked.decision.replies_at_end):
         placement = await place_late_reply(connection, tenant, write, asked, state.id)
     if _has_long_epoch(write):
-        await asyncio.to_thread(enter_reply, write, asked, state, placement, rows)
-    else:
-        enter_reply(write, asked, state, placement, rows)
+        return await asyncio.to_thread(enter_reply, write, asked, state, placement, rows)
+    return enter_reply(write, asked, state, placement, rows)
 
 
 async def place_late_reply(
