@@ -31,6 +31,7 @@ SENTENCE: Final = "The worker reads the queue, takes the oldest job and writes i
 
 def body_of(number: int, size: int, message: int) -> bytes:
     """A chat request of ``size`` bytes in messages of ``message`` bytes, whose words no other body has."""
+    message = min(message, size)
     text = (f"{number} " + SENTENCE * (message // len(SENTENCE) + 1))[: max(1, message - 60)]
     messages = [
         {"role": "assistant" if index % 2 else "user", "content": f"{index} {text}"}

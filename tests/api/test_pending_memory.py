@@ -15,17 +15,20 @@ from tersely.fakellm.scripted import Received, ScriptedModel, ScriptedReply, run
 from tersely.service.common.metrics import Metrics
 from tersely.service.summaries import memory_updates
 from tersely.service.summaries.memory_updates import MemoryUpdates
-from tersely.service.summaries.models import Models, SummarizerConfig
+from tersely.service.summaries.models import Host, Models, SummarizerConfig
 from tersely.service.summaries.summarizer import Summarizer
 from tersely.store.db import connection
 from tersely.store.notes import pending_memory
 from tersely.store.notes.pending_memory import PendingMemory
 from tersely.store.ops import tenants
+from tersely.upstream.client import Timeouts, Upstream
 from tests.api.conftest import Api, NewKey, serve
 from tests.conftest import Database
 
 TRIM = {"name": "trim", "max_context_turns": 4}
 NOW = datetime.now(UTC)
+# A model host for which the operator has no key.
+KEYLESS = Host(upstream=Upstream("http://127.0.0.1:1", Timeouts()))
 
 
 async def rows(database: Database, sql: str = "SELECT * FROM pending_memory ORDER BY first_seq") -> list[Any]:
@@ -135,10 +138,11 @@ async def test_entries_are_their_tenants_alone(
     assert {row["tenant_id"] for row in await rows(database)} == {"south"}
 
 
-def updates(store: connection.Database, now: datetime) -> tuple[MemoryUpdates, Summarizer]:
-    """A replica whose clock says ``now``; it does not work in the background."""
+def updates(store: connection.Database, now: datetime, *, host: Host | None = None) -> tuple[MemoryUpdates, Summarizer]:
+    """A replica whose clock says ``now``; it does not work in the background. With ``host``, a model summarises."""
     metrics = Metrics()
-    models = Models(SummarizerConfig(), own=None, hosts={}, metrics=metrics)
+    config = SummarizerConfig(model="m" if host else None)
+    models = Models(config, own=None, hosts={"openai_chat": host} if host else {}, metrics=metrics)
     summarizer = Summarizer(store, models, metrics, clock=lambda: now, monotonic=lambda: 0.0, name="replica")
     return MemoryUpdates(store, summarizer, clock=lambda: now), summarizer
 
@@ -155,6 +159,25 @@ async def test_one_replica_takes_an_entry_over(database: Database, store: connec
     (after,) = await rows(database)
     assert after["tries"] == 1
     assert after["due_at"] > before["due_at"]
+
+
+async def test_entry_waits_for_a_callers_key(database: Database, store: connection.Database) -> None:
+    async with stalled(database) as api:
+        await fill(api, 5)
+    soon = datetime.now(UTC) + timedelta(minutes=2)
+    replica, summarizer = updates(store, soon, host=KEYLESS)
+    assert await replica.resume() == 0, "nobody's key is there to pay for it"
+    assert [row["tries"] for row in await rows(database)] == [0]
+    summarizer.caller_keys.remember("default", "s", (("authorization", "Bearer caller"),))
+    assert await replica.resume() == 1
+    assert summarizer.pending == 1
+
+
+async def test_entry_without_a_key_is_extracted_later(database: Database, store: connection.Database) -> None:
+    async with stalled(database) as api:
+        await fill(api, 5)
+    later = datetime.now(UTC) + memory_updates.KEY_PATIENCE + timedelta(minutes=2)
+    assert await updates(store, later, host=KEYLESS)[0].resume() == 1
 
 
 async def test_entry_that_fails_again_and_again_is_left_alone(database: Database, store: connection.Database) -> None:

@@ -29,7 +29,9 @@ MOST = 32
 PATIENCE = 5.0
 # Seconds between looks for entries that another process should have written, and how many are claimed at once.
 RESUME_EVERY = timedelta(minutes=1)
-RESUMED_AT_ONCE = 100
+RESUMED_AT_ONCE = 500
+# How long an entry waits for a key. After that it is written without a model.
+KEY_PATIENCE = timedelta(hours=1)
 
 _log = logging.getLogger(__name__)
 
@@ -113,11 +115,17 @@ class MemoryUpdates:
     async def resume(self) -> int:
         """Claim due entries and start jobs for them; return their number. Raises `StoreUnavailable`.
 
-        The caller's credentials are unknown here, so only the service's own model can write them.
+        Without a key of the service's own, the key of the session's newest call pays for an entry. An entry whose
+        session made no call through this process yet waits `KEY_PATIENCE` for one, here or elsewhere.
         """
         now = self._clock()
         found = await pending_memory.due(self._database, now, limit=RESUMED_AT_ONCE)
-        return sum([await self._take_over(each, now) for each in found])
+        ready = [each for each in found if now - each.due_at > KEY_PATIENCE or not self._lacks_key(each)]
+        return sum([await self._take_over(each, now) for each in ready])
+
+    def _lacks_key(self, each: DueMemory) -> bool:
+        keys = self._summarizer.caller_keys.get(each.tenant, each.session_id)
+        return self._summarizer.lacks_key(_job(each.tenant, each.session_id, each.entry, keys))
 
     async def _take_over(self, each: DueMemory, now: datetime) -> bool:
         async with self._database.transaction(each.tenant) as connection:
@@ -127,7 +135,8 @@ class MemoryUpdates:
             if not each.entry.epoch:
                 pieces = await self._split(connection, each.tenant, each.session_id, pieces)
         for piece in pieces:
-            self._summarizer.submit(_job(each.tenant, each.session_id, piece))
+            keys = self._summarizer.caller_keys.get(each.tenant, each.session_id)
+            self._summarizer.submit(_job(each.tenant, each.session_id, piece, keys))
         return True
 
 

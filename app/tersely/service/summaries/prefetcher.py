@@ -78,6 +78,7 @@ class SummaryPrefetcher:
 
         ``model`` is the session's, ``host`` the name of its model host, ``credentials`` the caller's headers for it.
         """
+        self._summarizer.caller_keys.remember(tenant, session_id, credentials)
         if epoch is None:
             wanted = upcoming_summaries(strategy, history.snapshot)
         else:

@@ -19,6 +19,7 @@ from typing import Literal
 from tersely.domain.errors import NotFound, StoreUnavailable
 from tersely.domain.history.history import Summary
 from tersely.service.common.metrics import Metrics
+from tersely.service.summaries.caller_keys import CallerKeys
 from tersely.service.summaries.jobs import Job, Source, load_source
 from tersely.service.summaries.models import Models
 from tersely.service.summaries.writing import SummaryWriter, Written
@@ -96,6 +97,7 @@ class Summarizer:
         self._workers = workers
         self._room = room
         self._room_each = room_each
+        self.caller_keys = CallerKeys()
         self._lease = timedelta(seconds=models.config.timeout) + LEASE_MARGIN
         self._leases = 0
         self._jobs = 0
@@ -174,6 +176,10 @@ class Summarizer:
     def has_model(self, job: Job) -> bool:
         """Return whether there is a model that can be asked to write the summary of ``job``."""
         return self._scribe.has_model(job)
+
+    def lacks_key(self, job: Job) -> bool:
+        """Return whether a model is configured for ``job`` that nobody's key pays for, or that cannot be asked."""
+        return bool(self._scribe.reason_for_none(job))
 
     # In the background
 

@@ -74,6 +74,10 @@ class SummaryWriter:
         """Return whether there is a model that can be asked to write the summary of ``job``."""
         return self._models.select(job) is not None
 
+    def reason_for_none(self, job: Job) -> str:
+        """Return why no model can be asked although one is configured; empty if none is."""
+        return self._models.reason_for_none(job)
+
     async def write(self, job: Job, source: Source, *, prolong: Callable[[], Awaitable[None]]) -> Written:
         """Return the summary of ``source``. ``prolong`` is called before each call of a model and may raise."""
         entries = await asyncio.to_thread(source.read)

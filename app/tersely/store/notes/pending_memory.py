@@ -24,7 +24,7 @@ MOST_TRIES = 8
 HERE = "tenant_id = $1 AND session_id = $2"
 LIST = "SET LOCAL app.list_pending_memory = 'on'"
 DUE = """
-SELECT tenant_id, session_id, epoch, first_seq, last_seq, runs, strategy, dialect, model
+SELECT tenant_id, session_id, epoch, first_seq, last_seq, runs, strategy, dialect, model, due_at
 FROM pending_memory WHERE due_at <= $1 AND tries < $2 ORDER BY due_at LIMIT $3
 """
 TAKE_OVER = f"""
@@ -60,6 +60,7 @@ class DueMemory:
     tenant: str
     session_id: str
     entry: PendingMemory
+    due_at: datetime
 
 
 def record(session_id: str, entry: PendingMemory, now: datetime) -> Record:
@@ -106,6 +107,7 @@ async def due(database: Database, now: datetime, *, limit: int) -> list[DueMemor
                 dialect=r["dialect"],
                 model=r["model"],
             ),
+            due_at=r["due_at"],
         )
         for r in records
     ]
