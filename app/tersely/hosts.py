@@ -27,7 +27,7 @@ def model_hosts(settings: Settings, openai_base_url: str) -> dict[DialectName, H
     }
     upstreams = {address: Upstream(address, timeouts) for address, _ in addresses.values()}
     return {
-        name: Host(upstream=upstreams[address], dialect=name, api_key=_said(key))
+        name: Host(upstream=upstreams[address], dialect=name, api_key=_secret_value(key))
         for name, (address, key) in addresses.items()
     }
 
@@ -48,7 +48,9 @@ def named_hosts(settings: Settings) -> dict[str, Host]:
     )
     return {
         name: Host(
-            upstream=Upstream(given.base_url, timeouts), dialect=SPOKEN[given.dialect][0], api_key=_said(given.api_key)
+            upstream=Upstream(given.base_url, timeouts),
+            dialect=SPOKEN[given.dialect][0],
+            api_key=_secret_value(given.api_key),
         )
         for name, given in settings.upstreams.items()
     }
@@ -75,7 +77,9 @@ def summarizer_host(settings: Settings, openai_base_url: str) -> Host | None:
     timeouts = Timeouts(
         connect=settings.connect_timeout, first_byte=settings.summarizer_timeout, idle=settings.summarizer_timeout
     )
-    return Host(upstream=Upstream(settings.summarizer_base_url or openai_base_url, timeouts), api_key=_said(key))
+    return Host(
+        upstream=Upstream(settings.summarizer_base_url or openai_base_url, timeouts), api_key=_secret_value(key)
+    )
 
 
 def embeddings_host(settings: Settings) -> EmbeddingsHost | None:
@@ -85,10 +89,10 @@ def embeddings_host(settings: Settings) -> EmbeddingsHost | None:
     return EmbeddingsHost(
         settings.embeddings_base_url,
         model=settings.embeddings_model,
-        api_key=_said(settings.embeddings_api_key),
+        api_key=_secret_value(settings.embeddings_api_key),
         timeout=settings.embeddings_timeout,
     )
 
 
-def _said(key: SecretStr | None) -> str | None:
+def _secret_value(key: SecretStr | None) -> str | None:
     return key.get_secret_value() if key else None

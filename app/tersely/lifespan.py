@@ -61,7 +61,7 @@ def lifespan(
 
 async def migrate_when_there(database: Database, url: str) -> None:
     """Migrate the database as soon as it is available. The service starts without it."""
-    told = -REFUSAL_SECONDS
+    last_report = -REFUSAL_SECONDS
     while True:
         try:
             if not is_outdated(await database.read_revision()):
@@ -75,8 +75,8 @@ async def migrate_when_there(database: Database, url: str) -> None:
             refused = next((name for name in _names(cause) if name in REFUSALS), None)
             if refused is None:
                 _log.info("the database is still away: %s", type(error).__name__)
-            elif time.monotonic() - told >= REFUSAL_SECONDS:
-                told = time.monotonic()
+            elif time.monotonic() - last_report >= REFUSAL_SECONDS:
+                last_report = time.monotonic()
                 _log.warning("the database refuses us (%s): check the authorization in DATABASE_URL", refused)
             await asyncio.sleep(RETRY_SECONDS)
 

@@ -17,7 +17,7 @@ from tersely.replay import model as model_side
 from tersely.replay.checks import Stored, check_prefix, check_stored, compare_reply, is_mended
 from tersely.replay.lost_references import PastIdentifiers, identifiers
 from tersely.replay.measure import Counter, Shown, Tally, common, measure, own_tokens
-from tersely.replay.model import CLOSE, OPEN, TurnedAway, with_tag
+from tersely.replay.model import CLOSE, OPEN, RecordedRequest, with_tag
 from tersely.replay.play import Variant
 from tersely.replay.run import Plan, run_here
 from tersely.replay.table import COLUMNS, Result, as_markdown
@@ -201,9 +201,9 @@ def test_differences_between_replies_are_found() -> None:
 
 
 def test_a_request_that_was_too_long_may_be_tried_once_more() -> None:
-    overflow = TurnedAway(body=b"", status=400, refusal=b'{"error":{"code":"context_length_exceeded"}}')
-    other = TurnedAway(body=b"", status=400, refusal=b'{"error":{"code":"invalid_value"}}')
-    fine = TurnedAway(body=b"", status=200, refusal=None)
+    overflow = RecordedRequest(body=b"", status=400, refusal=b'{"error":{"code":"context_length_exceeded"}}')
+    other = RecordedRequest(body=b"", status=400, refusal=b'{"error":{"code":"invalid_value"}}')
+    fine = RecordedRequest(body=b"", status=200, refusal=None)
     assert is_mended([overflow, fine])
     assert not any(map(is_mended, ([fine], [overflow], [other, fine], [overflow, overflow, fine], [])))
 

@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tersely.domain.limits import Ask, Limits, Portion, Use, grant, retry_after
+from tersely.domain.limits import Limits, Portion, Use, UseRequest, grant, retry_after
 
 NOON = datetime(2026, 3, 31, 12, tzinfo=UTC)
 
 
-def wanting(holder: str = "a", **portion: float) -> Ask:
-    return Ask(holder=holder, wanted=Portion(**portion))
+def wanting(holder: str = "a", **portion: float) -> UseRequest:
+    return UseRequest(holder=holder, wanted=Portion(**portion))
 
 
 def test_requests_come_back_sixty_seconds_later() -> None:
@@ -40,7 +40,7 @@ def test_no_sixty_seconds_hold_more_requests_than_the_limit(steps: list[tuple[fl
         taken.append((use.newest, granted.portion.requests))
         given_back = min(back, granted.portion.requests)
         use = grant(
-            use, Limits(requests_per_minute=limit), Ask(holder="a", used=Portion(requests=-given_back)), now
+            use, Limits(requests_per_minute=limit), UseRequest(holder="a", used=Portion(requests=-given_back)), now
         ).use
         taken.append((use.newest, -given_back))
     for moment, _ in taken:
@@ -70,18 +70,18 @@ def test_tokens_come_back_at_midnight_and_money_on_the_first() -> None:
 
 def test_what_calls_came_to_counts_beyond_the_limit_and_what_was_not_used_comes_back() -> None:
     limits = Limits(tokens_per_day=100)
-    over = grant(Use(), limits, Ask(holder="a", used=Portion(tokens=130)), NOON)
+    over = grant(Use(), limits, UseRequest(holder="a", used=Portion(tokens=130)), NOON)
     assert over.use.tokens == 130
-    back = grant(over.use, limits, Ask(holder="a", used=Portion(tokens=-60), wanted=Portion(tokens=50)), NOON)
+    back = grant(over.use, limits, UseRequest(holder="a", used=Portion(tokens=-60), wanted=Portion(tokens=50)), NOON)
     assert (back.portion.tokens, back.use.tokens) == (30, 100)
 
 
 def test_slots_of_a_worker_that_is_gone_come_back_when_its_lease_ends() -> None:
     limits = Limits(concurrent=10)
-    dead = grant(Use(), limits, Ask(holder="dead", slots=6, spare=2), NOON)
-    other = grant(dead.use, limits, Ask(holder="b", slots=0, spare=10), NOON + timedelta(seconds=9))
+    dead = grant(Use(), limits, UseRequest(holder="dead", slots=6, spare=2), NOON)
+    other = grant(dead.use, limits, UseRequest(holder="b", slots=0, spare=10), NOON + timedelta(seconds=9))
     assert (dead.slots, other.slots) == (8, 2)
-    later = grant(other.use, limits, Ask(holder="b", slots=2, spare=10), NOON + timedelta(seconds=11))
+    later = grant(other.use, limits, UseRequest(holder="b", slots=2, spare=10), NOON + timedelta(seconds=11))
     assert later.slots == 10
     assert later.use.holders.keys() == {"b"}
 

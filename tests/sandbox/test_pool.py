@@ -25,7 +25,7 @@ async def pool() -> AsyncIterator[ChildPool[list[str]]]:
 
 
 async def ask(pool: ChildPool[list[str]], key: str, *add: str) -> list[object]:
-    async with pool.desk("tenant", key) as desk:
+    async with pool.slot("tenant", key) as desk:
         for text in add:
             await desk.child.feed(frame({"add": [[*ROW[:5], text, *ROW[6:]]]}))
             desk.known.append(text)
@@ -59,13 +59,13 @@ async def test_the_longest_at_rest_makes_room(pool: ChildPool[list[str]]) -> Non
 async def test_after_a_failure_a_child_is_not_used_again(pool: ChildPool[list[str]]) -> None:
     await ask(pool, "a", "mine")
     with pytest.raises(RuntimeError):
-        async with pool.desk("tenant", "a"):
+        async with pool.slot("tenant", "a"):
             raise RuntimeError
     assert await ask(pool, "a") == []
 
 
 async def test_a_killed_child_says_so(pool: ChildPool[list[str]]) -> None:
-    async with pool.desk("tenant", "a") as desk:
+    async with pool.slot("tenant", "a") as desk:
         desk.child.kill()
         with pytest.raises(ChildDied):
             await desk.child.run(CONTENTS)

@@ -109,9 +109,9 @@ class McpEndpoint:
         if params.name not in TOOLS:
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name[:40]!r}")
         arguments = dict(params.arguments or {})
-        asked, fixed = arguments.pop("session", None), _fixed_session(context)
-        session_id = asked if fixed is None else fixed
-        if not isinstance(session_id, str) or asked not in (None, session_id):
+        session, fixed = arguments.pop("session", None), _fixed_session(context)
+        session_id = session if fixed is None else fixed
+        if not isinstance(session_id, str) or session not in (None, session_id):
             return _result(ToolOutcome(text=SESSION_NEEDED, is_error=True))
         tenant: str = _request(context).state.tenant
         try:

@@ -63,15 +63,15 @@ class Service:
         except UnicodeEncodeError as error:
             raise CommandError("the arguments are not UTF-8 text") from error
 
-    async def call(self, method: str, path: str, **how: Any) -> httpx.Response:
-        """Return the answer; ``how`` as `httpx` has it."""
-        response = await self.http.request(method, path, **how)
+    async def call(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Return the answer; ``options`` as `httpx` has it."""
+        response = await self.http.request(method, path, **options)
         check(response)
         return response
 
-    async def request(self, method: str, path: str, **how: Any) -> Any:
+    async def request(self, method: str, path: str, **options: Any) -> Any:
         """Return the response's JSON; None without a body."""
-        response = await self.call(method, path, **how)
+        response = await self.call(method, path, **options)
         if response.status_code == 204:
             return None
         try:
@@ -98,8 +98,8 @@ def check(response: httpx.Response) -> None:
     if response.status_code < 400:
         return
     try:
-        said = response.json()
-        detail = said.get("detail") or said["error"]["message"]
+        body = response.json()
+        detail = body.get("detail") or body["error"]["message"]
     except (ValueError, KeyError, TypeError, AttributeError):
         detail = f"status {response.status_code}"
     raise CommandError(str(detail), status=response.status_code)
@@ -123,11 +123,11 @@ def target_of(url: str | None, key: str | None, local: bool) -> ServiceTarget:
     return ServiceTarget(url=url, key=key, is_local=local)
 
 
-def request(target: ServiceTarget, method: str, path: str, **how: Any) -> Any:
+def request(target: ServiceTarget, method: str, path: str, **options: Any) -> Any:
     """Return the response's JSON to one request. Raises `CommandError`."""
 
     async def task(service: Service) -> Any:
-        return await service.request(method, path, **how)
+        return await service.request(method, path, **options)
 
     return with_service(target, task)
 

@@ -79,15 +79,15 @@ def is_plain() -> bool:
 
 
 @contextmanager
-def show_progress(what: str) -> Iterator[None]:
+def show_progress(activity: str) -> Iterator[None]:
     """Show on a terminal what the command is waiting for."""
     if not sys.stderr.isatty():
         yield
     elif is_plain():
-        print(f"{what} ...", file=sys.stderr)
+        print(f"{activity} ...", file=sys.stderr)
         yield
     else:
-        with _console(sys.stderr).status(what):
+        with _console(sys.stderr).status(activity):
             yield
 
 

@@ -228,8 +228,8 @@ def forget(
     if (session is not None and user is not None) or (tenant is None and session is None and user is None):
         raise typer.BadParameter("give --tenant, --session or --user; the last two exclude each other")
     whose = tenant or "default"
-    what = f"session {session} of {whose}" if session else f"the sessions of user {user} of {whose}" if user else whose
-    if not (yes or dry_run) and not typer.confirm(f"Remove everything of {what} for good?", err=True):
+    scope = f"session {session} of {whose}" if session else f"the sessions of user {user} of {whose}" if user else whose
+    if not (yes or dry_run) and not typer.confirm(f"Remove everything of {scope} for good?", err=True):
         raise typer.Exit(1)
     with show_progress("forgetting"):
         receipt = operating.forget(whose, session, user, is_dry=dry_run)

@@ -64,14 +64,14 @@ def read_completion(dialect: Dialect, body: bytes) -> PlainReply:
     if not reply.choices:
         raise ValueError("not a reply")
     choice = reply.choices[0]
-    said = dialect.read_reply(choice.model_message)
-    if said.is_malformed:
+    message = dialect.read_reply(choice.model_message)
+    if message.is_malformed:
         raise ValueError("not a reply")
     usage = dialect.read_usage(reply.usage)
     return PlainReply(
-        text=said.text,
+        text=message.text,
         finish=_FINISHES.get(choice.finish_reason.lower(), "other"),
-        has_calls=bool(said.calls),
+        has_calls=bool(message.calls),
         input_tokens=usage.input,
         output_tokens=usage.output,
     )

@@ -55,16 +55,16 @@ def prepend(content: bytes, text: str, kind: str = "text") -> bytes:
     """Return a content with ``text`` in front: a string grows by it and a blank line, a list by a text part."""
     if content.startswith(b"["):
         return raw_json.join_array([text_part(text, kind), *raw_json.split_array(content)])
-    said = raw_json.load(content)
-    return raw_json.dump(f"{text}\n\n{said}" if said else text)
+    value = raw_json.load(content)
+    return raw_json.dump(f"{text}\n\n{value}" if value else text)
 
 
 def append(content: bytes, text: str, kind: str = "text") -> bytes:
     """Return a content with ``text`` at its end: a string grows by a blank line and it, a list by a text part."""
     if content.startswith(b"["):
         return raw_json.join_array([*raw_json.split_array(content), text_part(text, kind)])
-    said = raw_json.load(content)
-    return raw_json.dump(f"{said}\n\n{text}" if said else text)
+    value = raw_json.load(content)
+    return raw_json.dump(f"{value}\n\n{text}" if value else text)
 
 
 def without_lines(text: str, placeholders: Iterable[str]) -> str:

@@ -141,7 +141,7 @@ def plus(one: Portion, other: Portion, *, sign: int = 1) -> Portion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class UseRequest:
     """The request of a worker with the name ``holder``.
 
     ``used`` is counted regardless of the limit; a negative value gives back what was reserved and not used. ``wanted``
@@ -164,7 +164,7 @@ class Grant:
     use: Use
 
 
-def grant(use: Use, limits: Limits, ask: Ask, now: datetime) -> Grant:
+def grant(use: Use, limits: Limits, ask: UseRequest, now: datetime) -> Grant:
     """Grant a request as far as the limits allow. The grants of all workers never exceed a limit."""
     use = use.at(now)
     second = int(use.newest)

@@ -37,7 +37,7 @@ def is_listening(path: Path) -> bool:
 
 def readiness(layout: Layout) -> Readiness:
     """``ready``, ``not yet`` (it says that it is starting, recovering or stopping) or ``silent``."""
-    asked = subprocess.run(
+    probe = subprocess.run(
         [
             str(layout.install.program("pg_isready")),
             f"--host={layout.socket_dir}",
@@ -53,7 +53,7 @@ def readiness(layout: Layout) -> Readiness:
         cwd="/",
         env=dict(server_environment()),
     )
-    match asked.returncode:
+    match probe.returncode:
         case 0:
             return "ready"
         case 1:

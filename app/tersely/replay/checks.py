@@ -21,7 +21,7 @@ from tersely.fakellm.scripted.openai_responses import RESPONSES
 from tersely.fakellm.strict.openai_chat import parse_body
 from tersely.replay.client import ClientReply
 from tersely.replay.measure import Shown, common
-from tersely.replay.model import TurnedAway
+from tersely.replay.model import RecordedRequest
 from tersely.strategies.prompts import ANSWER_NOW
 from tersely.transcripts.conversations import RecordedCall, ReplayRequest
 from tersely.transcripts.replies import TEXT, bits
@@ -69,7 +69,7 @@ class Stored:
 
 
 def check_reply(
-    request: ReplayRequest, answer: ClientReply, turned: Sequence[TurnedAway], step: RecordedCall
+    request: ReplayRequest, answer: ClientReply, turned: Sequence[RecordedRequest], step: RecordedCall
 ) -> Iterator[str]:
     """Return what is wrong with one call's reply, in words."""
     refused = [each for each in turned if each.status >= 400]
@@ -90,13 +90,13 @@ def check_reply(
         yield from compare_reply(answer.message, step.reply, step.dialect)
 
 
-def check_side_call(request: ReplayRequest, turned: Sequence[TurnedAway]) -> Iterator[str]:
+def check_side_call(request: ReplayRequest, turned: Sequence[RecordedRequest]) -> Iterator[str]:
     """Yield a call that belongs to no session is passed on as it is."""
     if any(each.body != request.body for each in turned):
         yield "a call beside the conversation was changed on its way"
 
 
-def is_mended(turned: Sequence[TurnedAway]) -> bool:
+def is_mended(turned: Sequence[RecordedRequest]) -> bool:
     """Return whether a request was refused as too long, and a reduced one taken: what is meant to happen then."""
     if [each.status for each in turned] != [400, 200]:
         return False
@@ -107,29 +107,32 @@ def compare_reply(
     got: Mapping[str, Any], recorded: Mapping[str, Any], dialect: DialectName = "openai_chat"
 ) -> Iterator[str]:
     """Return where a reply differs from the recorded one. A stream cannot distinguish null from empty content."""
-    ours, theirs = bits(got, dialect), bits(recorded, dialect)
-    if ours == theirs:
+    ours, recorded_bits = bits(got, dialect), bits(recorded, dialect)
+    if ours == recorded_bits:
         return
-    for kind in dict.fromkeys(kind for kind, _ in (*ours, *theirs)):
-        got_words, wanted = ([words for each, words in side if each == kind] for side in (ours, theirs))
+    for kind in dict.fromkeys(kind for kind, _ in (*ours, *recorded_bits)):
+        got_words, wanted = ([words for each, words in side if each == kind] for side in (ours, recorded_bits))
         if len(got_words) != len(wanted) and kind != TEXT:
             yield f"{len(got_words)} {kind}s instead of {len(wanted)}"
             continue
         for number, (our, their) in enumerate(zip_longest(got_words, wanted, fillvalue="")):
             yield from _compare_text(kind if kind == TEXT else f"{kind} {number}", our, their)
-    if sorted(ours) == sorted(theirs):
+    if sorted(ours) == sorted(recorded_bits):
         yield "said in another order"
 
 
 def _compare_text(name: str, got: object, wanted: object) -> Iterator[str]:
-    ours, theirs = str(got), str(wanted)
-    if ours == theirs:
+    ours, recorded_bits = str(got), str(wanted)
+    if ours == recorded_bits:
         return
-    at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(ours, recorded_bits, strict=False)) if a != b),
+        min(len(ours), len(recorded_bits)),
+    )
     start = max(0, at - 10)
     yield (
-        f"{name} differs at character {at}: {_excerpt(ours[start:])} instead of {_excerpt(theirs[start:])} "
-        f"({len(ours)} and {len(theirs)} characters)"
+        f"{name} differs at character {at}: {_excerpt(ours[start:])} instead of {_excerpt(recorded_bits[start:])} "
+        f"({len(ours)} and {len(recorded_bits)} characters)"
     )
 
 

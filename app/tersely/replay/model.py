@@ -43,7 +43,7 @@ def chance(*parts: object) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnedAway:
+class RecordedRequest:
     """A request as it reached the model, and how that answered: ``refusal`` is the body of an error."""
 
     body: bytes
@@ -71,13 +71,13 @@ class RecordedModel(ScriptedModel):
         """``window``: the context window in tokens, beyond which requests are refused."""
         super().__init__(script=self._recorded, window=window, keep=1)
         self._expected: dict[str, Expected] = {}
-        self._turned: defaultdict[str, list[TurnedAway]] = defaultdict(list)
+        self._turned: defaultdict[str, list[RecordedRequest]] = defaultdict(list)
 
     def expect(self, key: str, expected: Expected) -> None:
         """The call ``key`` is about to come."""
         self._expected[key] = expected
 
-    def collect(self, key: str) -> list[TurnedAway]:
+    def collect(self, key: str) -> list[RecordedRequest]:
         """Return and forget what arrived under ``key``."""
         self._expected.pop(key, None)
         return self._turned.pop(key, [])
@@ -86,7 +86,7 @@ class RecordedModel(ScriptedModel):
     async def decide(self, received: Received, wire: Wire = CHAT, model: str = "") -> ScriptedReply:
         reply = await super().decide(received, wire, model)
         key = received.headers.get(KEY_HEADER, "")
-        self._turned[key].append(TurnedAway(body=received.body, status=reply.status, refusal=reply.body))
+        self._turned[key].append(RecordedRequest(body=received.body, status=reply.status, refusal=reply.body))
         return reply
 
     def _recorded(self, received: Received) -> ScriptedReply | None:

@@ -26,7 +26,7 @@ from tersely.replay.checks import (
 from tersely.replay.client import ClientReply, ask
 from tersely.replay.lost_references import PastIdentifiers
 from tersely.replay.measure import Counter, Shown, Tally, common, measure, take_apart
-from tersely.replay.model import KEY_HEADER, Expected, RecordedModel, TurnedAway, chance
+from tersely.replay.model import KEY_HEADER, Expected, RecordedModel, RecordedRequest, chance
 from tersely.transcripts.conversations import Conversation, RecordedCall, ReplayRequest, ReplyForm
 from tersely.transcripts.recordings import going_on_from
 
@@ -96,9 +96,9 @@ class _Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """A call that was made: what the client gave, what the model was sent, both as they are priced.
+    """A finished call: the client's request and the request to the model, in the form in which they are priced.
 
-    ``asked`` are the messages that the client sent or referred to; ``is_orderly``: a provider would have taken them.
+    ``sent_messages``: the messages that the client sent or referred to. ``is_orderly``: a provider would accept them.
     """
 
     step: RecordedCall
@@ -183,23 +183,23 @@ def _check_session(played: Played, conversation: Conversation, answer: ClientRep
     return ["a session of its own, though the conversation had one"] if is_strange else []
 
 
-def _check_beside(conversation: Conversation, request: ReplayRequest, turned: Sequence[TurnedAway]) -> list[str]:
+def _check_beside(conversation: Conversation, request: ReplayRequest, turned: Sequence[RecordedRequest]) -> list[str]:
     if conversation.is_recording:
         return list(check_side_call(request, turned))
     return ["no session: it was taken for a call beside the conversation"]
 
 
 def _look_at(
-    step: RecordedCall, request: ReplayRequest, answer: ClientReply, turned: TurnedAway, history: tuple[bytes, ...]
+    step: RecordedCall, request: ReplayRequest, answer: ClientReply, turned: RecordedRequest, history: tuple[bytes, ...]
 ) -> _Call:
     """``history``: what the request goes on from without saying it."""
     try:
-        asked = tuple(message.raw for message in DIALECTS[step.dialect].read_request(request.body).messages)
+        sent_messages = tuple(message.raw for message in DIALECTS[step.dialect].read_request(request.body).messages)
     except InvalidRequest:
-        asked = ()
+        sent_messages = ()
     return _Call(
         step=step,
-        asked=(*history, *asked),
+        asked=(*history, *sent_messages),
         given=take_apart(request.body, step.dialect),
         sent=take_apart(turned.body, step.dialect),
         epoch=answer.epoch,

@@ -240,14 +240,14 @@ class Table:
             case sqlite3.SQLITE_SELECT | sqlite3.SQLITE_RECURSIVE:
                 return sqlite3.SQLITE_OK
             case sqlite3.SQLITE_READ:
-                what, name, is_allowed = "table", first or "", _may_read(first or "", second or "")
+                kind, name, is_allowed = "table", first or "", _may_read(first or "", second or "")
             case sqlite3.SQLITE_FUNCTION:
-                what, name, is_allowed = "function", second or "", (second or "").lower() in FUNCTIONS
+                kind, name, is_allowed = "function", second or "", (second or "").lower() in FUNCTIONS
             case _:
-                what, name, is_allowed = "action", first or "", False
+                kind, name, is_allowed = "action", first or "", False
         if is_allowed:
             return sqlite3.SQLITE_OK
-        self._denied = self._denied or [what, name]
+        self._denied = self._denied or [kind, name]
         return sqlite3.SQLITE_DENY
 
     def _place(self, sql: str, message: str) -> int | None:

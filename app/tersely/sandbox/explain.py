@@ -86,10 +86,10 @@ def explain(reply: dict[str, Any], sql: str, limits: Limits) -> str:
     return next((words for part, words in _WORDS.items() if part in message), message[:300])
 
 
-def _refusal(what: str, name: str) -> str:
-    if what == "function":
+def _refusal(kind: str, name: str) -> str:
+    if kind == "function":
         return f"the function {_name(name)} is not available; there are {', '.join(sorted(FUNCTIONS - {'->', '->>'}))}"
-    if what == "table":
+    if kind == "table":
         return f"the table {_name(name)} cannot be read; the only one is {TABLE}"
     return f"that cannot be done here: {ONE_SELECT}"
 

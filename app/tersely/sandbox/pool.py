@@ -17,7 +17,7 @@ K = TypeVar("K")
 
 
 @dataclass(slots=True, eq=False)
-class Desk(Generic[K]):
+class ChildSlot(Generic[K]):
     """A child process and its user's record of its rows. ``key`` is the only session that it will ever hold."""
 
     key: Hashable
@@ -48,13 +48,13 @@ class ChildPool(Generic[K]):
         self._width = width
         self._idle = idle
         self._gate = Gate(width=width, waiting=waiting, patience=patience)
-        self._resting: list[Desk[K]] = []  # longest unused first
+        self._resting: list[ChildSlot[K]] = []  # longest unused first
         self._children: set[Child] = set()
         self._busy = 0
         self._is_closed = False
 
     @asynccontextmanager
-    async def desk(self, tenant: str, key: Hashable) -> AsyncIterator[Desk[K]]:
+    async def slot(self, tenant: str, key: Hashable) -> AsyncIterator[ChildSlot[K]]:
         """Yield a child with rows of ``key``, or an empty one, for exclusive use. Raises `Busy`.
 
         After an exception the child is ended, because its state is unknown.
@@ -62,37 +62,37 @@ class ChildPool(Generic[K]):
         async with self._gate.enter(tenant):
             self._busy += 1
             try:
-                desk = self._resume(key) or await self._open(key)
+                slot = self._resume(key) or await self._open(key)
                 try:
-                    yield desk
+                    yield slot
                 except BaseException:
-                    desk.child.kill()
+                    slot.child.kill()
                     raise
-                self._rest(desk)
+                self._rest(slot)
             finally:
                 self._busy -= 1
 
     async def close(self) -> None:
         """End all processes."""
         self._is_closed = True
-        for desk in self._resting:
-            assert desk.expiry is not None
-            desk.expiry.cancel()
+        for slot in self._resting:
+            assert slot.expiry is not None
+            slot.expiry.cancel()
         self._resting.clear()
         for child in self._children:
             child.kill()
         await asyncio.gather(*(child.ended() for child in self._children))
 
-    def _resume(self, key: Hashable) -> Desk[K] | None:
-        for desk in reversed(self._resting):
-            if desk.key == key:
-                self._wake(desk)
-                if desk.child.is_alive:
-                    return desk
+    def _resume(self, key: Hashable) -> ChildSlot[K] | None:
+        for slot in reversed(self._resting):
+            if slot.key == key:
+                self._wake(slot)
+                if slot.child.is_alive:
+                    return slot
                 break
         return None
 
-    async def _open(self, key: Hashable) -> Desk[K]:
+    async def _open(self, key: Hashable) -> ChildSlot[K]:
         self._children = {child for child in self._children if not child.has_ended}
         while self._resting and self._busy + len(self._resting) > self._width:
             self._dismiss(self._resting[0])
@@ -104,24 +104,24 @@ class ChildPool(Generic[K]):
         except Busy:
             child.kill()
             raise
-        return Desk(key=key, child=child, known=self._new())
+        return ChildSlot(key=key, child=child, known=self._new())
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise Busy("the service is going down")
 
-    def _rest(self, desk: Desk[K]) -> None:
-        if self._is_closed or not desk.child.is_alive:
-            desk.child.kill()
+    def _rest(self, slot: ChildSlot[K]) -> None:
+        if self._is_closed or not slot.child.is_alive:
+            slot.child.kill()
             return
-        desk.expiry = asyncio.get_running_loop().call_later(self._idle, self._dismiss, desk)
-        self._resting.append(desk)
+        slot.expiry = asyncio.get_running_loop().call_later(self._idle, self._dismiss, slot)
+        self._resting.append(slot)
 
-    def _wake(self, desk: Desk[K]) -> None:
-        self._resting.remove(desk)
-        if desk.expiry is not None:
-            desk.expiry.cancel()
+    def _wake(self, slot: ChildSlot[K]) -> None:
+        self._resting.remove(slot)
+        if slot.expiry is not None:
+            slot.expiry.cancel()
 
-    def _dismiss(self, desk: Desk[K]) -> None:
-        self._wake(desk)
-        desk.child.kill()
+    def _dismiss(self, slot: ChildSlot[K]) -> None:
+        self._wake(slot)
+        slot.child.kill()

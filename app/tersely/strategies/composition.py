@@ -118,16 +118,16 @@ class Start:
         """``limit`` tokens, but no more than a layer's share of the low watermark."""
         return min(limit, int(self.watermarks.low * HEAD_SHARE))
 
-    def index_limit(self, asked: int | None) -> int:
+    def index_limit(self, configured: int | None) -> int:
         """Return the tokens of the reference index. Default: none under ``every_request``, whose contexts
         are literal.
         """
         default = 0 if isinstance(self.policy, EveryRequest) else DEFAULT_REFERENCES
-        return self.share(default if asked is None else asked)
+        return self.share(default if configured is None else configured)
 
-    def references(self, asked: int | None) -> Stage:
+    def references(self, configured: int | None) -> Stage:
         """Make the stage that indexes the identifiers of what this epoch cuts or shortens."""
-        return insert_references(limit=self.index_limit(asked), encode=self.encode, originals=self.originals)
+        return insert_references(limit=self.index_limit(configured), encode=self.encode, originals=self.originals)
 
     def shorten(self, choose: Callable[[Sequence[Entry]], tuple[Tier, ...]]) -> Stage:
         """Make a stage that shortens texts by tiers. The tiers are chosen now and hold for the whole epoch."""
@@ -339,7 +339,7 @@ def _trim(strategy: Trim, start: Start) -> Composition:
         earlier=earlier_summary(start.snapshot.epoch),
         limit=start.share(SUMMARY_LIMIT),
         encode=start.encode,
-        asked=start.advance.reason == "compact",
+        is_requested=start.advance.reason == "compact",
     )
     return Composition(shape=shape, head=(start.references(strategy.references), summary), cuts_itself=True)
 
@@ -358,7 +358,7 @@ def _compact(strategy: Compact, start: Start) -> Composition:
         earlier=earlier_summary(start.snapshot.epoch),
         limit=start.share(SUMMARY_LIMIT),
         encode=start.encode,
-        asked=start.advance.reason == "compact",
+        is_requested=start.advance.reason == "compact",
     )
     archive = () if strategy.tool_summary_strategy == "off" else (_archive(strategy, start),)
     return Composition(
@@ -462,9 +462,9 @@ def layer_text(epoch: Epoch | None, layer: str) -> str:
     """Return the text of ``layer`` in an epoch's head or in front of a message; empty if there is none."""
     if epoch is None:
         return ""
-    said = [message.text for message in epoch.head if message.layer == layer and message.role == "user"]
-    said += [prefix.text for prefix in epoch.prefixes if prefix.layer == layer]
-    return said[0] if said else ""
+    texts = [message.text for message in epoch.head if message.layer == layer and message.role == "user"]
+    texts += [prefix.text for prefix in epoch.prefixes if prefix.layer == layer]
+    return texts[0] if texts else ""
 
 
 def earlier_summary(epoch: Epoch | None) -> EarlierSummary:

@@ -307,7 +307,7 @@ def build_context(snapshot: Snapshot, epoch: Epoch, *, strategy: Strategy, encod
 
 
 # Maps a layer that describes cut turns to the state of such a turn, and to the words of the report.
-_TOLD_IN: tuple[tuple[str, Kept, str], ...] = (
+_LAYERS_OF_CUT_TURNS: tuple[tuple[str, Kept, str], ...] = (
     ("activity_log", "terse", "in the activity log"),
     ("summary", "summary", "in the summary"),
     ("session", "summary", "in session memory"),
@@ -317,8 +317,8 @@ _TOLD_IN: tuple[tuple[str, Kept, str], ...] = (
 def report_cut_turns(epoch: Epoch, turns: Iterable[int]) -> tuple[TurnReport, ...]:
     """Report ``turns`` that an epoch cut earlier and that a snapshot does not load."""
     layers = {message.layer for message in epoch.head} | {prefix.layer for prefix in epoch.prefixes}
-    told = ((kept, reason) for layer, kept, reason in _TOLD_IN if layer in layers)
-    kept, reason = next(told, ("left_out", "before the cut"))
+    layer_reports = ((kept, reason) for layer, kept, reason in _LAYERS_OF_CUT_TURNS if layer in layers)
+    kept, reason = next(layer_reports, ("left_out", "before the cut"))
     return tuple(TurnReport(turn=turn, kept=kept, tokens=0, reason=reason) for turn in turns)
 
 
@@ -351,8 +351,8 @@ def _restore(snapshot: Snapshot, epoch: Epoch) -> Draft:
     staying = frozenset(epoch.kept)
     before = [entry for entry in _loaded(snapshot) if entry.seq < epoch.cut]
     kept = [entry for entry in before if entry.seq in staying]
-    asked = {entry.turn for entry in kept if entry.message.starts_turn}
-    late = [entry for entry in late_replies(snapshot.entries, epoch.cut) if entry.turn in asked]
+    questions = {entry.turn for entry in kept if entry.message.starts_turn}
+    late = [entry for entry in late_replies(snapshot.entries, epoch.cut) if entry.turn in questions]
     if late:
         # Sorting is stable: each late reply follows what is kept of its turn.
         kept = sorted((*kept, *late), key=lambda entry: entry.turn)

@@ -80,8 +80,8 @@ def after_cut(
     if isinstance(strategy, Tiered):
         left = [entry for entry in (*snapshot.kept, *snapshot.entries) if entry.seq in set(gone)]
         shown = {entry.turn for entry in snapshot.entries if entry.seq >= epoch.cut}
-        told = [(summary.first_seq, summary.last_seq) for summary in made if summary.purpose == TASKS]
-        untold = [e for e in left if e.turn not in shown and not any(a <= e.seq <= b for a, b in told)]
+        covered = [(summary.first_seq, summary.last_seq) for summary in made if summary.purpose == TASKS]
+        untold = [e for e in left if e.turn not in shown and not any(a <= e.seq <= b for a, b in covered)]
         return _tasks(group_turns(untold))
     # Only the stored epochs show which messages were cut: another replica may have stored this one.
     return (SummaryNeed(purpose=MEMORY_UPDATE, first_seq=min(gone), last_seq=max(gone), epoch=epoch.number),)

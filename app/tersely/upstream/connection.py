@@ -153,10 +153,10 @@ class Connection(asyncio.Protocol):
         """Return how many seconds the host lets the connection idle, at most ``most``."""
         for name, value in self.headers:
             if len(name) == 10 and name.lower() == "keep-alive":
-                said = value.lower().partition("timeout=")[2].partition(",")[0].strip()
-                if said.isascii() and said.isdigit():
+                seconds = value.lower().partition("timeout=")[2].partition(",")[0].strip()
+                if seconds.isascii() and seconds.isdigit():
                     # It counts from when the host wrote its reply, not from now.
-                    return min(most, int(said[:6]) - 1.0)
+                    return min(most, int(seconds[:6]) - 1.0)
         return most
 
     def interrupt(self) -> None:

@@ -96,18 +96,18 @@ async def search_sessions(services: AppServices, tenant: Tenant, body: SearchSes
 
 def write_happening(happening: Happening) -> dict[str, Any]:
     """Return an event as JSON members."""
-    told = happening.body
-    if isinstance(told, CallRow):
-        return {"type": "call", **write_call(info(told))}
-    return {**told, "session": happening.session_id, "created_at": write_time(happening.at)}
+    data = happening.body
+    if isinstance(data, CallRow):
+        return {"type": "call", **write_call(info(data))}
+    return {**data, "session": happening.session_id, "created_at": write_time(happening.at)}
 
 
 async def _stream(news: AsyncIterator[list[Happening]]) -> AsyncIterator[bytes]:
     quiet = 0
     async for found in news:
         for each in found:
-            told = write_happening(each)
-            yield b"event: %b\ndata: %b\n\n" % (str(told["type"]).encode(), msgspec.json.encode(told))
+            data = write_happening(each)
+            yield b"event: %b\ndata: %b\n\n" % (str(data["type"]).encode(), msgspec.json.encode(data))
         if not found and quiet % QUIET_LOOKS == 0:
             yield b": quiet\n\n"
         quiet = 0 if found else quiet + 1

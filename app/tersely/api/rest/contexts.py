@@ -82,8 +82,8 @@ def _write(preview: Preview) -> dict[str, Any]:
             "epoch": {"number": report.epoch, "reason": report.reason, "cut": report.cut},
             "layers": [{"name": layer.name, "tokens": layer.tokens} for layer in report.layers],
             "turns": [
-                {"turn": write_turn_id(told.turn), "kept": told.kept, "tokens": told.tokens, "reason": told.reason}
-                for told in preview.turns
+                {"turn": write_turn_id(turn.turn), "kept": turn.kept, "tokens": turn.tokens, "reason": turn.reason}
+                for turn in preview.turns
             ],
             "turns_omitted": preview.turns_omitted,
         },

@@ -80,8 +80,10 @@ async def _http(request: Request, error: Exception) -> Response:
 
 def _allowed(request: Request) -> set[str]:
     """Return the methods of all routes of this path; Starlette only names those of the first route."""
-    asked = [{**request.scope, "method": method} for method in METHODS]
-    return {scope["method"] for scope in asked for route in request.app.routes if route.matches(scope)[0] is Match.FULL}
+    scopes = [{**request.scope, "method": method} for method in METHODS]
+    return {
+        scope["method"] for scope in scopes for route in request.app.routes if route.matches(scope)[0] is Match.FULL
+    }
 
 
 async def _media(_: Request, __: Exception) -> Response:

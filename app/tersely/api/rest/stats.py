@@ -75,11 +75,11 @@ async def write_stream(news: AsyncIterator[list[Happened]]) -> AsyncIterator[byt
     quiet = 0
     async for found in news:
         for each, cursor in found:
-            told = _write_happened(each)
+            data = _write_happened(each)
             yield b"id: %b\nevent: %b\ndata: %b\n\n" % (
                 cursor.write().encode(),
-                told["type"].encode(),
-                msgspec.json.encode(told),
+                data["type"].encode(),
+                msgspec.json.encode(data),
             )
         # The first poll is answered at once, so that the client sees that the stream is open.
         if not found and quiet % QUIET_LOOKS == 0:

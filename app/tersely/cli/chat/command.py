@@ -115,11 +115,11 @@ class Chat:
         elif is_command(text):
             with self._service.refusing():
                 path = session_path(self.session, "commands")
-                said = (await self._service.request("POST", path, json={"text": text}))["text"]
+                answer = (await self._service.request("POST", path, json={"text": text}))["text"]
             if text.split() == ["/context", "show"]:
-                self.to_show = said
+                self.to_show = answer
             else:
-                print_text(said)
+                print_text(answer)
         else:
             with self._service.refusing():
                 await self._say(text)

@@ -66,8 +66,8 @@ def memos(
         content = read_text(STANDARD) if add == STANDARD else add
         found = [request(place, "POST", path_of("memos"), json={"content": content, "tags": tags})]
     elif query is not None:
-        asked = {"query": query, "tags": tags, "limit": limit}
-        found = request(place, "POST", path_of("memos", "search"), json=asked)["items"]
+        body = {"query": query, "tags": tags, "limit": limit}
+        found = request(place, "POST", path_of("memos", "search"), json=body)["items"]
     else:
         found = request(place, "GET", path_of("memos"), params={"limit": limit, "tag": tags})["items"]
     if as_json:
@@ -115,9 +115,9 @@ def memory(
         print_table(("day", "session", "messages", "in short"), rows)
 
 
-def _export(place: ServiceTarget, what: str, file: Path, params: dict[str, Any]) -> None:
+def _export(place: ServiceTarget, kind: str, file: Path, params: dict[str, Any]) -> None:
     async def task(service: Service) -> bytes:
-        return (await service.call("GET", path_of(what, "export"), params=params)).content
+        return (await service.call("GET", path_of(kind, "export"), params=params)).content
 
     with show_progress("exporting"):
         write_bytes(file, with_service(place, task))

@@ -137,15 +137,15 @@ class GrowingBlock:
         return raw_json.join_object(members)
 
     def _write_input(self, members: dict[str, bytes]) -> None:
-        said = "".join(self._input)
-        raw = said.encode("utf-8", "surrogatepass")
+        message = "".join(self._input)
+        raw = message.encode("utf-8", "surrogatepass")
         try:
-            is_whole = not self.is_open and (not said or raw_json.load(raw) is not None)
+            is_whole = not self.is_open and (not message or raw_json.load(raw) is not None)
         except ValueError:
             is_whole = False
         if not is_whole:
-            members[PARTIAL] = raw_json.dump(said)
-        elif said:
+            members[PARTIAL] = raw_json.dump(message)
+        elif message:
             members["input"] = raw
 
 
@@ -155,8 +155,8 @@ def container_of(members: dict[str, bytes]) -> str:
 
 def choice_of(blocks: list[GrowingBlock], raws: list[bytes], finish: str) -> ReplyChoice:
     """Return the choice of ``blocks``; ``raws`` is the model's view of them."""
-    said = raw_json.join_object({"role": ASSISTANT, "content": raw_json.join_array(raws)})
-    shown = said
+    message = raw_json.join_object({"role": ASSISTANT, "content": raw_json.join_array(raws)})
+    shown = message
     if any(block.is_cut for block in blocks):
         left = [
             block.write(block.shown) if block.is_cut else raw
@@ -168,7 +168,7 @@ def choice_of(blocks: list[GrowingBlock], raws: list[bytes], finish: str) -> Rep
     states = [extraction.state for extraction in extractions if extraction.state is not None]
     return ReplyChoice(
         index=0,
-        model_message=said,
+        model_message=message,
         client_message=shown,
         terse=tuple(entry for extraction in extractions for entry in extraction.terse),
         state=states[-1] if states else None,

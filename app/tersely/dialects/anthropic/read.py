@@ -205,13 +205,13 @@ def _read_other(block: _Block, raw: bytes, place: int) -> Media:
         size = opaque_size({key: value for key, value in msgspec.structs.asdict(block).items() if value is not None})
         return Media(kind="other", digest=media_digest(f"{block.type}\n{name}"), size=size)
     members = raw_json.load(raw)
-    said = members["content" if members.get("role") else "system"][place]
+    content = members["content" if members.get("role") else "system"][place]
     return Media(
         kind="other",
         digest=media_digest(
-            json.dumps({key: value for key, value in said.items() if key != "cache_control"}, sort_keys=True)
+            json.dumps({key: value for key, value in content.items() if key != "cache_control"}, sort_keys=True)
         ),
-        size=opaque_size(said),
+        size=opaque_size(content),
     )
 
 

@@ -94,9 +94,9 @@ def write_system(messages: Sequence[bytes], instructions: str | None = None) -> 
     if len(contents) == 1 and not instructions:
         return contents[0]
     if len(contents) < 2 and instructions:
-        said = raw_json.load(contents[0]) if contents else None
-        if not isinstance(said, list):
-            return raw_json.dump(f"{said}\n\n{instructions}" if said else instructions)
+        text_blocks = raw_json.load(contents[0]) if contents else None
+        if not isinstance(text_blocks, list):
+            return raw_json.dump(f"{text_blocks}\n\n{instructions}" if text_blocks else instructions)
     blocks = [block for content in contents for block in split_content(content)]
     if instructions:
         blocks.append(text_block(instructions))
@@ -179,7 +179,7 @@ def restore_reply(client_raw: bytes, model_raw: bytes) -> bytes:
     if not content.startswith(b"["):
         words = [string_member(raw_json.split_object(block), "text") for block in ours if block_type(block) == "text"]
         return raw_json.join_object({**members, "content": raw_json.dump("".join(words))})
-    theirs = raw_json.split_array(content)
+    shown_parts = raw_json.split_array(content)
     restored: list[bytes] = []
     words_said: list[bytes] = []
     for block in ours:
@@ -187,12 +187,14 @@ def restore_reply(client_raw: bytes, model_raw: bytes) -> bytes:
         if kind == "text":
             words_said.append(block)
             continue
-        shown = next((place for place, other in enumerate(theirs) if block_type(other) != "text"), len(theirs))
-        if shown < len(theirs) and block_type(theirs[shown]) == kind:
-            restored += [*_restore_words(theirs[:shown], words_said), theirs[shown]]
-            theirs, words_said = theirs[shown + 1 :], []
-    echoed = [block for block in theirs if block_type(block) == "text"]
-    others = [block for block in theirs if block_type(block) != "text"]
+        shown = next(
+            (place for place, other in enumerate(shown_parts) if block_type(other) != "text"), len(shown_parts)
+        )
+        if shown < len(shown_parts) and block_type(shown_parts[shown]) == kind:
+            restored += [*_restore_words(shown_parts[:shown], words_said), shown_parts[shown]]
+            shown_parts, words_said = shown_parts[shown + 1 :], []
+    echoed = [block for block in shown_parts if block_type(block) == "text"]
+    others = [block for block in shown_parts if block_type(block) != "text"]
     content = raw_json.join_array([*restored, *_restore_words(echoed, words_said), *others])
     return raw_json.join_object({**members, "content": content})
 
@@ -216,8 +218,8 @@ def with_prefix(raw: bytes, text: str) -> bytes:
     if content.startswith(b"["):
         members["content"] = raw_json.join_array(insert_text(raw_json.split_array(content), text))
     else:
-        said = raw_json.load(content)
-        members["content"] = raw_json.dump(f"{text}\n\n{said}" if said else text)
+        text_blocks = raw_json.load(content)
+        members["content"] = raw_json.dump(f"{text}\n\n{text_blocks}" if text_blocks else text)
     return raw_json.join_object(members)
 
 
@@ -320,13 +322,13 @@ def _is_fit(block: bytes) -> bool:
     return not (kind in _CALL_TYPES and PARTIAL in members)
 
 
-def _restore_words(echoed: list[bytes], said: list[bytes]) -> list[bytes]:
+def _restore_words(echoed: list[bytes], text_blocks: list[bytes]) -> list[bytes]:
     """Return the model's text blocks for those that the client was shown."""
-    if len(echoed) != len(said):
-        return said
+    if len(echoed) != len(text_blocks):
+        return text_blocks
     return [
-        with_block_text(theirs, string_member(raw_json.split_object(ours), "text"))
-        for theirs, ours in zip(echoed, said, strict=True)
+        with_block_text(shown_parts, string_member(raw_json.split_object(ours), "text"))
+        for shown_parts, ours in zip(echoed, text_blocks, strict=True)
     ]
 
 

@@ -23,8 +23,8 @@ def command_in(message: Message) -> str:
     """Return the command if a user's ``message`` consists of it, apart from injected blocks; else an empty string."""
     if message.role != "user" or not all(isinstance(part, Text) for part in message.parts):
         return ""
-    said = message.text.strip()
-    return said if is_command(said) else ""
+    text = message.text.strip()
+    return text if is_command(text) else ""
 
 
 def is_marked_reply(message: Message) -> bool:
@@ -45,10 +45,10 @@ def without_traces(messages: Sequence[Message], rest: Callable[[Message, str], M
     command = ""
     for message in messages:
         if command and is_marked_reply(message):
-            asked = kept.pop()
-            before, _, after = with_injected_text(asked).text.rpartition(command)
-            if beside := (before + after).strip():
-                kept.append(rest(asked, beside))
+            question = kept.pop()
+            before, _, after = with_injected_text(question).text.rpartition(command)
+            if rest_text := (before + after).strip():
+                kept.append(rest(question, rest_text))
             command = ""
         else:
             kept.append(message)

@@ -184,11 +184,11 @@ def requester_id(headers: Mapping[str, str], ids: ClientIds) -> bytes:
 
     16 bytes, from which no credentials can be recovered.
     """
-    told: tuple[str, ...] = (ids.id or "",)
+    marks: tuple[str, ...] = (ids.id or "",)
     if ids.id is None:
         product = _PRODUCT.match(headers.get("user-agent", ""))
-        told = (*told, product[1] if product else "", *(headers.get(name, "") for name in REQUESTER_HEADERS))
-    return blake2b(repr(told).encode("utf-8", "replace"), digest_size=16).digest()
+        marks = (*marks, product[1] if product else "", *(headers.get(name, "") for name in REQUESTER_HEADERS))
+    return blake2b(repr(marks).encode("utf-8", "replace"), digest_size=16).digest()
 
 
 def _first(values: Mapping[str, object], names: Iterable[str]) -> str | None:

@@ -295,14 +295,14 @@ class _Candidate:
             self._untold.append(piece)
             self._shown += self._extraction.feed(piece.text)
             if not self._extraction.held:
-                self._tell()
+                self._share_shown_text()
 
     def close(self) -> None:
         """Nothing more is held back."""
         self._shown += self._extraction.close()
-        self._tell()
+        self._share_shown_text()
 
-    def _tell(self) -> None:
+    def _share_shown_text(self) -> None:
         """Distribute the visible text among its pieces: each gets its own beginning, the last one the rest."""
         for piece in self._untold[:-1]:
             piece.shown = _common_beginning(piece.text, self._shown)

@@ -131,12 +131,12 @@ def restore_reply(client_raw: bytes, model_raw: bytes) -> bytes:
     The echo decides about everything else. Text is restored between the same parts as in the model's reply.
     """
     members = raw_json.split_object(client_raw)
-    theirs = items(members.get("parts", b"null"))
+    shown_parts = items(members.get("parts", b"null"))
     ours = list(map(raw_json.load, items(raw_json.split_object(model_raw).get("parts", b"null"))))
     runs = _text_runs(ours)
-    if len(runs) != len(_text_runs(map(raw_json.load, theirs))):
+    if len(runs) != len(_text_runs(map(raw_json.load, shown_parts))):
         runs = ["".join(runs)]
-    members["parts"] = raw_json.join_array(_with_runs(theirs, runs))
+    members["parts"] = raw_json.join_array(_with_runs(shown_parts, runs))
     return raw_json.join_object(members)
 
 
@@ -363,7 +363,7 @@ def _with_response(part: bytes, text: str) -> bytes:
     members = raw_json.split_object(part)
     (key,) = [key for key in members if key in {"functionResponse", "function_response"}]
     response = raw_json.split_object(members[key])
-    said = raw_json.load(response.get("response", b"null"))
+    response_value = raw_json.load(response.get("response", b"null"))
     media = [
         f"[{each.kind}]"
         for each in read_message(b'{"parts":%b}' % response.get("parts", b"[]")).parts
@@ -371,5 +371,5 @@ def _with_response(part: bytes, text: str) -> bytes:
     ]
     for line in reversed(media):
         text = text.removesuffix(line).removesuffix("\n")
-    response["response"] = raw_json.dump({text_member(said) or "output": text})
+    response["response"] = raw_json.dump({text_member(response_value) or "output": text})
     return raw_json.join_object({**members, key: raw_json.join_object(response)})

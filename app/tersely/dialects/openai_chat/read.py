@@ -289,8 +289,8 @@ def _read_reasoning(message: _Message) -> list[Part]:
 
 def _hidden_size(details: object) -> int:
     """Return the number of encrypted characters."""
-    said = [each for each in details if isinstance(each, dict)] if isinstance(details, list) else []
-    return sum(len(v) for each in said for key in ("data", "signature") if isinstance(v := each.get(key), str))
+    known = [each for each in details if isinstance(each, dict)] if isinstance(details, list) else []
+    return sum(len(v) for each in known for key in ("data", "signature") if isinstance(v := each.get(key), str))
 
 
 def _as_text(value: object) -> str:
@@ -339,9 +339,9 @@ def _describe_unknown(parts: list[Part | None], raw: bytes) -> None:
     items = raw_json.load(raw)["content"]
     for place, part in enumerate(parts):
         if part == _UNKNOWN:
-            said = {key: value for key, value in items[place].items() if key != "cache_control"}
-            digest = media_digest(json.dumps(said, sort_keys=True))
-            parts[place] = Media(kind="other", digest=digest, size=opaque_size(said))
+            known = {key: value for key, value in items[place].items() if key != "cache_control"}
+            digest = media_digest(json.dumps(known, sort_keys=True))
+            parts[place] = Media(kind="other", digest=digest, size=opaque_size(known))
 
 
 def _read_image(value: object) -> Media:

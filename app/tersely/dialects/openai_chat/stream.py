@@ -320,8 +320,8 @@ def _has_usage_only(data: bytes) -> bool:
     """Return whether a chunk with usage has no choices, not even of an unknown shape, nor members in place of them."""
     members = raw_json.split_object(data)
     if "choices" in members:
-        return not _says(members["choices"])
-    return not any(_says(members[key]) for key in members.keys() - _ENVELOPE - {"usage"})
+        return not _has_value(members["choices"])
+    return not any(_has_value(members[key]) for key in members.keys() - _ENVELOPE - {"usage"})
 
 
 def _is_empty(members: dict[str, bytes], choices: list[bytes], edits: dict[int, Piece]) -> bool:
@@ -329,7 +329,7 @@ def _is_empty(members: dict[str, bytes], choices: list[bytes], edits: dict[int, 
     return (
         not any(piece.shown for piece in edits.values())
         and all(map(_carries_nothing, choices))
-        and not any(_says(members[key]) for key in members.keys() - _ENVELOPE)
+        and not any(_has_value(members[key]) for key in members.keys() - _ENVELOPE)
     )
 
 
@@ -350,8 +350,8 @@ def _carries_nothing(raw_choice: bytes) -> bool:
     others = [value for key, value in choice.items() if key not in {"index", "delta"}]
     others += [value for key, value in delta.items() if key != "content"]
     content = delta.get("content", b"null")
-    return not any(map(_says, others)) and content in {b'""', b"null", b"[]"}
+    return not any(map(_has_value, others)) and content in {b'""', b"null", b"[]"}
 
 
-def _says(value: bytes) -> bool:
+def _has_value(value: bytes) -> bool:
     return value not in {b"null", b"[]", b"{}", b'""'}

@@ -43,11 +43,11 @@ def without_calls(message: bytes, names: frozenset[str]) -> bytes:
 
 def merge_messages(messages: Sequence[bytes]) -> bytes:
     """Return the last message, with the words of all."""
-    said = [read_reply(message).text_without_refusal for message in messages]
-    if not any(said[:-1]):
+    texts = [read_reply(message).text_without_refusal for message in messages]
+    if not any(texts[:-1]):
         return messages[-1]
     members = raw_json.split_object(messages[-1])
-    members["content"] = raw_json.dump(_BETWEEN.join(filter(None, said)))
+    members["content"] = raw_json.dump(_BETWEEN.join(filter(None, texts)))
     return raw_json.join_object(members)
 
 
@@ -139,14 +139,14 @@ class ChatRounds:
 
     def _pass_chunk(self, event: SseEvent, data: bytes) -> bytes:
         members = raw_json.split_object(data)
-        if _says(members.get("error")):
+        if _has_value(members.get("error")):
             return event.raw
-        choices = raw_json.split_array(members["choices"]) if _says(members.get("choices")) else []
+        choices = raw_json.split_array(members["choices"]) if _has_value(members.get("choices")) else []
         if not choices:
             self._end.append(event)
             return b""
         choice = raw_json.split_object(choices[0])
-        delta = raw_json.split_object(choice["delta"]) if _says(choice.get("delta")) else {}
+        delta = raw_json.split_object(choice["delta"]) if _has_value(choice.get("delta")) else {}
         changed = self._change_delta(delta)
         finish = choice.get("finish_reason", _NULL)
         if finish == _NULL and not changed and self._round == 1:
@@ -155,7 +155,7 @@ class ChatRounds:
             self._end.append(event)  # no call of Tersely's can follow: this is the last round's end, unchanged
             return b""
         out = b""
-        if any(_says(value) for value in delta.values()):
+        if any(_has_value(value) for value in delta.values()):
             shown = {**choice, "delta": raw_json.join_object(delta)}
             if finish != _NULL:
                 shown["finish_reason"] = _NULL
@@ -169,7 +169,7 @@ class ChatRounds:
     def _change_delta(self, delta: dict[str, bytes]) -> bool:
         """Take out of ``delta`` what the client must not see; whether anything has changed."""
         changed = False
-        if _says(delta.get("tool_calls")):
+        if _has_value(delta.get("tool_calls")):
             deltas = raw_json.split_array(delta["tool_calls"])
             shown = self._sort(deltas)
             if shown != deltas:
@@ -273,7 +273,7 @@ class ChatRounds:
 
     def _changed_end(self, event: SseEvent, data: bytes) -> bytes:
         members = raw_json.split_object(data)
-        choices = raw_json.split_array(members["choices"]) if _says(members.get("choices")) else []
+        choices = raw_json.split_array(members["choices"]) if _has_value(members.get("choices")) else []
         changed = {**members, **{key: value for key, value in self._once.items() if key in members}}
         if choices and not self._shown and any(call.is_ours for call in self._calls):
             choice = raw_json.split_object(choices[0])
@@ -284,7 +284,7 @@ class ChatRounds:
 
     def _summed(self, members: dict[str, bytes]) -> dict[str, bytes]:
         """Return the members with the usage of all rounds so far."""
-        if self._usage and _says(members.get("usage")):
+        if self._usage and _has_value(members.get("usage")):
             return {**members, "usage": add_usage(self._usage, members["usage"])}
         return members
 
@@ -314,7 +314,7 @@ def _numbered(delta: bytes, number: int) -> bytes:
 
 
 def _calls(members: dict[str, bytes]) -> list[tuple[bytes, Any]]:
-    raws = raw_json.split_array(members["tool_calls"]) if _says(members.get("tool_calls")) else []
+    raws = raw_json.split_array(members["tool_calls"]) if _has_value(members.get("tool_calls")) else []
     return [(raw, raw_json.load(raw)) for raw in raws]
 
 
@@ -324,7 +324,7 @@ def _name(call: object) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _says(value: bytes | None) -> bool:
+def _has_value(value: bytes | None) -> bool:
     return value is not None and value not in {_NULL, b"[]", b"{}"}
 
 

@@ -50,21 +50,21 @@ def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"") -> tuple[byte
 
 def _split_choice(raw: bytes, place: int, tags: TagKinds) -> tuple[bytes, ReplyChoice]:
     members = raw_json.split_object(raw)
-    said = members["message"]
-    if not said.startswith(b"{"):
+    text = members["message"]
+    if not text.startswith(b"{"):
         raise ValueError("a message that is no object")
     extraction = TagStripper(tags)
-    shown = _take_out(said, extraction) if tags else said
+    shown = _take_out(text, extraction) if tags else text
     index = raw_json.load(members.get("index", b"null"))
     choice = ReplyChoice(
         index=index if isinstance(index, int) else place,
-        model_message=said,
+        model_message=text,
         client_message=shown,
         terse=extraction.terse,
         state=extraction.state,
         finish_reason=string_of(members.get("finish_reason")),
     )
-    return (raw if shown is said else raw_json.join_object({**members, "message": shown})), choice
+    return (raw if shown is text else raw_json.join_object({**members, "message": shown})), choice
 
 
 def _take_out(message: bytes, extraction: TagStripper) -> bytes:
@@ -73,9 +73,9 @@ def _take_out(message: bytes, extraction: TagStripper) -> bytes:
     content = raw_json.load(members.get("content", b"null"))
     parts = content if isinstance(content, list) else [content]
     texts = [text_of(part) for part in parts]
-    said = "".join(texts)
-    shown = extraction.feed(said) + extraction.close()
-    if shown == said:
+    text = "".join(texts)
+    shown = extraction.feed(text) + extraction.close()
+    if shown == text:
         return message
     if isinstance(content, list):
         members["content"] = raw_json.join_array(replace_text(raw_json.split_array(members["content"]), shown))

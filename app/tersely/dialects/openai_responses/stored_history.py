@@ -91,8 +91,8 @@ def restore_response(
     changed = members if message is None else replace_output(members, items_of(message))
     if usage and "usage" in members:
         changed = {**changed, "usage": usage}
-    said = raw_json.load(members.get(INSTRUCTIONS, b"null"))
-    if isinstance(said, str) and (own := _without(said, instructions)) != said:
+    instructions_text = raw_json.load(members.get(INSTRUCTIONS, b"null"))
+    if isinstance(instructions_text, str) and (own := _without(instructions_text, instructions)) != instructions_text:
         changed = {**changed, INSTRUCTIONS: raw_json.dump(own or None)}
     if members.get("tools", b"").startswith(b"["):
         listed = raw_json.split_array(members["tools"])
@@ -102,12 +102,12 @@ def restore_response(
     return body if changed is members else raw_json.like_original(body, raw_json.join_object(changed))
 
 
-def _without(said: str, instructions: Sequence[str]) -> str:
+def _without(instructions_text: str, instructions: Sequence[str]) -> str:
     """Remove Tersely's instructions from the end of the client's own."""
     for text in instructions:
-        if said.endswith(text):
-            return said.removesuffix(text).removesuffix("\n\n")
-    return said
+        if instructions_text.endswith(text):
+            return instructions_text.removesuffix(text).removesuffix("\n\n")
+    return instructions_text
 
 
 def _is_among(raw: bytes, tools: Mapping[str, str]) -> bool:

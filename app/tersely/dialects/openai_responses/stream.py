@@ -62,15 +62,15 @@ class ReplyStream(EventFilter):
 
     @override
     def _reply(self) -> Reply:
-        said = self._said
-        items = said.items
+        state = self._said
+        items = state.items
         return Reply(
-            id=said.id,
-            model=said.model,
-            choices=(self._taking_out.choice(items, said.finish),) if items or said.is_done else (),
-            usage=said.usage,
-            error=said.error,
-            is_done=said.is_done,
+            id=state.id,
+            model=state.model,
+            choices=(self._taking_out.choice(items, state.finish),) if items or state.is_done else (),
+            usage=state.usage,
+            error=state.error,
+            is_done=state.is_done,
         )
 
     @override

@@ -251,8 +251,8 @@ class ResponseRounds:
             changed = replace_output(changed, output)
         if self._usage and response.get("usage", b"null") != b"null":
             changed["usage"] = add_usage(self._usage, response["usage"])
-        told = members if changed == response else {**members, "response": raw_json.join_object(changed)}
-        return _with_members(event, members, self._numbered(told))
+        changed_members = members if changed == response else {**members, "response": raw_json.join_object(changed)}
+        return _with_members(event, members, self._numbered(changed_members))
 
 
 def _split(event: SseEvent) -> dict[str, bytes]:

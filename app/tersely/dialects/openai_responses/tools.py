@@ -37,7 +37,9 @@ def tools_outside_list(body: bytes) -> frozenset[str]:
         return frozenset()
     try:
         items = raw_json.split_array(raw_json.split_object(body).get("input", b"[]"))
-        beside = [raw_json.split_object(item) for item in items if any(kind in item for kind in _BESIDE)]
+        tool_items = [raw_json.split_object(item) for item in items if any(kind in item for kind in _BESIDE)]
     except ValueError:
         return frozenset()
-    return frozenset().union(*(tool_names(item.get("tools", b"")) for item in beside if item.get("type") in _BESIDE))
+    return frozenset().union(
+        *(tool_names(item.get("tools", b"")) for item in tool_items if item.get("type") in _BESIDE)
+    )

@@ -136,32 +136,32 @@ class ResponseTagStripper:
 
     def words(self, members: dict[str, bytes]) -> dict[str, bytes]:
         """Return the members of an object with a whole ``text``; the same object if nothing is stripped."""
-        said = _string(members.get("text"))
-        shown = self.text(said).shown
-        if shown == said:
+        text = _string(members.get("text"))
+        shown = self.text(text).shown
+        if shown == text:
             return members
         changed = {**members, "text": raw_json.dump(shown)}
         places: list[int] | None = None
         for name, adapt in (("annotations", _move_all), ("logprobs", _keep_shown)):
             if members.get(name, b"[]") != b"[]" and members[name].startswith(b"["):
-                places = places or self.places(said)
+                places = places or self.places(text)
                 changed[name] = adapt(members[name], places)
         return changed
 
-    def text(self, said: str) -> StrippedText:
+    def text(self, text: str) -> StrippedText:
         """Return a whole text."""
-        known = self._known.get(said)
+        known = self._known.get(text)
         if known is None:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
             extraction = TagStripper(self._extract)
-            shown = extraction.feed(said) + extraction.close()
-            known = self._known[said] = StrippedText(shown=shown, terse=extraction.terse, state=extraction.state)
+            shown = extraction.feed(text) + extraction.close()
+            known = self._known[text] = StrippedText(shown=shown, terse=extraction.terse, state=extraction.state)
         return known
 
-    def places(self, said: str) -> list[int]:
-        """Return where each character of ``said``, and its end, is in the shown text."""
-        pieces = [Piece(character) for character in said]
+    def places(self, text: str) -> list[int]:
+        """Return where each character of ``text``, and its end, is in the shown text."""
+        pieces = [Piece(character) for character in text]
         sieve = PieceFilter(self._extract)
         for piece in pieces:
             sieve.feed(piece)
@@ -255,8 +255,8 @@ class RequestFields:
             return response
         changed = dict(response)
         own = self._sent.get("instructions", b"null")
-        said = response.get("instructions", b"null")
-        if said.startswith(b'"') and not _is_same(said, own):
+        text = response.get("instructions", b"null")
+        if text.startswith(b'"') and not _is_same(text, own):
             changed["instructions"] = own
         for name in _CHAIN:
             if name in self._sent and response.get(name) == b"null":

@@ -147,8 +147,8 @@ def restore_reply(client_raw: bytes, model_raw: bytes) -> bytes:
     otherwise the first one takes them all.
     """
     ours = [part for item in items_of(model_raw) for part in _text_parts(item)]
-    theirs = [part for item in items_of(client_raw) for part in _text_parts(item)]
-    if len(ours) != len(theirs):
+    shown_parts = [part for item in items_of(client_raw) for part in _text_parts(item)]
+    if len(ours) != len(shown_parts):
         return with_text(client_raw, read_message(model_raw).text_without_refusal)
     words = iter(ours)
     return _with_items(client_raw, [_restore_item(item, words) for item in items_of(client_raw)])
@@ -352,14 +352,14 @@ def _restore_part(echoed: bytes, said: bytes) -> bytes:
     """Return the client's part with the model's text and annotations."""
     if echoed.startswith(b'"'):
         return _text_of(said)
-    theirs = raw_json.split_object(echoed)
+    shown_parts = raw_json.split_object(echoed)
     ours = {} if said.startswith(b'"') else raw_json.split_object(said)
-    if theirs.get("text") == _text_of(said):
+    if shown_parts.get("text") == _text_of(said):
         return echoed
     pointing: dict[str, bytes] = {
-        key: ours[key] for key in ("annotations", "logprobs") if key in ours and key in theirs
+        key: ours[key] for key in ("annotations", "logprobs") if key in ours and key in shown_parts
     }
-    return raw_json.join_object({**theirs, "text": _text_of(said), **pointing})
+    return raw_json.join_object({**shown_parts, "text": _text_of(said), **pointing})
 
 
 def _text_of(part: bytes) -> bytes:

@@ -126,17 +126,17 @@ def _is_shortened(before: bytes, after: bytes) -> bool:
 def _shortened(before: bytes, after: bytes) -> bytes:
     """Return the string ``after`` with the escapes of ``before``, of which it is the beginning and the end."""
     try:
-        said, shown = load(before), load(after)
+        old_text, shown = load(before), load(after)
     except ValueError:
         return after
-    if not (isinstance(said, str) and isinstance(shown, str)):
+    if not (isinstance(old_text, str) and isinstance(shown, str)):
         return after
     characters = _CHARACTER.findall(before[1:-1])
-    first = _in_common(said, shown)
-    last = _in_common(said[first:][::-1], shown[first:][::-1])
-    if first + last < len(shown) or len(characters) != len(said):
+    first = _in_common(old_text, shown)
+    last = _in_common(old_text[first:][::-1], shown[first:][::-1])
+    if first + last < len(shown) or len(characters) != len(old_text):
         return after
-    return b'"' + b"".join(characters[:first] + characters[len(said) - last :]) + b'"'
+    return b'"' + b"".join(characters[:first] + characters[len(old_text) - last :]) + b'"'
 
 
 def _in_common(one: AnyStr, other: AnyStr) -> int:

@@ -181,8 +181,8 @@ def canonical(message: Message) -> bytes:
                 others.append(other)
     if message.injected and not texts and not others:
         return b""
-    said = texts if texts or others else refusals
-    return _encode_text("".join((role, "\n", _sized("\n".join(said)), *others)))
+    content = texts if texts or others else refusals
+    return _encode_text("".join((role, "\n", _sized("\n".join(content)), *others)))
 
 
 def set_injected_apart(role: Role, parts: tuple[Part, ...]) -> tuple[tuple[Part, ...], tuple[Injected, ...]]:

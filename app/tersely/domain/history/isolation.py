@@ -47,10 +47,10 @@ def isolate(history: Sequence[StoredInDialect]) -> list[tuple[Message, ...]]:
     calls = _calls_of_results(history)
     answered = {(owner, call_id) for (index, call_id), owner in calls.items() if history[index].is_own}
     return [
-        _isolate_own(index, said.message, history, calls)
-        if said.is_own
-        else _isolate_foreign(index, said.message, history, calls, answered)
-        for index, said in enumerate(history)
+        _isolate_own(index, stored.message, history, calls)
+        if stored.is_own
+        else _isolate_foreign(index, stored.message, history, calls, answered)
+        for index, stored in enumerate(history)
     ]
 
 
@@ -62,8 +62,8 @@ def _calls_of_results(history: Sequence[StoredInDialect]) -> _Calls:
     """Return the nearest call before each result, whatever the dialects of the two."""
     latest: dict[str, int] = {}
     found: _Calls = {}
-    for index, said in enumerate(history):
-        for part in said.message.parts:
+    for index, stored in enumerate(history):
+        for part in stored.message.parts:
             if isinstance(part, ToolCall):
                 latest[part.id] = index
             elif isinstance(part, ToolResult) and part.call_id in latest:
@@ -80,7 +80,7 @@ def _isolate_own(
         return (message,)
     at_home = tuple(part for part in message.results if part.call_id not in strays)
     words = tuple(
-        Text(text=_told(part, owners[part.call_id], history)) if isinstance(part, ToolResult) else part
+        Text(text=_describe_result(part, owners[part.call_id], history)) if isinstance(part, ToolResult) else part
         for part in message.parts
         if not (isinstance(part, ToolResult) and part.call_id not in strays)
     )
@@ -104,7 +104,7 @@ def _answers(results: Sequence[ToolResult]) -> list[Message]:
     return [Message(role="tool", parts=(result,), raw=b"") for result in results]
 
 
-def _told(result: ToolResult, owner: int | None, history: Sequence[StoredInDialect]) -> str:
+def _describe_result(result: ToolResult, owner: int | None, history: Sequence[StoredInDialect]) -> str:
     names = (
         [call.name for call in history[owner].message.calls if call.id == result.call_id] if owner is not None else []
     )

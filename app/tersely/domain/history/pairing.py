@@ -112,17 +112,17 @@ def prove_pairing(messages: Sequence[Message]) -> None:
     for index, message in enumerate(messages):
         calls: list[str] = []
         results: list[str] = []
-        said = bool(message.injected)
+        has_content = bool(message.injected)
         for part in message.parts:
             if isinstance(part, Text):
-                said = said or not (part.text == "" or part.text.isspace())
+                has_content = has_content or not (part.text == "" or part.text.isspace())
             elif isinstance(part, ToolCall):
                 calls.append(part.id)
             elif isinstance(part, ToolResult):
                 results.append(part.call_id)
             elif isinstance(part, Media):
-                said = True
-        _prove_message(index, message, calls=calls, results=results, said=said)
+                has_content = True
+        _prove_message(index, message, calls=calls, results=results, has_content=has_content)
         if results or open_ids:
             _prove_results(index, message, results, open_ids)
         open_ids.update(calls)
@@ -130,14 +130,14 @@ def prove_pairing(messages: Sequence[Message]) -> None:
         raise UnpairedMessages(f"{len(open_ids)} calls have no result")
 
 
-def _prove_message(index: int, message: Message, *, calls: list[str], results: list[str], said: bool) -> None:
+def _prove_message(index: int, message: Message, *, calls: list[str], results: list[str], has_content: bool) -> None:
     if calls and message.role != "assistant":
         raise UnpairedMessages(f"message {index} makes calls as {message.role}")
     if len(calls) > 1 and len(set(calls)) != len(calls):
         raise UnpairedMessages(f"message {index} uses a call id twice")
     if message.role == "tool" and not results:
         raise UnpairedMessages(f"message {index} is a tool message without a result")
-    if not (said or calls or results or message.is_instruction):
+    if not (has_content or calls or results or message.is_instruction):
         raise UnpairedMessages(f"message {index} is empty")
 
 

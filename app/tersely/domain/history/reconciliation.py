@@ -342,15 +342,18 @@ class EarlierQuestion:
 
 def find_earlier_question(rows: Sequence[StoredLink], incoming: Sequence[MessageIdentity]) -> EarlierQuestion | None:
     """Find the newest live messages that equal the links of ``incoming``. ``rows`` are in order. O(rows)."""
-    asked = [message.digest for message in incoming if message.is_link]
-    if not asked:
+    question = [message.digest for message in incoming if message.is_link]
+    if not question:
         return None
     links = [row for row in rows if row.is_link and row.status == "live"]
-    for end in range(len(links), len(asked) - 1, -1):
-        if links[end - 1].digest == asked[-1] and [row.digest for row in links[end - len(asked) : end]] == asked:
+    for end in range(len(links), len(question) - 1, -1):
+        if (
+            links[end - 1].digest == question[-1]
+            and [row.digest for row in links[end - len(question) : end]] == question
+        ):
             replies = tuple(takewhile(lambda row: row.role == "assistant", links[end:]))
             return EarlierQuestion(
-                rows=tuple(links[end - len(asked) : end]), replies=replies, is_last=end + len(replies) == len(links)
+                rows=tuple(links[end - len(question) : end]), replies=replies, is_last=end + len(replies) == len(links)
             )
     return None
 
@@ -582,9 +585,9 @@ def _without_strays(
     """
     known = {**prefix, **aligned}
     replied = max((index for index in known if incoming[index].role == "assistant"), default=None)
-    asked = [index for index in links if replied is None or index > replied]
+    question = [index for index in links if replied is None or index > replied]
     before = known[replied].seq if replied is not None else 0 if is_beginning else None
-    for index in asked:
+    for index in question:
         row = known.get(index)
         if row is None or not (index in prefix or before is None or row.follows in (None, before)):
             return {each: aligned[each] for each in aligned if each < index}
@@ -678,9 +681,9 @@ def _align(
 def _unique_replies(
     stored: Sequence[StoredLink], incoming: Sequence[MessageIdentity], links: Sequence[int]
 ) -> list[StoredLink]:
-    said = Counter(incoming[index].digest for index in links)
+    counts = Counter(incoming[index].digest for index in links)
     relayed = Counter(row.digest for row in stored if row.relayed)
-    return [row for row in stored if row.relayed and relayed[row.digest] == 1 and said[row.digest] == 1]
+    return [row for row in stored if row.relayed and relayed[row.digest] == 1 and counts[row.digest] == 1]
 
 
 def _increasing(known: Mapping[int, StoredLink]) -> dict[int, StoredLink]:

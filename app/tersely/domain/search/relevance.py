@@ -316,13 +316,13 @@ def rank_documents(
     having = Counter(chain.from_iterable(documents))
     weight = {count: _weight(count, len(documents)) for count in set(having.values())}
     wanted = having.keys() & set(terms)
-    asked = sum(weight[having[term]] for term in sorted(wanted))
+    query_weight = sum(weight[having[term]] for term in sorted(wanted))
     found: list[Ranked] = []
     for number, document in enumerate(documents):
         common = [term for term in document if term in wanted]
         if common and (is_asked or is_content_word(common)):
-            said = sum([weight[having[term]] for term in document])
-            share = sum([weight[having[term]] for term in common]) / min(asked, said)
+            document_terms = sum([weight[having[term]] for term in document])
+            share = sum([weight[having[term]] for term in common]) / min(query_weight, document_terms)
             if is_asked or share >= FLOOR:
                 found.append(Ranked(number=number, score=share))
     found.sort(key=lambda each: (-each.score, -each.number))

@@ -88,5 +88,5 @@ def _refuse(name: str, expected: str, value: Any) -> None:
 def _usage(tool: Tool) -> str:
     """``Parameters: mode (required), query, before.``"""
     required = tool.parameters["required"]
-    told = (f"{name} (required)" if name in required else name for name in tool.parameters["properties"])
-    return f"Parameters: {', '.join(told)}."
+    names = (f"{name} (required)" if name in required else name for name in tool.parameters["properties"])
+    return f"Parameters: {', '.join(names)}."

@@ -22,10 +22,10 @@ from tersely.fakellm.strict.openai_chat import Refusal
 _FINISHES = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def _asked(request: Mapping[str, Any]) -> ModelRequest:
+def _read_request(request: Mapping[str, Any]) -> ModelRequest:
     messages: list[dict[str, Any]] = [each for each in request.get("messages") or () if isinstance(each, dict)]
-    said = [each for each in messages if each.get("role") != "system"]
-    content = said[-1].get("content") if said else ""
+    items = [each for each in messages if each.get("role") != "system"]
+    content = items[-1].get("content") if items else ""
     results = [b for b in content if isinstance(b, dict) and b.get("type") == "tool_result"] if content else []
     is_result = isinstance(content, list) and bool(results)
     return ModelRequest(
@@ -88,19 +88,19 @@ def _whole(exchange: ScriptedExchange) -> bytes:
 
 def _events(exchange: ScriptedExchange) -> list[bytes]:
     reply = exchange.reply
-    said: list[dict[str, Any]] = [{"type": "message_start", "message": _message(exchange, [], None)}]
+    items: list[dict[str, Any]] = [{"type": "message_start", "message": _message(exchange, [], None)}]
     for index, block in enumerate(_blocks(reply)):
         start, deltas = _growing(reply, block)
-        said.append({"type": "content_block_start", "index": index, "content_block": start})
+        items.append({"type": "content_block_start", "index": index, "content_block": start})
         if index == 0:
-            said.append({"type": "ping"})
-        said += [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas]
-        said.append({"type": "content_block_stop", "index": index})
+            items.append({"type": "ping"})
+        items += [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas]
+        items.append({"type": "content_block_stop", "index": index})
     delta = {"stop_reason": _finish(reply), "stop_sequence": None}
-    said.append({"type": "message_delta", "delta": delta, "usage": {"output_tokens": exchange.counted.output}})
+    items.append({"type": "message_delta", "delta": delta, "usage": {"output_tokens": exchange.counted.output}})
     if reply.has_done:
-        said.append({"type": "message_stop"})
-    return [exchange.event(each, each["type"]) for each in said]
+        items.append({"type": "message_stop"})
+    return [exchange.event(each, each["type"]) for each in items]
 
 
 def _growing(reply: ScriptedReply, block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -156,7 +156,7 @@ ANTHROPIC = Wire(
     refuse=_refuse,
     prompt=_prompt,
     sizes=_sizes,
-    asked=_asked,
+    read_request=_read_request,
     whole=_whole,
     events=_events,
     error=_error,

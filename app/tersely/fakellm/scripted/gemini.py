@@ -15,7 +15,7 @@ _SIGNATURE = "c2lnbmVkIGJ5IG5vYm9keQ=="
 _FINISHES = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP"}
 
 
-def _asked(request: Mapping[str, Any]) -> ModelRequest:
+def _read_request(request: Mapping[str, Any]) -> ModelRequest:
     contents: list[dict[str, Any]] = [each for each in request.get("contents") or () if isinstance(each, dict)]
     parts = contents[-1].get("parts") or [] if contents else []
     results = [part["functionResponse"] for part in parts if "functionResponse" in part]
@@ -44,9 +44,9 @@ def _parts(exchange: ScriptedExchange) -> list[dict[str, Any]]:
     text = reply.message.get("content")
     parts: list[dict[str, Any]] = [{"text": text}] if text else []
     for call in calls_of(reply):
-        said = {"id": call["id"], "name": call["name"], "args": json.loads(call["arguments"] or "{}")}
+        items = {"id": call["id"], "name": call["name"], "args": json.loads(call["arguments"] or "{}")}
         is_signed = wants_signatures(exchange.model) and not any("functionCall" in part for part in parts)
-        parts.append({"functionCall": said} | ({"thoughtSignature": _SIGNATURE} if is_signed else {}))
+        parts.append({"functionCall": items} | ({"thoughtSignature": _SIGNATURE} if is_signed else {}))
     return parts
 
 
@@ -82,16 +82,16 @@ def _whole(exchange: ScriptedExchange) -> bytes:
 
 
 def _chunks(exchange: ScriptedExchange) -> list[dict[str, Any]]:
-    said: list[list[dict[str, Any]]] = []
+    items: list[list[dict[str, Any]]] = []
     for part in _parts(exchange):
         if part.get("text"):
-            said += [[{**part, "text": piece}] for piece in pieces(exchange.reply, part["text"])]
+            items += [[{**part, "text": piece}] for piece in pieces(exchange.reply, part["text"])]
         else:
-            said.append([part])
-    last = len(said) - 1
+            items.append([part])
+    last = len(items) - 1
     return [
         _generated(exchange, parts, is_last=place == last and exchange.reply.has_done)
-        for place, parts in enumerate(said)
+        for place, parts in enumerate(items)
     ]
 
 
@@ -129,7 +129,7 @@ GEMINI = Wire(
     refuse=_refuse,
     prompt=_prompt,
     sizes=_sizes,
-    asked=_asked,
+    read_request=_read_request,
     whole=_whole,
     events=_events,
     error=_error,
@@ -167,7 +167,7 @@ GCA = replace(
     check_model=lambda request, _: check_model(_inner(request), str(request.get("model") or "")),
     prompt=_of_inner(_prompt),
     sizes=_of_inner(_sizes),
-    asked=_of_inner(_asked),
+    read_request=_of_inner(_read_request),
     whole=lambda exchange: dump(_wrapped(exchange, _generated(exchange, _parts(exchange), is_last=True))),
     events=_wrapped_events,
 )

@@ -18,7 +18,7 @@ from tersely.fakellm.scripted.replies import (
 from tersely.fakellm.strict.openai_chat import Refusal, check, overflow
 
 
-def _asked(request: Mapping[str, Any]) -> ModelRequest:
+def _read_request(request: Mapping[str, Any]) -> ModelRequest:
     messages: list[dict[str, Any]] = [each for each in request.get("messages") or () if isinstance(each, dict)]
     last = messages[-1] if messages else {}
     return ModelRequest(
@@ -153,7 +153,7 @@ CHAT = Wire(
     refuse=Refusal.body,
     prompt=_prompt,
     sizes=_sizes,
-    asked=_asked,
+    read_request=_read_request,
     whole=_whole,
     events=_events,
     error=_error,

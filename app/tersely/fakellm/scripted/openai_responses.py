@@ -24,13 +24,13 @@ from tersely.fakellm.strict.openai_responses import check, overflow
 
 
 def _items(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    said = request.get("input")
-    if isinstance(said, str):
-        return [{"role": "user", "content": said}]
-    return [item for item in said or () if isinstance(item, dict)]
+    items = request.get("input")
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    return [item for item in items or () if isinstance(item, dict)]
 
 
-def _asked(request: Mapping[str, Any]) -> ModelRequest:
+def _read_request(request: Mapping[str, Any]) -> ModelRequest:
     items = _items(request)
     last = items[-1] if items else {}
     is_result = str(last.get("type", "")).endswith("_output")
@@ -112,16 +112,16 @@ def _whole(exchange: ScriptedExchange) -> bytes:
 
 def _events(exchange: ScriptedExchange) -> list[bytes]:
     output = _output(exchange)
-    said: list[dict[str, Any]] = [
+    items: list[dict[str, Any]] = [
         {"type": "response.created", "response": _response(exchange, "in_progress", [])},
         {"type": "response.in_progress", "response": _response(exchange, "in_progress", [])},
     ]
     for index, item in enumerate(output):
-        said += _growing(exchange.reply, index, item)
+        items += _growing(exchange.reply, index, item)
     if exchange.reply.has_done:
         ended = _ended(exchange, output)
-        said.append({"type": f"response.{ended['status']}", "response": ended})
-    return [exchange.event({**each, "sequence_number": place}, each["type"]) for place, each in enumerate(said)]
+        items.append({"type": f"response.{ended['status']}", "response": ended})
+    return [exchange.event({**each, "sequence_number": place}, each["type"]) for place, each in enumerate(items)]
 
 
 def _growing(reply: ScriptedReply, index: int, item: dict[str, Any]) -> Iterable[dict[str, Any]]:
@@ -174,7 +174,7 @@ RESPONSES = Wire(
     refuse=Refusal.body,
     prompt=_prompt,
     sizes=_sizes,
-    asked=_asked,
+    read_request=_read_request,
     whole=_whole,
     events=_events,
     error=_error,

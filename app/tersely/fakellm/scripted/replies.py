@@ -148,33 +148,33 @@ class Wire:
     refuse: Callable[[Refusal], bytes]
     prompt: Callable[[Mapping[str, Any]], Iterable[bytes]]
     sizes: Callable[[Mapping[str, Any]], tuple[int, int]]
-    asked: Callable[[Mapping[str, Any]], ModelRequest]
+    read_request: Callable[[Mapping[str, Any]], ModelRequest]
     whole: Callable[[ScriptedExchange], bytes]
     events: Callable[[ScriptedExchange], list[bytes]]
     error: Callable[[ScriptedExchange], bytes]
     check_model: Callable[[dict[str, Any], str], Refusal | None] = lambda _request, _model: None
 
 
-def default_reply(asked: ModelRequest, number: int) -> dict[str, Any]:
+def default_reply(request: ModelRequest, number: int) -> dict[str, Any]:
     """Return the message that answers what no script answers, as chat completions write it. Deterministic.
 
     ``number`` is that of the request: no host gives two calls the same id.
     """
-    call = None if asked.is_result else _asked_call(asked)
+    call = None if request.is_result else _requested_call(request)
     if call is not None:
         name, arguments = call
-        call_id = "call_" + digest(dump([number, asked.messages, name, arguments]))[:24]
+        call_id = "call_" + digest(dump([number, request.messages, name, arguments]))[:24]
         function = {"name": name, "arguments": arguments}
         return {
             "role": "assistant",
             "content": None,
             "tool_calls": [{"id": call_id, "type": "function", "function": function}],
         }
-    if asked.schema is not None:
-        return {"role": "assistant", "content": dump(_instance(asked.schema)).decode(), "refusal": None}
-    terse = f"\n<terse>{_summary(asked.words)}</terse>" if "<terse>" in asked.system else ""
-    speaker = "The tool answered" if asked.is_result else "You said"
-    content = f"I was sent {asked.messages} messages. {speaker}: {asked.words[:_REPEATED]}"
+    if request.schema is not None:
+        return {"role": "assistant", "content": dump(_instance(request.schema)).decode(), "refusal": None}
+    terse = f"\n<terse>{_summary(request.words)}</terse>" if "<terse>" in request.system else ""
+    speaker = "The tool answered" if request.is_result else "You said"
+    content = f"I was sent {request.messages} messages. {speaker}: {request.words[:_REPEATED]}"
     return {"role": "assistant", "content": content + terse, "refusal": None}
 
 
@@ -213,15 +213,15 @@ def digest(content: bytes) -> str:
     return blake2b(content, digest_size=12).hexdigest()
 
 
-def _asked_call(asked: ModelRequest) -> tuple[str, str] | None:
+def _requested_call(request: ModelRequest) -> tuple[str, str] | None:
     """Return the last line ``call NAME {json}`` that names a tool which is offered; the JSON text as it was said.
 
     Programs put words of their own before and behind what their user says.
     """
-    calls = [said for said in _CALL.finditer(asked.words) if said["name"] in asked.tools]
+    calls = [items for items in _CALL.finditer(request.words) if items["name"] in request.tools]
     if not calls:
         return None
-    arguments = asked.words[calls[-1].end() :].strip()
+    arguments = request.words[calls[-1].end() :].strip()
     with contextlib.suppress(ValueError, RecursionError):
         arguments = arguments[: json.JSONDecoder().raw_decode(arguments)[1]]
     return calls[-1]["name"], arguments or "{}"

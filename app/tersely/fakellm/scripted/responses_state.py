@@ -25,7 +25,7 @@ class KeptReply:
     items: Sequence[Item]
 
 
-class Kept:
+class StoredHistories:
     """The memory of a host; of one that ``is_forgetful`` nothing but what led to what, which it refuses to miss."""
 
     def __init__(self, *, is_forgetful: bool = False) -> None:
@@ -116,10 +116,10 @@ class Kept:
 
 
 def _items(request: Mapping[str, Any]) -> list[Item]:
-    said = request.get("input")
-    if isinstance(said, str):
-        return [{"type": "message", "role": "user", "content": said}]
-    return [item for item in said if isinstance(item, dict)] if isinstance(said, list) else []
+    items = request.get("input")
+    if isinstance(items, str):
+        return [{"type": "message", "role": "user", "content": items}]
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def _conversation(request: Mapping[str, Any]) -> str:

@@ -44,7 +44,7 @@ from tersely.fakellm.scripted.replies import (
     digest,
     dump,
 )
-from tersely.fakellm.scripted.responses_state import Kept
+from tersely.fakellm.scripted.responses_state import StoredHistories
 from tersely.fakellm.strict.openai_chat import Refusal, parse_body
 
 _log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class ScriptedModel:
         is_forgetful: bool = False,
     ) -> None:
         self.script = script
-        self.kept = Kept(is_forgetful=is_forgetful)
+        self.kept = StoredHistories(is_forgetful=is_forgetful)
         self.files = Files()
         self.window = window
         self.is_strict = is_strict
@@ -112,7 +112,7 @@ class ScriptedModel:
             reply = await reply
         if reply is not None:
             return reply
-        answer = default_reply(wire.asked(request), received.number)
+        answer = default_reply(wire.read_request(request), received.number)
         return ScriptedReply(message=answer, first_delay=self.first_delay, delay=self.delay)
 
     def _check(self, request: dict[str, Any], wire: Wire, model: str) -> Refusal | None:

@@ -195,8 +195,8 @@ def known_entry(
     if row.model_raw is not None and not memos:
         if row.row.role == "assistant":
             view = views.get(row.row.call) or ClientView(raw=message.raw, dialect=dialect.name)
-        said = restore(NOT_ECHOED, row.model_raw, row.dialect) if row.row.call in views else NOT_ECHOED
-        message = said if said.parts else restore(message, row.model_raw, row.dialect)
+        read = restore(NOT_ECHOED, row.model_raw, row.dialect) if row.row.call in views else NOT_ECHOED
+        message = read if read.parts else restore(message, row.model_raw, row.dialect)
     entry = Entry(
         seq=row.row.seq,
         turn=row.row.turn,
@@ -229,14 +229,14 @@ def new_entries(
 
 def stored_entries(stored: Sequence[StoredMessage], dialect: Dialect, new: Sequence[Entry] = ()) -> list[Entry]:
     """Return stored messages as the model saw them, with the text of other dialects' messages, followed by ``new``."""
-    said = [read_stored(each, dialect) for each in stored]
-    placed = isolate([*said, *(StoredInDialect(message=entry.message) for entry in new)])
+    read = [read_stored(each, dialect) for each in stored]
+    placed = isolate([*read, *(StoredInDialect(message=entry.message) for entry in new)])
     entries: list[Entry] = []
     hidden = {each.call for each in stored if not each.client_visible}
     replies = (each for each in stored if each.client_visible and each.role == "assistant" and each.call in hidden)
     views = {each.call: _view_of(each) for each in replies}
-    theirs = (_stored_entry(each, own.message, views) for each, own in zip(stored, said, strict=True))
-    for entry, shown in zip([*theirs, *new], placed, strict=True):
+    own_entries = (_stored_entry(each, own.message, views) for each, own in zip(stored, read, strict=True))
+    for entry, shown in zip([*own_entries, *new], placed, strict=True):
         for message in shown:
             same = message is entry.message
             count = entry.tokens if same else tokens.estimate_message(message)

@@ -33,15 +33,15 @@ def injected_in_request(match: SessionMatch, incoming: IncomingHistory) -> tuple
     stated = epoch.injected if epoch is not None else ()
     in_head = {block.text: block for block in stated}
     blocks = list(stated) if match.expanded_from > 1 else []
-    beside: dict[int, int] | None = None
+    following: dict[int, int] | None = None
     placed = match.decision.placed
     for index, message in enumerate(incoming.messages):
         if not message.injected:
             continue
         is_alone = not incoming.identities[index].is_link
         if is_alone:
-            beside = _messages_behind(incoming, match) if beside is None else beside
-        seq = beside.get(index, 0) if is_alone and beside is not None else placed[index].seq
+            following = _messages_behind(incoming, match) if following is None else following
+        seq = following.get(index, 0) if is_alone and following is not None else placed[index].seq
         if not is_alone and placed[index].status != "live":
             seq = 0
         for block in message.injected:

@@ -109,13 +109,13 @@ async def load_history(
         kept_entries = [entry for entry in shown if entry.seq in is_kept]
         known = {placed.seq for placed in match.decision.placed} | set(match.decision.superseded)
         kinds = {is_outside_messages(message.raw) for message in incoming.messages if message.is_instruction}
-        beside: list[StoredMessage] = []
+        outside: list[StoredMessage] = []
         if not kinds or any(not row.row.is_link and row.row.seq not in known for row in match.rows):
-            beside = await messages.instructions(connection, tenant, session.id)
-        given = [row for row in beside if row.role in INSTRUCTION_ROLES and row.seq not in known]
+            outside = await messages.instructions(connection, tenant, session.id)
+        given = [row for row in outside if row.role in INSTRUCTION_ROLES and row.seq not in known]
         given = [row for row in given if is_outside_messages(row.raw) not in kinds]
         stored_instructions = tuple(stored_instruction(row, dialect) for row in given)
-        alone = [row for row in beside if row.role not in INSTRUCTION_ROLES and row.seq not in known]
+        alone = [row for row in outside if row.role not in INSTRUCTION_ROLES and row.seq not in known]
         tail = [each for each in stored if each.seq not in is_kept]
         blocks = await run_in_thread_if_large(size, stored_blocks, alone, tail, match, cut, dialect)
         hidden: list[StoredMessage] = []

@@ -47,5 +47,5 @@ async def with_memos(
     if not text:
         return history, {}
     snapshot = replace(history.snapshot, entries=(*entries[:-1], with_memos_of(last, text)))
-    said = HiddenReplyParts(model_raw=dialect.with_prefix(incoming.messages[index].raw, text))
-    return replace(history, snapshot=snapshot, is_verbatim=False), {index: said}
+    hidden_parts = HiddenReplyParts(model_raw=dialect.with_prefix(incoming.messages[index].raw, text))
+    return replace(history, snapshot=snapshot, is_verbatim=False), {index: hidden_parts}

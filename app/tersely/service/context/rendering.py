@@ -52,7 +52,7 @@ def render_messages(
     preceded is kept: once that message is no longer loaded, its place is unknown. Blocks that a client injected there
     as a user message go away with the messages around them.
     """
-    leading, asides, trailing = _place_instructions(incoming, match, history.blocks)
+    leading, placed_before, trailing = _place_instructions(incoming, match, history.blocks)
     is_cut = context.epoch.cut > 1
     seqs = _instruction_seqs(incoming, match, history.blocks)
     rendered: list[Source] = []
@@ -61,12 +61,12 @@ def render_messages(
         if isinstance(message, HeadMessage) or message.seq < context.epoch.cut:
             head = len(rendered) + 1
         else:
-            beside = asides.pop(message.seq, ())
+            preceding = placed_before.pop(message.seq, ())
             # The head contains the instructions directly in front of the first message of the tail.
             is_first = is_cut and head == len(rendered)
-            rendered += [_instruction_source(each, seqs) for each in beside if each.is_instruction or not is_first]
+            rendered += [_instruction_source(each, seqs) for each in preceding if each.is_instruction or not is_first]
         rendered += [_source(message, raw) for raw in render(message, dialect)]
-    hoisted = [message for seq in sorted(asides) for message in asides[seq] if message.is_instruction]
+    hoisted = [message for seq in sorted(placed_before) for message in placed_before[seq] if message.is_instruction]
     standing = _without_repeats([*leading, *hoisted]) if is_cut or hoisted else leading
     front = [
         *(_instruction_source(each, seqs) for each in standing),
@@ -120,30 +120,30 @@ def _place_instructions(
     """
     firsts = first_hidden(match)
     leading: list[Message] = []
-    asides: dict[int, list[Message]] = {}
+    placed_before: dict[int, list[Message]] = {}
     waiting: list[Message] = []
     is_leading = True
     for each in stored:
         if each.before == AFTER_ALL_MESSAGES:
             waiting.append(each.message)
         elif each.before:
-            asides.setdefault(each.before, []).append(each.message)
+            placed_before.setdefault(each.before, []).append(each.message)
     for message, identity, placed in zip(incoming.messages, incoming.identities, match.decision.placed, strict=True):
         if not identity.is_link:
             is_leading = is_leading and message.is_instruction
             if is_leading:
                 leading.append(message)
             elif not placed.is_new and placed.position < match.expanded_from:
-                asides.setdefault(0, []).append(message)  # the message that it preceded is not rendered
+                placed_before.setdefault(0, []).append(message)  # the message that it preceded is not rendered
             else:
                 waiting.append(message)
             continue
         is_leading = False
         # Providers refuse a message between a tool call and its result.
         if waiting and message.role != "tool":
-            asides.setdefault(firsts.get(placed.seq, placed.seq), []).extend(waiting)
+            placed_before.setdefault(firsts.get(placed.seq, placed.seq), []).extend(waiting)
             waiting = []
-    return leading, asides, waiting
+    return leading, placed_before, waiting
 
 
 def render(message: ContextMessage, dialect: Dialect) -> list[bytes]:

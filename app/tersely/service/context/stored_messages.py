@@ -39,8 +39,8 @@ def stored_message(stored: StoredMessage, dialect: Dialect) -> Message | None:
 
     A message of another dialect is reduced to its text; None if it has no text.
     """
-    said = read_stored(stored, dialect)
-    return said.message if said.is_own else text_only(said.message)
+    read = read_stored(stored, dialect)
+    return read.message if read.is_own else text_only(read.message)
 
 
 def read_stored(stored: StoredMessage, dialect: Dialect) -> StoredInDialect:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from tersely.domain.limits import LEASE, NOTHING, Ask, Grant, LimitName, Limits, Portion, Use, plus, retry_after
+from tersely.domain.limits import LEASE, NOTHING, Grant, LimitName, Limits, Portion, Use, UseRequest, plus, retry_after
 from tersely.store.ops.limits import Subject
 
 # The part of a limit that a worker takes ahead of need, at most.
@@ -169,7 +169,7 @@ class Account:
             and self.untold == NOTHING
         )
 
-    def ask(self, *, wants: bool) -> Ask:
+    def ask(self, *, wants: bool) -> UseRequest:
         """Return what to ask for. Debts, and what goes back, leave the balances at once: see `revert`."""
         self._begin_period()
         is_idle = not wants and self.monotonic() - self.used_at > IDLE
@@ -186,7 +186,7 @@ class Account:
         spare = 0 if is_idle else self._spare()
         # What goes back must not be taken meanwhile.
         self.slots = min(self.slots, self.in_flight + spare)
-        return Ask(
+        return UseRequest(
             holder=self.holder,
             used=used,
             wanted=self._wanted() if wants else NOTHING,
@@ -194,12 +194,12 @@ class Account:
             spare=spare,
         )
 
-    def revert(self, ask: Ask) -> Ask:
+    def revert(self, ask: UseRequest) -> UseRequest:
         """Remember what an `ask` told that nobody heard. Return what this worker has not counted by itself yet."""
         self.untold = plus(self.untold, ask.used)
         return replace(ask, used=plus(ask.used, self.telling, sign=-1))
 
-    def accept(self, ask: Ask, granted: Grant, *, is_local: bool) -> None:
+    def accept(self, ask: UseRequest, granted: Grant, *, is_local: bool) -> None:
         """Add what was granted. ``is_local``: by this worker itself, while the database was away."""
         now = self.monotonic()
         portion = granted.portion

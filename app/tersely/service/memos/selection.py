@@ -37,13 +37,13 @@ async def choose_for_entries(
 ) -> tuple[Prefix, ...]:
     """Return the memos in front of messages that an epoch starts with."""
     most = memo_limit(strategy)
-    asking = [entry for entry in entries if entry.message.starts_turn and entry.message.text][-MESSAGES:]
-    if not (most and asking):
+    questions = [entry for entry in entries if entry.message.starts_turn and entry.message.text][-MESSAGES:]
+    if not (most and questions):
         return ()
-    texts = await choose_memos(connection, tenant, [entry.message.text for entry in asking], limit=most)
+    texts = await choose_memos(connection, tenant, [entry.message.text for entry in questions], limit=most)
     return tuple(
         Prefix(layer=LAYER, seq=entry.seq, text=text, tokens=estimate_text(text))
-        for entry, text in zip(asking, texts, strict=True)
+        for entry, text in zip(questions, texts, strict=True)
         if text
     )
 

@@ -67,11 +67,11 @@ class IncomingHistory:
     @property
     def question_digest(self) -> bytes:
         """The hash of the question: of the links after the last assistant message."""
-        asked = b""
+        question = b""
         for index in self.links:
             identity = self.identities[index]
-            asked = b"" if identity.role == "assistant" else extend(asked, identity.digest)
-        return asked
+            question = b"" if identity.role == "assistant" else extend(question, identity.digest)
+        return question
 
     def reply_chains(self) -> list[bytes]:
         """Return the chain value after each assistant message, newest first."""

@@ -294,7 +294,9 @@ def continued(
     )
     if first_link < 0 or (_is_in_doubt(reply_match.session) and not is_beginning_known):
         return None
-    return _laid(incoming, reply_match.session, hints.client.source or "lineage", reply_match.tail, first_link)
+    return _match_from_rows(
+        incoming, reply_match.session, hints.client.source or "lineage", reply_match.tail, first_link
+    )
 
 
 async def with_everything(
@@ -396,10 +398,10 @@ async def _compare_with_stored(
         tail = None
     if tail is None or first_link < 0:
         tail, first_link = await messages.all_rows(connection, tenant, session.id, last=session.last_seq), 0
-    return await run_in_thread_if_large(incoming.size, _laid, incoming, session, source, tail, first_link)
+    return await run_in_thread_if_large(incoming.size, _match_from_rows, incoming, session, source, tail, first_link)
 
 
-def _laid(
+def _match_from_rows(
     incoming: IncomingHistory, session: Session, source: Source, tail: list[TailRow], first_link: int
 ) -> SessionMatch:
     shown = _shown(tail)
@@ -440,16 +442,16 @@ def _links_before(
     unclear.
     """
     links = [row.row for row in tail if row.row.is_link and not row.is_hidden]
-    said = [identity.digest for identity in incoming.identities[:hit_index] if identity.is_link]
+    digests = [identity.digest for identity in incoming.identities[:hit_index] if identity.is_link]
     # A client may omit messages that were taken back, or still send them.
     for stored in (links, [row for row in links if row.status == "live"]):
         place = next((place for place, row in enumerate(stored) if row.seq == hit_seq), None)
-        if place is None or place > len(said):
+        if place is None or place > len(digests):
             continue
-        first_link = len(said) - place
+        first_link = len(digests) - place
         # A client may have put its summary in front later; then the messages in between are not in the tail. If all
         # current rows are loaded, the client has gone back to superseded ones.
-        if said[first_link:] == [row.digest for row in stored[:place]]:
+        if digests[first_link:] == [row.digest for row in stored[:place]]:
             return -1 if first_link and session.cut == 1 else first_link
     return -1
 

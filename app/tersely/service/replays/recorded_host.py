@@ -50,7 +50,7 @@ class RecordedHost:
         parsed = parse_body(body)
         request: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
         if step.reply is None:
-            message: Mapping[str, Any] = default_reply(wire.asked(request), self._number)
+            message: Mapping[str, Any] = default_reply(wire.read_request(request), self._number)
         else:
             message = {key: value for key, value in step.reply.items() if key != "role"}
         reply = ScriptedReply(message=message)

@@ -22,7 +22,7 @@ from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Media, Message, searchable_text, with_all_calls
 from tersely.sandbox.child import CELL, ROWS, Limits
 from tersely.sandbox.explain import TOO_LARGE, complaint, explain, kind_of, too_long
-from tersely.sandbox.pool import ChildPool, Desk
+from tersely.sandbox.pool import ChildPool, ChildSlot
 from tersely.sandbox.process import ChildDied, ChildReply, TookTooLong, frame
 from tersely.service.common.metrics import Metrics
 from tersely.store.db.connection import Database
@@ -124,13 +124,13 @@ class Queries:
         return _result(reply, known)
 
     async def _ask(self, tenant: str, session: Session, sql: str) -> tuple[ChildReply, Known]:
-        async with self._pool.desk(tenant, (tenant, session.id, session.created_at)) as desk:
-            await self._bring_up(tenant, session.id, desk)
-            await self._add_named(tenant, session.id, desk, sql)
-            reply = await desk.child.run(sql)
+        async with self._pool.slot(tenant, (tenant, session.id, session.created_at)) as slot:
+            await self._bring_up(tenant, session.id, slot)
+            await self._add_named(tenant, session.id, slot, sql)
+            reply = await slot.child.run(sql)
             if kind_of(reply) == "too_large":
-                desk.child.kill()  # which leaves no room for the next query
-            return reply, desk.known
+                slot.child.kill()  # which leaves no room for the next query
+            return reply, slot.known
 
     async def _session(self, tenant: str, session_id: str) -> Session:
         async with self._database.reading(tenant) as connection:
@@ -139,34 +139,34 @@ class Queries:
             raise NotFound("there is no such session")
         return session
 
-    async def _bring_up(self, tenant: str, session_id: str, desk: Desk[Known]) -> None:
+    async def _bring_up(self, tenant: str, session_id: str, slot: ChildSlot[Known]) -> None:
         """Bring the child process up to the session's current state."""
         session = await self._session(tenant, session_id)
-        if desk.known.version == session.version:
+        if slot.known.version == session.version:
             return
         try:
-            await self._add_new(tenant, session, desk)
-            await self._mark(tenant, session, desk)
-            await desk.child.ready()  # the time of a query begins when all rows are there
+            await self._add_new(tenant, session, slot)
+            await self._mark(tenant, session, slot)
+            await slot.child.ready()  # the time of a query begins when all rows are there
         except (ChildDied, TookTooLong) as error:
             raise Busy("the session could not be made ready for a query") from error
-        desk.known.version = session.version
+        slot.known.version = session.version
 
-    async def _add_new(self, tenant: str, session: Session, desk: Desk[Known]) -> None:
-        spans = await self._spans(tenant, session, desk.known.last)
-        if desk.known.last and not self._fits(spans, desk.known):
-            await desk.child.feed(frame({"clear": True}))
-            desk.known = Known()
+    async def _add_new(self, tenant: str, session: Session, slot: ChildSlot[Known]) -> None:
+        spans = await self._spans(tenant, session, slot.known.last)
+        if slot.known.last and not self._fits(spans, slot.known):
+            await slot.child.feed(frame({"clear": True}))
+            slot.known = Known()
             spans = await self._spans(tenant, session, 0)
         for span in spans:
             async with self._database.reading(tenant, limit=LIMIT) as connection:
                 rows = await query_rows.rows(connection, tenant, session.id, span)
-            await desk.child.feed(await asyncio.to_thread(_frame, rows))
+            await slot.child.feed(await asyncio.to_thread(_frame, rows))
         if spans:
-            if not desk.known.last:
-                desk.known.first = spans[0].first
-            desk.known.last = spans[-1].last
-            desk.known.size += sum(span.size for span in spans)
+            if not slot.known.last:
+                slot.known.first = spans[0].first
+            slot.known.last = spans[-1].last
+            slot.known.size += sum(span.size for span in spans)
 
     async def _spans(self, tenant: str, session: Session, after: int) -> list[query_rows.Span]:
         async with self._database.reading(tenant, limit=LIMIT) as connection:
@@ -182,7 +182,7 @@ class Queries:
         count = spans[-1].last - known.first + 1
         return spans[0].first == known.last + 1 and size <= self._most.size and count <= self._most.rows
 
-    async def _mark(self, tenant: str, session: Session, desk: Desk[Known]) -> None:
+    async def _mark(self, tenant: str, session: Session, slot: ChildSlot[Known]) -> None:
         """Update the status of stored messages, and which instructions are current."""
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             exceptional = await numbering.exceptions(connection, tenant, session.id)
@@ -192,16 +192,16 @@ class Queries:
             "dropped": [row.seq for row in hidden if row.status != "removed"],
             "removed": [row.seq for row in hidden if row.status == "removed"],
         }
-        await desk.child.feed(frame({"mark": marks}))
-        await desk.child.feed(await asyncio.to_thread(_frame, instructions))
+        await slot.child.feed(frame({"mark": marks}))
+        await slot.child.feed(await asyncio.to_thread(_frame, instructions))
 
-    async def _add_named(self, tenant: str, session_id: str, desk: Desk[Known], sql: str) -> None:
+    async def _add_named(self, tenant: str, session_id: str, slot: ChildSlot[Known], sql: str) -> None:
         """Add messages that a query selects by number, if they are older than those that the child holds."""
-        named = [seq for seq in _ids_in(sql) if 0 < seq < desk.known.first][:MAX_NAMED]
+        named = [seq for seq in _ids_in(sql) if 0 < seq < slot.known.first][:MAX_NAMED]
         if named:
             async with self._database.reading(tenant, limit=LIMIT) as connection:
                 rows = await query_rows.some(connection, tenant, session_id, named)
-            await desk.child.feed(await asyncio.to_thread(_frame, rows))
+            await slot.child.feed(await asyncio.to_thread(_frame, rows))
 
 
 def _ids_in(sql: str) -> list[int]:

@@ -78,14 +78,14 @@ class Activity:
     async def follow(self, tenant: str, since: datetime | None = None) -> AsyncIterator[list[Happening]]:
         """Yield the new events at each poll (possibly none)."""
         at = since or self._clock()
-        told: dict[tuple[object, ...], datetime] = {}
+        reported: dict[tuple[object, ...], datetime] = {}
         if since is None:
-            told = {each.key: each.at for each in await self.since(tenant, at - OVERLAP)}
+            reported = {each.key: each.at for each in await self.since(tenant, at - OVERLAP)}
         while True:
-            found = [each for each in await self.since(tenant, at - OVERLAP) if each.key not in told]
+            found = [each for each in await self.since(tenant, at - OVERLAP) if each.key not in reported]
             yield found
-            told.update((each.key, each.at) for each in found)
+            reported.update((each.key, each.at) for each in found)
             at = max([at, *(each.at for each in found)])
-            told = {key: when for key, when in told.items() if when > at - 2 * OVERLAP}
+            reported = {key: when for key, when in reported.items() if when > at - 2 * OVERLAP}
             if len(found) < PAGE:
                 await asyncio.sleep(self._pause)

@@ -281,8 +281,8 @@ def _not_sent(place: MessagePlace, row: CallRow, epoch: Epoch | None) -> Line:
     elif place.turn == 0:
         reason = "not part of this request"
     elif place.seq < row.cut and epoch is not None and epoch.number == row.epoch:
-        (told,) = report_cut_turns(epoch, [place.turn])
-        kept, reason = told.kept, told.reason
+        (report,) = report_cut_turns(epoch, [place.turn])
+        kept, reason = report.kept, report.reason
     elif place.seq < row.cut:
         reason = "before the cut"
     else:

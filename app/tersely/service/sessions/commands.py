@@ -171,7 +171,7 @@ class Commands:
                 f"{setting['name']} does not go by a window of turns; {', '.join(WINDOWS)} do: /config strategy window"
             )
         changed = await self._sessions.change(tenant, session_id, Change(strategy={**setting, parameter: size}))
-        return self._tell(changed)
+        return self._describe(changed)
 
     async def _config(self, tenant: str, session_id: str, key: str, value: str) -> str:
         session = await self._sessions.get(tenant, session_id)
@@ -185,9 +185,9 @@ class Commands:
             check_parameter(str(setting["name"]), parameter, value)
             setting[parameter] = _as_value(value)
             session = await self._sessions.change(tenant, session_id, Change(strategy=setting))
-        return self._tell(session)
+        return self._describe(session)
 
-    def _tell(self, session: Session) -> str:
+    def _describe(self, session: Session) -> str:
         epoch = session.epoch_policy or session.last_epoch_policy or self._epoch
         return f"strategy: {_strategy_of(session) or self._strategy}\nepoch: {epoch}"
 

@@ -171,7 +171,12 @@ class Compactions:
             return await states.add(connection, tenant, session_id, text, "rebuilt", self._clock())
 
     async def _begin(
-        self, tenant: str, session_id: str, reason: Reason, options: CompactionOptions, beside: ExtraWrite | None = None
+        self,
+        tenant: str,
+        session_id: str,
+        reason: Reason,
+        options: CompactionOptions,
+        extra_write: ExtraWrite | None = None,
     ) -> Report:
         return await self._keeper.start_epoch(
             tenant,
@@ -180,7 +185,7 @@ class Compactions:
             dialect=options.dialect,
             strategy=options.strategy,
             epoch=options.epoch,
-            beside=beside,
+            extra_write=extra_write,
         )
 
     async def _run(self, job: Job) -> Compaction:
@@ -199,8 +204,8 @@ def _first_shown(session: Session, strategy: Strategy) -> int:
 
 def _block_in(text: str) -> str:
     """Return the state in a summarizer's text, without its heading."""
-    said, blocks = strip_state(text)
-    return blocks[-1] if blocks else state_text(said)
+    rest, blocks = strip_state(text)
+    return blocks[-1] if blocks else state_text(rest)
 
 
 def _is_extract(state: StateBlock, made: Sequence[Summary]) -> bool:

@@ -37,7 +37,7 @@ class Row:
     """A message on both sides. ``sent`` is None where both sides are the same. ``change``: against the call before."""
 
     line: Line
-    said: tuple[Block, ...]
+    client_blocks: tuple[Block, ...]
     sent: tuple[Block, ...] | None
     change: Change = ""
     is_hidden: bool = False
@@ -124,14 +124,14 @@ def _rows(
     found = []
     for line in shown:
         message = stored.get(line.seq) if line.seq is not None else None
-        said = blocks_of(message.raw, message.dialect, message.role) if message is not None else ()
+        client_blocks = blocks_of(message.raw, message.dialect, message.role) if message is not None else ()
         sent: tuple[Block, ...] | None = None
         if line.index is not None and context.messages is not None:
             raw = context.messages[line.index]
             if message is None or raw != message.raw:
                 role = message.role if message is not None else ""
                 sent = blocks_of(raw, context.dialect, role)
-                sent = None if sent == said else sent
+                sent = None if sent == client_blocks else sent
         known = before.get(line.seq) if line.seq is not None else None
         change: Change = ""
         if has_before and line.seq is not None:
@@ -139,7 +139,7 @@ def _rows(
         found.append(
             Row(
                 line=line,
-                said=said,
+                client_blocks=client_blocks,
                 sent=sent,
                 change=change,
                 is_hidden=message is not None and not message.client_visible,

@@ -204,9 +204,11 @@ class EpochKeeper:
     async def _with_past(
         self, tenant: str, found: SessionMatch, history: History, config: ContextConfig, dialect: DialectName
     ) -> History:
-        how = dialect_of(dialect)
-        restore = partial(restore_reply, how)
-        return await self._retriever.with_past(tenant, found, history, config.strategy, hash_history(()), how, restore)
+        target = dialect_of(dialect)
+        restore = partial(restore_reply, target)
+        return await self._retriever.with_past(
+            tenant, found, history, config.strategy, hash_history(()), target, restore
+        )
 
     async def start_epoch(
         self,
@@ -217,17 +219,17 @@ class EpochKeeper:
         dialect: DialectName = "openai_chat",
         strategy: str | None = None,
         epoch: str | None = None,
-        beside: ExtraWrite | None = None,
+        extra_write: ExtraWrite | None = None,
     ) -> Report:
         """Start an epoch for ``reason`` and return its report. ``strategy`` and ``epoch`` are those of future calls, if
-        they differ from the session's. ``beside`` runs in the same transaction.
+        they differ from the session's. ``extra_write`` runs in the same transaction.
 
         Concurrent requests are served one after the other. Raises `NotFound`, `ContextTooLarge`, and `Conflict` if the
         session changes too fast.
         """
         place = tenant, session_id
         async with self._locks.setdefault(place, asyncio.Lock()):
-            return await self._begin(tenant, session_id, reason, dialect, strategy, epoch, beside)
+            return await self._begin(tenant, session_id, reason, dialect, strategy, epoch, extra_write)
 
     async def _begin(
         self,
@@ -237,7 +239,7 @@ class EpochKeeper:
         dialect: DialectName,
         strategy: str | None,
         epoch: str | None,
-        beside: ExtraWrite | None,
+        extra_write: ExtraWrite | None,
     ) -> Report:
         for _ in range(ATTEMPTS):
             async with self._database.reading(tenant, limit=LIMIT) as connection:
@@ -250,7 +252,7 @@ class EpochKeeper:
                     connection, tenant, session, dialect_of(dialect), config, model=model
                 )
             history = replace(history, advance=Advance(reason=reason))
-            started = await self._start(tenant, session, history, config, budget, model, dialect, beside)
+            started = await self._start(tenant, session, history, config, budget, model, dialect, extra_write)
             if started is not None:
                 return started.context.report
         raise Conflict("the session is in use: try again")
@@ -307,7 +309,7 @@ class EpochKeeper:
         budget: TokenBudget,
         model: str,
         dialect: DialectName,
-        beside: ExtraWrite | None = None,
+        extra_write: ExtraWrite | None = None,
     ) -> BuiltContext | None:
         """Store the new epoch; None if the session changed meanwhile.
 
@@ -317,7 +319,7 @@ class EpochKeeper:
         if built.context.epoch.reason == "first" and is_unchanged(built.context.epoch):
             return replace(built, starts_epoch=False)
         memory = memory_of_cut(config.strategy, history, built.context.epoch, dialect=dialect, model=model)
-        return built if await self._store(tenant, session, built, budget, memory, beside) else None
+        return built if await self._store(tenant, session, built, budget, memory, extra_write) else None
 
     async def _store(
         self,
@@ -326,7 +328,7 @@ class EpochKeeper:
         built: BuiltContext,
         budget: TokenBudget,
         memory: PendingMemory | None,
-        beside: ExtraWrite | None = None,
+        extra_write: ExtraWrite | None = None,
     ) -> bool:
         report = built.context.report
         new = NewEpoch(
@@ -340,8 +342,8 @@ class EpochKeeper:
         )
         async with self._database.transaction(tenant, limit=LIMIT) as connection:
             is_started = await epochs.start(connection, tenant, session, new, budget.now)
-            if is_started and beside is not None:
-                await beside(connection)
+            if is_started and extra_write is not None:
+                await extra_write(connection)
         return is_started
 
 
@@ -359,16 +361,16 @@ class _Moments:
     def __call__(self, snapshot: Snapshot) -> list[Snapshot]:
         """Return the moments that were not skipped, in order."""
         entries = snapshot.entries
-        asked = [
+        questions = [
             index
             for index, (entry, following) in enumerate(pairwise(entries), start=1)
             if following.seq >= self._first_seq
             and following.message.role == "assistant"
             and entry.message.role != "assistant"
         ]
-        if len(asked) > FEW_CALLS:
-            asked = asked[-1:]
-        found = [*(replace(snapshot, entries=entries[:index]) for index in asked), snapshot]
+        if len(questions) > FEW_CALLS:
+            questions = questions[-1:]
+        found = [*(replace(snapshot, entries=entries[:index]) for index in questions), snapshot]
         self._count = len(found)
         return found[min(self._skipped, self._count - 1) :]
 

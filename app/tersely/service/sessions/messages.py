@@ -134,10 +134,10 @@ class Messages:
         check_key(key)
         size = sum(map(len, raws))
         if dialect is not None:
-            how = dialect_of(dialect)
+            target = dialect_of(dialect)
         else:
-            how = DIALECTS[await run_in_thread_if_large(size, detect_dialect, raws, field="messages")]
-        read = await run_in_thread_if_large(size, read_messages, raws, how)
+            target = DIALECTS[await run_in_thread_if_large(size, detect_dialect, raws, field="messages")]
+        read = await run_in_thread_if_large(size, read_messages, raws, target)
         now = self._clock()
         created = () if times is None else read_times(times, len(raws), now)
         async with self._database.transaction(tenant) as connection:
@@ -150,18 +150,18 @@ class Messages:
                 given = [row for row in stored if row.role in INSTRUCTION_ROLES]
                 replaced = [row.seq for row in given if is_outside_messages(row.raw) in kinds]
             config = self._recipes.choose_outside_calls(session) if session else self._recipes.default
-            brought = await _bring_memos(connection, tenant, read, how, config)
+            brought = await _bring_memos(connection, tenant, read, target, config)
             extract = config.hidden_tags
             if session and any(message.role == "assistant" for message in read):
                 extract |= await _kinds_shown(connection, tenant, session, config)
-        batch = await run_in_thread_if_large(size, _take_out, read, how, config, extract, now)
+        batch = await run_in_thread_if_large(size, _take_out, read, target, config, extract, now)
         incoming = await run_in_thread_if_large(size, hash_history, batch.shown)
         write = RequestWrite(
             tenant=tenant,
             session_id=session_id,
             create=None if session else NewSession(),
             mode="append",
-            dialect=how.name,
+            dialect=target.name,
             incoming=incoming.identities,
             raws=[message.raw for message in batch.shown],
             size=size,
@@ -178,7 +178,7 @@ class Messages:
             times=created,
             is_call=False,
             key=key,
-            key_digest=await run_in_thread_if_large(size, _digest, raws, how, created),
+            key_digest=await run_in_thread_if_large(size, _digest, raws, target, created),
             hidden_parts={**batch.said, **brought},
             spill=partial(spilled, incoming.messages),
             replaces_instructions=any(message.is_instruction for message in read),
@@ -186,7 +186,7 @@ class Messages:
         outcome = await self._writer.write(write)
         done = _appended(outcome, has_links=bool(incoming.links))
         if incoming.links and not done.was_stored_before:
-            new = Batch(first_seq=done.first_seq, last_seq=done.last_seq, dialect=how.name, model=model)
+            new = Batch(first_seq=done.first_seq, last_seq=done.last_seq, dialect=target.name, model=model)
             await self._go_on(tenant, session_id, new)
         return done
 
@@ -308,7 +308,7 @@ def _take_out(
 ) -> _StrippedReply:
     """Take out of replies what models put there for Tersely, as the proxy does."""
     shown = list(read)
-    said: dict[int, HiddenReplyParts] = {}
+    hidden_parts: dict[int, HiddenReplyParts] = {}
     if tags:
         for index, message in enumerate(read):
             if message.role == "assistant":
@@ -316,13 +316,13 @@ def _take_out(
                 if reply.client_message != message.raw:
                     shown[index] = dialect.read_message(reply.client_message)
                     terse = tuple((text, "model") for text in reply.terse)
-                    said[index] = HiddenReplyParts(model_raw=message.raw, terse=terse, state=reply.state)
+                    hidden_parts[index] = HiddenReplyParts(model_raw=message.raw, terse=terse, state=reply.state)
     if isinstance(config.strategy, Slim) and config.strategy.derive_terse:
-        for index, text in _derived(read, said, now):
-            said[index] = HiddenReplyParts(
-                model_raw=said[index].model_raw if index in said else None, terse=((text, "derived"),)
+        for index, text in _derived(read, hidden_parts, now):
+            hidden_parts[index] = HiddenReplyParts(
+                model_raw=hidden_parts[index].model_raw if index in hidden_parts else None, terse=((text, "derived"),)
             )
-    return _StrippedReply(shown=tuple(shown), model=tuple(read), said=said)
+    return _StrippedReply(shown=tuple(shown), model=tuple(read), said=hidden_parts)
 
 
 def split_appended_reply(raw: bytes, dialect: Dialect, tags: TagKinds) -> ReplyChoice:
@@ -331,7 +331,9 @@ def split_appended_reply(raw: bytes, dialect: Dialect, tags: TagKinds) -> ReplyC
     return choices[0] if choices else ReplyChoice(index=0, model_message=raw, client_message=raw)
 
 
-def _derived(read: Sequence[Message], said: dict[int, HiddenReplyParts], now: datetime) -> list[tuple[int, str]]:
+def _derived(
+    read: Sequence[Message], hidden_parts: dict[int, HiddenReplyParts], now: datetime
+) -> list[tuple[int, str]]:
     """Log entries made without a model, by the index of the reply: for turns that end without a tag."""
     found: list[tuple[int, str]] = []
     start = 0
@@ -343,7 +345,7 @@ def _derived(read: Sequence[Message], said: dict[int, HiddenReplyParts], now: da
         last = max((index for index in turn if read[index].role == "assistant"), default=None)
         if last is None or read[last].calls or not read[last].parts:
             continue
-        if any(index in said and said[index].terse for index in turn):
+        if any(index in hidden_parts and hidden_parts[index].terse for index in turn):
             continue
         entries = [
             Entry(seq=index + 1, turn=1, message=read[index], tokens=0, created_at=now)

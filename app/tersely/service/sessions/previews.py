@@ -134,15 +134,15 @@ class Previews:
         history, _ = await with_memos(self._database, tenant, found, history, config.strategy, incoming, dialect)
         built = await run_in_thread_if_large(history.size, build, history, config, budget, request.model)
         async with self._database.reading(tenant, limit=LIMIT) as connection:
-            told, omitted = await _turns(connection, tenant, session, built)
-        instructions, laid_out = _lay_out(built, dialect, history, incoming, found, config)
+            reports, omitted = await _turns(connection, tenant, session, built)
+        instructions, laid_out = _render(built, dialect, history, incoming, found, config)
         texts = [dialect.read_message(raw).text for raw in instructions]
         return Preview(
             instructions=tuple(instructions),
             messages=tuple(laid_out),
             text="\n\n".join(texts) if texts else None,
             report=built.context.report,
-            turns=told,
+            turns=reports,
             turns_omitted=omitted,
             retrieved=built.context.epoch.retrieved,
             strategy=strategy_name(config.strategy),
@@ -177,12 +177,12 @@ async def _turns(
     start = max(1, session.turns - MAX_TURNS + 1)
     live = set(await turns.live_turns(connection, tenant, session.id, start, session.turns))
     cut = report_cut_turns(built.context.epoch, sorted(live - known))
-    told = sorted((*cut, *loaded), key=lambda turn: turn.turn)
+    reports = sorted((*cut, *loaded), key=lambda turn: turn.turn)
     before = start - 1 - sum(turn < start for turn in known)
-    return tuple(told[-MAX_TURNS:]), max(0, len(told) - MAX_TURNS) + max(0, before)
+    return tuple(reports[-MAX_TURNS:]), max(0, len(reports) - MAX_TURNS) + max(0, before)
 
 
-def _lay_out(
+def _render(
     built: BuiltContext,
     dialect: Dialect,
     history: History,

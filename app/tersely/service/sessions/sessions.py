@@ -161,10 +161,10 @@ class Sessions:
         async with self._database.transaction(tenant) as connection:
             session = await _lock(connection, tenant, session_id)
             await _require_turn(connection, tenant, session_id, turn)
-            told = await turns.hide(connection, tenant, session, turn, "dropped", self._clock())
-            await self.enqueue_anew(connection, tenant, session, told)
+            memory_runs = await turns.hide(connection, tenant, session, turn, "dropped", self._clock())
+            await self.enqueue_rewrites(connection, tenant, session, memory_runs)
             row = await _require_turn(connection, tenant, session_id, turn)
-        await self.rewrite_memory(tenant, session, told)
+        await self.rewrite_memory(tenant, session, memory_runs)
         return row
 
     async def undo(self, tenant: str, session_id: str) -> TurnRow:
@@ -172,12 +172,12 @@ class Sessions:
         async with self._database.transaction(tenant) as connection:
             session = await _lock(connection, tenant, session_id)
             turn = await turns.last_turn(connection, tenant, session_id)
-            told = await turns.hide(connection, tenant, session, turn, "undone", self._clock()) if turn else None
-            if told is None:
+            memory_runs = await turns.hide(connection, tenant, session, turn, "undone", self._clock()) if turn else None
+            if memory_runs is None:
                 raise Conflict("there is no turn to take back")
-            await self.enqueue_anew(connection, tenant, session, told)
+            await self.enqueue_rewrites(connection, tenant, session, memory_runs)
             row = await _require_turn(connection, tenant, session_id, turn)
-        await self.rewrite_memory(tenant, session, told)
+        await self.rewrite_memory(tenant, session, memory_runs)
         return row
 
     async def remove(self, tenant: str, session_id: str, turn: int) -> None:
@@ -185,27 +185,29 @@ class Sessions:
         async with self._database.transaction(tenant, limit=DELETE_LIMIT) as connection:
             session = await _lock(connection, tenant, session_id)
             await _require_turn(connection, tenant, session_id, turn)
-            told = await turns.remove(connection, tenant, session, turn, self._clock())
-            await self.enqueue_anew(connection, tenant, session, told)
-        await self.rewrite_memory(tenant, session, told)
+            memory_runs = await turns.remove(connection, tenant, session, turn, self._clock())
+            await self.enqueue_rewrites(connection, tenant, session, memory_runs)
+        await self.rewrite_memory(tenant, session, memory_runs)
 
-    async def enqueue_anew(
-        self, connection: Connection, tenant: str, session: Session, told: Iterable[tuple[Run, ...]] | None
+    async def enqueue_rewrites(
+        self, connection: Connection, tenant: str, session: Session, memory_runs: Iterable[tuple[Run, ...]] | None
     ) -> None:
         """Store the entries that `rewrite_memory` must write, in the transaction that makes them due."""
-        if told:
+        if memory_runs:
             strategy = strategy_name(self._recipes.choose_outside_calls(session).strategy)
-            await self._remembering.enqueue(connection, tenant, session.id, told, strategy=strategy)
+            await self._remembering.enqueue(connection, tenant, session.id, memory_runs, strategy=strategy)
 
-    async def rewrite_memory(self, tenant: str, session: Session, told: Iterable[tuple[Run, ...]] | None) -> None:
-        """Write memory entries again, for the remaining messages of entries that covered ``told``.
+    async def rewrite_memory(
+        self, tenant: str, session: Session, memory_runs: Iterable[tuple[Run, ...]] | None
+    ) -> None:
+        """Write memory entries again, for the remaining messages of entries that covered ``memory_runs``.
 
         A failure is ignored, because the requested change is done.
         """
-        if told:
+        if memory_runs:
             strategy = strategy_name(self._recipes.choose_outside_calls(session).strategy)
             with suppress(StoreUnavailable):
-                await self._remembering.write(tenant, session.id, told, strategy=strategy)
+                await self._remembering.write(tenant, session.id, memory_runs, strategy=strategy)
 
     def check_settings(self, strategy: str | None, epoch: str | None) -> None:
         """Raise `InvalidRequest` unless both can be read."""

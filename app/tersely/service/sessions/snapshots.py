@@ -47,7 +47,7 @@ class SessionSnapshot:
     last_call: tuple[str | None, str | None]
     counted: tuple[object, ...]
     stored: Sequence[TableRow]
-    beside: Mapping[str, Sequence[TableRow]]
+    tables: Mapping[str, Sequence[TableRow]]
     outputs: Mapping[int, Sequence[Artifact]]
 
 
@@ -113,10 +113,10 @@ def read_snapshot(given: dict[str, Any], context: Sequence[bytes], turns: Sequen
         _check(row)
     _fill(stored, context, turns)
     outputs = {row["seq"]: found for row in stored if (found := _read_content(row))}
-    beside = {table: _rows(given, table) for table in BESIDE}
-    for index, row in enumerate(beside["epochs"]):
+    tables = {table: _rows(given, table) for table in BESIDE}
+    for index, row in enumerate(tables["epochs"]):
         _read_plan(row["plan"], f"{FIELD}.epochs[{index}].plan", len(stored))
-    for index, row in enumerate(beside["events"]):
+    for index, row in enumerate(tables["events"]):
         _check_json(row["body"], f"{FIELD}.events[{index}].body")
     about = given.get("session")
     if not isinstance(about, dict):
@@ -152,7 +152,7 @@ def read_snapshot(given: dict[str, Any], context: Sequence[bytes], turns: Sequen
             counters["last_epoch_policy"],
         ),
         stored=stored,
-        beside=beside,
+        tables=tables,
         outputs=outputs,
     )
 
@@ -165,7 +165,7 @@ async def store_snapshot(connection: Connection, tenant: str, session_id: str, s
         session_id,
         counted=snapshot.counted,
         stored=snapshot.stored,
-        beside=snapshot.beside,
+        beside=snapshot.tables,
         outputs=snapshot.outputs,
     )
 

@@ -19,11 +19,13 @@ from tersely.store.history.messages import StoredMessage
 class MemoryRetelling(Protocol):
     """Rewrites the memory entries of ranges, which are stored first, in the transaction that changes them."""
 
-    async def enqueue_anew(
-        self, connection: Connection, tenant: str, session: Session, told: Iterable[tuple[Run, ...]] | None
+    async def enqueue_rewrites(
+        self, connection: Connection, tenant: str, session: Session, memory_runs: Iterable[tuple[Run, ...]] | None
     ) -> None: ...
 
-    async def rewrite_memory(self, tenant: str, session: Session, told: Iterable[tuple[Run, ...]] | None) -> None: ...
+    async def rewrite_memory(
+        self, tenant: str, session: Session, memory_runs: Iterable[tuple[Run, ...]] | None
+    ) -> None: ...
 
 
 class Visibility:
@@ -58,7 +60,7 @@ class Visibility:
                 ranges = await visibility.set_model_visible(
                     connection, tenant, session, step, now, visible=model_visible
                 )
-            await self._memory.enqueue_anew(connection, tenant, session, ranges)
+            await self._memory.enqueue_rewrites(connection, tenant, session, ranges)
             found = await require_message(connection, tenant, session_id, seq)
         await self._memory.rewrite_memory(tenant, session, ranges)
         return found

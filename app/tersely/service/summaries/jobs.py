@@ -183,15 +183,15 @@ async def _load_memory(connection: Connection, job: Job) -> Source:
         left = await epochs.messages_left(connection, *job.place, job.epoch)
     first, last = (left[0][0], left[-1][1]) if left else (1, 0)
     basis = await summaries.basis(connection, *job.place, first, last)
-    told = await memory.covered_runs(connection, *job.place, first, last)
-    left = subtract(left, told)
+    covered = await memory.covered_runs(connection, *job.place, first, last)
+    left = subtract(left, covered)
     rows = await summaries.of_runs(connection, *job.place, left, limit=MOST_REMEMBERED) if left else []
     if not rows:
         return Source(basis=basis, earlier=None, first_seq=first, last_seq=last)
     seqs = sorted(row.seq for row in rows)
     earlier = await _made_ahead(connection, job, left, seqs)
     # A message that was kept in front of the cut may be cut long after its neighbours.
-    behind = max((end for _, end in told if end < seqs[-1]), default=0)
+    behind = max((end for _, end in covered if end < seqs[-1]), default=0)
     start = next((seq for seq in seqs if seq > behind), seqs[0])
     return Source(
         basis=await summaries.basis(connection, *job.place, start, seqs[-1]),

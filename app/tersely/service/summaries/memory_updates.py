@@ -86,8 +86,8 @@ class MemoryUpdates:
         given: list[tuple[int, int]] = []
         for entry in entries:
             given.append((entry.first_seq, entry.last_seq))
-            told = await memory.covered_runs(connection, tenant, session_id, entry.first_seq, entry.last_seq)
-            untold = subtract(entry.runs, told)
+            covered = await memory.covered_runs(connection, tenant, session_id, entry.first_seq, entry.last_seq)
+            untold = subtract(entry.runs, covered)
             pieces = await summaries.pieces(connection, tenant, session_id, untold, size=PIECE, limit=MOST)
             for start, end in pieces:
                 runs = subtract(untold, ((0, start - 1), (end + 1, NO_LIMIT)))

@@ -68,7 +68,7 @@ class SelectedModel:
 
     model: str
     host: Host
-    asking: CompletionFormat
+    completion: CompletionFormat
     credentials: tuple[tuple[str, str], ...] = field(repr=False)
 
     @property
@@ -136,15 +136,15 @@ class Models:
             return None  # a replay sends nothing to anybody
         model = job.model if self.config.model == SESSION else self.config.model
         host = self._own or self._host_of(job, model or "")
-        asking = COMPLETIONS.get(host.dialect) if host else None
-        if not model or host is None or asking is None:
+        completion = COMPLETIONS.get(host.dialect) if host else None
+        if not model or host is None or completion is None:
             return None
-        credentials = tuple(asking.authorize(host.api_key)) if host.api_key else ()
+        credentials = tuple(completion.authorize(host.api_key)) if host.api_key else ()
         if self._own is None and not credentials:
             credentials = job.credentials
             if not credentials:
                 return None
-        return SelectedModel(model=model, host=host, asking=asking, credentials=credentials)
+        return SelectedModel(model=model, host=host, completion=completion, credentials=credentials)
 
     def _host_of(self, job: Job, model: str) -> Host | None:
         """Return the host of the job's session. If the job does not name it, the session's model decides."""
@@ -189,7 +189,7 @@ class Models:
         return answered
 
     async def _ask(self, chosen: SelectedModel, question: SummaryQuestion) -> ModelAnswer:
-        request = chosen.asking.write(
+        request = chosen.completion.write(
             model=chosen.model,
             instructions=question.instructions,
             message=question.message,
@@ -205,15 +205,15 @@ class Models:
         if status != 200:
             raise ModelFailed(f"status {status}")
         try:
-            said = read_completion(DIALECTS[chosen.host.dialect], body)
+            reply = read_completion(DIALECTS[chosen.host.dialect], body)
         except ValueError:
             raise ModelFailed("no reply") from None
-        for kind, count in (("input", said.input_tokens), ("output", said.output_tokens)):
+        for kind, count in (("input", reply.input_tokens), ("output", reply.output_tokens)):
             self._metrics.summarizer_tokens.labels(kind).inc(max(0, count or 0))
         return ModelAnswer(
-            reply=SummaryReply(text=said.text, finish=said.finish, has_calls=said.has_calls),
-            input_tokens=said.input_tokens,
-            output_tokens=said.output_tokens,
+            reply=SummaryReply(text=reply.text, finish=reply.finish, has_calls=reply.has_calls),
+            input_tokens=reply.input_tokens,
+            output_tokens=reply.output_tokens,
         )
 
     async def _exchange(self, chosen: SelectedModel, path: str, body: bytes) -> tuple[int, bytes]:

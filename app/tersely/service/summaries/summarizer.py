@@ -332,7 +332,7 @@ class Summarizer:
 
     def _end(self, job: Job, source: Source, after: int, result: Result, error: str) -> Mapping[str, object]:
         """Return the event of a finished compaction."""
-        told: dict[str, object] = {
+        record: dict[str, object] = {
             "purpose": job.purpose,
             "strategy": job.strategy,
             "first_seq": source.first_seq,
@@ -342,7 +342,7 @@ class Summarizer:
             "tokens_after": after or source.tokens,
             "messages": source.count,
         }
-        return {**told, "error": error} if error else told
+        return {**record, "error": error} if error else record
 
     async def _in_the_end(self, say: Callable[..., Awaitable[object]], job: Job, *what: object) -> None:
         """Write a last record to the store, also while being stopped. An unavailable store is not waited for."""

@@ -139,9 +139,9 @@ class SummaryWriter:
             question = build_question(job.purpose, record, earlier=text, given=clip(job.earlier, MAX_GIVEN))
             await prolong()
             await self._reserve(job, chosen)
-            asked = self._clock().date()
+            day = self._clock().date()
             answered = await self._models.ask(chosen, question)
-            await self._count(job, chosen, question, answered, asked)
+            await self._count(job, chosen, question, answered, day)
             answer = answered.reply
             replaced = encode(record) + encode(text)
             if number == len(records):
@@ -175,12 +175,12 @@ class SummaryWriter:
     ) -> None:
         """Add the tokens of a finished call; Tersely's own count if the host did not report them."""
         encode = _encoder(chosen.model)
-        asked, said = answered.input_tokens, answered.output_tokens
+        asked, output_tokens = answered.input_tokens, answered.output_tokens
         if asked is None:
             asked = await asyncio.to_thread(encode, question.instructions + question.message)
-        if said is None:
-            said = encode(answered.reply.text)
-        costs = SummaryCosts(input_tokens=max(0, asked), output_tokens=max(0, said))
+        if output_tokens is None:
+            output_tokens = encode(answered.reply.text)
+        costs = SummaryCosts(input_tokens=max(0, asked), output_tokens=max(0, output_tokens))
         price = self._models.config.price_of(costs.input_tokens, costs.output_tokens)
         if price:
             self._metrics.summarizer_cost.inc(price)

@@ -137,11 +137,13 @@ class Lookups:
                 if not question.answer.done():
                     question.answer.set_result(found.get(number))
 
-    async def _find(self, connection: Connection, tenant: str, asked: dict[int, _Question]) -> dict[int, ReplyMatch]:
-        found = await self._check(connection, tenant, asked)
+    async def _find(
+        self, connection: Connection, tenant: str, questions: dict[int, _Question]
+    ) -> dict[int, ReplyMatch]:
+        found = await self._check(connection, tenant, questions)
         left = [
             (tenant, question.chains, question.client_id, number)
-            for number, question in asked.items()
+            for number, question in questions.items()
             if number not in found
         ]
         if left:
@@ -151,17 +153,19 @@ class Lookups:
                     self._tail_cache.put(tenant, cached_tail(hit.session, hit.tail, None))
         return found
 
-    async def _check(self, connection: Connection, tenant: str, asked: dict[int, _Question]) -> dict[int, ReplyMatch]:
+    async def _check(
+        self, connection: Connection, tenant: str, questions: dict[int, _Question]
+    ) -> dict[int, ReplyMatch]:
         """Answer the requests for which it suffices that a session is unchanged."""
         known: dict[int, CachedTail] = {}
-        for number, question in asked.items():
+        for number, question in questions.items():
             tail = self._tail_cache.ending_with(tenant, question.chains[0])
             if tail is not None:
                 known[number] = tail
         if not known:
             return {}
         found: dict[int, ReplyMatch] = {}
-        checks = [(tenant, tail.chain, asked[number].client_id, number) for number, tail in known.items()]
+        checks = [(tenant, tail.chain, questions[number].client_id, number) for number, tail in known.items()]
         for record in await connection.fetchmany(CHECK, checks):
             number, tail = record["request"], known[record["request"]]
             session = tail.session
@@ -174,7 +178,7 @@ class Lookups:
                 found[number] = ReplyMatch(
                     session=session,
                     seq=record["hit_seq"],
-                    chain=asked[number].chains[0],
+                    chain=questions[number].chains[0],
                     is_current=True,
                     tail=tail.rows,
                 )

@@ -353,11 +353,11 @@ async def leading_to(
 
 def _with_beside(seqs: set[int], rows: Sequence[StoredLink]) -> set[int]:
     """Return ``seqs`` and the instructions that came with them, directly before each."""
-    beside = {row.seq for row in rows if not row.is_link}
+    instructions = {row.seq for row in rows if not row.is_link}
     found = set(seqs)
     for seq in seqs:
         before = seq - 1
-        while before in beside:
+        while before in instructions:
             found.add(before)
             before -= 1
     return found

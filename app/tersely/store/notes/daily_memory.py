@@ -143,8 +143,8 @@ async def with_any(
     limit: int,
 ) -> list[MemoryHit]:
     """Entries with any of ``terms``, the newest first: those of a day (UTC) and of a session, if given."""
-    asked = [_listed([term]) for term in terms]
-    records = await connection.fetch(WITH_ANY, tenant, asked, day, session_id, limit)
+    patterns = [_listed([term]) for term in terms]
+    records = await connection.fetch(WITH_ANY, tenant, patterns, day, session_id, limit)
     return [
         MemoryHit(key=(session, on, first, last), size=size, found=found)
         for session, on, first, last, size, found in records

@@ -50,29 +50,38 @@ class CommandRecord:
 
 
 async def claim(
-    connection: Connection, tenant: str, mine: Claim, *, until: datetime, since: datetime, is_retry: bool
+    connection: Connection, tenant: str, claim_row: Claim, *, until: datetime, since: datetime, is_retry: bool
 ) -> bool:
     """Store the session's newest command; False if it is stored already, begun or answered after ``since``.
 
     ``is_retry``: also if messages came in between. The session must exist.
     """
-    given = (tenant, mine.session_id, mine.digest, mine.last_seq, mine.started_at, until, since, is_retry)
+    given = (
+        tenant,
+        claim_row.session_id,
+        claim_row.digest,
+        claim_row.last_seq,
+        claim_row.started_at,
+        until,
+        since,
+        is_retry,
+    )
     return await connection.fetchval(CLAIM, *given) is not None
 
 
-async def prolong(connection: Connection, tenant: str, mine: Claim, until: datetime) -> None:
+async def prolong(connection: Connection, tenant: str, claim_row: Claim, until: datetime) -> None:
     """Somebody is at work on it for longer."""
-    await connection.execute(PROLONG, tenant, mine.session_id, mine.digest, mine.started_at, until)
+    await connection.execute(PROLONG, tenant, claim_row.session_id, claim_row.digest, claim_row.started_at, until)
 
 
-async def finish(connection: Connection, tenant: str, mine: Claim, text: bytes, now: datetime) -> None:
+async def finish(connection: Connection, tenant: str, claim_row: Claim, text: bytes, now: datetime) -> None:
     """Remember the answer, unless another command has come since."""
-    await connection.execute(FINISH, tenant, mine.session_id, mine.digest, mine.started_at, now, text)
+    await connection.execute(FINISH, tenant, claim_row.session_id, claim_row.digest, claim_row.started_at, now, text)
 
 
-async def release(connection: Connection, tenant: str, mine: Claim) -> None:
+async def release(connection: Connection, tenant: str, claim_row: Claim) -> None:
     """Give a command up, so that a retry may run it."""
-    await connection.execute(RELEASE, tenant, mine.session_id, mine.digest, mine.started_at)
+    await connection.execute(RELEASE, tenant, claim_row.session_id, claim_row.digest, claim_row.started_at)
 
 
 async def newest(connection: Connection, tenant: str, session_id: str) -> CommandRecord | None:

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from asyncpg import Record
 
-from tersely.domain.limits import LIMIT_NAMES, Ask, Grant, Limits, Use, grant
+from tersely.domain.limits import LIMIT_NAMES, Grant, Limits, Use, UseRequest, grant
 from tersely.store.db.connection import Database, to_json
 
 # Across tenants: with this setting a transaction may see these rows, and nothing else.
@@ -108,7 +108,13 @@ async def write(database: Database, subject: Subject, limits: Limits, now: datet
 
 
 async def take(
-    database: Database, subject: Subject, limits: Limits, ask: Ask, now: datetime, *, measures: float | None = None
+    database: Database,
+    subject: Subject,
+    limits: Limits,
+    ask: UseRequest,
+    now: datetime,
+    *,
+    measures: float | None = None,
 ) -> tuple[Grant, bool]:
     """Take a worker's part of the limits. ``measures``: stored bytes are measured again after this many seconds.
 

@@ -101,7 +101,7 @@ def starts_new_task(running: Turn, before: Iterable[Turn], *, pause: float) -> b
     last = max(entry.created_at for entry in turns[-1].entries)
     if (opening[0].created_at - last).total_seconds() < pause:
         return False
-    return _has_no_tie(text[:LOOK_AT], turns)
+    return _is_unrelated(text[:LOOK_AT], turns)
 
 
 def announces_new_task(text: str) -> bool:
@@ -109,7 +109,7 @@ def announces_new_task(text: str) -> bool:
     return _SAID.match(text.lstrip()[:BEGINNING].replace("\u2019", "'")) is not None
 
 
-def _has_no_tie(text: str, turns: Iterable[Turn]) -> bool:
+def _is_unrelated(text: str, turns: Iterable[Turn]) -> bool:
     keywords = _keywords(text)
     if len(keywords) < LONG or len(text) < LONG_TEXT or _GOES_ON.match(text) or _BACK.search(text):
         return False

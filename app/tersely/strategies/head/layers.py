@@ -116,7 +116,7 @@ class EarlierSummary:
 
 
 def insert_checkpoint(
-    inputs: EpochInputs, *, earlier: EarlierSummary, limit: int, encode: Encode, asked: bool = False
+    inputs: EpochInputs, *, earlier: EarlierSummary, limit: int, encode: Encode, is_requested: bool = False
 ) -> Stage:
     """Return the checkpoint as one user message (tiancaiamao/ai, "Rebuild context"). ``earlier``: the checkpoint of the
     last epoch.
@@ -124,10 +124,12 @@ def insert_checkpoint(
 
     def stage(draft: Draft) -> Draft:
         made = [summary for summary in inputs.summaries if summary.purpose == "checkpoint"]
-        text, told, covered = summary_of_cut(draft, made, earlier=earlier, limit=limit, encode=encode, asked=asked)
+        text, covered_to, covered = summary_of_cut(
+            draft, made, earlier=earlier, limit=limit, encode=encode, is_requested=is_requested
+        )
         if not text:
             return draft
-        draft = replace(draft, summary_covers_to=told, covered=covered)
+        draft = replace(draft, summary_covers_to=covered_to, covered=covered)
         body = f"{prompts.CHECKPOINT_TITLE}\n\n{text}"
         message = HeadMessage(layer="summary", role="user", text=body, tokens=count_text_message(body, encode))
         return draft.with_head(message).marking(draft.gone, kept="summary", reason="in the summary")
@@ -136,17 +138,19 @@ def insert_checkpoint(
 
 
 def inject_summary(
-    inputs: EpochInputs, *, earlier: EarlierSummary, limit: int, encode: Encode, asked: bool = False
+    inputs: EpochInputs, *, earlier: EarlierSummary, limit: int, encode: Encode, is_requested: bool = False
 ) -> Stage:
     """Make a stage that puts the summary in front of the first retained user message (CowAgent, "Turn Trimming")."""
 
     def stage(draft: Draft) -> Draft:
         made = [summary for summary in inputs.summaries if summary.purpose in ("trim", "ahead")]
-        text, told, covered = summary_of_cut(draft, made, earlier=earlier, limit=limit, encode=encode, asked=asked)
+        text, covered_to, covered = summary_of_cut(
+            draft, made, earlier=earlier, limit=limit, encode=encode, is_requested=is_requested
+        )
         first = next((entry for entry in draft.entries if entry.message.starts_turn), None)
         if not text or first is None:
             return draft
-        draft = replace(draft, summary_covers_to=told, covered=covered)
+        draft = replace(draft, summary_covers_to=covered_to, covered=covered)
         body = f"{prompts.SUMMARY_TITLE}\n{text}\n{prompts.SUMMARY_END}\n\n"
         marked = draft.marking(draft.gone, kept="summary", reason="in the summary")
         return marked.with_prefix(Prefix(layer="summary", seq=first.seq, text=body, tokens=encode(body)))
@@ -161,14 +165,14 @@ def summary_of_cut(
     earlier: EarlierSummary,
     limit: int,
     encode: Encode,
-    asked: bool = False,
+    is_requested: bool = False,
 ) -> tuple[str, int, CoveredFacts | None]:
     """Return the summary of everything before the cut that is not kept (empty if nothing was cut), the sequence number
     up to which it covers messages, and the facts behind it.
 
     It consists of the model's summaries, in order. Without any, it is written without a model, from the facts of all
-    cut messages, which each epoch carries over. If it is too long, the newest parts stay. ``asked``: a summary of
-    everything before the last turn was just requested; it is used even if it extends beyond the cut.
+    cut messages, which each epoch carries over. If it is too long, the newest parts stay. ``is_requested``: a summary
+    of everything before the last turn was just requested; it is used even if it extends beyond the cut.
     """
     if draft.cut == 1:
         return "", 0, None
@@ -176,7 +180,7 @@ def summary_of_cut(
         base=earlier.text, base_first=earlier.first_seq, base_last=earlier.last_seq
     )
     covered = _cover(carried, draft.gone)
-    fits = [each for each in summaries if (each.first_seq if asked else each.last_seq) < draft.cut]
+    fits = [each for each in summaries if (each.first_seq if is_requested else each.last_seq) < draft.cut]
     made = _chain([each for each in fits if each.source == "model"])
     if not made and not covered.base:
         # Summaries of messages before all loaded ones were written without a model, if at all.
@@ -184,8 +188,8 @@ def summary_of_cut(
         made = [each for each in _chain([each for each in fits if each.source != "model"]) if each.first_seq < first]
     if made:
         covered = _with_base(covered, made, limit=limit, encode=encode)
-    told = max(draft.cut, covered.last_seq + 1, covered.base_last + 1)
-    return _write_summary(covered, limit=limit, encode=encode), told, covered
+    covered_to = max(draft.cut, covered.last_seq + 1, covered.base_last + 1)
+    return _write_summary(covered, limit=limit, encode=encode), covered_to, covered
 
 
 def _cover(carried: CoveredFacts, gone: Sequence[Entry]) -> CoveredFacts:
@@ -276,8 +280,8 @@ def insert_session_memory(
         terse = [entry for entry in inputs.terse if entry.seq < draft.cut]
         past = sorted((e for e in draft.gone if e.turn not in shown), key=lambda entry: entry.seq)
         lines = _session_lines([*terse, *derive_missing(past, terse)], inputs.summaries, now, old_after)
-        told = {turn: line for turn, line in lines.items() if turn not in shown}
-        text = _fill(told, scores, budget=budget, encode=encode)
+        covered_to = {turn: line for turn, line in lines.items() if turn not in shown}
+        text = _fill(covered_to, scores, budget=budget, encode=encode)
         inserted = draft.with_head(*exchange("session", text, prompts.SESSION_MEMORY_ACK, encode))
         return inserted.marking(past, kept="summary", reason="in session memory") if text else draft
 

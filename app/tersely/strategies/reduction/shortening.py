@@ -220,23 +220,23 @@ def _notice(text: str, tier: Tier, entry: Entry) -> str:
     sentence = _way_sentence(tier.read_back, entry)
     # std::slop's words, if the model can read the whole text; otherwise the notice states how much is missing.
     is_short = tier.style == "head" and sentence
-    said = "TRUNCATED" if is_short else f"TRUNCATED {len(text)} characters to {tier.chars}"
-    return f"[{said}. {sentence}]" if sentence else f"[{said}]"
+    notice = "TRUNCATED" if is_short else f"TRUNCATED {len(text)} characters to {tier.chars}"
+    return f"[{notice}. {sentence}]" if sentence else f"[{notice}]"
 
 
 def archived_line(text: str, tier: Tier, entry: Entry) -> str:
     """Return the line that replaces an archived result: it names the summary or the content."""
     sentence = _way_sentence(tier.read_back, entry)
     if tier.digest_seqs is None or entry.seq in tier.digest_seqs:
-        said = f"Tool result archived; its summary is #{entry.seq}."
+        notice = f"Tool result archived; its summary is #{entry.seq}."
     else:
         lines = count_lines(text)
         began = " ".join(text[: 4 * ARCHIVED_WORDS].split())
-        said = (
+        notice = (
             f"Tool result archived: {len(text)} characters in {lines} {'line' if lines == 1 else 'lines'}, "
             f"beginning with {head(began, ARCHIVED_WORDS)!r}."
         )
-    return f"[{said}{f' {sentence}' if sentence else ''}]"
+    return f"[{notice}{f' {sentence}' if sentence else ''}]"
 
 
 def _way_sentence(read_back: ReadBack, entry: Entry) -> str:

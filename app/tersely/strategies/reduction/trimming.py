@@ -171,8 +171,8 @@ def _texts(turn: Turn) -> list[Entry]:
 
 def _is_reply(entry: Entry) -> bool:
     message = entry.message
-    said = any(isinstance(part, Text) and part.text.strip() for part in message.parts)
-    return message.role == "assistant" and said and not message.calls
+    has_text = any(isinstance(part, Text) and part.text.strip() for part in message.parts)
+    return message.role == "assistant" and has_text and not message.calls
 
 
 def _cut(draft: Draft, first: int, kept: Iterable[Entry], edits: Iterable[Edit] = ()) -> Draft:

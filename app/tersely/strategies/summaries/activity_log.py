@@ -100,7 +100,7 @@ def derive_terse(entries: Sequence[Entry]) -> TerseEntry:
     final = next(spoken, None)
     if final is not None and final.message.calls:
         final = None
-    text = _first_sentence(final.message.text) if final else _asked_and_used(entries)
+    text = _first_sentence(final.message.text) if final else _describe_request_and_tools(entries)
     at = final or last
     return TerseEntry(
         turn=last.turn, seq=at.seq, role="assistant", text=text, source="derived", created_at=at.created_at
@@ -158,7 +158,7 @@ def _sentences(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _asked_and_used(entries: Sequence[Entry]) -> str:
+def _describe_request_and_tools(entries: Sequence[Entry]) -> str:
     asked = next((e.message.text for e in entries if e.message.starts_turn), "")
     used = _tools_used(entries)
     tools = f"used {used}" if used else "no reply"

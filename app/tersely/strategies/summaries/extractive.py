@@ -143,8 +143,8 @@ def derive_state(entries: Sequence[Entry], *, limit: int, encode: Encode) -> str
 
 def _current_goal(entries: Sequence[Entry]) -> str:
     """Return the newest text of the user that states something."""
-    asked = (clip_line(entry.message.text, TASK) for entry in reversed(entries) if entry.message.starts_turn)
-    return next((line for line in asked if any(map(str.isalpha, line))), "")
+    questions = (clip_line(entry.message.text, TASK) for entry in reversed(entries) if entry.message.starts_turn)
+    return next((line for line in questions if any(map(str.isalpha, line))), "")
 
 
 def _is_value(name: str, anchors: Sequence[str]) -> bool:
@@ -231,8 +231,8 @@ def _write(chosen: Sequence[_Line]) -> str:
 
 def _least(entries: Sequence[Entry], earlier: str, *, limit: int, encode: Encode) -> str:
     """Return as much of one line as fits, if no whole line does."""
-    said = next((clip_line(text) for entry in entries if (text := _any_words(entry.message))), "") or clip_line(earlier)
-    text = said or f"{len(entries)} messages without words"
+    line = next((clip_line(text) for entry in entries if (text := _any_words(entry.message))), "") or clip_line(earlier)
+    text = line or f"{len(entries)} messages without words"
     while len(text) > 1 and encode(text) > limit:
         text = head(text, len(text) // 2) or text[0]
     return text

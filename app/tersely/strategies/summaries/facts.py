@@ -113,11 +113,11 @@ def write_sections(covered: CoveredFacts, *, after: int = 0, up_to: int | None =
         at = write_turn_id(fact.turn)
         if fact.section in (OPEN, CALLS, SAID):
             if is_end:
-                said = f"no result yet of {fact.text}" if fact.section == CALLS else fact.text
-                lines[OPEN].append(f"{at}: {said}")
+                replies = f"no result yet of {fact.text}" if fact.section == CALLS else fact.text
+                lines[OPEN].append(f"{at}: {replies}")
         elif after < fact.seq <= last:
-            said = f"used {fact.text}" if fact.section == USED else fact.text
-            lines[DONE if fact.section == USED else fact.section].append(f"{at}: {said}")
+            replies = f"used {fact.text}" if fact.section == USED else fact.text
+            lines[DONE if fact.section == USED else fact.section].append(f"{at}: {replies}")
     lines[NAMES] = [f"{n.text} {write_turn_id(n.turn)}" for n in covered.names if after < n.last_seq <= last]
     return {name: list(dict.fromkeys(found)) for name, found in lines.items()}
 
@@ -133,9 +133,9 @@ def _bounded(facts: Sequence[Fact]) -> Iterator[Fact]:
 def _goals(turns: Sequence[Turn]) -> Iterator[Fact]:
     for place, turn in enumerate(turns):
         for number, entry in enumerate(turn.opening):
-            asked = clip_line(_words(entry), TASK if place == 0 and number == 0 else LINE)
-            if asked:
-                yield _fact(entry, asked)
+            question = clip_line(_words(entry), TASK if place == 0 and number == 0 else LINE)
+            if question:
+                yield _fact(entry, question)
 
 
 def _decisions(entries: Sequence[Entry]) -> Iterator[Fact]:
@@ -152,19 +152,19 @@ def _done(turns: Sequence[Turn]) -> Iterator[Fact]:
         steps = turn.steps
         if not steps:
             continue
-        said = [step.entries[0] for step in steps]
-        for entry in [*(said[:-1] if len(steps) >= LONG_TURN else [])[-MOST[DONE] // 2 :], said[-1]]:
+        replies = [step.entries[0] for step in steps]
+        for entry in [*(replies[:-1] if len(steps) >= LONG_TURN else [])[-MOST[DONE] // 2 :], replies[-1]]:
             if line := _telling(entry):
                 yield _fact(entry, line)
 
 
 def _add_used(facts: Sequence[Fact], turns: Sequence[Turn]) -> list[Fact]:
     """Add the tools of a turn that ended without text, as far as known."""
-    told = {fact.turn for fact in facts if fact.section == DONE}
-    left = [fact for fact in facts if fact.section != USED or fact.turn not in told]
+    used_turns = {fact.turn for fact in facts if fact.section == DONE}
+    left = [fact for fact in facts if fact.section != USED or fact.turn not in used_turns]
     for turn in turns:
         calls = [(entry, call) for entry in turn.entries for call in entry.message.calls]
-        if turn.number in told or not calls:
+        if turn.number in used_turns or not calls:
             continue
         before = next((fact for fact in left if fact.section == USED and fact.turn == turn.number), None)
         names = dict.fromkeys([*(before.text.split(", ") if before else ()), *(call.name for _, call in calls)])
@@ -209,8 +209,8 @@ def _open_ends(turn: Turn) -> Iterator[Fact]:
     last = turn.entries[-1]
     if last.message.starts_turn:
         yield _fact(last, "not answered yet")
-    if last.message.role == "assistant" and not last.message.calls and (asked := _last_question(_words(last))):
-        yield _fact(last, f"the assistant asked: {asked}")
+    if last.message.role == "assistant" and not last.message.calls and (question := _last_question(_words(last))):
+        yield _fact(last, f"the assistant asked: {question}")
 
 
 def _said_to_be_open(reply: Entry) -> Iterator[Fact]:

@@ -79,17 +79,17 @@ def _is_telling(name: str) -> bool:
 def message_text(message: Message) -> tuple[str, str]:
     """Return two texts to search: the model's own call arguments, and everything else in the message."""
     used: list[str] = []
-    said: list[str] = []
+    texts: list[str] = []
     for part in message.parts:
         match part:
             case ToolCall():
                 for value in _argument_values(part.arguments):
-                    (used if len(value) <= POINTED_LENGTH else said).append(value)
+                    (used if len(value) <= POINTED_LENGTH else texts).append(value)
             case Text(text=text) | ToolResult(text=text):
-                said.append(text)
+                texts.append(text)
             case Reasoning() | Media():
                 pass
-    return "\n".join(used), "\n".join(said)
+    return "\n".join(used), "\n".join(texts)
 
 
 def _argument_values(arguments: str) -> list[str]:
@@ -127,8 +127,8 @@ class IdentifierCache:
         # Keep the message with its names, so that its identity is not reused for another one.
         known = self._known.get(id(message))
         if known is None:
-            used, said = message_text(message)
-            known = (message, (extract_identifiers(used), extract_identifiers(said)))
+            used, texts = message_text(message)
+            known = (message, (extract_identifiers(used), extract_identifiers(texts)))
             self._known[id(message)] = known
         return known[1]
 
@@ -146,9 +146,9 @@ def gather(
     for entry in entries:
         if entry.is_ours:
             continue
-        used, said = names.identifiers_in(entry.message)
+        used, texts = names.identifiers_in(entry.message)
         _mention(found, used, entry, used=True)
-        _mention(found, said, entry, used=False)
+        _mention(found, texts, entry, used=False)
         last = max(last, entry.seq)
     return tuple(sorted(found.values(), key=ranking(last))[:MAX_CANDIDATES])
 

@@ -82,15 +82,15 @@ def build_question(purpose: Purpose, record: str, *, earlier: str = "", given: s
     ``given``: for a tool result its call, for a state the state so far.
     """
     mark = _mark(record + earlier + given)
-    said = [RECORD.format(mark=mark)]
+    lines = [RECORD.format(mark=mark)]
     if given:
-        said.append(
+        lines.append(
             _between(f"{mark} of the {'tool call' if purpose == 'tool_result' else 'state so far'}", mark, given)
         )
     if earlier:
-        said.append(_between(f"{mark} of the earlier summary, to be taken up", mark, earlier))
-    said.append(_between(mark, mark, record))
-    return SummaryQuestion(instructions=INSTRUCTIONS[purpose], message="\n\n".join(said))
+        lines.append(_between(f"{mark} of the earlier summary, to be taken up", mark, earlier))
+    lines.append(_between(mark, mark, record))
+    return SummaryQuestion(instructions=INSTRUCTIONS[purpose], message="\n\n".join(lines))
 
 
 def _between(opening: str, mark: str, text: str) -> str:
@@ -139,7 +139,7 @@ def _halved(text: str, limit: int, encode: Encode) -> Iterator[str]:
 def _write(purpose: Purpose, entry: Entry) -> str:
     message = entry.message
     if purpose == "tool_result":
-        return clip("\n".join(_said(message)), RESULT_ALONE)
+        return clip("\n".join(_lines_of(message)), RESULT_ALONE)
     lines = [f"[{write_turn_id(entry.turn)} {message.role}]"]
     for part in message.parts:
         match part:
@@ -158,7 +158,7 @@ def _write(purpose: Purpose, entry: Entry) -> str:
     return "\n".join(lines)
 
 
-def _said(message: Message) -> list[str]:
+def _lines_of(message: Message) -> list[str]:
     return [part.text for part in message.parts if isinstance(part, Text | ToolResult)]
 
 
@@ -234,7 +234,7 @@ def without_model(
     """
     match purpose:
         case "tool_result":
-            said = "\n".join(line for entry in entries for line in _said(entry.message))
+            said = "\n".join(line for entry in entries for line in _lines_of(entry.message))
             text = extractive.digest_result(given, said, runes=RESULT_HEURISTIC)
             return (
                 text
