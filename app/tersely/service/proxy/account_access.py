@@ -1,8 +1,8 @@
-"""Tenants that share one provider account, the operator's: what of it each of them may reach.
+"""Limits what tenants can reach in a provider account that they share, the operator's.
 
-Routes outside the list are refused before anything goes upstream. Ids that a path or a body names must be the tenant's:
-a reply's or an item's that Tersely relayed to it, or of something else that it made there. Whether an id is somebody
-else's or nobody's cannot be told from the answer.
+Routes outside the list are refused before anything is sent upstream. Ids in a path or a body must be the tenant's own:
+those of replies and items that Tersely relayed to it, and of objects that it created. The response does not show
+whether a refused id exists.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from tersely.store.ops import provider_ids
 _log = logging.getLogger(__name__)
 
 CHAT_PATH = "/v1/chat/completions"
-# Ids that this process knows to be a tenant's, so that a conversation that goes on costs no question to the store.
+# Ids that this process knows to be a tenant's: a conversation that continues needs no query.
 MAX_TRUSTED = 100_000
-# Of a body or a reply. Histories name an item or two per message.
+# Ids in a body or a reply. Histories name one or two items per message.
 MAX_IDS = 100_000
 MAX_ID = 512
-# A reply whose ids are looked for in it.
+# The largest reply that is searched for ids (bytes).
 MAX_READ = 32 * 1024 * 1024
-# How the types of items end that say what a caller's tool gave.
+# The endings of item types that carry the output of a caller's tool.
 _RESULT = "_output"
 
 
 class AccountAccess:
-    """Guards the operator's provider accounts, for the dialects that have a key of the operator's."""
+    """Guards the provider accounts of the operator."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class AccountAccess:
         self._trusted: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def check_route(self, dialect: DialectName, method: str, raw_path: str) -> AllowedRoute | None:
-        """Return the route of a request, None where the dialect is not restricted. Raises `Forbidden`."""
+        """Return the route of a request; None if the dialect is not restricted. Raises `Forbidden`."""
         rules = self._rules.get(dialect)
         if rules is None:
             return None
@@ -116,7 +116,7 @@ class AccountAccess:
                 )
 
     def trust(self, tenant: str, ids: Iterable[str]) -> None:
-        """Know in this process that ``ids`` are the tenant's."""
+        """Remember in this process that ``ids`` are the tenant's."""
         for name in ids:
             self._trusted[tenant, name] = None
             self._trusted.move_to_end((tenant, name))
@@ -126,10 +126,10 @@ class AccountAccess:
     async def watch(
         self, call: Call, answer: ProxyResponse, dialect: DialectName, *, lists: bool = False
     ) -> ProxyResponse:
-        """The answer to a call that makes something: what its reply names is stored as the tenant's, what it ``lists``
-        as well.
+        """Return the response to a call that creates objects, and store their ids as the tenant's; those in a list
+        (``lists``) too.
 
-        A reply that is stored in a session is left alone: its ids are stored with it.
+        A reply of a session is returned unchanged: its ids are stored with it.
         """
         names = dict(answer.headers)
         if not 200 <= answer.status < 300 or "x-tersely-session" in names:
@@ -149,8 +149,8 @@ class AccountAccess:
     async def _watch_stream(
         self, tenant: str, chunks: AsyncIterator[bytes], reader: ReplyReader, dialect: Dialect
     ) -> AsyncIterator[bytes]:
-        """The stream as it comes; the id of the reply is stored before the client sees it, those of its items before
-        the end.
+        """Yield the stream as it comes. Store the id of the reply before the client sees it, and those of its items
+        before the end.
         """
         held, size, first = b"", 0, ""
         is_read = True
@@ -182,7 +182,7 @@ class AccountAccess:
     async def _watch_body(
         self, tenant: str, chunks: AsyncIterator[bytes], read: Callable[[bytes], list[str]]
     ) -> AsyncIterator[bytes]:
-        """The body as it comes; what it names is stored before the client sees the end."""
+        """Yield the body as it comes. Store the ids in it before the client sees its end."""
         whole: list[bytes] = []
         held, size = b"", 0
         try:
@@ -201,7 +201,7 @@ class AccountAccess:
             await chunks.aclose()  # type: ignore[attr-defined]
 
     async def _remember(self, tenant: str, ids: Sequence[str]) -> None:
-        """Store ids as the tenant's. When the database is away they are nobody's in the other processes."""
+        """Store ids as the tenant's. If the database is away, other processes do not know them."""
         usable = [name for name in ids if 0 < len(name) <= MAX_ID and name.isprintable()][:MAX_IDS]
         unknown = [name for name in usable if (tenant, name) not in self._trusted]
         if not unknown:
@@ -215,15 +215,15 @@ class AccountAccess:
 
 
 def _names(named: AccountId) -> tuple[str, ...]:
-    """The stored names, each of which lets an id pass."""
+    """Return the stored names, each of which permits an id."""
     return (named.id, cited(named.id)) if named.is_cited else (named.id,)
 
 
 def _made(body: bytes, *, dialect: DialectName, lists: bool) -> list[str]:
-    """What a reply says was made: itself and its items, by the member that the provider alone gives a value.
+    """Return the ids of the objects that a reply created: its own and those of its items.
 
-    Items of a response that repeat the caller's own words may carry an id of the caller's choice: they prove nothing.
-    Nobody brings such an id into a conversation (see `find_account_ids`): of what one ``lists``, all items count.
+    Items that repeat the caller's input may carry an id of the caller's choice, and do not count. No caller can bring
+    such an id into a conversation (see `find_account_ids`), so all items of a list (``lists``) count.
     """
     name_of = "name" if dialect == "gemini" else "id"
     try:

@@ -1,4 +1,4 @@
-"""Commands in a proxied chat: answered in the chat's own dialect, kept from the model and out of the store."""
+"""Commands in a proxied chat: answered in the dialect of the chat, and hidden from the model and the store."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tersely.domain.errors import InvalidRequest, TerselyError
 from tersely.domain.messages import Message
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.offload import run_in_thread_if_large
-from tersely.service.proxy import history_by_reference as named
+from tersely.service.proxy import history_by_reference
 from tersely.service.proxy.calls import Call, ContextLabels, ProxyResponse
 from tersely.service.proxy.command_deduplicator import CommandDeduplicator, identify
-from tersely.service.recognition import session_lookup as identity
+from tersely.service.recognition import session_lookup
 from tersely.service.recognition.incoming_history import hash_history
 from tersely.service.recognition.session_lookup import SessionHints, Source
 from tersely.service.sessions.commands import Commands
@@ -56,10 +56,10 @@ class ChatCommands:
         self._clock = clock
         self._monotonic = monotonic
         self._new_id = new_id
-        self._once = CommandDeduplicator(database, clock=clock)
+        self._deduplicator = CommandDeduplicator(database, clock=clock)
 
     def without_traces(self, call: Call, request: Request, dialect: Dialect) -> tuple[Call, Request]:
-        """The call as if no command had been typed before: its messages, its body, and what it goes on from."""
+        """Remove earlier commands and their answers from the messages, the body and the references of a call."""
         if ID_PREFIX in request.ids.get("previous_response_id", ""):
             ids = {name: value for name, value in request.ids.items() if name != "previous_response_id"}
             call = replace(call, body=dialect.without_history(call.body))
@@ -79,9 +79,9 @@ class ChatCommands:
     async def answer(
         self, call: Call, request: Request, dialect: Dialect, command: str, *, sent: Request, heartbeat: float
     ) -> ProxyResponse:
-        """Carry out ``command``, the last message of ``request``. What goes wrong is told in the chat.
+        """Run ``command``, the last message of ``request``. Errors are answered in the chat.
 
-        ``sent`` is the request with the commands before it. A stream gets a sign of life every ``heartbeat`` seconds.
+        ``sent`` is the request with the earlier commands. A stream gets a heartbeat every ``heartbeat`` seconds.
         """
         verb = _verb(command)
         self._metrics.chat_commands.labels(verb).inc()
@@ -96,14 +96,14 @@ class ChatCommands:
                 text = error.detail
         if found is not None:
             labels = replace(labels, session_id=found[0], source=found[1])
-            key = identity.idempotency_key(call.header_map)
+            key = session_lookup.idempotency_key(call.header_map)
             digest = identify(sent.messages, sent.ids, key)
-            work = self._carry_out(call, request, dialect, command, found[0], digest)
-            carrying = asyncio.get_running_loop().create_task(work)
-            is_watched = request.stream and bool(dialect.streaming.heartbeat)
-            if is_watched and not await _wait(carrying, heartbeat):
-                return self._stream(call, request, dialect, carrying, labels, heartbeat)
-            text = await carrying
+            work = self._run(call, request, dialect, command, found[0], digest)
+            running = asyncio.get_running_loop().create_task(work)
+            is_streamed = request.stream and bool(dialect.streaming.heartbeat)
+            if is_streamed and not await _wait(running, heartbeat):
+                return self._stream(call, request, dialect, running, labels, heartbeat)
+            text = await running
         reply = self._write(call, request, dialect, text)
         return ProxyResponse(status=200, headers=self._headers(call, reply.content_type, labels), body=reply.body)
 
@@ -112,18 +112,18 @@ class ChatCommands:
         call: Call,
         request: Request,
         dialect: Dialect,
-        carrying: asyncio.Task[str],
+        running: asyncio.Task[str],
         labels: ContextLabels,
         heartbeat: float,
     ) -> ProxyResponse:
         async def chunks() -> AsyncIterator[bytes]:
             try:
                 yield dialect.streaming.heartbeat
-                while not await _wait(carrying, heartbeat):
+                while not await _wait(running, heartbeat):
                     yield dialect.streaming.heartbeat
-                yield self._write(call, request, dialect, carrying.result()).body
+                yield self._write(call, request, dialect, running.result()).body
             finally:
-                carrying.cancel()
+                running.cancel()
 
         headers = [*self._headers(call, EVENT_STREAM, labels), ("x-accel-buffering", "no")]
         return ProxyResponse(status=200, headers=headers, chunks=chunks())
@@ -132,11 +132,11 @@ class ChatCommands:
         labels = replace(labels, overhead_ms=(self._monotonic() - call.received) * 1000)
         return [("content-type", content_type), ("cache-control", "no-cache"), *labels.headers()]
 
-    async def _carry_out(
+    async def _run(
         self, call: Call, request: Request, dialect: Dialect, text: str, session_id: str, identity: bytes
     ) -> str:
-        """What the command is answered."""
-        means = CompactionOptions(
+        """Run a command and return the text of its answer."""
+        options = CompactionOptions(
             dialect=dialect.name,
             strategy=call.options.strategy,
             epoch=call.options.epoch,
@@ -146,35 +146,38 @@ class ChatCommands:
         )
         try:
             command = parse_command(text)
-            work = partial(self._commands.run, call.tenant, session_id, command, means)
+            work = partial(self._commands.run, call.tenant, session_id, command, options)
             if command.is_mutating:
                 headers = call.header_map
                 is_retry = clients.is_retry(headers) or clients.idempotency_key(headers) is not None
-                return await self._once.carry_out(call.tenant, session_id, identity, work, is_retry=is_retry)
-            await self._once.forget(call.tenant, session_id)
+                return await self._deduplicator.run_once(call.tenant, session_id, identity, work, is_retry=is_retry)
+            await self._deduplicator.forget(call.tenant, session_id)
             return await work()
         except TerselyError as error:
             return error.detail
 
     async def _find(self, call: Call, request: Request) -> tuple[str, Source] | None:
-        """The session of the history before the command, and how it was found. Changes nothing."""
+        """Find the session of the history before the command; return its id and how it was found. Writes nothing."""
         own_id, headers, history = call.options.session_id, call.header_map, request.messages[:-1]
-        arrival = await run_in_thread_if_large(len(call.body), hash_history, history)
+        incoming = await run_in_thread_if_large(len(call.body), hash_history, history)
         async with self._database.reading(call.tenant) as connection:
             if own_id is not None:
                 session = await sessions.get(connection, call.tenant, own_id)
                 return (session.id, "header") if session else None
             if request.references_history:
-                asked = SessionHints(reply_id=request.reply_id, conversation=request.conversation)
-                told = await named.find(connection, call.tenant, asked)
-                return (told.session.id, told.source) if told and told.session else None
+                hints = SessionHints(reply_id=request.reply_id, conversation=request.conversation)
+                referenced = await history_by_reference.find(connection, call.tenant, hints)
+                session = referenced.session if referenced else None
+                return (session.id, referenced.source) if referenced and session else None
             ids = clients.client_ids(headers, request.ids)
-            asked = SessionHints(client=ids, is_retry=clients.is_retry(headers), headers=headers)
-            found = await identity.find(connection, call.tenant, arrival, asked, now=self._clock(), new_id=self._new_id)
-        return (found.session.id, found.source) if found.session else None
+            hints = SessionHints(client=ids, is_retry=clients.is_retry(headers), headers=headers)
+            match = await session_lookup.find(
+                connection, call.tenant, incoming, hints, now=self._clock(), new_id=self._new_id
+            )
+        return (match.session.id, match.source) if match.session else None
 
     def _write(self, call: Call, request: Request, dialect: Dialect, text: str) -> WrittenReply:
-        # Words of a history may hold lone surrogates, which many clients' JSON does not take.
+        # Text of a history may hold lone surrogates, which the JSON parsers of many clients refuse.
         printable = text.encode("utf-8", "replace").decode()
         return REPLY_WRITERS[dialect.name](
             mark_reply(printable),
@@ -186,7 +189,7 @@ class ChatCommands:
 
 
 async def _wait(work: asyncio.Task[str], seconds: float) -> bool:
-    """Whether it is done within so many seconds; it ends with whoever waits for it."""
+    """Return whether ``work`` ends within so many seconds. Cancel it if the caller is cancelled."""
     try:
         return bool((await asyncio.wait({work}, timeout=seconds))[0])
     except asyncio.CancelledError:

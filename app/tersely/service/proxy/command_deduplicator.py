@@ -1,12 +1,12 @@
-"""A command that is sent again because its answer did not arrive is not carried out again.
+"""Runs a command once, though a client may send it again because the answer did not arrive.
 
-Kept in the database, so that it holds over all replicas and over a restart: of each session the newest command with its
-answer. What is the same after the same history is a repetition
+The newest command of each session is kept in the database with its answer, for all replicas and over restarts. The same
+command after the same history is a repetition:
 
-- while the first is under way: both get its answer,
-- for `RETRIED` after the answer, where the client says that it tries again,
-- for `REPEATED` after it, where it says nothing and nothing was said in between. Whoever sends the same bytes later
-  than that means it.
+- while the first one runs: both get its answer;
+- for `RETRIED` after the answer, if the client marks the request as a retry;
+- for `REPEATED` after the answer, if there was no other request in between. The same bytes later than that are a new
+  command.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 RETRIED = timedelta(minutes=10)
 REPEATED = timedelta(seconds=10)
-# Who works on a command says so this often, at most this much ahead.
+# The process that runs a command renews its lease this often (seconds).
 LEASE = timedelta(seconds=30)
 RENEW = 10.0
 POLL = 0.2
@@ -47,8 +47,8 @@ Work = Callable[[], Awaitable[str]]
 
 
 def identify(messages: Sequence[Message], ids: Mapping[str, str], key: str | None = None) -> bytes:
-    """Identify a command by everything before it, other commands and their answers too, by what its request goes on
-    from, and by the idempotency ``key`` of its request.
+    """Hash a command with everything before it (other commands and their answers too), the ids in its request, and the
+    idempotency ``key`` of its request.
     """
     found = blake2b(digest_size=DIGEST_BYTES)
     for message in messages:
@@ -60,17 +60,17 @@ def identify(messages: Sequence[Message], ids: Mapping[str, str], key: str | Non
 
 
 class CommandDeduplicator:
-    """Carries commands out once."""
+    """Runs commands once."""
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime]) -> None:
         self._database = database
         self._clock = clock
         self._running: set[asyncio.Task[str]] = set()
 
-    async def carry_out(self, tenant: str, session_id: str, identity: bytes, work: Work, *, is_retry: bool) -> str:
-        """The answer of ``work``, or that of the same command before. Raises what ``work`` raises.
+    async def run_once(self, tenant: str, session_id: str, identity: bytes, work: Work, *, is_retry: bool) -> str:
+        """Return the answer of ``work``, or that of the same command before. Raises what ``work`` raises.
 
-        A client that goes away loses only the answer: the command goes on, and its repetition gets that.
+        If the client disconnects, the command continues, and a repetition gets its answer.
         """
         while True:
             mine = await self._claim(tenant, session_id, identity, is_retry=is_retry)
@@ -83,7 +83,7 @@ class CommandDeduplicator:
                 return text
 
     async def forget(self, tenant: str, session_id: str) -> None:
-        """Something else was asked in between."""
+        """Forget the newest command: another request came in between."""
         async with self._database.transaction(tenant, limit=LIMIT) as connection:
             if await commands.newest(connection, tenant, session_id) is not None:
                 await commands.forget(connection, tenant, session_id)
@@ -91,7 +91,7 @@ class CommandDeduplicator:
     def _end(self, task: asyncio.Task[str]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever asked may be gone
+            task.exception()  # the client may be gone
 
     async def _claim(self, tenant: str, session_id: str, identity: bytes, *, is_retry: bool) -> Claim | None:
         now = self._clock()
@@ -117,7 +117,7 @@ class CommandDeduplicator:
             async with self._database.transaction(tenant, limit=LIMIT) as connection:
                 await commands.finish(connection, tenant, mine, text.encode("utf-8", "replace"), self._clock())
         except StoreUnavailable as error:
-            _log.warning("the answer to a command was not remembered: %s", error)
+            _log.warning("the answer to a command was not stored: %s", error)
         return text
 
     async def _prolong(self, tenant: str, mine: Claim) -> None:
@@ -133,7 +133,7 @@ class CommandDeduplicator:
                 await commands.release(connection, tenant, mine)
 
     async def _await_other(self, tenant: str, session_id: str, identity: bytes, *, is_retry: bool) -> str | None:
-        """The answer that somebody else gets; None where that came to nothing and may be tried here."""
+        """Return the answer of a command that another process runs; None if that failed, so that it may be run here."""
         while True:
             async with self._database.reading(tenant, limit=LIMIT) as connection:
                 newest = await commands.newest(connection, tenant, session_id)

@@ -1,8 +1,8 @@
-"""What a client read to its end is stored: at once, or from a spool once the database is back.
+"""Stores every reply that a client has read to its end: at once, or from a spool when the database is back.
 
 A reply's end waits for the database within the database timeout. Then request and reply go to the spool of this process
 as one exchange, flushed to disk before the client sees the end. Exchanges are replayed in their order, each exactly
-once; a call that goes on from one of them waits for it. The spools of processes that have ended are adopted.
+once; a call that continues one of them waits for it. The spools of processes that have ended are adopted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tersely.domain.client_ids import ClientIds
 from tersely.domain.errors import InvalidRequest, NotFound, StoreRefused, StoreUnavailable, TerselyError
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.offload import run_in_thread_if_large
-from tersely.service.recognition import session_lookup as identity
+from tersely.service.recognition import session_lookup
 from tersely.service.recognition.incoming_history import IncomingHistory, extend, hash_history
 from tersely.service.recognition.session_lookup import SessionHints
 from tersely.store.commit import late_writes, spool
@@ -39,18 +39,18 @@ _log = logging.getLogger(__name__)
 # spools of processes that have ended.
 RETRY_EVERY = 0.25
 ADOPT_EVERY = 5.0
-# One replay may take longer than a call may wait: nothing behind it would ever be stored.
+# Seconds for one replay. Longer than a call may wait: otherwise one slow exchange would block all behind it.
 REPLAY_LIMIT = 60.0
-# After so many failures, though the database is there, an exchange is tried more rarely (in seconds). Meanwhile others
-# that have nothing in common with it go first.
+# After so many failures with the database present, an exchange is tried less often (seconds). Unrelated exchanges go
+# first meanwhile.
 MOST_FAILURES = 3
 RETRY_FAILED_EVERY = 5.0
-# How often a call that waits for a replay looks whether it still has to.
+# How often a call that waits for a replay checks again (seconds).
 LOOK_EVERY = 0.05
 # How long the database remembers which exchanges were replayed, beyond the life of their spool.
 REMEMBERED = timedelta(days=7)
 
-# Tenant, kind and value: by what a later call may go on from an exchange.
+# Tenant, kind and value of something by which a later call may continue an exchange.
 Key = tuple[str, str, str | bytes]
 
 
@@ -93,7 +93,7 @@ class ExchangeKeeper:
         name: str,
         clock: Callable[[], datetime],
     ) -> None:
-        """``directory`` holds the spools of this database, at most ``limit`` bytes; ``name`` is this process's."""
+        """``directory`` holds the spools of this database, at most ``limit`` bytes; ``name`` names this process."""
         self._database = database
         self._writer = writer
         self._metrics = metrics
@@ -124,7 +124,7 @@ class ExchangeKeeper:
             self._start(asyncio.get_running_loop().create_task(work()))
 
     async def close(self) -> None:
-        """Stop. What waits is left in its file, for whoever adopts it."""
+        """Stop. Waiting exchanges stay in their file, for the process that adopts it."""
         if self._queue:
             _log.warning("%d exchanges wait in the spool for the next start", len(self._queue))
         for task in self._tasks:
@@ -174,7 +174,7 @@ class ExchangeKeeper:
         return None
 
     async def _write_within(self, exchange: Exchange, end: float) -> bool:
-        """Try to store the exchange until ``end``, in the loop's time; whether that was done."""
+        """Try to store the exchange until ``end``, in the loop's time; return whether it is stored."""
         now = asyncio.get_running_loop().time
         while (left := end - now()) > 0:
             if not await self._database.wait_until_back(left):
@@ -191,7 +191,7 @@ class ExchangeKeeper:
         return False
 
     async def spool(self, exchange: Exchange, pending: Sequence[asyncio.Future[Any]] = ()) -> None:
-        """Return when the exchange is on disk. Raises `StoreUnavailable` where the spool does not take it."""
+        """Return when the exchange is on disk. Raises `StoreUnavailable` if the spool does not take it."""
         payload = await run_in_thread_if_large(sum(map(len, exchange.raws)), encode, exchange)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unwritten.append(_Unwritten(payload, exchange, pending, done))
@@ -235,17 +235,19 @@ class ExchangeKeeper:
 
     # Order
 
-    def may_concern(self, *, is_delta: bool) -> bool:
-        """Whether `settle` may have to wait."""
+    def may_wait(self, *, is_delta: bool) -> bool:
+        """Return whether `wait_for_earlier` may have to wait."""
         return bool(self._keys) or (is_delta and self._others_wait())
 
-    async def settle(self, tenant: str, asked: SessionHints, arrival: IncomingHistory, *, is_delta: bool) -> None:
-        """Return when nothing waits that the request goes on from.
+    async def wait_for_earlier(
+        self, tenant: str, hints: SessionHints, incoming: IncomingHistory, *, is_delta: bool
+    ) -> None:
+        """Return when no exchange waits that the request continues.
 
         ``is_delta``: the request does not carry its history, so that the spools of other processes of this machine
         count too. Raises `StoreUnavailable` where that takes longer than the database timeout.
         """
-        keys = _keys_of_request(tenant, asked, arrival) if self._keys else frozenset()
+        keys = _keys_of_request(tenant, hints, incoming) if self._keys else frozenset()
 
         def is_clear() -> bool:
             return self._keys.keys().isdisjoint(keys)
@@ -289,7 +291,7 @@ class ExchangeKeeper:
             await self._finish(waiting)
 
     def _next(self) -> _Waiting | None:
-        """The first exchange that may be tried now and goes on from none that waits for its next try."""
+        """Return the first exchange that may be tried now and continues none that waits for its next try."""
         now = asyncio.get_running_loop().time()
         stuck: set[Key] = set()
         for waiting in self._queue:
@@ -299,7 +301,7 @@ class ExchangeKeeper:
         return None
 
     def _note_failure(self, waiting: _Waiting, error: StoreUnavailable) -> None:
-        """Count a failure that is not due to a database that is away, and put off the next try after too many."""
+        """Count a failure, unless the database is away; after too many, postpone the next try."""
         if self._database.is_away:
             return
         waiting.failures += 1
@@ -333,7 +335,7 @@ class ExchangeKeeper:
             await self._set_aside(name, payload, error)
 
     async def _set_aside(self, name: str, payload: bytes, error: Exception) -> None:
-        """Keep what cannot be stored in a file of its own."""
+        """Move an exchange that cannot be stored to a file of its own."""
         try:
             path = await asyncio.to_thread(spool.keep_refused, self._directory, name, payload)
         except OSError as failure:
@@ -381,7 +383,7 @@ class ExchangeKeeper:
         )  # fmt: skip
 
     async def _plan(self, exchange: Exchange, limit: float | None) -> tuple[ReplyWrite, int | None]:
-        """The write of an exchange, and the version of the session that its decision was made on."""
+        """Return the write of an exchange, and the version of the session that its decision was made on."""
         dialect = DIALECTS[exchange.dialect]  # type: ignore[index]
         if exchange.decision is not None:
             write = write_of(
@@ -394,14 +396,14 @@ class ExchangeKeeper:
             return write, exchange.version
         size = sum(map(len, exchange.raws))
         read = await run_in_thread_if_large(size, lambda: [dialect.read_message(raw) for raw in exchange.raws])
-        arrival = await run_in_thread_if_large(size, hash_history, read)
-        asked = SessionHints(session_id=exchange.own_id, client=exchange.client, key=exchange.key)
+        incoming = await run_in_thread_if_large(size, hash_history, read)
+        hints = SessionHints(session_id=exchange.own_id, client=exchange.client, key=exchange.key)
         async with self._database.reading(exchange.tenant, limit=limit) as connection:
-            found = await identity.find(
+            found = await session_lookup.find(
                 connection,
                 exchange.tenant,
-                arrival,
-                asked,
+                incoming,
+                hints,
                 now=exchange.requested_at,
                 new_id=lambda: exchange.session_id,
             )
@@ -462,7 +464,7 @@ class ExchangeKeeper:
 
 
 def _keys_of(exchange: Exchange) -> frozenset[Key]:
-    """By what a later call may go on from an exchange."""
+    """Return the keys by which a later call may continue an exchange."""
     tenant = exchange.tenant
     keys: set[Key] = {(tenant, "chain", reply.chain) for reply in exchange.replies if reply.chain is not None}
     chain = b""
@@ -481,15 +483,15 @@ def _keys_of(exchange: Exchange) -> frozenset[Key]:
     return frozenset(keys)
 
 
-def _keys_of_request(tenant: str, asked: SessionHints, arrival: IncomingHistory) -> frozenset[Key]:
-    """By what a request may go on from an earlier exchange."""
-    keys: set[Key] = {(tenant, "chain", chain) for chain in arrival.chains}
-    ids: Iterable[str | None] = (asked.session_id, asked.conversation)
+def _keys_of_request(tenant: str, hints: SessionHints, incoming: IncomingHistory) -> frozenset[Key]:
+    """Return the keys by which a request may continue an earlier exchange."""
+    keys: set[Key] = {(tenant, "chain", chain) for chain in incoming.chains}
+    ids: Iterable[str | None] = (hints.session_id, hints.conversation)
     keys.update((tenant, "session", each) for each in ids if each)
-    if asked.client.id is not None:
-        keys.add((tenant, "client", asked.client.id))
-    if asked.reply_id:
-        keys.add((tenant, "reply", asked.reply_id))
+    if hints.client.id is not None:
+        keys.add((tenant, "client", hints.client.id))
+    if hints.reply_id:
+        keys.add((tenant, "reply", hints.reply_id))
     return frozenset(keys)
 
 

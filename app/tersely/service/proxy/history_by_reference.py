@@ -1,7 +1,7 @@
-"""Requests that name their history instead of sending it: by the reply that they go on from, or as a conversation.
+"""Requests that reference their history instead of sending it: by the reply that they continue, or as a conversation.
 
-The history is laid out from the store as if it had been sent: so it goes on, branches and is sent again by the same
-rules as any other.
+The history is read from the store as if the request had sent it. So it continues, branches and repeats by the same
+rules as any other history.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from tersely.service.context.stored_messages import read_client_view
 from tersely.service.recognition.incoming_history import IncomingHistory, extend
 from tersely.service.recognition.session_lookup import SessionHints, SessionMatch, Source
 from tersely.store.commit import reply_ids
-from tersely.store.commit.records import HistoryOwner
-from tersely.store.commit.records import ReferencedReply as NamedReply
+from tersely.store.commit.records import HistoryOwner, ReferencedReply
 from tersely.store.db.connection import Connection
 from tersely.store.history import messages, sessions
 from tersely.store.history.messages import StoredMessage, TailRow
 from tersely.store.history.tail_cache import ROW_SIZE
 
-# Stands for all that comes before the rows at hand.
+# Stands for everything before the loaded rows.
 _BEFORE = MessageIdentity(digest=b"", is_link=True, starts_turn=False, role="user")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferencedHistory:
-    """The history that a request names: of ``session`` (None: to be made) up to the reply ``seq`` (0: nothing was said
-    yet), whose identity is ``chain``. ``rows`` are the session's, from its cut on.
+    """The history that a request references: that of ``session`` (None: the session does not exist yet) up to the reply
+    ``seq`` (0: there is no reply yet). ``chain`` is the hash of that history, ``rows`` are the session's rows from its
+    cut on.
     """
 
     session_id: str
@@ -47,7 +47,7 @@ class ReferencedHistory:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nothing was hidden from the model, or from the client: what was sent and said is all there is."""
+        """Whether model and client have the same view of the history, all of it."""
         return all(row.row.status == "live" and not row.is_hidden for row in self.rows) and (
             self.session is None or self.session.cut == 1
         )
@@ -55,22 +55,24 @@ class ReferencedHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedHistory:
-    """A named history with what the request adds. Stored messages are without their content: see `fill`."""
+    """A referenced history, and behind it the request's own messages. `fill` adds the content of the stored messages,
+    whose indexes are ``unfilled``. ``reply`` is the reply that the request continues.
+    """
 
     history: IncomingHistory
     match: SessionMatch
-    reply: NamedReply
+    reply: ReferencedReply
     history_owner: HistoryOwner
     unfilled: Sequence[int] = ()
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """All that was said, once it is filled in."""
+        """The messages that have content: all of them after `fill`."""
         return tuple(message for message in self.history.messages if message.raw)
 
 
 async def find(connection: Connection, tenant: str, asked: SessionHints) -> ReferencedHistory | None:
-    """What a request names; None where that is not known here, or is told twice."""
+    """Find the history that a request references; None if it is not known here, or if the request references two."""
     if (asked.reply_id and asked.conversation) or not (asked.reply_id + asked.conversation).isprintable():
         return None
     if asked.conversation:
@@ -93,7 +95,7 @@ async def find(connection: Connection, tenant: str, asked: SessionHints) -> Refe
 async def _find_conversation(
     connection: Connection, tenant: str, asked: SessionHints, session_id: str
 ) -> ReferencedHistory:
-    """The host appends to a conversation what was said and answered: it goes on from the newest reply."""
+    """Find a conversation. The host appends requests and replies to it, so a request continues its newest reply."""
     source: Source = "header" if asked.session_id else "body"
     session = await sessions.get(connection, tenant, session_id)
     owner: HistoryOwner = "host"
@@ -124,61 +126,79 @@ def _newest_reply(rows: Sequence[TailRow]) -> int:
 
 
 async def resolve_history(
-    connection: Connection, tenant: str, named: ReferencedHistory, own: IncomingHistory, dialect: Dialect, *, start: int
+    connection: Connection,
+    tenant: str,
+    referenced: ReferencedHistory,
+    own: IncomingHistory,
+    dialect: Dialect,
+    *,
+    start: int,
 ) -> ResolvedHistory | None:
-    """The history, from sequence number ``start`` on where that is enough, and behind it the request's ``own``
-    messages; None where it cannot be told any more what the history was.
+    """Return the history, and the request's ``own`` messages behind it; None if it cannot be reconstructed any more.
+
+    The history begins at sequence number ``start`` if that is enough.
     """
-    session = named.session
+    session = referenced.session
     if session is None:
-        return _laid(named, own, [], [], dialect, start=1, last_seq=0, turns=0)
-    tail: Sequence[TailRow] = named.rows
+        return _resolve(referenced, own, [], [], dialect, start=1, last_seq=0, turns=0)
+    tail: Sequence[TailRow] = referenced.rows
     if start < session.cut:
         tail = await messages.tail_rows(connection, tenant, session.id, start, last=session.last_seq)
     shown = [row for row in tail if not row.is_hidden]
-    history = await messages.leading_to(connection, tenant, session.id, [row.row for row in shown], named.seq)
+    history = await messages.leading_to(connection, tenant, session.id, [row.row for row in shown], referenced.seq)
     if history is None or (start > 1 and not history):
         start = 1
         tail = await messages.all_rows(connection, tenant, session.id, last=session.last_seq)
         shown = [row for row in tail if not row.is_hidden]
-        history = await messages.leading_to(connection, tenant, session.id, [row.row for row in shown], named.seq)
+        history = await messages.leading_to(connection, tenant, session.id, [row.row for row in shown], referenced.seq)
         if history is None:
             return None
     staying: frozenset[int] = frozenset()
-    if named.is_conversation:
+    if referenced.is_conversation:
         every = [row.row for row in shown]
         failed = await messages.failed_links(connection, tenant, session.id, every, calls=session.calls)
         history = [row for row in history if row.seq not in failed]
         staying = frozenset(row.seq for row in every if row.is_link and row.seq not in failed)
-    kept = await _kept(connection, tenant, session, start)
+    kept = await _kept_rows(connection, tenant, session, start)
     earlier = {row.row.seq for row in kept}
     rows = sorted(
         [*kept, *(row for row in tail if row.row.seq not in earlier)], key=lambda row: (row.row.position, row.row.seq)
     )
     seqs = earlier | {row.seq for row in history}
-    told = [row for row in rows if row.row.seq in seqs and not row.is_hidden]
-    anew = await _said_anew(connection, tenant, session.id, told, dialect)
-    told = [row for row in told if row.row.seq not in anew]
-    beside = {row.row.seq for row in told if not row.row.is_link}
-    while start - 1 in beside:
-        start -= 1  # they precede the first message that is laid out
+    carried = [row for row in rows if row.row.seq in seqs and not row.is_hidden]
+    uncarried = await _uncarried_instructions(connection, tenant, session.id, carried, dialect)
+    carried = [row for row in carried if row.row.seq not in uncarried]
+    unlinked = {row.row.seq for row in carried if not row.row.is_link}
+    while start - 1 in unlinked:
+        start -= 1  # they precede the first message of the resolved history
     counters = {"last_seq": session.last_seq, "turns": session.turns}
     return await run_in_thread_if_large(
-        len(rows) * ROW_SIZE, _laid, named, own, told, rows, dialect, start=start, staying=staying, **counters
+        len(rows) * ROW_SIZE,
+        _resolve,
+        referenced,
+        own,
+        carried,
+        rows,
+        dialect,
+        start=start,
+        staying=staying,
+        **counters,
     )
 
 
-async def _kept(connection: Connection, tenant: str, session: Session, start: int) -> list[TailRow]:
-    """What is shown from before ``start``."""
+async def _kept_rows(connection: Connection, tenant: str, session: Session, start: int) -> list[TailRow]:
+    """Return the rows that the epoch keeps from before ``start``."""
     seqs = [seq for seq in session.plan.kept if seq < start] if session.plan else []
     rows = await messages.rows_of(connection, tenant, session.id, seqs) if seqs else []
     return sorted((row for row in rows if row.row.status != "superseded"), key=lambda row: row.row.position)
 
 
-async def _said_anew(
+async def _uncarried_instructions(
     connection: Connection, tenant: str, session_id: str, rows: Sequence[TailRow], dialect: Dialect
 ) -> set[int]:
-    """Instructions that hold for one request, or were given in another format: no history carries them."""
+    """Return the sequence numbers of instructions that a history does not carry: those that hold for one request, and
+    those of another dialect.
+    """
     instructions = [row for row in rows if not row.row.is_link]
     found = {row.row.seq for row in instructions if not share_messages(row.dialect, dialect.name)}
     seqs = [row.row.seq for row in instructions if row.row.seq not in found]
@@ -186,10 +206,10 @@ async def _said_anew(
     return found | {message.seq for message in stored if dialect.is_per_request(message.raw)}
 
 
-def _laid(
-    named: ReferencedHistory,
+def _resolve(
+    referenced: ReferencedHistory,
     own: IncomingHistory,
-    told: Sequence[TailRow],
+    carried: Sequence[TailRow],
     rows: Sequence[TailRow],
     dialect: Dialect,
     *,
@@ -198,15 +218,15 @@ def _laid(
     turns: int,
     staying: Collection[int] = (),
 ) -> ResolvedHistory:
-    """``staying``: messages that other calls of a conversation have put behind the history."""
+    """Join history and request. ``staying``: messages that other calls have added to the conversation meanwhile."""
     front = sum(dialect.is_per_request(message.raw) for message in own.messages)
-    before = [as_incoming(row.row) for row in told]
-    stored = [Message(role=row.row.role, parts=(), raw=b"") for row in told]
+    before = [as_incoming(row.row) for row in carried]
+    stored = [Message(role=row.row.role, parts=(), raw=b"") for row in carried]
     if start > 1:
-        shown = (index for index, row in enumerate(told) if row.row.is_link or row.row.seq >= start)
-        place = next(shown, len(before))
-        before.insert(place, _BEFORE)
-        stored.insert(place, Message(role="user", parts=(), raw=b""))
+        shown = (index for index, row in enumerate(carried) if row.row.is_link or row.row.seq >= start)
+        index = next(shown, len(before))
+        before.insert(index, _BEFORE)
+        stored.insert(index, Message(role="user", parts=(), raw=b""))
     incoming = [*own.identities[:front], *before, *own.identities[front:]]
     indexes = range(len(incoming))
     decision = reconcile(
@@ -223,37 +243,37 @@ def _laid(
         history=IncomingHistory(
             messages=(*own.messages[:front], *stored, *own.messages[front:]),
             identities=tuple(incoming),
-            chains=_chains(incoming, named, front + len(before)),
+            chains=_chains(incoming, referenced, front + len(before)),
         ),
         match=SessionMatch(
-            session_id=named.session_id,
-            session=named.session,
-            source=named.source,
+            session_id=referenced.session_id,
+            session=referenced.session,
+            source=referenced.source,
             decision=decision,
             rows=[row for row in rows if not row.is_hidden],
             hidden=[row for row in rows if row.is_hidden],
             expanded_from=start,
         ),
-        reply=NamedReply(
-            seq=named.seq,
+        reply=ReferencedReply(
+            seq=referenced.seq,
             own_indexes=(*indexes[:front], *indexes[front + len(before) :]),
             own_before_reply=front,
-            is_conversation=named.is_conversation,
+            is_conversation=referenced.is_conversation,
         ),
-        history_owner=named.history_owner,
+        history_owner=referenced.history_owner,
         unfilled=[index for index in indexes[front : front + len(before)] if decision.placed[index].seq],
     )
 
 
-def _chains(incoming: Sequence[MessageIdentity], named: ReferencedHistory, end: int) -> tuple[bytes, ...]:
-    """The value of the chain after each message; at the ``end`` of the history it is that of the reply."""
+def _chains(incoming: Sequence[MessageIdentity], referenced: ReferencedHistory, end: int) -> tuple[bytes, ...]:
+    """Return the hash chain after each message; at the ``end`` of the history it is that of the reply."""
     chains: list[bytes] = []
     chain = b""
     for index, message in enumerate(incoming):
         if message.is_link:
             chain = extend(chain, message.digest)
-        if index == end - 1 and named.seq:
-            chain = named.chain
+        if index == end - 1 and referenced.seq:
+            chain = referenced.chain
         chains.append(chain)
     return tuple(chains)
 
@@ -261,7 +281,7 @@ def _chains(incoming: Sequence[MessageIdentity], named: ReferencedHistory, end: 
 async def fill(
     connection: Connection, tenant: str, resolved: ResolvedHistory, dialect: Dialect, read: Callable[[bytes], Message]
 ) -> ResolvedHistory:
-    """The same with the stored messages as the client knows them, as if it had sent them."""
+    """Return the history with the content of its stored messages, as the client knows them."""
     if not resolved.unfilled:
         return resolved
     placed = resolved.match.decision.placed
@@ -286,7 +306,7 @@ def _filled(
         shown = isolated[index]
         if len(shown) == 1:
             filled[index] = shown[0] if shown[0].raw else _read_again(shown[0], dialect, read)
-        elif shown:  # what this dialect says in one message
+        elif shown:  # this dialect writes them as one message
             parts = tuple(part for message in shown for part in message.parts)
             injected = tuple(block for message in shown for block in message.injected)
             whole = Message(role=shown[-1].role, parts=parts, raw=b"", injected=injected)
@@ -295,7 +315,7 @@ def _filled(
 
 
 def _read_again(message: Message, dialect: Dialect, read: Callable[[bytes], Message]) -> Message:
-    """The message in ``dialect``. What looks like an injected block in words that crossed (a tool's result) is none."""
+    """Return the message in ``dialect``. Text from another dialect that looks like an injected block is none."""
     written = read(dialect.write_message(with_injected_text(message)))
     if written.injected == message.injected:
         return written

@@ -1,6 +1,6 @@
-"""Requests that refer to items of replies instead of sending them: the items are put in, from the store.
+"""Requests that reference items of earlier replies instead of sending them: the items are inserted from the store.
 
-So a history is known again, and a context can be built of it, whatever its client leaves to the host's memory.
+With them the history can be recognised, and a context can be built from it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ MAX_REFERENCES = 4096
 
 
 async def with_items(call: Call, dialect: Dialect, database: Database) -> Call:
-    """The call with the items that are known here in place of references to them.
-
-    Raises `StoreUnavailable`: without its history a call is not made.
-    """
+    """Replace references by the items that are stored here. Raises `StoreUnavailable`."""
     references = dialect.references
     if references is None or references.mark not in call.body:
         return call

@@ -1,4 +1,4 @@
-"""Reading a streamed reply up to a size limit."""
+"""Reads a streamed reply up to a size limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tersely.dialects.dialect import Reply, ReplyReader
 from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.proxy.stream_end import whole_events
 
-# How a stored reply ends that was longer than the limit.
+# The finish reason of a stored reply that was longer than the limit.
 OVERSIZED = "oversized"
 
 
@@ -45,11 +45,11 @@ class LimitedReader:
         return b"" if self.is_cut else self._reader.close()
 
     async def reply(self) -> Reply:
-        """Return what was read. A long reply is put together in a thread."""
+        """Return the reply as far as it was read. A long reply is assembled in a thread."""
         return await run_in_thread_if_large(self.size, self.reply_so_far)
 
     def reply_so_far(self) -> Reply:
-        """Return what was read. O(size of the reply)."""
+        """Return the reply as far as it was read. O(size of the reply)."""
         reply = self._reader.reply
         if not self.is_cut:
             return reply

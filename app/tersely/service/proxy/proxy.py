@@ -306,14 +306,16 @@ class Proxy:
     async def _wait_for_spooled(self, incoming: IncomingCall) -> None:
         """Wait until the calls that this one continues are in the database. Raises `StoreUnavailable`."""
         is_delta = _may_be_delta(incoming)
-        if self._exchanges.may_concern(is_delta=is_delta):
-            await self._exchanges.settle(incoming.call.tenant, incoming.hints, incoming.history, is_delta=is_delta)
+        if self._exchanges.may_wait(is_delta=is_delta):
+            await self._exchanges.wait_for_earlier(
+                incoming.call.tenant, incoming.hints, incoming.history, is_delta=is_delta
+            )
 
     async def _prepare_live(self, call: Call) -> PreparedCall | None:
         """Prepare a call that continues a live session; None for every other call."""
         if not self._live.is_on or self._chat is not None:
             return None
-        if self._exchanges.may_concern(is_delta=False):
+        if self._exchanges.may_wait(is_delta=False):
             self._live.count_miss("busy")
             return None
         try:

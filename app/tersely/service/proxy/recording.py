@@ -68,13 +68,13 @@ _log = logging.getLogger(__name__)
 
 MAX_REPLY_ID = 200
 MAX_LOOKED_AT = 64 * 1024
-"""Bytes of a request's new messages that are looked at for members that no table knows, the newest first."""
+"""Bytes of a request's new messages that are searched for unknown fields, newest first."""
 MIN_LOOKED_AT = 1024
-"""As so many bytes even a short message counts."""
-# A call that goes through unchanged sends what this strategy does.
+"""The bytes that a shorter message counts as."""
+# The strategy that a forwarded call amounts to.
 FULL = "full"
 UNREAD = "unread"
-"""How what cannot be understood is said to have ended."""
+"""The finish reason of a reply that could not be parsed."""
 
 # A tenant, and ids that a provider gave to its reply and the items of it.
 OnIds = Callable[[str, Sequence[str]], None]
@@ -201,7 +201,7 @@ class Recorder:
         )
 
     def _count_unknown_fields(self, messages: Sequence[Message]) -> None:
-        """Count the members that no table knows in the newest messages; a history of any length costs the same."""
+        """Count unknown fields in the newest messages. The cost does not depend on the length of the history."""
         room = MAX_LOOKED_AT
         for message in reversed(messages):
             room -= max(MIN_LOOKED_AT, len(message.raw))
@@ -564,7 +564,7 @@ class Recorder:
                     tokens=tokens.count_message(model, request.model),
                     finish=finish,
                     terse=tuple(terse),
-                    # A block that broke off would take away what the one before it still says.
+                    # An incomplete block would replace a complete earlier one.
                     state=choice.state if is_whole else None,
                     is_alternative=model_raw is None or any(not each.is_alternative for each in found),
                     id=reply_id,
@@ -585,7 +585,7 @@ class Recorder:
         return found
 
     def _with_prefill(self, reply: NewReply, prefill: Prefill, model: str) -> NewReply:
-        """A reply as one message with its prefill. Some hosts repeat the prefill in the reply."""
+        """Return a reply as one message with its prefill. Some hosts repeat the prefill in the reply."""
 
         def join(raw: bytes) -> bytes:
             text = self._dialect.read_reply(raw).text
@@ -608,12 +608,12 @@ class Recorder:
         )
 
     def _as_described(self, reply: Message) -> bytes | None:
-        """A reply of an undescribed shape as the provider takes it back: its words and calls; None without any."""
+        """Return text and calls of a reply of an unknown shape, as the provider accepts them; None without any."""
         parts = tuple(part for part in reply.parts if isinstance(part, Text | ToolCall))
         return self._dialect.write_message(Message(role="assistant", parts=parts, raw=b"")) if parts else None
 
     def _unread(self, payloads: Sequence[bytes], head_chain: bytes) -> NewReply:
-        """What of a reply cannot be understood, word for word; no context holds it."""
+        """Return a reply that could not be parsed, byte for byte. No context contains it."""
         self._metrics.unread_replies.labels(self._dialect.name).inc()
         raw = payloads_as_json(payloads)
         identity, _ = digest(self._dialect.read_reply(raw))
@@ -628,24 +628,24 @@ class Recorder:
         )
 
     def _id_of(self, reply: Reply) -> str:
-        """The id by which the client may go on from a reply."""
+        """Return the id by which the client may continue from a reply; empty if there is none."""
         return reply.id if self._dialect.lacks_history is not None and _is_usable(reply.id) else ""
 
     def _items_of(self, message: bytes) -> tuple[str, ...]:
-        """The ids by which the client may refer to items of a reply."""
+        """Return the ids by which the client may reference items of a reply."""
         references = self._dialect.references
         return tuple(filter(_is_usable, references.items_by_id(message))) if references is not None else ()
 
     def _named_ids(self, message: bytes) -> tuple[str, ...]:
-        """The ids of what a reply made beside itself, which the client may name."""
+        """Return the ids of other objects that a reply created, which the client may reference."""
         return tuple(filter(_is_usable, find_named_ids(self._dialect.name, message)))
 
     def _as_input(self, reply: NewReply) -> NewReply:
-        """A reply said in rounds: it goes back to the model as that said it last, whatever the client makes of it."""
+        """Return a reply of several rounds in the form in which the model is sent it again."""
         return structs.replace(reply, model_raw=self._dialect.as_input(reply.model_raw)) if reply.model_raw else reply
 
     def _hidden_replies(self, prepared: PreparedCall, messages: Sequence[HiddenMessage]) -> list[NewReply]:
-        """What the client never sees. All of it is the model's view: nothing else tells it from what a client sent."""
+        """Return messages hidden from the client. `model_raw` marks them: a client's own messages have none."""
         read = [self._dialect.read_message(hidden.raw) for hidden in messages]
         return [
             NewReply(
@@ -664,7 +664,7 @@ class Recorder:
         ]
 
     def _derive_entry(self, prepared: PreparedCall, reply: Message, now: datetime) -> list[tuple[str, str]]:
-        """A log entry made without a model, for a turn whose reply carried none."""
+        """Derive a log entry without a model, for a turn whose reply carried none."""
         strategy = prepared.config.strategy
         if not (isinstance(strategy, Slim) and strategy.derive_terse):
             return []
@@ -762,12 +762,12 @@ def _size_of(reply: Reply) -> int:
 
 
 def _storable_name(text: str) -> str:
-    """What a column takes of a text that anybody may have made up."""
+    """Return a name from outside as a column can hold it."""
     return text[:200].encode(errors="replace").decode().replace("\0", "?")
 
 
 def _credible(tokens_reported: int | None) -> int | None:
-    """A count of tokens, unless it can be none."""
+    """Return a reported token count; None if it is impossible."""
     return tokens_reported if tokens_reported is not None and 0 <= tokens_reported < 2**31 else None
 
 

@@ -1,4 +1,4 @@
-"""Calls beside a conversation: forgotten, but for a client's own summaries, from which it may go on."""
+"""Side calls are not stored. Replies to a client's own summary calls are remembered: it may continue from them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Callable
 from datetime import datetime
 
 from tersely.dialects.clients import known as clients
-from tersely.dialects.dialect import Dialect, Request
-from tersely.dialects.dialect import Reply as SaidReply
+from tersely.dialects.dialect import Dialect, Reply, Request
 from tersely.domain.client_ids import ClientIds
 from tersely.domain.history.chain import summary_anchors
 from tersely.service.context.parse_cache import ParseCache
 from tersely.service.proxy.calls import Call
-from tersely.service.recognition import session_lookup as identity
+from tersely.service.recognition import session_lookup
 from tersely.service.recognition.incoming_history import (
     MIN_REPLY,
     NEWEST,
@@ -27,7 +26,7 @@ from tersely.store.ops import side_replies
 
 
 class SideCalls:
-    """Remembers what clients' own summary calls were answered with, for some hours."""
+    """Remembers the replies to clients' own summary calls, for some hours."""
 
     def __init__(
         self, *, dialect: Dialect, database: Database, parse_cache: ParseCache, clock: Callable[[], datetime]
@@ -37,38 +36,38 @@ class SideCalls:
         self._parse_cache = parse_cache
         self._clock = clock
 
-    async def remember(self, call: Call, request: Request, said: SaidReply) -> None:
-        """Remember the reply to a summary call, where its session can be told. Raises `StoreUnavailable`."""
+    async def remember(self, call: Call, request: Request, reply: Reply) -> None:
+        """Remember the reply to a summary call if its session is known. Raises `StoreUnavailable`."""
         anchors = {
             anchor
-            for choice in said.choices
+            for choice in reply.choices
             for anchor in summary_anchors(self._dialect.read_reply(choice.client_message))
         }
         if not anchors:
             return
-        arrival = hash_history(request.messages, self._parse_cache.identify)
+        incoming = hash_history(request.messages, self._parse_cache.identify)
         client = clients.client_ids(call.header_map, request.ids)
 
         async def write(connection: Connection) -> None:
-            session_id = await self._session_of_side_call(connection, call, request, arrival, client)
+            session_id = await self._session_of_side_call(connection, call, request, incoming, client)
             if session_id is not None:
                 now = self._clock()
                 by = clients.requester_id(call.header_map, client)
                 await side_replies.remember(connection, call.tenant, session_id, sorted(anchors), by, now)
-                await side_replies.forget(connection, call.tenant, session_id, now - identity.SUMMARY_WITHIN)
+                await side_replies.forget(connection, call.tenant, session_id, now - session_lookup.SUMMARY_WITHIN)
 
         await self._database.run(write, tenant=call.tenant)
 
     async def _session_of_side_call(
-        self, connection: Connection, call: Call, request: Request, arrival: IncomingHistory, client: ClientIds
+        self, connection: Connection, call: Call, request: Request, incoming: IncomingHistory, client: ClientIds
     ) -> str | None:
         if call.options.session_id is not None:
             session = await sessions.get(connection, call.tenant, call.options.session_id)
             return session.id if session else None
         if request.reply_id:
-            named = await reply_ids.find(connection, call.tenant, request.reply_id)
-            return named.hit.session.id if named else None
-        chains = arrival.reply_chains()[: identity.MAX_CHAINS]
+            referenced = await reply_ids.find(connection, call.tenant, request.reply_id)
+            return referenced.hit.session.id if referenced else None
+        chains = incoming.reply_chains()[: session_lookup.MAX_CHAINS]
         if chains:
             hit = await sessions.find_by_chain(connection, call.tenant, chains, client.id)
             if hit is not None:

@@ -1,7 +1,7 @@
-"""Replies that a client asks for again by their ids: as it was given them, whatever the host has of them.
+"""Replies that a client requests again by their ids: returned as the client saw them.
 
-The host has a reply as the model said it, and of one in several rounds the first alone; it repeats a request to which
-instructions and tools were added.
+The host has the reply as the model wrote it, and only the first of several rounds. It also repeats the request, with
+the instructions and tools that Tersely added.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _TOOLS = {tool.name: tool.description for tool in TOOLS.values()}
 async def restore_client_view(
     body: bytes, reply_id: str, *, tenant: str, dialect: Dialect, database: Database
 ) -> bytes:
-    """The host's ``body`` as the client was given that reply; as it is where the reply is not known here.
+    """Return the host's ``body`` as the client saw that reply; unchanged if the reply is not stored here.
 
     Raises `StoreUnavailable`.
     """
     if dialect.restore_response is None or not reply_id.isprintable():
         return body
     async with database.reading(tenant) as connection:
-        known = await reply_ids.stored_response(connection, tenant, reply_id)
-    return await run_in_thread_if_large(len(body), _patch, body, *known, dialect) if known else body
+        stored = await reply_ids.stored_response(connection, tenant, reply_id)
+    return await run_in_thread_if_large(len(body), _patch, body, *stored, dialect) if stored else body
 
 
-def _patch(body: bytes, given: bytes, usage: bytes, dialect: Dialect) -> bytes:
+def _patch(body: bytes, seen: bytes, usage: bytes, dialect: Dialect) -> bytes:
     assert dialect.restore_response is not None
     try:
-        # What the client asks to be included besides (`include`) stays where the host has the same.
-        is_same = digest(dialect.read_reply(body))[0] == digest(dialect.read_reply(given))[0]
-        shown = None if is_same else given
+        # If the host has the same message, keep its body: it holds what the client's `include` asks for.
+        is_same = digest(dialect.read_reply(body))[0] == digest(dialect.read_reply(seen))[0]
+        shown = None if is_same else seen
         return dialect.restore_response(body, shown, instructions=_INSTRUCTIONS, tools=_TOOLS, usage=usage)
-    except (ValueError, InvalidRequest):  # no response
+    except (ValueError, InvalidRequest):  # the body is no response
         return body

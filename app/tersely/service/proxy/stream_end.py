@@ -1,4 +1,4 @@
-"""The end of a stream: held back until the reply is on disk, and never mistaken for words about it."""
+"""The end of a stream, which is held back until the reply is on disk."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from tersely.dialects.dialect import Streaming
 from tersely.upstream.client import UpstreamReply
 
 _BLANK_LINE = re.compile(rb"\n\n|\r\n\r\n|\r\r")
-# An end mark stands so near to the beginning of its line.
+# An end mark is within so many bytes of the beginning of its line.
 _MARK_WITHIN = 40
-# How long after its end mark a stream may go on (seconds). A host that does not hang up must not hold the client.
+# How long a stream may continue after its end mark (seconds): the host may not close the connection.
 TRAILER_WAIT = 0.25
 
 
 async def iter_until_terminal_event(reply: UpstreamReply, end: StreamEnd, heartbeat: float) -> AsyncIterator[bytes]:
-    """The chunks of ``reply`` until it ends, or until ``end`` has seen its last event and what may come right after;
+    """Yield the chunks of ``reply`` until it ends, or until shortly after ``end`` has seen the last event.
+
     ``b""`` stands for ``heartbeat`` seconds of silence.
     """
     chunks = reply.chunks(heartbeat)
@@ -32,15 +33,15 @@ async def iter_until_terminal_event(reply: UpstreamReply, end: StreamEnd, heartb
 
 
 def terminal_detector(streaming: Streaming) -> StreamEnd:
-    """What holds back the ends of streams of that kind."""
+    """Return the detector for the streams of a dialect."""
     return FinishedEnd(streaming) if streaming.finish_key else StreamEnd(streaming)
 
 
 class StreamEnd:
-    """Holds the last event of a stream back, and knows whether another one may be put in between.
+    """Holds back the last event of a stream, and tells whether another event may be inserted.
 
-    The event's mark is at the beginning of a line: JSON has no line ends inside, so words about it are never taken for
-    it.
+    The mark of the last event is at the beginning of a line. JSON contains no line ends, so a reply that quotes the
+    mark is not mistaken for the end.
     """
 
     __slots__ = ("_is_marked", "_streaming", "_tail", "held", "is_seen")
@@ -53,7 +54,7 @@ class StreamEnd:
         self._tail = b"\n\n"
 
     def hold(self, out: bytes) -> bytes:
-        """What may be forwarded of ``out``."""
+        """Return the part of ``out`` that may be forwarded."""
         if self._is_marked:
             self.held += out
             self._look_for_end()
@@ -74,12 +75,12 @@ class StreamEnd:
         return self.hold(rest)
 
     def _look_for_end(self) -> None:
-        """The last event may be long: it is seen when all of it is there."""
+        """Note whether the last event, which may be long, is complete."""
         if self._is_marked and not self.is_seen:
             self.is_seen = self._streaming.is_mark_whole or _BLANK_LINE.search(self.held) is not None
 
     def _find(self, block: bytes) -> int:
-        """Where the mark begins, or what may become one; the length of ``block`` where nothing does."""
+        """Return where a mark, or the beginning of one, starts; the length of ``block`` if there is none."""
         is_line_start = self._tail.endswith((b"\n", b"\r"))
         marks = self._streaming.end_marks
         for word in self._streaming.end_texts:
@@ -102,8 +103,8 @@ class StreamEnd:
 
 
 class FinishedEnd(StreamEnd):
-    """For streams that only end when the connection does: holds back from the last key on that may belong to the last
-    event. Inside a string its quotation marks would be escaped.
+    """For streams that end with the connection: holds back everything from the last finish key on. Inside a JSON string
+    the quotation marks of the key would be escaped.
     """
 
     __slots__ = ()
@@ -122,13 +123,13 @@ class FinishedEnd(StreamEnd):
 
 
 def whole_events(block: bytes) -> bytes:
-    """``block`` without an event at its end that nobody will complete."""
+    """Return ``block`` without an incomplete event at its end."""
     ends = (block.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in block)
     return block[: max(ends, default=0)]
 
 
 def _line_start(block: bytes, at: int) -> int:
-    """Where the line begins that ``at`` lies in; -1 when that is too far away."""
+    """Return where the line that contains ``at`` begins; -1 if that is too far away."""
     first = max(0, at - _MARK_WITHIN)
     end = max(block.rfind(b"\n", first, at), block.rfind(b"\r", first, at))
     return end + 1 if end >= 0 or not first else -1
