@@ -7,6 +7,7 @@ import gzip
 import shutil
 import ssl
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -156,6 +157,15 @@ async def test_a_large_body_goes_out_whole() -> None:
     async with running(answer) as (upstream, host):
         assert await call(upstream, body=body) == b"ok"
         assert host.requests[0].endswith(b"\r\n\r\n" + body)
+
+
+async def test_an_idle_connection_keeps_no_body() -> None:
+    body = bytes(range(256)) * 4096
+    before = sys.getrefcount(body)
+    async with running(answer) as (upstream, host):
+        assert await call(upstream, body=body) == b"ok"
+        host.requests.clear()
+        assert sys.getrefcount(body) == before
 
 
 async def test_a_connection_that_the_host_closed_meanwhile_is_not_used() -> None:

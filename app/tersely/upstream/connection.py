@@ -99,6 +99,8 @@ class Connection(asyncio.Protocol):
         self._transport.write(piece)
         if self._unsent:
             self._loop.call_soon(self._write_more)
+        else:
+            self._unsent = memoryview(b"")  # an empty slice would keep the body while the connection is idle
 
     async def wait_for_head(self, deadline: float) -> bool:
         """Return whether status and headers arrived before ``deadline``, in the loop's time. Raises `BrokenOff`."""
