@@ -128,7 +128,7 @@ async def test_each_context_begins_as_the_one_before_it(api: Api, strategy: str,
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_asking_for_a_context_changes_nothing(api: Api, strategy: str) -> None:
+async def test_completion_for_a_context_changes_nothing(api: Api, strategy: str) -> None:
     await api.http.post("/api/sessions", json={"id": "s", "strategy": SMALL[strategy]})
     for turn in range(1, 30):
         await append(api, asks(turn), says(turn))

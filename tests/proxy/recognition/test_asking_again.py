@@ -220,7 +220,7 @@ async def test_a_client_that_does_not_know_goes_on_without_the_hidden_turn(
     assert answers.last_sent == [*expected, ("question", "five")]
 
 
-async def test_asking_again_in_the_middle_leaves_the_hidden_turn_hidden(
+async def test_completion_again_in_the_middle_leaves_the_hidden_turn_hidden(
     asked: Service, answers: Answers, dialect: Wire, key: str
 ) -> None:
     """The client's own history holds the dropped turn and, later, the same words again."""
