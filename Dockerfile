@@ -37,4 +37,4 @@ EXPOSE 8484
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 \
   CMD ["python", "-c", "import http.client as h; c = h.HTTPConnection('127.0.0.1', 8484, timeout=2); c.request('GET', '/healthz'); raise SystemExit(c.getresponse().status != 200)"]
-CMD ["python", "-m", "tersely", "serve", "--host", "0.0.0.0", "--port", "8484"]
+CMD ["tersely", "serve", "--host", "0.0.0.0", "--port", "8484"]

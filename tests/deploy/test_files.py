@@ -141,7 +141,7 @@ TEXTS = {
     "strategy": '{"name": "slim", "recent_turns": 3}',
     "epoch": "every_request",
     "tools": "off",
-    "live_sessions": "256",
+    "live_sessions": "128",
     "prices": "/etc/tersely/prices.json",
     "cors_origins": "https://app.example.com",
     "passthrough": "GET /v1/files/{id}",

@@ -141,10 +141,19 @@ def doctor(
 
 
 @app.command()
-def migrate() -> None:
+def migrate(
+    old_postgres: Annotated[
+        Path | None,
+        typer.Option(help="The bin directory of the Postgres that made an embedded database: take that over first."),
+    ] = None,
+) -> None:
     """Bring the database to the current schema."""
     from tersely.cli.commands import operator as operating
 
+    if old_postgres is not None:
+        with show_progress("upgrading the database"):
+            major = operating.upgrade_embedded(old_postgres)
+        print_text(f"Upgraded from Postgres {major}. The old files are in cluster-{major}.old: remove them in time.")
     operating.migrate()
     print_text("The database is at the current schema.")
 

@@ -11,6 +11,7 @@ On disk, below the data directory:
         start.lock               held, exclusively, while a server is started, joined or left
         server.log, server.log.1
         cluster-18/              the server account's: the database files
+        cluster-16.old/          what was taken over from an older version, until somebody removes it
         cluster-18.lock          held by the server's own processes, all of them
         run/                     the server account's, mode 0700: the socket (elsewhere where the path is too long)
         install-.../             a copy of the binaries, only where the server account cannot reach the wheel's
@@ -21,6 +22,7 @@ Nobody is asked for a password: the only way in is the socket, and its directory
 from tersely.embedded_postgres.account import default_data_dir
 from tersely.embedded_postgres.errors import EmbeddedPostgresError
 from tersely.embedded_postgres.server import EmbeddedPostgres, embedded_postgres, open_embedded_postgres
+from tersely.embedded_postgres.upgrade import upgrade_cluster
 
 __all__ = [
     "EmbeddedPostgres",
@@ -28,4 +30,5 @@ __all__ = [
     "default_data_dir",
     "embedded_postgres",
     "open_embedded_postgres",
+    "upgrade_cluster",
 ]

