@@ -1,8 +1,8 @@
-"""A private Postgres of Tersely's own, for when no server is given.
+"""A private Postgres of Tersely's own, for services without a configured server.
 
-The binaries come from a wheel; starting, joining, watching and stopping the server happens here. Several processes
-may use one data directory: the first starts the server, the others join it, the last one out stops it. What a
-killed process left running is joined by the next one, which then stops it at its own end.
+The binaries come from a wheel; this package starts, joins, watches and stops the server. Several processes may use one
+data directory: the first starts the server, the others join it, and the last one stops it. A server that a killed
+process left running is joined by the next process, which then stops it at its own end.
 
 On disk, below the data directory:
 
@@ -16,7 +16,7 @@ On disk, below the data directory:
         run/                     the server account's, mode 0700: the socket (elsewhere where the path is too long)
         install-.../             a copy of the binaries, only where the server account cannot reach the wheel's
 
-Nobody is asked for a password: the only way in is the socket, and its directory is closed to other users.
+There are no passwords: the only access is the socket, and its directory is closed to other users.
 """
 
 from tersely.embedded_postgres.account import default_data_dir

@@ -14,14 +14,14 @@ import platformdirs
 
 from tersely.embedded_postgres.errors import EmbeddedPostgresError
 
-# The first of these that exists. A machine on which other services run as `nobody` is better off with an account
-# made for the purpose: `useradd --system tersely`.
+# The first existing account is used. If other services run as `nobody`, create an account for this purpose: `useradd
+# --system tersely`.
 _UNPRIVILEGED = ("tersely", "nobody")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The user that owns the database files; ``switched`` when it is another than the service's own."""
+    """The user that owns the database files; ``switched`` if it is not the service's own."""
 
     uid: int
     gid: int
@@ -29,7 +29,7 @@ class Account:
 
     def popen_arguments(self) -> dict[str, Any]:
         """What makes ``subprocess`` start a program as this account."""
-        # Postgres creates its files with the process's umask still in force; none of them is for others to read.
+        # Postgres creates its files with the process's umask. Other users must not read them.
         arguments: dict[str, Any] = {"umask": 0o077}
         if self.switched:
             arguments |= {"user": self.uid, "group": self.gid, "extra_groups": []}
@@ -39,7 +39,7 @@ class Account:
         """Return whether this account can enter ``directory`` and run ``program``."""
         if not self.switched:
             return directory.is_dir() and os.access(directory, os.X_OK) and os.access(program, os.X_OK)
-        # Only the kernel knows what modes, ACLs and mounts add up to, so a child with that account tries.
+        # Only the kernel can combine modes, ACLs and mounts, so a child with that account tries.
         tried = subprocess.run(
             ["/bin/sh", "-c", 'cd "$1" && test -x "$2"', "sh", str(directory), str(program)],
             check=False,

@@ -1,7 +1,7 @@
-"""The one error of the embedded Postgres: it could not be started, joined or used, and why."""
+"""The error of the embedded Postgres."""
 
 from __future__ import annotations
 
 
 class EmbeddedPostgresError(RuntimeError):
-    """The embedded Postgres cannot be had; the text says why and what can be done about it."""
+    """The embedded Postgres could not be started, joined or used. The text contains the cause and advice."""

@@ -1,4 +1,4 @@
-"""Finds the Postgres binaries that the wheel carries, and copies them where the server's account can reach them."""
+"""Find the Postgres binaries in the wheel, and copy them to where the server's account can reach them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def find_install() -> Install:
 
 
 def reachable_install(install: Install, *, account: Account, home: Path) -> Install:
-    """``install``, or a copy of it below ``home`` where ``account`` cannot run it (a checkout in root's home)."""
+    """Return ``install``, or a copy of it below ``home`` if ``account`` cannot run it (a checkout in root's home)."""
     if account.can_use(directory=Path("/"), program=install.program("postgres")):
         return install
     packages = install.root.parent.parent
@@ -60,7 +60,7 @@ def reachable_install(install: Install, *, account: Account, home: Path) -> Inst
 
 
 def _copy(packages: Path, root: Path, copy: Path) -> None:
-    """Copy the installation and the shared libraries that it looks for beside itself, all or nothing."""
+    """Copy the installation and the shared libraries beside it, completely or not at all."""
     unfinished = copy.with_suffix(".new")
     shutil.rmtree(unfinished, ignore_errors=True)
     unneeded = shutil.ignore_patterns("include", "*.a", "pkgconfig")

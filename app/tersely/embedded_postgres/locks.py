@@ -1,4 +1,4 @@
-"""File locks that the kernel lets go of when their last holder dies, however it dies."""
+"""File locks that the kernel releases when their last holder dies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tersely.embedded_postgres.errors import EmbeddedPostgresError
 
 
 class FileLock:
-    """One open lock file. The lock goes with the open file: with every process that inherited its descriptor."""
+    """One open lock file. The lock belongs to the open file, and so to every process that inherits its descriptor."""
 
     def __init__(self, path: Path) -> None:
         """Open (or create) the file at ``path``, without locking it. Raises EmbeddedPostgresError if not allowed."""
@@ -24,15 +24,15 @@ class FileLock:
             raise EmbeddedPostgresError(f"cannot open {path}: {error.strerror}") from error
 
     def try_exclusive(self) -> bool:
-        """Take it for ourselves alone, if nobody else holds it; if it fails, a lock that was held is lost."""
+        """Take the lock exclusively, if nobody else holds it. On failure a lock that was held is lost."""
         return self._try(fcntl.LOCK_EX)
 
     def try_shared(self) -> bool:
-        """Take it together with others, unless somebody holds it alone."""
+        """Take the lock together with others, unless somebody holds it exclusively."""
         return self._try(fcntl.LOCK_SH)
 
     def close(self) -> None:
-        """Let go of it (a process that inherited the descriptor keeps it)."""
+        """Release the lock (a process that inherited the descriptor keeps it)."""
         os.close(self.fd)
 
     def _try(self, kind: int) -> bool:

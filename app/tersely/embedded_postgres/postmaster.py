@@ -1,7 +1,7 @@
-"""The server's main process, seen from outside: whether it listens, whether it is ready, and how to signal it.
+"""The server's main process: whether it listens, whether it is ready, and how to signal it.
 
-A process id read from a file may by now belong to anybody. So the id is taken from the kernel, which knows who
-listens on the socket, and the signal goes through a descriptor that cannot come to mean another process.
+A process id from a file may belong to another process by now. So the id comes from the kernel, which knows who listens
+on the socket, and the signal goes through a descriptor that always means the same process.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def is_listening(path: Path) -> bool:
     except (FileNotFoundError, ConnectionRefusedError):
         return False
     except (BlockingIOError, TimeoutError):
-        return True  # a full queue: somebody listens, and does not come to it
+        return True  # a full queue: a process listens, but does not accept
     return True
 
 
 def readiness(layout: Layout) -> Readiness:
-    """``ready``, ``not yet`` (it says that it is starting, recovering or stopping) or ``silent``."""
+    """Return ``ready``, ``not yet`` (starting, recovering or stopping) or ``silent``."""
     probe = subprocess.run(
         [
             str(layout.install.program("pg_isready")),
@@ -71,7 +71,7 @@ class Postmaster:
         self._pidfd = pidfd
 
     def send(self, number: signal.Signals) -> None:
-        """Signal it; nothing happens if it has ended."""
+        """Signal the process; nothing happens if it has ended."""
         try:
             if self._pidfd is None:
                 os.kill(self.pid, number)
@@ -89,7 +89,7 @@ class Postmaster:
 def find_postmaster(layout: Layout) -> Postmaster | None:
     """Return the process that listens on the server's socket, if any and if it is of this process's pid namespace.
 
-    Raises EmbeddedPostgresError where it belongs to another user than the server's account.
+    Raises EmbeddedPostgresError if it belongs to another user than the server's account.
     """
     pid = _listener(layout)
     if pid is None:
@@ -100,7 +100,7 @@ def find_postmaster(layout: Layout) -> Postmaster | None:
         pidfd = os.pidfd_open(pid)
     except OSError:
         return None
-    # It may have ended before it was pinned, and its id been given away: so ask again.
+    # It may have ended before it was pinned, and its id been reused: so check again.
     if _listener(layout) == pid:
         return Postmaster(pid, pidfd)
     os.close(pidfd)

@@ -1,8 +1,8 @@
-"""Starts, joins, watches and stops the embedded Postgres.
+"""Start, join, watch and stop the embedded Postgres.
 
-Whether a server lives is decided by a lock that all its processes inherit, never by a pid file: the kernel drops it
-with the last of them. Who still uses it is decided by a second lock that every service shares. What happens to the
-server (start, join, leave) happens under a third, so that no two processes decide at once.
+A lock that all server processes inherit shows whether the server lives; pid files are not used. The kernel releases the
+lock with the last process. A second lock, shared by every service, shows who uses the server. A third lock is held
+while a process starts, joins or leaves the server, so that no two processes decide at once.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _PROGRESS_SECONDS = 10.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _LOG_BYTES = 4_000_000
 
-# Given on the command line: what the rest of the code relies on, whatever postgresql.conf says. The log names errors
-# without the statements and values that led to them: those are people's conversations.
+# Settings on the command line, which the code relies on whatever postgresql.conf contains. The log has errors without
+# statements and values, since these are conversations.
 _FIXED_SETTINGS = {
     "listen_addresses": "",
     "port": str(PORT),
@@ -91,13 +91,13 @@ async def embedded_postgres(
     stop_timeout: float = 30.0,
     settings: Mapping[str, str] | None = None,
 ) -> AsyncIterator[EmbeddedPostgres]:
-    """Start the Postgres of ``data_dir``, or join it where it already runs; leave it at the end.
+    """Start the Postgres of ``data_dir``, or join it if it runs already; leave it at the end.
 
-    While the block runs, a server that dies is started again under the same address. At the end the last user stops
-    it. ``start_timeout`` (seconds) bounds a server that says it is still recovering, not one that has failed;
-    ``stop_timeout`` bounds the orderly stop, after which the server is cut off and recovers at its next start.
-    ``settings`` go to Postgres's command line and take part only where this process starts the server.
-    Raises EmbeddedPostgresError.
+    While the block runs, a server that dies is started again under the same address. At the end the last user stops it.
+    ``start_timeout`` (seconds) limits the wait for a server that is still recovering, not for one that has failed.
+    ``stop_timeout`` limits the orderly stop, after which the server is killed and recovers at its next start.
+    ``settings`` are added to Postgres's command line, and count only if this process starts the server. Raises
+    EmbeddedPostgresError.
     """
     server = _Server(data_dir, start_timeout=start_timeout, stop_timeout=stop_timeout, settings=settings or {})
     running = await _to_the_end(server.open, on_cancel=server.abandon, undo=server.close)
@@ -175,7 +175,7 @@ class _Server:
             ):
                 self._leave()
         except EmbeddedPostgresError:
-            # Somebody is starting or joining it all the while, and will be the one to stop it.
+            # Another process is starting or joining the server, and will stop it.
             _log.warning("left the embedded Postgres to another process")
             self._use.close()
 
@@ -193,8 +193,8 @@ class _Server:
                 self._start()
                 if self._wait_until_ready(deadline):
                     return
-            # Else processes of a server live that does not listen: it has just been started, or its main process
-            # was killed and the others are about to notice.
+            # Otherwise a server without a listener is alive: it has just been started, or its main process was killed
+            # and the others are about to notice.
             self._pause(deadline)
 
     def _start(self) -> None:
@@ -232,10 +232,10 @@ class _Server:
             os.close(log)
 
     def _wait_until_ready(self, deadline: float) -> bool:
-        """True when ready, False when the server that was waited for is gone without being ours.
+        """Return True when the server is ready, False if it is gone and was started by another process.
 
-        A server of ours that ended is an error. There is no limit on a start but ``deadline``: recovery takes as
-        long as there is log to replay.
+        If our own server ended, raise an error. Only ``deadline`` limits a start: recovery takes as long as there is
+        log to replay.
         """
         progress = time.monotonic() + _PROGRESS_SECONDS
         while (state := readiness(self._layout)) != "ready":
@@ -257,14 +257,14 @@ class _Server:
             raise EmbeddedPostgresError(f"Postgres was not ready after {self._start_timeout:.0f} s; {self._log_tail()}")
 
     def _leave(self) -> None:
-        """Stop the server if nobody else uses it. Under the start lock."""
+        """Stop the server if nobody else uses it. The start lock must be held."""
         try:
             if self._use.try_exclusive():
                 self._stop()
         finally:
             self._use.close()
             if self._child is not None and self._child.poll() is None:
-                # It goes on for others, who will stop it. Popen would warn of a child that nobody waited for.
+                # The server continues for others, who will stop it. Popen would warn about a child without a wait.
                 self._child.returncode = 0
 
     def _stop(self) -> None:
@@ -325,7 +325,7 @@ class _Server:
                 pause = _LONGEST_PAUSE_SECONDS
 
     def _bound_log(self) -> None:
-        """Move the server's log aside when it has grown large. The server appends, so it goes on at the start."""
+        """Rotate the server's log when it is large. The server appends, so it continues at the beginning."""
         with contextlib.suppress(FileNotFoundError):
             if self._layout.log.stat().st_size > _LOG_BYTES:
                 shutil.copyfile(self._layout.log, self._layout.log.with_name("server.log.1"))
@@ -342,9 +342,9 @@ class _Server:
 async def _to_the_end(
     work: Callable[[], _T], *, on_cancel: Callable[[], None] | None = None, undo: Callable[[], None] | None = None
 ) -> _T:
-    """Run ``work`` in a thread; when cancelled, wait for it all the same, so that nothing goes on unseen.
+    """Run ``work`` in a thread. When cancelled, still wait for it, so that nothing continues unseen.
 
-    ``on_cancel`` tells it to hurry; ``undo`` takes back what it achieved meanwhile.
+    ``on_cancel`` tells it to hurry; ``undo`` reverts what it achieved meanwhile.
     """
     task = asyncio.ensure_future(asyncio.to_thread(work))  # noqa: TID251 -- awaited below, in every case
     try:

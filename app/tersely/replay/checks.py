@@ -1,4 +1,4 @@
-"""The checks of a replay: the client got the recorded replies, nothing was refused, and the store holds all of it."""
+"""Check a replay: the client got the recorded replies, no request was refused, and the store holds everything."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tersely.transcripts.wire_forms import FORMS
 
 EXCERPT = 60
 CONTEXTS = frozenset({"built", "passthrough"})
-# The end of what `trim` says when a turn has used up its steps.
+# The end of the text that `trim` adds when a turn has used up its steps.
 CLOSING = ANSWER_NOW.rpartition("}")[2].encode()
 
 _WIRES: Mapping[DialectName, Wire] = {
@@ -43,9 +43,9 @@ _WIRES: Mapping[DialectName, Wire] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Something that was not as it should be.
+    """A failed check.
 
-    ``call`` counts messages of the conversation from 0, or is a recorded request's number; -1: all of it.
+    ``call`` counts messages of the conversation from 0, or is a recorded request's number; -1: the whole conversation.
     """
 
     strategy: str
@@ -62,7 +62,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A message as the store holds it for the client; ``is_reply``: it came from the model, through the proxy."""
+    """A message in the store as the client sees it; ``is_reply``: the model wrote it, through the proxy."""
 
     raw: bytes
     is_reply: bool
@@ -71,7 +71,7 @@ class Stored:
 def check_reply(
     request: ReplayRequest, answer: ClientReply, turned: Sequence[RecordedRequest], step: RecordedCall
 ) -> Iterator[str]:
-    """Return what is wrong with one call's reply, in words."""
+    """Return the errors in one call's reply, in words."""
     refused = [each for each in turned if each.status >= 400]
     if not is_mended(turned):
         for each in refused:
@@ -91,13 +91,13 @@ def check_reply(
 
 
 def check_side_call(request: ReplayRequest, turned: Sequence[RecordedRequest]) -> Iterator[str]:
-    """Yield a call that belongs to no session is passed on as it is."""
+    """Yield an error if a call outside of any session was not passed on unchanged."""
     if any(each.body != request.body for each in turned):
         yield "a call beside the conversation was changed on its way"
 
 
 def is_mended(turned: Sequence[RecordedRequest]) -> bool:
-    """Return whether a request was refused as too long, and a reduced one taken: what is meant to happen then."""
+    """Return whether a request was refused as too long and a shorter one accepted, as intended."""
     if [each.status for each in turned] != [400, 200]:
         return False
     return classify_error(400, turned[0].refusal or b"") is not None
@@ -137,9 +137,9 @@ def _compare_text(name: str, got: object, wanted: object) -> Iterator[str]:
 
 
 def check_prefix(sent: Shown, before: Shown | None, *, same_epoch: bool) -> Iterator[str]:
-    """Within an epoch each request begins with the whole request before, unless that had to be mended.
+    """Check that within an epoch each request begins with the whole previous request, unless that was shortened.
 
-    A closing request for an answer is said anew at the end of each call that needs it.
+    A closing request for an answer is written again at the end of each call that needs it.
     """
     if before is None or not same_epoch:
         return
@@ -181,10 +181,9 @@ def check_stored(
 def check_links(
     expected: Sequence[bytes], said: Container[bytes], stored: Sequence[Stored], dialect: DialectName
 ) -> Iterator[tuple[int, str]]:
-    """Yield the same for a client that says things anew in other words: what is held is what it once said, byte for
-    byte.
+    """Check the links of a client that rewrites its messages: the stored bytes must be ones that it once sent.
 
-    ``said`` is everything that it ever sent. Instructions and what clients put between are no part of a history.
+    ``said`` is everything that it ever sent. Instructions and injected messages are no part of a history.
     """
     read = DIALECTS[dialect].read_message
     wanted = [(identity, raw) for raw in expected if (identity := canonical(read(raw)))]

@@ -36,7 +36,7 @@ class ClientReply:
 async def ask(
     http: aiohttp.ClientSession, address: str, request: ReplayRequest, headers: Mapping[str, str]
 ) -> ClientReply:
-    """Make one call. A connection that breaks off is an answer too: one without a message."""
+    """Make one call. A broken connection counts as a reply without a message."""
     sent = {"content-type": "application/json", **request.headers, **headers}
     try:
         async with http.post(f"{address}{request.target}", data=request.body, headers=sent) as response:

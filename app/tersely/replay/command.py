@@ -1,4 +1,4 @@
-"""``tersely replay``: its arguments, and what it prints."""
+"""``tersely replay``: its arguments and its output."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def replay(  # noqa: PLR0913 one argument for each option
     as_json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     output: Annotated[Path | None, typer.Option(help="Write the table to this file, as Markdown.")] = None,
 ) -> None:
-    """Play recorded conversations through the proxy, both sides; check and measure what happens.
+    """Play recorded conversations through the proxy, check the results and measure them.
 
-    A client that resends its whole history, and a strict upstream that answers with what was recorded. The exit code
-    is 1 when the client did not get the recorded conversation, the upstream refused a request, or the store does not
-    hold it all verbatim.
+    The replay plays both sides: a client that resends its whole history, and a strict upstream that answers with the
+    recorded replies. The exit code is 1 if the client did not get the recorded conversation, the upstream refused a
+    request, or the store does not hold everything verbatim.
     """
     variants = _variants(strategy or ["full", "slim"], epoch or ["auto"])
     transcripts = _load(files, limit, dialect, skips=skip)
@@ -97,7 +97,7 @@ def replay(  # noqa: PLR0913 one argument for each option
 
 
 def _load(files: Sequence[Path], limit: int | None, dialect: str | None, *, skips: bool) -> list[Transcript]:
-    """Return all files. Raises `BadTranscript` for the first line that is none, or tells of it and goes on."""
+    """Read all files. Raises `BadTranscript` for the first invalid line, or reports it and continues."""
     known = next((name for name in DIALECTS if name == dialect), None)
     if dialect is not None and known is None:
         raise BadTranscript(f"no such dialect: {dialect!r}; there are {', '.join(DIALECTS)}")

@@ -1,12 +1,12 @@
-"""Lost references: what the model went on to name although the request no longer showed it.
+"""Lost references: identifiers that the model used although the request no longer contained them.
 
-Of the tool calls whose arguments repeat an identifier (a path, an id, a dotted or underscored name, a code) that was
-seen earlier in the conversation, the share where at least one such identifier was nowhere in the request: neither in
-its instructions, nor in the head, nor in the tail. An upper bound on the harm of a cut, for the model may not have
-needed to see it, or might have searched. What an identifier is, is decided here, apart from the index under test.
+Among the tool calls whose arguments repeat an identifier (a path, an id, a dotted or underscored name, a code) from
+earlier in the conversation, this is the share of calls with at least one identifier that was nowhere in the request:
+not in its instructions, its head or its tail. It is an upper bound on the harm of a cut, since the model may not have
+needed to see it, or might have searched. Identifiers are defined here, independently of the index under test.
 
-Beside it stands the same share for the names that were **pointed at**: those in short argument values (a path to open,
-an id to look up), without the members and methods that occur in the source code of a file that is written.
+The same share is also computed for names that were **pointed at**: those in short argument values (a path to open, an
+id to look up), without the names that occur in the source code of a written file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _JOINED = re.compile(r"\w[_/]\w|[A-Za-z]\w*\.\w+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """Tool calls that refer back, and those of them that lost a name; of all names, and of those pointed at."""
+    """Tool calls with references to earlier names, and those of them that lost one; for all names, and for those
+    pointed at.
+    """
 
     referring: int = 0
     lost: int = 0
@@ -51,7 +53,7 @@ class Losses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Names:
-    """The names in one call's arguments that had been seen before, and those of them that are pointed at."""
+    """The names in one call's arguments that occurred before, and those of them that are pointed at."""
 
     known: tuple[bytes, ...]
     pointed: tuple[bytes, ...]

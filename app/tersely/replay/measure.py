@@ -1,9 +1,9 @@
-"""What a replay cost: tokens, prefixes, prices; as values that add up.
+"""Measure the cost of a replay: tokens, prefixes and prices, as values that add up.
 
-A request is priced by a perfect prefix cache: the leading messages that are, byte for byte, those of the conversation's
-request before cost the read price, all the rest the write price. What the client sent is priced in the same way.
-Definitions of tools stand before the first message, as in providers' caches. Tersely's own instructions and tools are
-part of the tokens sent, but their price is kept apart.
+A request is priced by a perfect prefix cache: the leading messages that equal those of the conversation's previous
+request, byte for byte, cost the read price; the rest costs the write price. The client's request is priced in the same
+way. Tool definitions stand before the first message, as in providers' caches. Tersely's own instructions and tools are
+part of the sent tokens, but their price is counted separately.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CACHE_MARK = "cache_control"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A request taken apart: definitions of tools as JSON (empty: none), and messages in wire form."""
+    """The parts of a request: tool definitions as JSON (empty: none), and messages in wire form."""
 
     tools: bytes
     messages: tuple[bytes, ...]
@@ -41,9 +41,9 @@ class Shown:
 
 
 def take_apart(body: bytes, dialect: DialectName) -> Shown:
-    """Return a request's body.
+    """Split a request's body into its parts.
 
-    One that cannot be read is one block; marks for the provider's cache are no part of it.
+    An unreadable body is one block. Cache marks are removed.
     """
     try:
         request = DIALECTS[dialect].read_request(body)
@@ -138,9 +138,9 @@ class Side:
 class Tally:
     """The sums of one or more conversations under one strategy.
 
-    ``beside`` are calls that belong to no session; they are passed on, and part of no other figure.
-    ``overflows`` are requests that were refused as too long and then mended. ``overhead_ms`` has the time that each
-    call spent in Tersely before it went upstream.
+    ``beside`` counts calls outside of any session; they are passed on, and part of no other number. ``overflows``
+    counts requests that were refused as too long and then shortened. ``overhead_ms`` has the time that each call spent
+    in Tersely before it went upstream.
     """
 
     conversations: int = 0
@@ -188,10 +188,10 @@ def repeated_share(side: Side) -> float | None:
 
 
 def measure(counter: Counter, shown: Shown, before: Shown | None, *, given: Shown | None = None) -> Side:
-    """One request, after the request ``before`` (None: the conversation's first).
+    """Measure one request, after the request ``before`` (None: the conversation's first).
 
-    ``given``: what the client asked for it; the instructions and tools that it has beyond those are Tersely's. They
-    stand in the last of the leading instructions, and where all tools stand.
+    ``given``: the client's own request. Instructions and tools beyond it are Tersely's. They stand in the last of the
+    leading instructions, and in the list of tools.
     """
     blocks, sizes = shown.blocks, counter.sizes(shown)
     same = common(blocks, before.blocks if before else ())
@@ -211,7 +211,7 @@ def measure(counter: Counter, shown: Shown, before: Shown | None, *, given: Show
 
 
 def own_tokens(counter: Counter, sent: Shown, given: Shown) -> tuple[int, int]:
-    """Tokens that ``sent`` carries beyond what the client gave: in instructions, and in definitions of tools."""
+    """Count the tokens that ``sent`` has beyond the client's request: in instructions, and in tool definitions."""
     instructions = counter.instructions(sent) - counter.instructions(given)
     tools = counter.count_tools(sent.tools) - counter.count_tools(given.tools)
     return max(0, instructions), max(0, tools)
@@ -228,7 +228,7 @@ def common(messages: Sequence[bytes], before: Sequence[bytes]) -> int:
 
 
 def _last_leading(counter: Counter, shown: Shown) -> int:
-    """Return the block in which the last of the leading instructions stands."""
+    """Return the block with the last of the leading instructions."""
     place = len(shown.blocks) - len(shown.messages) - 1
     for raw in shown.messages:
         if not counter.is_instruction(raw, shown.dialect):

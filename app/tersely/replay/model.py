@@ -1,8 +1,7 @@
-"""The model's side of a replay: the strict scripted upstream, answering with what was recorded.
+"""The model's side of a replay: the strict scripted upstream, which answers with the recorded replies.
 
-A share of the replies get a ``<terse>`` tag, where the request asks for tags, or a ``### STATE`` block where it asks
-for that. Everything that looks like chance follows from a hash of the conversation and the call, so that a replay can
-be repeated.
+A share of the replies get a ``<terse>`` tag, if the request asks for tags, or a ``### STATE`` block if it asks for
+that. All random choices follow from a hash of the conversation and the call, so that a replay can be repeated.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from tersely.transcripts.replies import has_calls, last_text, with_last_text
 KEY_HEADER = "x-replay-call"
 OPEN, CLOSE = "<terse>", "</terse>"
 HEADING = "### STATE"
-# Models put the tag where they were told to; of those they misplace, most stand at the beginning.
+# Models put most tags at the requested place; most misplaced ones stand at the beginning.
 AT_THE_END = 0.85
-# They were asked to tag final replies; some tag what they say before a tool call too.
+# Models were asked to tag final replies; some also tag text before a tool call.
 WITH_CALLS = 0.2
 SUMMARY_WORDS = 14
 MAX_PIECE = 48
@@ -44,7 +43,7 @@ def chance(*parts: object) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRequest:
-    """A request as it reached the model, and how that answered: ``refusal`` is the body of an error."""
+    """A request as it reached the model, and the result: ``refusal`` is the body of an error."""
 
     body: bytes
     status: int
@@ -53,9 +52,9 @@ class RecordedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What the model is to say to one call, and the share of replies that get a tag.
+    """The expected reply to one call, and the share of replies that get a tag.
 
-    ``message`` is in the wire form of ``dialect``; None: nobody knows, and the model answers by itself.
+    ``message`` is in the wire form of ``dialect``; None: unknown, so the model answers by itself.
     """
 
     message: Mapping[str, Any] | None
@@ -65,7 +64,7 @@ class Expected:
 
 
 class RecordedModel(ScriptedModel):
-    """Answers by the header that names the call, and keeps what it was sent until that is collected."""
+    """Answers by the header that names the call, and keeps the received requests until they are collected."""
 
     def __init__(self, *, window: int | None) -> None:
         """``window``: the context window in tokens, beyond which requests are refused."""
@@ -102,7 +101,7 @@ class RecordedModel(ScriptedModel):
 
 
 def tagged(message: Mapping[str, Any], expected: Expected, instructions: str) -> Mapping[str, Any]:
-    """Return a reply with what the instructions ask for, where chance will have it."""
+    """Return a reply with the tags that the instructions ask for, if its random choice selects it."""
     text = last_text(message, expected.dialect)
     if text is None or not text.strip():
         return message

@@ -73,9 +73,10 @@ class Stage:
 
 @dataclass(slots=True, kw_only=True)
 class Played:
-    """What came of a conversation. ``sessions``: those that the proxy named.
+    """The result of a conversation. ``sessions``: those that the proxy named.
 
-    By the places of the steps that others go on from: the ``ids`` of their replies, and the ``histories`` up to them.
+    ``ids`` and ``histories`` are indexed by the places of the steps that others continue from: the ids of their
+    replies, and the histories up to them.
     """
 
     tally: Tally
@@ -87,7 +88,7 @@ class Played:
 
 @dataclass(slots=True, kw_only=True)
 class _Session:
-    """A session's last call; of recordings also every message that the client sent in any, and in which dialects."""
+    """A session's last call; for recordings also every message that the client sent in it, and in which dialects."""
 
     last: _Call
     said: set[bytes] = field(default_factory=set)
@@ -169,7 +170,9 @@ def _ready(stage: Stage, conversation: Conversation, step: RecordedCall) -> tupl
 
 
 def _asking(stage: Stage, conversation: Conversation, step: RecordedCall, seed: tuple[object, ...]) -> ReplyForm:
-    """Half of the calls are streamed. Gemini's JSON arrays are read by programs that ask for nothing else."""
+    """Choose the form of a reply. Half of the calls are streamed; Gemini's JSON arrays are for programs without event
+    streams.
+    """
     if step.dialect in ARRAYS and chance("array", conversation.id, conversation.number) < HAS_OPTION:
         return ReplyForm(model=stage.model_name, is_streamed=True, has_option=True)
     luck = chance("stream", *seed)
@@ -178,7 +181,7 @@ def _asking(stage: Stage, conversation: Conversation, step: RecordedCall, seed: 
 
 
 def _check_session(played: Played, conversation: Conversation, answer: ClientReply) -> list[str]:
-    """A conversation of a transcript is one session; what of a client's requests belongs together, nobody says."""
+    """Check that a transcript's conversation is one session. For a client's own requests the sessions are unknown."""
     is_strange = played.sessions and answer.session not in played.sessions and not conversation.is_recording
     return ["a session of its own, though the conversation had one"] if is_strange else []
 
@@ -192,7 +195,7 @@ def _check_beside(conversation: Conversation, request: ReplayRequest, turned: Se
 def _look_at(
     step: RecordedCall, request: ReplayRequest, answer: ClientReply, turned: RecordedRequest, history: tuple[bytes, ...]
 ) -> _Call:
-    """``history``: what the request goes on from without saying it."""
+    """Look up the result of a call. ``history``: the messages that the request refers to without sending them."""
     try:
         sent_messages = tuple(message.raw for message in DIALECTS[step.dialect].read_request(request.body).messages)
     except InvalidRequest:
@@ -222,7 +225,9 @@ def _count(stage: Stage, played: Played, now: _Call, past: PastIdentifiers, answ
 
 
 def _goes_on(now: _Call, before: _Call) -> bool:
-    """Return whether the client's own request begins with its whole request before; some say their history anew."""
+    """Return whether the client's own request begins with its whole previous request; some clients rewrite their
+    history.
+    """
     same_dialect = now.step.dialect == before.step.dialect
     return same_dialect and common(now.given.blocks, before.given.blocks) == len(before.given.blocks)
 
@@ -259,7 +264,7 @@ async def _look_into_store(
         stored = stored[:-1]  # nobody knows what the reply was
     expected = [*last.asked, *([_as_said(last.step)] if last.step.reply is not None else [])]
     if len(session.dialects) > 1:
-        return  # what was said in one dialect is told again in the words of another
+        return  # a message of one dialect is written again in another
     if conversation.is_recording:
         faults = check_links(expected, session.said, stored, dialect)
     else:

@@ -1,4 +1,4 @@
-"""A whole replay: every file under every strategy, against a service started here or one that runs already."""
+"""A whole replay: every file under every strategy, against a service that is started here or that runs already."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Open = Callable[[Stage, Variant, Transcript], Awaitable[Access]]
 
 
 def run_here(runner: asyncio.Runner, settings: Settings, plan: Plan, on_call: OnCall) -> list[Result]:
-    """Against a service of its own, whose tenants are gone afterwards."""
+    """Replay against a service of its own, whose tenants are deleted afterwards."""
     with database_for_replay(settings) as url:
         runner.run(migrate(url))
         return runner.run(_run_here(settings, url, plan, on_call))
@@ -78,10 +78,10 @@ async def _run_here(settings: Settings, url: str, plan: Plan, on_call: OnCall) -
 async def run_there(
     plan: Plan, on_call: OnCall, *, address: str, port: int, headers: Mapping[str, str]
 ) -> list[Result]:
-    """Against a running service, whose upstream has to be the one on ``port``.
+    """Replay against a running service, whose upstream must be the one on ``port``.
 
-    What earlier replays left there would be recognised, so sessions are named here. Those of a client's own requests
-    cannot be: raises `BadTranscript` for recordings.
+    Sessions of earlier replays would be recognised, so each session is named here. A client's own requests have their
+    own names: raises `BadTranscript` for recordings.
     """
     for transcript in plan.transcripts:
         if any(conversation.is_recording for conversation in transcript.conversations):

@@ -1,4 +1,4 @@
-"""A service for a replay: started here with a database and a tenant of its own, or one that runs already."""
+"""A service for a replay: started here with its own database and tenants, or one that runs already."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TENANT_PREFIX = "replay-"
 
 @contextmanager
 def database_for_replay(settings: Settings) -> Iterator[str]:
-    """The configured database, or else an embedded one that is thrown away at the end."""
+    """Yield the configured database, or else an embedded one that is deleted at the end."""
     if settings.database_url is not None:
         with database_of(settings) as url:
             yield url
@@ -41,7 +41,7 @@ def database_for_replay(settings: Settings) -> Iterator[str]:
 @asynccontextmanager
 async def run_service(settings: Settings, database_url: str, upstream: str) -> AsyncIterator[str]:
     """The service on a free loopback port, until the block is left; its address."""
-    # Every tenant is to be a fresh one, and a reply that could not be stored is to be seen.
+    # Every tenant is a new one, and a reply that could not be stored is an error.
     keys = dict.fromkeys(("openai_api_key", "anthropic_api_key", "gemini_api_key"))
     hosts = dict.fromkeys(
         ("anthropic_base_url", "gemini_base_url", "gemini_gca_base_url"), upstream.removesuffix("/v1")
@@ -55,7 +55,7 @@ async def run_service(settings: Settings, database_url: str, upstream: str) -> A
 
 @dataclass(slots=True, kw_only=True)
 class Tenants:
-    """Fresh tenants of a database, one for each strategy and file; all that they stored goes at the end."""
+    """New tenants of a database, one for each strategy and file. All of their data is deleted at the end."""
 
     database: Database
     made: list[str] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Tenants:
 
 @asynccontextmanager
 async def open_tenants(database_url: str) -> AsyncIterator[Tenants]:
-    """Tenants that are gone when the block is left."""
+    """Yield tenants that are deleted at the end of the block."""
     database = Database(dsn=database_url, size=2, timeout=60)
     await database.open()
     made = Tenants(database=database)

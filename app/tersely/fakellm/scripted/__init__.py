@@ -1,4 +1,4 @@
-"""A scripted model host: `server` serves it, the other modules are the formats that it speaks."""
+"""A scripted model host: `server` serves it, the other modules are its wire formats."""
 
 from tersely.fakellm.scripted.openai_chat import CHAT
 from tersely.fakellm.scripted.replies import Queues, Received, Script, ScriptedReply, Wire

@@ -1,7 +1,7 @@
-"""Google's files, scripted: sent in pieces, as its resumable uploads are, and given back whole.
+"""Google's files, scripted: uploaded in chunks like its resumable uploads, and downloaded whole.
 
-As Google does it tells at the start where the pieces go, on its own host, and refuses a piece that does not follow the
-one before.
+As at Google, the first answer names the address for the chunks, on its own host, and a chunk that does not follow the
+previous one is refused.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Queues:
         self._queues: dict[str, deque[ScriptedReply]] = {}
 
     def push(self, key: str, *replies: ScriptedReply) -> None:
-        """Add replies for ``key``; "*" serves the keys that have none."""
+        """Add replies for ``key``; "*" is used for keys without replies."""
         self._queues.setdefault(key, deque()).extend(replies)
 
     def __call__(self, received: Received) -> ScriptedReply | None:
@@ -89,7 +89,7 @@ class Queues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """What a script needs of a request: the number of messages, and the last one's text.
+    """The parts of a request that a script uses: the number of messages, and the last one's text.
 
     ``system`` are all instructions, ``schema`` is the JSON schema of the reply, if one is requested.
     """
@@ -113,8 +113,8 @@ class Counted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedExchange:
-    """A request and what it is answered with. ``id`` is told by the request alone; ``model`` may be said by the
-    address, as may that the reply is streamed.
+    """A request and its reply. ``id`` depends on the request alone. ``model`` and streaming may come from
+    the address.
     """
 
     request: dict[str, Any]
@@ -156,7 +156,7 @@ class Wire:
 
 
 def default_reply(request: ModelRequest, number: int) -> dict[str, Any]:
-    """Return the message that answers what no script answers, as chat completions write it. Deterministic.
+    """Return the reply to a request without a script, as chat completions write it. Deterministic.
 
     ``number`` is that of the request: no host gives two calls the same id.
     """
@@ -184,7 +184,7 @@ def calls_of(reply: ScriptedReply) -> list[dict[str, Any]]:
 
 
 def pieces(reply: ScriptedReply, content: str) -> Iterable[str]:
-    """Return a text in the pieces in which it is streamed."""
+    """Split a text into the pieces in which it is streamed."""
     if reply.pieces is not None:
         return reply.pieces
     size = max(1, reply.chunk_chars)
@@ -214,9 +214,9 @@ def digest(content: bytes) -> str:
 
 
 def _requested_call(request: ModelRequest) -> tuple[str, str] | None:
-    """Return the last line ``call NAME {json}`` that names a tool which is offered; the JSON text as it was said.
+    """Return the last line ``call NAME {json}`` with an offered tool, as name and JSON text.
 
-    Programs put words of their own before and behind what their user says.
+    Programs add their own text before and after the user's.
     """
     calls = [items for items in _CALL.finditer(request.words) if items["name"] in request.tools]
     if not calls:

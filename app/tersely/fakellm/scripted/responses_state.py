@@ -26,7 +26,9 @@ class KeptReply:
 
 
 class StoredHistories:
-    """The memory of a host; of one that ``is_forgetful`` nothing but what led to what, which it refuses to miss."""
+    """The stored histories of a host. One that ``is_forgetful`` stores only their order, and refuses requests that
+    refer to them.
+    """
 
     def __init__(self, *, is_forgetful: bool = False) -> None:
         self.is_forgetful = is_forgetful
@@ -36,7 +38,7 @@ class StoredHistories:
         self._led: OrderedDict[str, str] = OrderedDict()
 
     def whole(self, request: Mapping[str, Any]) -> dict[str, Any] | Refusal:
-        """Return the request with the history that it names in front of its input."""
+        """Return the request with the referenced history in front of its input."""
         reply_id, conversation = request.get("previous_response_id"), _conversation(request)
         if reply_id and conversation:
             names = "'previous_response_id' or 'conversation'"
@@ -75,7 +77,7 @@ class StoredHistories:
             self.conversations[conversation] += [*_items(request), *output]
 
     def open(self, items: Sequence[Item]) -> str | None:
-        """Return the id of a new conversation; None where there are none."""
+        """Return the id of a new conversation; None if the host has none."""
         if self.is_forgetful:
             return None
         name = f"conv_{len(self.conversations) + 1}"

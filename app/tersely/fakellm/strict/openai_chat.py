@@ -78,7 +78,7 @@ def parse_body(body: bytes) -> dict[str, Any] | Refusal:
 
 
 def check(request: dict[str, Any]) -> Refusal | None:
-    """Return the first thing that is wrong with a request, in the order in which a provider looks."""
+    """Return the first error in a request, in the order in which a provider checks."""
     if not request.get("model"):
         return Refusal(message="you must provide a model parameter")
     for name, (types, words) in _TOP_LEVEL_TYPES.items():

@@ -70,7 +70,7 @@ def check_pairing(items: list[dict[str, Any]]) -> Refusal | None:
 
 
 def _check_thoughts(items: list[dict[str, Any]]) -> Refusal | None:
-    """Thoughts stand before what they led to."""
+    """Check that every thought is followed by the item that it led to."""
     for item, following in zip(items, [*items[1:], {"role": "user"}], strict=True):
         kind = str(following.get("type", "message"))
         is_said = following.get("role") == "assistant" if kind == "message" else not kind.endswith("_output")

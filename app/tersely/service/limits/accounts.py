@@ -1,4 +1,4 @@
-"""What one worker holds of a tenant's or a key's limits: a portion that was taken ahead of need."""
+"""A worker's share of a tenant's or a key's limits: a portion that was reserved in advance."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from datetime import datetime
 from tersely.domain.limits import LEASE, NOTHING, Grant, LimitName, Limits, Portion, Use, UseRequest, plus, retry_after
 from tersely.store.ops.limits import Subject
 
-# The part of a limit that a worker takes ahead of need, at most.
+# The maximum share of a limit that a worker reserves in advance.
 AHEAD = 0.01
-# Seconds without a request after which what was taken ahead goes back.
+# Seconds without a request after which reserved amounts are given back.
 IDLE = 2.0
-# For so many seconds a worker that was given nothing does not ask again.
+# Seconds before a worker that was granted nothing asks again.
 PAUSE = 1.0
 PAUSE_FOR_SLOT = 0.05
-# The weight of the newest call in the mean of what calls come to.
+# The weight of the newest call in the mean use of a call.
 NEWEST = 0.2
 # A first call is taken for as large as its body, but for no more than this part of the limit.
 FIRST = 0.02
@@ -28,7 +28,7 @@ LEAST_MONEY = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What a request needs: a slot for a concurrent call, tokens and money, room for what it stores.
+    """What a request needs: a slot for a concurrent call, tokens and money, and room for its stored bytes.
 
     ``size`` of its body in bytes.
     """
@@ -57,7 +57,8 @@ class Account:
     waiting: int = 0
     mean_tokens: float | None = None
     mean_money: float = 0.0
-    # Used, and not in the shared record yet because the database was away; and which of it the last `ask` told.
+    # Use that is not in the shared record yet because the database was unavailable, and the part that the last `ask`
+    # reported.
     untold: Portion = NOTHING
     telling: Portion = NOTHING
     on_release: Callable[[Account], None] = lambda _: None
@@ -124,7 +125,7 @@ class Account:
         return min(self.mean_money, (self.limits.money_per_month or 0.0) / 2)
 
     def learn(self, tokens: float, money: float) -> None:
-        """Learn what a call came to."""
+        """Learn from the use of a finished call."""
         if self.mean_tokens is None:
             self.mean_tokens, self.mean_money = tokens, money
         else:
@@ -170,7 +171,7 @@ class Account:
         )
 
     def ask(self, *, wants: bool) -> UseRequest:
-        """Return what to ask for. Debts, and what goes back, leave the balances at once: see `revert`."""
+        """Return what to ask for. Debts and returned amounts leave the balances at once: see `revert`."""
         self._begin_period()
         is_idle = not wants and self.monotonic() - self.used_at > IDLE
         settled = Portion(
@@ -184,7 +185,7 @@ class Account:
         used = plus(self.untold, settled, sign=-1)
         self.telling, self.untold = self.untold, NOTHING
         spare = 0 if is_idle else self._spare()
-        # What goes back must not be taken meanwhile.
+        # Returned amounts must not be used meanwhile.
         self.slots = min(self.slots, self.in_flight + spare)
         return UseRequest(
             holder=self.holder,
@@ -195,7 +196,9 @@ class Account:
         )
 
     def revert(self, ask: UseRequest) -> UseRequest:
-        """Remember what an `ask` told that nobody heard. Return what this worker has not counted by itself yet."""
+        """Restore the amounts of an `ask` that was not delivered. Return the part that this worker has not
+        counted yet.
+        """
         self.untold = plus(self.untold, ask.used)
         return replace(ask, used=plus(ask.used, self.telling, sign=-1))
 
@@ -250,7 +253,7 @@ class Account:
         return 0 if limit is None else self.waiting + math.floor(2 * AHEAD * limit)
 
     def _begin_period(self) -> None:
-        """Forget what was taken of a day or a month that is over."""
+        """Reset the use of a past day or month."""
         now = self.clock()
         day, month = f"{now:%Y-%m-%d}", f"{now:%Y-%m}"
         if day != self.day:
@@ -273,7 +276,7 @@ class Hold:
         self._is_concurrent = is_concurrent
 
     def charge(self, tokens: float, money: float) -> None:
-        """Count what a model call came to: first out of what was reserved."""
+        """Count the use of a model call, first against its reservation."""
         account = self._account
         account.learn(tokens, money)
         if account.limits.tokens_per_day is not None:

@@ -1,4 +1,4 @@
-"""A request that was let in: what it reserved of its limits, and its turn among the tenants."""
+"""An admitted request: its reservation of the limits, and its turn among the tenants."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Protocol
 
 
 class Reservation(Protocol):
-    """What a request holds of one account."""
+    """The amounts that a request holds of one account."""
 
     def charge(self, tokens: float, money: float) -> None:
-        """Count what a model call came to."""
+        """Count the use of a model call."""
 
     def close(self) -> None:
         """Give back what was reserved and not used."""
@@ -20,7 +20,7 @@ class Reservation(Protocol):
 
 @dataclass(slots=True)
 class Admission:
-    """One admitted request. ``leave`` ends its turn in the queue of calls that are being prepared."""
+    """One admitted request. ``leave`` ends its turn in the queue of calls in preparation."""
 
     reservations: Sequence[Reservation] = ()
     is_model_call: bool = False
@@ -29,11 +29,11 @@ class Admission:
 
     @property
     def is_charged(self) -> bool:
-        """Return whether somebody has to be told what a model call came to."""
+        """Whether the use of a model call must be reported."""
         return self.is_model_call and bool(self.reservations)
 
     def charge(self, tokens: float, money: float) -> None:
-        """Count what a model call came to, also after the end of the request."""
+        """Count the use of a model call, also after the end of the request."""
         for each in self.reservations:
             each.charge(tokens, money)
 
@@ -53,20 +53,20 @@ class Admission:
 
 
 NOBODY = Admission()
-# Set by the proxy's entry. Tasks that a request starts share it.
+# Set at the proxy's entry. Tasks that a request starts share it.
 admission: ContextVar[Admission] = ContextVar("admission", default=NOBODY)
 
 
 def charge(tokens: float, money: float | None) -> None:
-    """Count what a model call of this request came to, in tokens and USD; None: not known."""
+    """Count the use of this request's model call, in tokens and USD; None: unknown."""
     admission.get().charge(tokens, money or 0.0)
 
 
 def is_charged() -> bool:
-    """Return whether this request has limits on what its model call comes to."""
+    """Return whether limits apply to the model call of this request."""
     return admission.get().is_charged
 
 
 def end_turn() -> None:
-    """Say that this request is prepared and waits for its model host: the next one may be prepared."""
+    """Report that this request is prepared and waits for its model host, so that the next one may be prepared."""
     admission.get().end_turn()

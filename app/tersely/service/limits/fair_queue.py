@@ -1,7 +1,7 @@
-"""Turns between tenants: a worker prepares few calls at a time, and those that wait go by tenant, in turn.
+"""Tenants take turns: a worker prepares few calls at a time, and waiting calls are served by tenant, in turn.
 
-Preparing a call costs a worker's CPU. Without turns a tenant that sends a hundred calls at once has a hundred shares of
-it. A tenant that is alone may use all places; beside others it gets few, so that one is always free soon.
+Preparing a call uses the worker's CPU. Without turns a tenant with a hundred calls at once would get a hundred shares
+of it. A tenant alone may use all places; beside others it gets few, so that one is always free soon.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
 
-# Calls that a worker prepares at a time, and how many of them may be one tenant's where others are about.
+# Number of calls that a worker prepares at a time, and how many of them may belong to one tenant among others.
 WIDTH = 16
 SHARE = 2
 # So many seconds after its last call a tenant no longer counts as being about.
@@ -19,7 +19,7 @@ ABOUT = 5.0
 
 
 class FairQueue:
-    """Lets calls be prepared. `enter` waits for a place and returns what gives it back."""
+    """Admits calls to preparation. `enter` waits for a place and returns a function that frees it."""
 
     def __init__(self, *, monotonic: Callable[[], float], width: int = WIDTH, share: int = SHARE) -> None:
         self._monotonic = monotonic
@@ -70,7 +70,7 @@ class FairQueue:
         self._call_next()
 
     def _call_next(self) -> None:
-        """Give the free places to those who wait: one call of each tenant in turn."""
+        """Give free places to waiting calls: one call of each tenant in turn."""
         for _ in range(len(self._waiting)):
             tenant, calls = next(iter(self._waiting.items()))
             self._waiting.move_to_end(tenant)
