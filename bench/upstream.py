@@ -213,7 +213,7 @@ class Connection(asyncio.Protocol):
             self._send([head + answer])
             return
         self._send(
-            b"\0".join(reply.message_events).replace(_SLOT, key).replace(b"1234567", b"%07d" % tokens).split(b"\0")
+            b"\0".join(reply.message_events).replace(_SLOT, key).replace(b"1234567", b"%7d" % tokens).split(b"\0")
         )
 
     def _send_json(self, body: bytes) -> None:

@@ -75,12 +75,12 @@ def surely_keeps(
 ) -> bool:
     """Return True only where `decide` keeps the epoch: told without looking at the messages.
 
-    ``widest``: see `keeps_by_sums`.
+    Every block that the client injected must be shown. ``widest``: see `keeps_by_sums`.
     """
     epoch = snapshot.epoch
     if epoch is None or snapshot.edited or snapshot.ran_out or not isinstance(strategy, Slim | Full):
         return False
-    if epoch.must_rebuild or epoch.tiers or epoch.injected or snapshot.injected:
+    if epoch.must_rebuild or epoch.tiers or epoch.injected:
         return False
     if epoch.fingerprint != fingerprint_of(strategy, policy, snapshot.read_back):
         return False

@@ -258,9 +258,7 @@ def _snapshot(
     epoch: Epoch | None,
 ) -> Snapshot:
     session = match.session
-    if injected:
-        newest = {block.text: block.tokens for block in injected}
-        entries, kept = _count_apart(entries, newest), _count_apart(kept, newest)
+    entries, kept = count_apart(entries, kept, injected)
     return Snapshot(
         entries=tuple(memos_in_epoch(entries, config.strategy, epoch)),
         kept=tuple(memos_in_epoch(kept, config.strategy, epoch)),
@@ -278,6 +276,16 @@ def _snapshot(
         older_tokens=0 if epoch is None or cut == 1 else _older_tokens(epoch, entries),
         read_back=config.read_back,
     )
+
+
+def count_apart(
+    entries: Sequence[Entry], kept: Sequence[Entry], injected: Sequence[InjectedBlock]
+) -> tuple[tuple[Entry, ...], tuple[Entry, ...]]:
+    """Return both with the tokens of the newest blocks subtracted: they count as instructions."""
+    newest = {block.text: block.tokens for block in injected}
+    if not newest:
+        return tuple(entries), tuple(kept)
+    return tuple(_count_apart(entries, newest)), tuple(_count_apart(kept, newest))
 
 
 def _count_apart(entries: Sequence[Entry], newest: dict[str, int]) -> list[Entry]:

@@ -38,6 +38,7 @@ from tersely.service.context.context_config import ContextConfig, TokenBudget, c
 from tersely.service.context.context_configs import compact_setting
 from tersely.service.context.entries import known_entry, new_entry
 from tersely.service.context.history import History
+from tersely.service.context.loading import count_apart
 from tersely.service.context.rendering import render
 from tersely.service.context.sent_contexts import ADDED, INSTRUCTIONS, Elements, Source, message_list
 from tersely.service.context.shown_tags import kinds_shown
@@ -215,7 +216,8 @@ class LiveCalls:
             except InvalidRequest:
                 return None
             found = identify(message)
-            if found.digest != before.digest or message.injected or message.role != entry.message.role:
+            is_same = (message.role, message.injected) == (entry.message.role, entry.message.injected)
+            if found.digest != before.digest or not is_same:
                 return None
             revised.append(replace(entry, message=message))
         return tuple(revised)
@@ -501,7 +503,7 @@ class LiveCalls:
             total = fixed + max(older, sums.kept) + sums.tail
             is_as_summed = is_as_summed and context.report.tokens_before == total
         # What was estimated before the call has been counted since.
-        kept, tail = _counted(kept, counts), _counted(tail, counts)
+        tail, kept = count_apart(_counted(tail, counts), _counted(kept, counts), before.injected)
         messages = prepared.history.messages
         is_own_body = prepared.body is call.body
         place = find_array(call.body, self._member)
@@ -734,7 +736,9 @@ def _is_plain_call(call: Call, prepared: PreparedCall) -> bool:
         return False
     if prepared.write.key is not None or history.blocks or history.instructions or history.overflows:
         return False
-    if history.snapshot.injected or any(message.injected for message in arrival.messages):
+    # Blocks that clients inject stay where they are as long as nothing is cut.
+    is_cut = prepared.built is not None and prepared.built.context.epoch.cut > 1
+    if is_cut and (history.snapshot.injected or any(message.injected for message in arrival.messages)):
         return False
     links = arrival.links
     # Instructions lead the history, or there are none.
