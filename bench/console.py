@@ -1,4 +1,6 @@
-"""Measure the console: ``python -m bench.console`` (needs Chromium). Figures go to ``bench/console.json``.
+"""Measure the console: ``python -m bench.console [sessions] [long] [live]`` (needs Chromium).
+
+Figures go to ``bench/console.json``.
 
 The service runs in a process of its own, on an embedded Postgres that is thrown away.
 """
@@ -36,6 +38,7 @@ BATCH = 500
 TIMES = 30
 VIEWERS = 10
 SECONDS = 20.0
+CALL = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Are you there?"}]}
 COPIES = """
 INSERT INTO sessions
 SELECT (jsonb_populate_record(s, jsonb_build_object(
@@ -69,17 +72,9 @@ def service() -> Iterator[tuple[str, str, int]]:
                 process.wait(60)
 
 
-def fill(http: httpx.Client, dsn: str) -> None:
-    """Make a session of many messages with a call, and many sessions."""
-    call = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Are you there?"}]}
-    http.post("/v1/chat/completions", json=call, headers={"x-tersely-session": "first"}).raise_for_status()
-    for start in range(0, MESSAGES, BATCH):
-        said = [
-            {"role": ("user", "assistant")[n % 2], "content": f"Message {n}: " + "some words of it " * 12}
-            for n in range(start, start + BATCH)
-        ]
-        http.post("/api/sessions/long/messages", json={"messages": said}).raise_for_status()
-    http.post("/v1/chat/completions", json=call, headers={"x-tersely-session": "long"}).raise_for_status()
+def fill_sessions(http: httpx.Client, dsn: str) -> None:
+    """Make many sessions, copies of one."""
+    http.post("/v1/chat/completions", json=CALL, headers={"x-tersely-session": "first"}).raise_for_status()
 
     async def copy() -> None:
         connection = await asyncpg.connect(dsn)
@@ -88,6 +83,17 @@ def fill(http: httpx.Client, dsn: str) -> None:
         await connection.close()
 
     asyncio.run(copy())
+
+
+def fill_long(http: httpx.Client) -> None:
+    """Make a session of many messages, with a call."""
+    for start in range(0, MESSAGES, BATCH):
+        said = [
+            {"role": ("user", "assistant")[n % 2], "content": f"Message {n}: " + "some words of it " * 12}
+            for n in range(start, start + BATCH)
+        ]
+        http.post("/api/sessions/long/messages", json={"messages": said}).raise_for_status()
+    http.post("/v1/chat/completions", json=CALL, headers={"x-tersely-session": "long"}).raise_for_status()
 
 
 def seconds_of(http: httpx.Client, path: str, times: int = TIMES) -> list[float]:
@@ -168,24 +174,49 @@ def live_share(url: str, pid: int) -> float:
     return max(0.0, busy - idle) / SECONDS / VIEWERS
 
 
+def measure_sessions(url: str, http: httpx.Client, dsn: str, pid: int) -> dict[str, Any]:
+    """The list of many sessions, and the first page."""
+    del url, pid
+    fill_sessions(http, dsn)
+    return {
+        "sessions": SESSIONS,
+        "sessions_page_ms": in_ms(seconds_of(http, "/console/sessions")),
+        "sessions_by_tokens_ms": in_ms(seconds_of(http, "/console/sessions?sort=tokens")),
+        "sessions_by_title_ms": in_ms(seconds_of(http, "/console/sessions?query=number+99")),
+        "first_page_ms": in_ms(seconds_of(http, "/console/replay")),
+        "asset_bytes": asset_bytes(http),
+    }
+
+
+def measure_long(url: str, http: httpx.Client, dsn: str, pid: int) -> dict[str, Any]:
+    """The page of a session of many messages."""
+    del dsn, pid
+    fill_long(http)
+    return {
+        "messages": MESSAGES,
+        "session_page_ms": in_ms(seconds_of(http, "/console/session?id=long")),
+        "first_content_ms": in_ms(first_content(url)),
+    }
+
+
+def measure_live(url: str, http: httpx.Client, dsn: str, pid: int) -> dict[str, Any]:
+    """What viewers of the live view cost."""
+    del dsn
+    http.post("/v1/chat/completions", json=CALL).raise_for_status()
+    return {"live_cpu_per_viewer": round(live_share(url, pid), 5)}
+
+
+PARTS = {"sessions": measure_sessions, "long": measure_long, "live": measure_live}
+
+
 def main() -> None:
-    """Measure, and write the figures."""
-    with service() as (url, dsn, pid), httpx.Client(base_url=url, timeout=120) as http:
-        http.headers["accept-encoding"] = "gzip"
-        fill(http, dsn)
-        figures: dict[str, Any] = {
-            "sessions": SESSIONS,
-            "messages": MESSAGES,
-            "sessions_page_ms": in_ms(seconds_of(http, "/console/sessions")),
-            "sessions_by_tokens_ms": in_ms(seconds_of(http, "/console/sessions?sort=tokens")),
-            "sessions_by_title_ms": in_ms(seconds_of(http, "/console/sessions?query=number+99")),
-            "session_page_ms": in_ms(seconds_of(http, "/console/session?id=long")),
-            "first_page_ms": in_ms(seconds_of(http, "/console/replay")),
-            "first_content_ms": in_ms(first_content(url)),
-            "asset_bytes": asset_bytes(http),
-            "live_cpu_per_viewer": round(live_share(url, pid), 5),
-        }
-    OUTPUT.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    """Measure the parts that are named, or all; put the figures beside the known ones."""
+    figures: dict[str, Any] = json.loads(OUTPUT.read_text(encoding="utf-8")) if OUTPUT.exists() else {}
+    for name in sys.argv[1:] or PARTS:
+        with service() as (url, dsn, pid), httpx.Client(base_url=url, timeout=120) as http:
+            http.headers["accept-encoding"] = "gzip"
+            figures |= PARTS[name](url, http, dsn, pid)
+        OUTPUT.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(figures, indent=1))
 
 

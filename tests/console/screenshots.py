@@ -65,6 +65,10 @@ def main() -> None:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": 1280, "height": 800})
+            page.goto(f"{url}/console/replay")
+            page.get_by_role("button", name="Play the demo").click()
+            page.wait_for_url("**/console/replay/session?id=*", timeout=60_000)
+            demo = page.url
             for scheme in ("light", "dark"):
                 page.emulate_media(color_scheme=scheme)
                 for name, path, query in (
@@ -72,10 +76,16 @@ def main() -> None:
                     ("session", "session", {"id": "nightly-import", "call": "60"}),
                     ("cache", "session/cache", {"id": "nightly-import"}),
                     ("savings", "savings", {"by": "client"}),
+                    ("try", "session/try", {"id": "nightly-import", "name": "window", "policy": "auto"}),
+                    ("operator", "operator", {}),
+                    ("replay", "replay", {}),
                 ):
                     page.goto(f"{url}/console/{path}?{urlencode(query)}")
                     page.wait_for_timeout(400)
                     page.screenshot(path=PICTURES / f"{name}-{scheme}.png")
+                page.goto(f"{demo}&call=40")
+                page.wait_for_timeout(400)
+                page.screenshot(path=PICTURES / f"demo-{scheme}.png")
             browser.close()
 
 
