@@ -43,7 +43,9 @@ COPIES = """
 INSERT INTO sessions
 SELECT (jsonb_populate_record(s, jsonb_build_object(
     'id', 'copy-' || n, 'title', 'Session number ' || n, 'last_call_at', s.last_call_at - n * interval '1 minute',
-    'created_at', s.created_at - n * interval '1 minute'))).*
+    'created_at', s.created_at - n * interval '1 minute',
+    'call_hour', date_trunc('hour', s.last_call_at - n * interval '1 minute'), 'tokens', n * 7 % 400000,
+    'tokens_rank', floor(16 * ln(1 + (n * 7 % 400000)::float8))))).*
 FROM sessions s, generate_series(1, $1) AS n WHERE s.tenant_id = 'default' AND s.id = 'first'
 """
 
