@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from tersely.domain.errors import InvalidRequest, NotFound
+from tersely.domain.history.context import TurnReport
 from tersely.domain.history.history import Epoch
 from tersely.service.common import tokens
 from tersely.store.db.connection import Connection, Database
@@ -233,13 +234,15 @@ def _lines(
         for index, element in enumerate(elements)
         if not (element.seq in known or any(seq in known for seq in element.also))
     ]
+    # The same for every turn before the cut, and asked for once: a session may have thousands.
+    cut = report_cut_turns(epoch, [0])[0] if epoch is not None and epoch.number == row.epoch else None
     lines: list[Line] = []
     waiting = deque(added)
     for place in places:
         at = sent.get(place.seq)
         while at is not None and waiting and waiting[0][0] < at[0]:
             lines.append(_added(*waiting.popleft(), raws))
-        lines.append(_sent(place, *at, row) if at is not None else _not_sent(place, row, epoch))
+        lines.append(_sent(place, *at, row) if at is not None else _not_sent(place, row, cut))
     lines += [_added(*each, raws) for each in waiting]
     return tuple(lines)
 
@@ -272,7 +275,8 @@ def _sent(place: MessagePlace, index: int, element: SentMessage, row: CallRow) -
     )
 
 
-def _not_sent(place: MessagePlace, row: CallRow, epoch: Epoch | None) -> Line:
+def _not_sent(place: MessagePlace, row: CallRow, cut: TurnReport | None) -> Line:
+    """``cut``: the report on turns before the cut; None where their epoch is not known."""
     kept: Kept = "left_out"
     if place.status in _HIDDEN:
         reason = _HIDDEN[place.status]
@@ -280,9 +284,8 @@ def _not_sent(place: MessagePlace, row: CallRow, epoch: Epoch | None) -> Line:
         reason = "hidden from the model"
     elif place.turn == 0:
         reason = "not part of this request"
-    elif place.seq < row.cut and epoch is not None and epoch.number == row.epoch:
-        (report,) = report_cut_turns(epoch, [place.turn])
-        kept, reason = report.kept, report.reason
+    elif place.seq < row.cut and cut is not None:
+        kept, reason = cut.kept, cut.reason
     elif place.seq < row.cut:
         reason = "before the cut"
     else:
