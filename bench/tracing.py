@@ -1,6 +1,6 @@
 """What tracing costs: CPU of a call with spans of every tenth call exported, beside the same service without.
 
-`python -m bench.tracing [--calls 1500] [--reps 7]`: both services take turns at the same conversations; the collector
+`python -m bench.tracing [--calls 1632] [--reps 7]`: both services take turns at the same conversations; the collector
 is one that reads each export and answers.
 """
 
@@ -14,7 +14,7 @@ from bench.run import play
 from bench.servers import Server
 from tests.support.otlp import receiver
 
-PLAN: Final = "grow4k-10"
+PLAN: Final = "grow4k-34"
 CONNECTIONS: Final = 8
 SHARE: Final = "0.1"
 
@@ -66,7 +66,7 @@ def run(scratch: Path, calls: int, reps: int) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--calls", type=int, default=1500)
+    parser.add_argument("--calls", type=int, default=1632)
     parser.add_argument("--reps", type=int, default=7)
     given = parser.parse_args()
     with servers.scratch_dir() as scratch:

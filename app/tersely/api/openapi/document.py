@@ -61,6 +61,11 @@ SECURITY_SCHEMES = {
 # A key by either scheme; none where the service runs without keys.
 SECURITY: list[dict[str, list[str]]] = [{"TerselyKey": []}, {"BearerKey": []}, {}]
 OPEN_TAG = "operations"
+# The transport answers this before any route is known.
+HEADERS_TOO_LARGE = {
+    "description": "The request's line and headers are over the limits",
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/OpenAIError"}}},
+}
 
 # A path parameter that stays encoded, since it may contain slashes. No route declares it.
 SESSION_ID = {
@@ -107,6 +112,9 @@ def _describe(app: FastAPI) -> dict[str, Any]:
             if "{session_id}" in path:
                 operation.setdefault("parameters", []).insert(0, SESSION_ID)
     document["paths"] = {**proxy_paths(), **document["paths"]}
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["responses"]["431"] = HEADERS_TOO_LARGE
     components = document.setdefault("components", {})
     components["securitySchemes"] = SECURITY_SCHEMES
     document["security"] = SECURITY

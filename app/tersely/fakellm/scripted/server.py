@@ -184,6 +184,9 @@ def scripted_app(model: ScriptedModel | None = None) -> web.Application:
 
     async def count(request: web.Request) -> web.Response:
         received = await _receive(state, request)
+        if not isinstance((received.request or {}).get("messages", []), list):
+            error = {"type": "invalid_request_error", "message": "messages: Input should be a valid list"}
+            return _json(dump({"type": "error", "error": error}), status=400)
         return _json(dump({"input_tokens": sum(map(len, ANTHROPIC.prompt(received.request or {}))) // 4}))
 
     async def generate(request: web.Request) -> web.StreamResponse:
