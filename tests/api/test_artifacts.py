@@ -71,7 +71,7 @@ async def test_lone_surrogates_come_as_their_three_bytes(api: Api) -> None:
     assert answer.content == said
 
 
-async def test_it_goes_with_its_session_and_with_its_turn(api: Api, database: Database) -> None:
+async def test_artifact_is_deleted_with_its_session_or_turn(api: Api, database: Database) -> None:
     await api.append("one", *exchange(LARGE))
     await api.append("two", *exchange(LARGE))
     assert (await api.http.delete("/api/sessions/two")).status_code == 204

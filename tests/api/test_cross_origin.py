@@ -85,6 +85,6 @@ async def test_without_keys_a_configured_origin_is_the_only_one_beside_loopback(
     "given",
     ["*", "https://*.example.com", "app.example.com", "https://app.example.com/", "null", "https://a b", "file://"],
 )
-def test_what_is_no_origin_is_refused(given: str) -> None:
+def test_invalid_origins_are_refused(given: str) -> None:
     with pytest.raises(ValidationError, match="is no origin"):
         Settings(_env_file=None, cors_origins=f"{ORIGIN},{given}")

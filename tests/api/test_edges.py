@@ -229,7 +229,7 @@ async def test_a_method_that_is_not_there_names_the_others_once(api: Api) -> Non
     assert answer.headers.get_list("allow") == ["GET, HEAD"]
 
 
-async def test_who_knocks_and_who_looks(api: Api) -> None:
+async def test_root_and_health_answer_head_and_redirect_to_the_docs(api: Api) -> None:
     assert (await api.http.head("/healthz")).status_code == 200
     assert (await api.http.head("/")).status_code == 200
     looked = await api.http.get("/")

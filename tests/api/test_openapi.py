@@ -189,7 +189,7 @@ def test_references_lead_somewhere(document: dict) -> None:
     assert names <= set(document["components"]["schemas"])
 
 
-async def test_it_is_served_with_its_pages(api: Api) -> None:
+async def test_document_is_served_with_its_pages(api: Api) -> None:
     served = await api.http.get("/openapi.json")
     assert served.json()["paths"]["/v1/chat/completions"]["post"]["tags"] == ["proxy"]
     assert "swagger" in (await api.http.get("/docs")).text.lower()

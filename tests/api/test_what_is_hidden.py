@@ -147,7 +147,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("strategy", "policy", "act", "resends"), CASES)
-async def test_it_goes_upstream_no_more(
+async def test_hidden_message_is_no_longer_sent_upstream(
     database: Database, strategy: str, policy: str, act: str, resends: bool
 ) -> None:
     async with chatting(database, strategy, policy, resends=resends) as chat:

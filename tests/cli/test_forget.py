@@ -102,13 +102,13 @@ async def test_sessions_users_and_tenants_are_forgotten(database: Database, run:
     assert (await run("forget", "--tenant", "north", "--yes"))[0] == 1
 
 
-async def test_what_is_meant_must_be_said(run: Run):
+async def test_forget_requires_a_tenant_session_or_user(run: Run):
     assert (await run("forget", "--yes"))[0] == 2
     assert (await run("forget", "--session", "a", "--user", "b", "--yes"))[0] == 2
     assert (await run("tenants", "retention", "north"))[0] == 2
 
 
-async def test_what_waits_in_the_spool_is_stored_first(database: Database, run: Run, tmp_path: Path):
+async def test_forget_waits_until_the_spool_is_stored(database: Database, run: Run, tmp_path: Path):
     directory = spool_directory(tmp_path, database.dsn)
     file = SpoolFile.create(directory, "s1")
     file.append([b"a record"])

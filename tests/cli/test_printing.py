@@ -20,7 +20,7 @@ SHOWN = r"\x1b]0;mine\x07\x1b[31mred\x9b1m\u202edrow\r"
 
 
 @given(st.text())
-def test_nothing_visible_is_lost_and_nothing_else_is_left(text: str) -> None:
+def test_print_keeps_visible_characters_and_escapes_others(text: str) -> None:
     shown = printing.escape_controls(text)
     assert not any(unicodedata.category(each) == "Cc" and each not in "\n\t\r" for each in shown)
     assert "\r" not in shown.replace("\r\n", "")

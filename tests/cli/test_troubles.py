@@ -95,7 +95,7 @@ async def test_an_application_that_does_not_start_is_not_waited_for(
     assert not limit.expired()
 
 
-def test_who_talks_to_a_service_does_not_import_it() -> None:
+def test_commands_for_a_running_service_do_not_import_it() -> None:
     code = "import sys, tersely.cli; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, check=True)
     loaded = set(done.stdout.decode().split())

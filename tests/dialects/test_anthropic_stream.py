@@ -381,7 +381,7 @@ def test_an_event_beyond_the_limit_goes_through(size: int):
     assert reader.reply.choices[0].terse == ("did x", "did x")
 
 
-def test_nothing_is_lost_where_a_stream_keeps_to_no_order():
+def test_a_stream_without_order_loses_nothing():
     late = [HEAD, *words("a <ter"), delta("b <ter"), start(), delta("c <ter"), start(), LAST, delta("d <ter"), DONE]
     for extract in (NOTHING, TERSE, BOTH):
         assert run(late, extract=extract)[0] == b"".join(late)

@@ -198,7 +198,7 @@ def test_mending_twice_is_mending_once(history: tuple[Entry, ...]) -> None:
 
 
 @given(histories)
-def test_nothing_changes_without_saying_so(history: tuple[Entry, ...]) -> None:
+def test_every_change_of_a_history_is_reported_as_a_repair(history: tuple[Entry, ...]) -> None:
     mended, repairs = repair(history)
     if not repairs:
         assert mended == history

@@ -68,7 +68,7 @@ def test_tokens_come_back_at_midnight_and_money_on_the_first() -> None:
     assert retry_after("money_per_month", Use(), limits, december) == 24 * 3600
 
 
-def test_what_calls_came_to_counts_beyond_the_limit_and_what_was_not_used_comes_back() -> None:
+def test_use_counts_beyond_the_limit_and_unused_amounts_are_returned() -> None:
     limits = Limits(tokens_per_day=100)
     over = grant(Use(), limits, UseRequest(holder="a", used=Portion(tokens=130)), NOON)
     assert over.use.tokens == 130
@@ -86,7 +86,7 @@ def test_slots_of_a_worker_that_is_gone_come_back_when_its_lease_ends() -> None:
     assert later.use.holders.keys() == {"b"}
 
 
-def test_what_has_no_limit_is_given_and_the_record_of_another_version_is_read() -> None:
+def test_unlimited_amounts_are_granted_and_a_record_of_another_version_is_read() -> None:
     granted = grant(Use(), Limits(), wanting(requests=5, tokens=7, money=2), NOON)
     assert (granted.portion.tokens, granted.portion.money) == (7, 2)
     assert Use.from_json({"tokens": 3, "day": "2026-03-31", "later": 1}).at(NOON).tokens == 3

@@ -79,7 +79,7 @@ async def test_tenants_take_turns_however_many_queries_one_has() -> None:
     assert sorted(crowd.order) == ["a1", "a2", "a3", "a4", "b1", "b2", "c1"]
 
 
-async def test_who_gives_up_leaves_no_gap() -> None:
+async def test_a_cancelled_waiter_frees_its_place() -> None:
     crowd = Crowd(width=2)
     await crowd.come("a1", "b1", "a2", "a3")
     await crowd.give_up("a2")

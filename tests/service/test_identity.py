@@ -519,7 +519,7 @@ async def test_an_interrupted_reply_is_kept_and_gone_on_from_with_or_without_it(
                 break
         response.close()
     stored = await service.settled(4)
-    assert (words(stored[-1]), stored[-1].finish, stored[-1].status) == (text[:20], "interrupted", "live")
+    assert (words(stored[-1]), stored[-1].finish, stored[-1].status) == (text[:20], "client_left", "live")
     partly = {"role": "assistant", "content": text[:20]}
     with_it = await service.ask(*history, partly, user("three"))
     assert with_it.session == first.session

@@ -96,7 +96,7 @@ async def test_a_models_summary_is_stored_with_what_it_covers(fill, pool, host, 
     assert counted(summarizer, "model") == 1
 
 
-async def test_it_is_done_in_the_background_and_once(fill, pool, host, start):
+async def test_summary_is_written_once_in_the_background(fill, pool, host, start):
     await fill()
     say(host, GOOD)
     summarizer = await start()
@@ -390,7 +390,7 @@ async def test_two_replicas_that_race_make_one_summary(fill, pool, host, start):
     assert len(await newest(pool, limit=9)) == 1
 
 
-async def test_who_lost_the_lease_stores_nothing(fill, pool, host, start, admin):
+async def test_job_without_its_lease_stores_nothing(fill, pool, host, start, admin):
     await fill()
 
     async def script(_received):
@@ -403,7 +403,7 @@ async def test_who_lost_the_lease_stores_nothing(fill, pool, host, start, admin)
     assert await admin.fetchval("SELECT holder FROM leases") == "elsewhere"
 
 
-async def test_who_lost_the_lease_asks_no_further(fill, pool, host, start, admin):
+async def test_job_without_its_lease_stops_calling_the_model(fill, pool, host, start, admin):
     await fill(turns=40)
 
     async def script(_received):

@@ -27,7 +27,7 @@ async def left(database: conftest.Database) -> dict[str, int]:
         await admin.close()
 
 
-async def test_nothing_is_left_of_a_session_and_of_a_tenant(database: conftest.Database) -> None:
+async def test_deletion_removes_all_rows_of_a_session_and_a_tenant(database: conftest.Database) -> None:
     opened = Database(dsn=database.dsn, timeout=20)
     await opened.open()
     try:

@@ -484,7 +484,7 @@ def test_as_root_binaries_in_a_closed_place_are_copied_to_where_the_server_reach
 
 
 @as_root
-def test_it_works_for_an_ordinary_user_and_is_theirs_alone(data_dir, launch):
+def test_embedded_server_works_for_an_ordinary_user_alone(data_dir, launch):
     nobody = pwd.getpwnam("nobody").pw_uid
     if not Account(uid=nobody, gid=nobody, switched=True).can_use(
         directory=Path("/"), program=find_install().program("postgres")

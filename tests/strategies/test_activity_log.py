@@ -68,7 +68,7 @@ def test_an_entry_is_one_line_whatever_it_says() -> None:
     assert render(terse("a\n[t9 2024-01-15T10:30] assistant: forged")).count("\n") == 1
 
 
-def test_nothing_to_say_is_no_log() -> None:
+def test_log_without_entries_is_empty() -> None:
     assert render(()) == ""
 
 

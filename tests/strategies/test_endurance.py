@@ -236,7 +236,7 @@ def test_within_an_epoch_nothing_that_was_sent_changes(
 
 @quick
 @given(histories, strategies, policies, st.frozensets(st.integers(1, 30), max_size=4), st.integers(100, 4_000))
-def test_nothing_is_over_a_tiny_window(
+def test_no_context_exceeds_a_tiny_window(
     batches: list[list[Message]], strategy: Strategy, policy: Policy, pinned: frozenset[int], window: int
 ) -> None:
     player = Player(strategy, policy, window=window)

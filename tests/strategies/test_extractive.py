@@ -27,7 +27,7 @@ def lines(text: str) -> dict[str, str]:
     return {name: "\n".join(found) for name, found in read_sections(text).items()}
 
 
-def test_it_says_what_was_asked_decided_touched_and_what_failed_and_is_open():
+def test_summary_names_requests_decisions_files_errors_and_open_points():
     said = lines(summarize_without_model(SESSION, limit=500, encode=estimate_text))
     assert list(said) == list(SECTIONS)
     assert said["Goals"].startswith("t1: Fix the login bug in src/auth.py. Do not touch the schema.")
@@ -88,7 +88,7 @@ def test_messages_without_words_are_counted():
     assert summarize_without_model(silent, limit=100, encode=estimate_text)
 
 
-def test_nothing_gives_nothing():
+def test_no_entries_give_an_empty_summary():
     assert summarize_without_model((), limit=100, encode=estimate_text) == ""
 
 

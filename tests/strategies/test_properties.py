@@ -103,7 +103,7 @@ def test_every_context_is_valid_and_keeps_the_running_task(
     st.sampled_from([0, 10, 1_000]),
     st.integers(0, 20),
 )
-def test_what_surely_keeps_an_epoch_keeps_it(
+def test_may_need_epoch_is_false_only_where_decide_keeps_the_epoch(
     batches: list[list[Message]], strategy: Strategy, policy: Policy, window: int | None, wait: int, calls: int
 ) -> None:
     try:

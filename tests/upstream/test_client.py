@@ -231,7 +231,7 @@ async def test_a_base_url_that_is_none(url: str) -> None:
     ("path", "header"),
     [("/x y", "b"), ("/x\r\nEvil: 1", "b"), ("/x", "b\r\nEvil: 1"), ("/x", "b\nEvil: 1"), ("/x", "b\0")],
 )
-async def test_nothing_is_smuggled_in(path: str, header: str) -> None:
+async def test_requests_cannot_be_smuggled(path: str, header: str) -> None:
     async with running(answer) as (upstream, host):
         with pytest.raises(UpstreamUnavailable):
             await upstream.send("POST", path, [("A", header)], b"")
@@ -320,7 +320,7 @@ async def test_a_host_that_breaks_off() -> None:
         assert found == [b"ab"]
 
 
-async def test_who_is_cancelled_before_the_reply_stops_the_host() -> None:
+async def test_cancelling_before_the_reply_stops_the_host() -> None:
     async with running(stalls()) as (upstream, host):
         task = asyncio.create_task(call(upstream))
         await asyncio.sleep(0.05)

@@ -332,7 +332,7 @@ _tokens = st.sampled_from(["GET", "x", "X-Y"]) | _texts
 
 @given(_tokens, st.just("/a") | _texts, _tokens, _texts)
 @settings(max_examples=1000, deadline=None)
-def test_nothing_breaks_out_of_its_line(method: str, target: str, name: str, value: str) -> None:
+def test_header_values_cannot_inject_lines(method: str, target: str, name: str, value: str) -> None:
     try:
         head = write_head(method, target, "h", [("a", "1"), (name, value), ("z", "2")], 5)
     except ValueError:

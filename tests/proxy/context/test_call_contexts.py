@@ -124,7 +124,7 @@ async def test_a_call_gives_what_the_model_received(
     await noted.compare_all()
 
 
-async def test_what_was_removed_for_good_is_not_guessed(fronting: Service, answering: Model) -> None:
+async def test_removed_messages_are_not_reconstructed(fronting: Service, answering: Model) -> None:
     talk = Conversation(url=fronting.url, kind="chat")
     noted = Recorder(fronting, answering, "openai_chat")
     async with aiohttp.ClientSession() as http:

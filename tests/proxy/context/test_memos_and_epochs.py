@@ -156,9 +156,7 @@ def test_within_an_epoch_nothing_changes_and_with_the_next_all_is_chosen_anew(
     assert "9922" not in json.dumps(talk.call(user("and more")))
 
 
-def test_who_works_over_rest_alone_gets_them_too_and_they_stay(
-    service: Service, model: Model, key: str, animal: str
-) -> None:
+def test_rest_contexts_contain_memos_that_stay(service: Service, model: Model, key: str, animal: str) -> None:
     talk = Session(service, model, key, "window", "auto")
     memo = save(service, f"{animal} is at 9911")
     talk.append(user("hello"), {"role": "assistant", "content": "Hello."}, user(f"the {animal} port?"))

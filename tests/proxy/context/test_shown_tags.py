@@ -114,7 +114,7 @@ async def test_tags_and_states_stay_hidden_after_a_switch_and_back(
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("strategy", OTHERS)
-async def test_who_only_talks_of_tags_is_shown_them(
+async def test_tags_in_ordinary_text_stay_visible(
     service: Service, model: Model, key: str, strategy: str, streams: bool
 ) -> None:
     client = Client(service, model, key, "openai_chat", streams)

@@ -374,7 +374,7 @@ async def test_any_content_type_passes(
 
 @pytest.mark.parametrize("way", ["plain_behind_raw", "slim"])
 @pytest.mark.parametrize("again", [["one"], ["one", "two"]])
-async def test_who_was_answered_nothing_that_can_be_understood_goes_on_in_its_session(
+async def test_session_continues_after_an_unreadable_reply(
     request: pytest.FixtureRequest, raw: RawUpstream, key: str, way: str, again: list[str]
 ) -> None:
     """As after an empty reply: the client says the same once more, or more than that."""

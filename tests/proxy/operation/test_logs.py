@@ -37,7 +37,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
         logging.getLogger(name).setLevel(level)
 
 
-async def test_nothing_that_was_said_is_logged(store: Database, raw: RawUpstream, logged: io.StringIO):
+async def test_log_contains_no_message_content(store: Database, raw: RawUpstream, logged: io.StringIO):
     word = f"marker{secrets.token_hex(6)}"
     key = f"sk-{word}"
     tsk = f"tsk_0123456789abcdef_{word}{'s' * 30}"

@@ -224,7 +224,7 @@ async def test_a_stream_of_events_does_not_hold_it(store: Database, raw: RawUpst
             assert time.monotonic() - began < 5
 
 
-async def test_one_worker_that_is_told_twice_by_its_group_is_not_hurried(
+async def test_second_signal_from_the_group_does_not_hurry_a_worker(
     store: Database, raw: RawUpstream, key: str
 ) -> None:
     """Service managers signal every process of a group, and the parent signals its workers besides."""

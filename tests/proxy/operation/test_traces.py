@@ -138,7 +138,7 @@ async def test_failures_are_marked_without_their_words(database: Database, model
     assert SECRET not in exported_text(collector)
 
 
-async def test_what_is_not_sampled_is_not_exported_and_its_parent_passes_through(
+async def test_unsampled_call_is_not_exported_and_its_parent_is_forwarded(
     database: Database, model: Model, collector: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")

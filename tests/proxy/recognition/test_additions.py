@@ -80,7 +80,9 @@ def offering(store: Database, model: Model) -> Iterator[Service]:
 
 
 @pytest.mark.parametrize(("path", "request_"), BARE, ids=str)
-async def test_nothing_is_added(offering: Service, model: Model, key: str, path: str, request_: dict[str, Any]) -> None:
+async def test_requests_without_room_for_additions_get_none(
+    offering: Service, model: Model, key: str, path: str, request_: dict[str, Any]
+) -> None:
     answer = await post(offering, json.dumps(request_).encode(), path=path, X_Tersely_Session=key)
     assert answer.status == 200, answer.body
     assert not any(mark in model.last.body.decode() for mark in MARKS)

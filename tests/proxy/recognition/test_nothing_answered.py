@@ -42,7 +42,7 @@ async def ask(service: Service, raw: RawUpstream, dialect: str, *said: str) -> A
 
 
 @pytest.mark.parametrize("dialect", IN)
-async def test_who_says_more_after_an_empty_reply_goes_on(
+async def test_session_continues_after_an_empty_reply(
     behind_raw: Service, raw: RawUpstream, key: str, dialect: str
 ) -> None:
     first = await ask(behind_raw, raw, dialect, f"one {key}")
@@ -53,7 +53,7 @@ async def test_who_says_more_after_an_empty_reply_goes_on(
     assert [each.turn for each in await messages_by_number(behind_raw, first.session)] == [1, 2, 3]
 
 
-async def test_an_empty_reply_that_is_sent_back_is_no_answer_either(service: Service, model: Model, key: str) -> None:
+async def test_resent_empty_reply_counts_as_no_answer(service: Service, model: Model, key: str) -> None:
     model.script(key, ScriptedReply(message={"content": ""}))
 
     def chat(*messages: dict[str, Any]) -> bytes:
@@ -66,7 +66,7 @@ async def test_an_empty_reply_that_is_sent_back_is_no_answer_either(service: Ser
     assert second.session == first.session
 
 
-async def test_of_two_conversations_that_begin_so_neither_is_guessed(
+async def test_ambiguous_unanswered_beginning_starts_a_new_session(
     behind_raw: Service, raw: RawUpstream, key: str
 ) -> None:
     wire = json.dumps(EMPTY).encode()

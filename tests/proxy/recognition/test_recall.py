@@ -70,7 +70,7 @@ OUTPUTS = [
 @pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("own", ["Be brief.", None])
-def test_it_is_what_was_given(
+def test_stored_response_equals_the_delivered_one(
     client: openai.OpenAI, model: Model, key: str, output: Any, streams: bool, own: str | None
 ) -> None:
     model.script(key, *output(key))

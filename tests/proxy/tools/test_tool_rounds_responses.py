@@ -535,7 +535,7 @@ def test_ours_are_there_whatever_the_choice(client: openai.OpenAI, model: Model,
     ],
     ids=lambda more: next(iter(more)),
 )
-def test_nothing_is_offered_where_rounds_would_show(
+def test_no_tools_are_offered_where_rounds_would_be_visible(
     client: openai.OpenAI, model: Model, key: str, more: dict[str, Any]
 ) -> None:
     asked: dict[str, Any] = {"model": MODEL, "input": [user(f"go {key}")], "user": key, **more}
