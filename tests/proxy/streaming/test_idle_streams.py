@@ -236,7 +236,7 @@ async def test_a_client_that_goes_away_stops_the_host_within_a_second(
             return any(b"half a word" in each.raw for each in await messages_by_number(offering, key))
 
         await eventually(is_kept)
-        assert (await messages_by_number(offering, key))[-1].finish == "interrupted"
+        assert (await messages_by_number(offering, key))[-1].finish == "client_left"
 
 
 @by_kind

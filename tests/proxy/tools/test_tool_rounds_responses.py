@@ -684,7 +684,7 @@ async def test_a_client_that_goes_away_leaves_what_it_heard(offering: Service, m
     await eventually(is_kept)
     kept = stored(offering, key, "all")[1]
     assert [item["id"] for item in kept["raw"]["output"]] == ["rs_1", "msg_1"]
-    assert kept["finish"] == "interrupted"
+    assert kept["finish"] == "client_left"
     model.script(key, said(words("3", "Back.")))
     answer = await post(
         offering,
