@@ -13,7 +13,7 @@ from functools import partial
 
 # Number of calls that a worker prepares at a time, and how many of them may belong to one tenant among others.
 WIDTH = 16
-SHARE = 2
+SHARE = 1
 # So many seconds after its last call a tenant no longer counts as being about.
 ABOUT = 5.0
 
@@ -71,13 +71,12 @@ class FairQueue:
 
     def _call_next(self) -> None:
         """Give free places to waiting calls: one call of each tenant in turn."""
-        for _ in range(len(self._waiting)):
-            tenant, calls = next(iter(self._waiting.items()))
-            self._waiting.move_to_end(tenant)
+        for tenant, calls in list(self._waiting.items()):
             while calls and calls[0].done():
                 calls.popleft()  # its client went away
             if calls and self._has_place(tenant):
                 self._take(tenant)
                 calls.popleft().set_result(None)
+                self._waiting.move_to_end(tenant)
             if not calls:
                 del self._waiting[tenant]
