@@ -127,14 +127,15 @@ def wait_until_ready(http: httpx.Client, process: subprocess.Popen[str]) -> None
 
 def stop(process: subprocess.Popen[str]) -> None:
     """End the service by its own signal, then whatever is left of what was started."""
-    family = [process, *psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []
+    family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     for each in family:
-        if isinstance(each, psutil.Process) and "serve" in each.cmdline():
+        if "serve" in each.cmdline():
             each.send_signal(signal.SIGTERM)
     try:
         process.wait(60)
     except subprocess.TimeoutExpired:
         for each in family:
             each.kill()
+        process.kill()
     if process.stdout is not None:
         process.stdout.close()
