@@ -584,6 +584,8 @@ def _without_strays(
     first of the history.
     """
     known = {**prefix, **aligned}
+    if links and links[-1] not in known:
+        return dict(aligned)  # what is asked is new: the reply to it follows none of them
     replied = max((index for index in known if incoming[index].role == "assistant"), default=None)
     question = [index for index in links if replied is None or index > replied]
     before = known[replied].seq if replied is not None else 0 if is_beginning else None
