@@ -359,6 +359,7 @@ def recipes_of(settings: Settings, tools: Tools | None = None) -> ContextConfigs
     """Strategies and policies as configured; ``tools`` are offered to models."""
     return ContextConfigs(
         offers=None if tools is None else tools.offers,
+        offers_always=settings.offered_tools is not None,
         strategy=settings.strategy,
         epoch=settings.epoch,
         references=settings.references,

@@ -26,6 +26,9 @@ from tests.conftest import Database, data_directory
 from tests.support.http import Answered
 from tests.support.loops import background, wait_until
 
+# The policy under which instructions and tools are added from the first request of a session on.
+FROM_THE_START = '{"instructions_at": 0}'
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:

@@ -142,14 +142,18 @@ def seal(draft: Draft, *, snapshot: Snapshot, epoch: Epoch, budget: int | None, 
 def _with_prefixes(draft: Draft) -> tuple[Entry, ...]:
     if not draft.prefixes:
         return draft.entries
-    prefixes = {prefix.seq: prefix for prefix in draft.prefixes}
-    return tuple(_with_prefix(entry, prefixes.get(entry.seq)) for entry in draft.entries)
+    prefixes: dict[int, list[Prefix]] = {}
+    for prefix in draft.prefixes:
+        prefixes.setdefault(prefix.seq, []).append(prefix)
+    return tuple(_with_prefix(entry, prefixes.get(entry.seq, ())) for entry in draft.entries)
 
 
-def _with_prefix(entry: Entry, prefix: Prefix | None) -> Entry:
-    if prefix is None:
+def _with_prefix(entry: Entry, prefixes: Sequence[Prefix]) -> Entry:
+    if not prefixes:
         return entry
-    return replace(entry, prefix=prefix.text, tokens=entry.tokens + prefix.tokens)
+    # Memos that the message brought along stand next to it.
+    texts = [*(prefix.text for prefix in prefixes), *([entry.prefix] if entry.prefix else [])]
+    return replace(entry, prefix="\n\n".join(texts), tokens=entry.tokens + sum(prefix.tokens for prefix in prefixes))
 
 
 def _mend(entries: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], tuple[Repair, ...]]:

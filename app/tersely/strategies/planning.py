@@ -8,11 +8,22 @@ from datetime import datetime
 from functools import cache, lru_cache
 from itertools import takewhile
 
+from msgspec import structs
+
 from tersely.domain.history.context import Context, Kept, TurnReport
 from tersely.domain.history.history import Entry, Epoch, EpochInputs, Snapshot
 from tersely.domain.history.tiers import ReadBack
 from tersely.domain.tokens import Encode, estimate_text
 from tersely.strategies.composition import Composition, Start, closing_of, compose, needs_of
+from tersely.strategies.epochs.additions import (
+    LAYER,
+    additions_from,
+    is_due,
+    may_be_due,
+    place_note,
+    shown_prefixes,
+    stays_plain,
+)
 from tersely.strategies.epochs.cutting import must_stay
 from tersely.strategies.epochs.policies import (
     PROGRESS,
@@ -20,6 +31,7 @@ from tersely.strategies.epochs.policies import (
     Auto,
     EpochDecision,
     EveryRequest,
+    Keep,
     Policy,
     Stride,
     TokenSums,
@@ -67,7 +79,10 @@ def decide(
         snapshot = replace(snapshot, edited=True)
     shown = with_tiers_applied(snapshot)
     needs = needs_of(strategy, shown)
-    return decide_epoch(shown, policy, needs, now=now, current=current, overflow=overflow)
+    decision = decide_epoch(shown, policy, needs, now=now, current=current, overflow=overflow)
+    if isinstance(decision, Keep) and is_due(shown, policy, needs):
+        return Advance(reason="instructions")
+    return decision
 
 
 def surely_keeps(
@@ -83,6 +98,8 @@ def surely_keeps(
     if epoch.must_rebuild or epoch.tiers or epoch.injected:
         return False
     if epoch.fingerprint != fingerprint_of(strategy, policy, snapshot.read_back):
+        return False
+    if may_be_due(snapshot, policy, needs_of(strategy), content=epoch.head_tokens + sums.kept + sums.tail):
         return False
     return keeps_by_sums(snapshot, policy, needs_of(strategy), sums=sums, widest=widest, now=now)
 
@@ -127,6 +144,8 @@ def may_need_epoch(
         return False
     auto = policy if isinstance(policy, Auto) else Auto()
     small = min(auto.low, (needs.high or auto.high) * 3 // 4)
+    if epoch is None or epoch.is_plain:
+        small = min(small, int(additions_from(policy, needs)))
     if size.tokens > (small if window is None else min(small, window // 2)):
         return True
     if needs.resume_idle is not None and size.idle > needs.resume_idle:
@@ -207,6 +226,8 @@ def plan_epoch(
     ``snapshot.entries`` and on the bounds of ``inputs``, never on the session's length.
     """
     snapshot = _on_basis(snapshot, strategy, policy)
+    if advance.reason == "instructions" and snapshot.epoch is not None:
+        return _with_additions(snapshot, snapshot.epoch, strategy=strategy, policy=policy, now=now, encode=encode)
     # The rounds of a plan count the same lines again and again; the memory of that ends with the plan.
     needs = needs_of(strategy, snapshot)
     start = Start(
@@ -221,6 +242,9 @@ def plan_epoch(
         overflows=overflows,
     )
     draft = _plan_draft(start, strategy)
+    blocks = blocks_for_head(snapshot.injected, draft)
+    is_plain = not blocks and stays_plain(snapshot, draft, policy, needs)
+    note = place_note(snapshot, policy, needs, encode) if is_plain else None
     return Epoch(
         number=snapshot.epoch.number + 1 if snapshot.epoch else 1,
         cut=draft.cut,
@@ -231,7 +255,7 @@ def plan_epoch(
         references=draft.references,
         created_at=now,
         tiers=draft.tiers,
-        prefixes=draft.prefixes,
+        prefixes=draft.prefixes if note is None else (note, *draft.prefixes),
         retrieved=draft.retrieved,
         whole=_whole_turns(draft, snapshot),
         cleared_at=draft.cut if advance.reason == "clear" else _floor(snapshot),
@@ -239,8 +263,28 @@ def plan_epoch(
         head_covers_to=draft.head_covers_to,
         covered=draft.covered,
         memos_chosen_to=inputs.memos_chosen_to,
-        injected=blocks_for_head(snapshot.injected, draft),
+        injected=blocks,
         has_injected=True,
+        is_plain=is_plain,
+    )
+
+
+def _with_additions(
+    snapshot: Snapshot, epoch: Epoch, *, strategy: Strategy, policy: Policy, now: datetime, encode: Encode
+) -> Epoch:
+    """Return the plain ``epoch`` with instructions in front of the newest question; or, where something is shortened,
+    no longer plain. All else stays, so that the cached prefix does.
+    """
+    note = place_note(snapshot, policy, needs_of(strategy, snapshot), encode)
+    others = tuple(prefix for prefix in epoch.prefixes if prefix.layer != LAYER)
+    is_shortened = any(entry.is_shortened for entry in with_tiers_applied(snapshot).entries)
+    return structs.replace(
+        epoch,
+        number=epoch.number + 1,
+        reason="instructions",
+        created_at=now,
+        prefixes=others if is_shortened or note is None else (note, *others),
+        is_plain=not is_shortened,
     )
 
 
@@ -364,7 +408,7 @@ def _restore(snapshot: Snapshot, epoch: Epoch) -> Draft:
         tail=tuple(entry for entry in snapshot.entries if entry.seq >= epoch.cut and entry.seq not in moved),
         gone=tuple(entry for entry in before if entry.seq not in staying),
         references=epoch.references,
-        prefixes=epoch.prefixes,
+        prefixes=shown_prefixes(epoch, snapshot.instructions),
         retrieved=epoch.retrieved,
         whole=epoch.whole,
     )

@@ -13,7 +13,7 @@ from tersely.fakellm.scripted import ScriptedReply
 from tests.conftest import Database
 from tests.support.chat_messages import assistant, user
 from tests.support.http import body_of, post
-from tests.support.services import Service, serve
+from tests.support.services import FROM_THE_START, Service, serve
 from tests.support.upstreams import Model
 
 TIERED = {"name": "tiered", "total_budget": 3000, "session_budget": 500, "working_budget": 700}
@@ -94,7 +94,7 @@ async def test_a_state_that_is_made_anew_is_no_summary(service: Service) -> None
 
 @pytest.fixture(scope="module")
 def offering(store: Database, model: Model) -> Iterator[Service]:
-    with serve(store, model.url, strategy="window", instructions="off") as running:
+    with serve(store, model.url, strategy="window", instructions="off", epoch=FROM_THE_START) as running:
         yield running
 
 

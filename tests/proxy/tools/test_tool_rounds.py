@@ -21,7 +21,7 @@ from tests.support.chat_messages import user
 from tests.support.http import body_of, post, request_bytes, wire
 from tests.support.loops import eventually, until
 from tests.support.relay import relay
-from tests.support.services import Service, serve
+from tests.support.services import FROM_THE_START, Service, serve
 from tests.support.upstreams import MODEL, Model
 
 THEIRS = {
@@ -33,7 +33,7 @@ THEIRS = {
 @pytest.fixture(scope="module")
 def offering(store: Database, model: Model) -> Iterator[Service]:
     """A service whose strategy offers tools from the start."""
-    with serve(store, model.url, strategy="window", instructions="off", heartbeat=0.3) as running:
+    with serve(store, model.url, strategy="window", instructions="off", epoch=FROM_THE_START, heartbeat=0.3) as running:
         yield running
 
 
@@ -341,7 +341,7 @@ def test_a_tool_that_takes_too_long_is_stopped(
     assert ToolCalls.__init__.__kwdefaults__ is not None
     monkeypatch.setitem(ToolCalls.__init__.__kwdefaults__, "seconds", 1.0)
     monkeypatch.setattr("tersely.service.tools.tools.Tools.answer", dawdle)
-    with serve(store, model.url, strategy="window", instructions="off", heartbeat=0.2) as running:
+    with serve(store, model.url, strategy="window", instructions="off", epoch=FROM_THE_START, heartbeat=0.2) as running:
         model.script(key, calling(PAD), saying("Never mind."))
         body = body_of(f"go {key}", user=key, stream=streams)
         answer = asyncio.run(post(running, body))
@@ -353,7 +353,15 @@ def test_a_tool_that_takes_too_long_is_stopped(
 async def test_the_database_goes_away_in_the_middle(store: Database, model: Model, key: str):
     with (
         relay(store) as way,
-        serve(store, model.url, dsn=way.dsn, strategy="window", instructions="off", database_timeout=1.0) as running,
+        serve(
+            store,
+            model.url,
+            dsn=way.dsn,
+            strategy="window",
+            instructions="off",
+            epoch=FROM_THE_START,
+            database_timeout=1.0,
+        ) as running,
     ):
         assert (await post(running, body_of(f"hello {key}"))).status == 200
         model.script(key, calling(PAD, first_delay=0.5), saying("Without it, then."))
@@ -386,7 +394,9 @@ def test_the_history_is_whole_for_the_model_and_clean_for_the_client(
 
     history = [user("go"), echo(seen), {"role": "tool", "tool_call_id": "t", "content": "2"}]
     model.script(key, saying("Two."))
-    with serve(store, model.url, strategy="window", instructions="off") as other:  # which remembers nothing
+    with serve(
+        store, model.url, strategy="window", instructions="off", epoch=FROM_THE_START
+    ) as other:  # which remembers nothing
         at_another = openai.OpenAI(base_url=other.base_url, api_key="sk", max_retries=0)
         assert said(at_another, streams, **asked, messages=history)["content"] == "Two."
     messages = sent(model, key, 2)
@@ -489,7 +499,7 @@ def test_slim_offers_a_search_once_something_is_out_of_view(service: Service, mo
 
 
 def test_tools_can_be_switched_off(store: Database, model: Model, key: str):
-    with serve(store, model.url, strategy="window", instructions="off", tools="off") as running:
+    with serve(store, model.url, strategy="window", instructions="off", epoch=FROM_THE_START, tools="off") as running:
         client = openai.OpenAI(base_url=running.base_url, api_key="sk", max_retries=0)
         said(client, False, model=MODEL, user=key, messages=[user(f"go {key}")])
     assert "tools" not in requested(model, key)[0]
@@ -500,7 +510,12 @@ def test_a_hint_is_shown_to_a_model_that_can_use_it_alone(store: Database, model
     history: list[dict[str, Any]] = []
     headers = {"X-Tersely-Epoch": "every_request"}
     with serve(
-        store, model.url, strategy="window", instructions="off", tools="query_db" if is_on else "off"
+        store,
+        model.url,
+        strategy="window",
+        instructions="off",
+        epoch=FROM_THE_START,
+        tools="query_db" if is_on else "off",
     ) as running:
         client = openai.OpenAI(base_url=running.base_url, api_key="sk", max_retries=0)
         call = {"id": "t", "type": "function", "function": {"name": "add", "arguments": "{}"}}

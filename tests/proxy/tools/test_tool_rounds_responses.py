@@ -18,7 +18,7 @@ from tests.conftest import Database
 from tests.support.chat_messages import user
 from tests.support.http import post, request_bytes, wire
 from tests.support.loops import eventually
-from tests.support.services import Service, serve
+from tests.support.services import FROM_THE_START, Service, serve
 from tests.support.upstreams import Model
 
 MODEL = "gpt-5-mini"
@@ -42,7 +42,7 @@ USAGE = {
 @pytest.fixture(scope="module")
 def offering(store: Database, model: Model) -> Iterator[Service]:
     """A service whose strategy offers tools from the start."""
-    with serve(store, model.url, strategy="window", instructions="off", heartbeat=0.3) as running:
+    with serve(store, model.url, strategy="window", instructions="off", epoch=FROM_THE_START, heartbeat=0.3) as running:
         yield running
 
 
@@ -210,7 +210,9 @@ def test_turns_with_calls_of_both_kinds_hang_together(
 
     history += [*echo(seen), answer("t", "2")]
     model.script(key, said(noting("c3")), said(words("4", "Two.")))
-    with serve(store, model.url, strategy="window", instructions="off") as other:  # which remembers nothing
+    with serve(
+        store, model.url, strategy="window", instructions="off", epoch=FROM_THE_START
+    ) as other:  # which remembers nothing
         at_another = openai.OpenAI(base_url=other.base_url, api_key="sk", max_retries=0)
         seen = ask(at_another, streams, input=history, **asked)
     assert seen.output_text == "Two."

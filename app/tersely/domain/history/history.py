@@ -212,6 +212,9 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_EPOCH):
     ``covered`` are the facts behind the head's summary. ``has_injected`` is False in plans of earlier releases, which
     lack ``injected``.
 
+    ``is_plain``: requests show everything as the client sent it, without instructions and tools of Tersely's in front
+    (`tersely.strategies.epochs.additions`). Plans of earlier releases had both from their first request on.
+
     ``cleared_at``: contexts leave out everything before this sequence number, where the session was last cleared.
     ``summary_covers_to``: the carried-over summary covers messages before this sequence number (0: none is carried
     over). ``head_covers_to``: the head may quote messages before this one and before the cut. ``memos_chosen_to``:
@@ -243,6 +246,7 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_EPOCH):
     injected: tuple[InjectedBlock, ...] = ()
     has_injected: bool = False
     covered: CoveredFacts | None = None
+    is_plain: bool = False
 
     def without_messages(
         self,
@@ -301,7 +305,8 @@ class Snapshot:
     rewrite). ``ran_out``: the model's window was full in the middle of its last reply in this epoch. ``last_call_at``
     is the time of the session's last upstream call, ``calls`` their number. ``older_tokens`` counts the live messages
     before ``entries``, kept ones included, for the report. ``injected`` are the newest versions of all blocks that the
-    client injected into the history, in order.
+    client injected into the history, in order. ``instructions`` are Tersely's own for the model, where the
+    request takes any.
     """
 
     entries: tuple[Entry, ...]
@@ -317,6 +322,7 @@ class Snapshot:
     model_window: int | None = None
     read_back: ReadBack = ""
     injected: tuple[InjectedBlock, ...] = ()
+    instructions: str | None = None
 
     @property
     def injected_tokens(self) -> int:

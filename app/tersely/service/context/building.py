@@ -13,7 +13,7 @@ from tersely.domain.history.history import (
 )
 from tersely.domain.text.state import StateBlock
 from tersely.service.common import tokens
-from tersely.service.context.context_config import ContextConfig, TokenBudget, count_offers
+from tersely.service.context.context_config import ContextConfig, TokenBudget, count_additions
 from tersely.service.context.history import History
 from tersely.service.context.visible_states import read_visible_states
 from tersely.strategies.epochs.policies import Advance
@@ -74,15 +74,15 @@ def build(history: History, config: ContextConfig, budget: TokenBudget, model: s
         derived = derive_missing([entry for entry in gone if entry.turn not in running], history.epoch_inputs.terse)
     whole = with_retrieved_turns(snapshot, history.epoch_inputs, epoch)
     context = build_context(whole, epoch, strategy=config.strategy, encode=partial(tokens.recount, name=name))
-    more = count_offers(epoch, config) - count_offers(snapshot.epoch, config)
+    more = count_additions(epoch, config) - count_additions(snapshot.epoch, config)
     return BuiltContext(
-        context=_with_more_tool_tokens(context, more), starts_epoch=True, derived=derived, states=states
+        context=_with_more_fixed_tokens(context, more), starts_epoch=True, derived=derived, states=states
     )
 
 
-def _with_more_tool_tokens(context: Context, more: int) -> Context:
-    """Return the context with ``more`` tokens added to its instructions layer: a new epoch may be the first that offers
-    a tool.
+def _with_more_fixed_tokens(context: Context, more: int) -> Context:
+    """Return the context with ``more`` tokens added to its instructions layer: a new epoch may be the first that has
+    instructions or tools.
     """
     report = context.report
     layers = tuple(

@@ -23,13 +23,14 @@ from tersely.strategies.presets import Full, Slim, Strategy, Window
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextConfig:
     """Strategy and epoch policy of a request, Tersely's own ``instructions`` for the model (None: none), and the tools
-    that Tersely may offer to the model (``offers``).
+    that Tersely may offer to the model (``offers``; ``offers_always``: in plain epochs too).
     """
 
     strategy: Strategy
     policy: Policy
     instructions: str | None
     offers: tuple[ToolOffer, ...] = ()
+    offers_always: bool = False
 
     @property
     def read_back(self) -> ReadBack:
@@ -70,13 +71,24 @@ class TokenBudget:
 
 def offers_in(epoch: Epoch | None, config: ContextConfig) -> list[ToolOffer]:
     """Return the tools that are offered throughout an epoch. `context_search` is offered only where
-    something was cut.
+    something was cut, and in a plain epoch only what the operator named.
     """
+    if epoch is not None and epoch.is_plain and not config.offers_always:
+        return []
     is_cut = epoch is not None and (epoch.cut > 1 or any(tier.read_back for tier in epoch.tiers))
     return [offer for offer in config.offers if is_cut or offer.name != "context_search"]
 
 
-def count_offers(epoch: Epoch | None, config: ContextConfig) -> int:
-    """Count the tokens of the tools that are offered throughout an epoch."""
+def instructions_in(epoch: Epoch | None, config: ContextConfig) -> str | None:
+    """Return the instructions that stand in front throughout an epoch. A plain epoch has none there."""
+    return None if epoch is not None and epoch.is_plain else config.instructions
+
+
+def count_additions(epoch: Epoch | None, config: ContextConfig) -> int:
+    """Count the tokens of Tersely's instructions and tools in front of an epoch; without one, of the most that it may
+    have.
+    """
     offers = offers_in(epoch, config)
-    return sum(tokens.count_short(f"{offer.name}{offer.description}{offer.parameters}") for offer in offers)
+    count = sum(tokens.count_short(f"{offer.name}{offer.description}{offer.parameters}") for offer in offers)
+    instructions = instructions_in(epoch, config)
+    return count + (tokens.count_short(instructions) if instructions else 0)

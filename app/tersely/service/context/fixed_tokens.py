@@ -11,7 +11,7 @@ from tersely.domain.models import known_window, usable_window
 from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.offload import run_in_thread_if_large
-from tersely.service.context.context_config import ContextConfig, TokenBudget, count_offers
+from tersely.service.context.context_config import ContextConfig, TokenBudget, count_additions
 from tersely.store.db.connection import Connection
 from tersely.store.history import attributes, messages
 
@@ -41,9 +41,7 @@ async def fixed_tokens(
     fixed = await run_in_thread_if_large(
         sum(map(len, raws)) + len(tools), tokens.FixedTokens().count, model, raws, tools
     )
-    if config.instructions:
-        fixed += tokens.count_short(config.instructions)
-    return fixed + count_offers(session.plan, config)
+    return fixed + count_additions(session.plan, config)
 
 
 async def budget_outside_calls(

@@ -140,7 +140,9 @@ async def load_history(
     )
     snapshot, advance = _first_due(snapshots_at(snapshot) if snapshots_at else (snapshot,), config, budget.now)
     inputs = EpochInputs()
-    if (needs_epoch_inputs or advance is not None) and session is not None:
+    # Instructions are put into an epoch that otherwise stays as it is.
+    is_planned = advance is not None and advance.reason != "instructions"
+    if (needs_epoch_inputs or is_planned) and session is not None:
         inputs = await load_epoch_inputs(connection, tenant, match, config.strategy)
         if needs_epoch_inputs or session.plan is not None:
             snapshot, inputs = await _choose_memos_again(connection, tenant, session, config.strategy, snapshot, inputs)
@@ -275,6 +277,7 @@ def _snapshot(
         last_call_at=_latest(session.last_call_at if session else None, budget.last_call_at),
         older_tokens=0 if epoch is None or cut == 1 else _older_tokens(epoch, entries),
         read_back=config.read_back,
+        instructions=config.instructions,
     )
 
 

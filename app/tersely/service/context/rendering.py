@@ -9,6 +9,7 @@ from tersely.dialects.dialect import Dialect
 from tersely.domain.history.context import Context, ContextMessage
 from tersely.domain.history.history import (
     AFTER_ALL_MESSAGES,
+    Epoch,
     HeadMessage,
 )
 from tersely.domain.messages import (
@@ -65,7 +66,7 @@ def render_messages(
             # The head contains the instructions directly in front of the first message of the tail.
             is_first = is_cut and head == len(rendered)
             rendered += [_instruction_source(each, seqs) for each in preceding if each.is_instruction or not is_first]
-        rendered += [_source(message, raw) for raw in render(message, dialect)]
+        rendered += [_source(message, raw, context.epoch) for raw in render(message, dialect)]
     hoisted = [message for seq in sorted(placed_before) for message in placed_before[seq] if message.is_instruction]
     standing = _without_repeats([*leading, *hoisted]) if is_cut or hoisted else leading
     front = [
@@ -76,11 +77,14 @@ def render_messages(
     return RenderedMessages(messages=[source.raw for source in sources], frozen=len(front) + head, sources=sources)
 
 
-def _source(message: ContextMessage, raw: bytes) -> Source:
+def _source(message: ContextMessage, raw: bytes, epoch: Epoch) -> Source:
     """Return the source of a rendered message."""
     if isinstance(message, HeadMessage):
         return Source(raw, 0, ADDED, message.layer)
-    return Source(raw, message.seq, SHORTENED if message.is_shortened else FULL, "memos" if message.prefix else "")
+    layer = ""
+    if message.prefix:
+        layer = next((prefix.layer for prefix in epoch.prefixes if prefix.seq == message.seq), "memos")
+    return Source(raw, message.seq, SHORTENED if message.is_shortened else FULL, layer)
 
 
 def _instruction_source(message: Message, seqs: Mapping[int, int]) -> Source:

@@ -11,7 +11,7 @@ from tersely.domain.history.sessions import Session
 from tersely.domain.models import known_window, usable_window
 from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
-from tersely.service.context.context_config import ContextConfig, TokenBudget, count_offers
+from tersely.service.context.context_config import ContextConfig, TokenBudget, count_additions
 from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.proxy.calls import Call
 from tersely.service.recognition.incoming_history import IncomingHistory
@@ -55,9 +55,7 @@ class CallConfig:
         """Count instructions and tools, and estimate the model's window in the tokens of this service."""
         raws = [message.raw for message in history.messages if message.is_instruction]
         fixed = self._fixed_tokens.count(request.model, raws, request.tools)
-        if config.instructions:
-            fixed += tokens.count_short(config.instructions)
-        fixed += count_offers(match.session.plan if match.session else None, config)
+        fixed += count_additions(match.session.plan if match.session else None, config)
         window = usable_window(request.model, request.max_tokens)
         return TokenBudget(
             fixed_tokens=fixed,

@@ -34,7 +34,7 @@ from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.tracing import step
 from tersely.service.context.building import BuiltContext, build
-from tersely.service.context.context_config import ContextConfig, TokenBudget, count_offers, offers_in
+from tersely.service.context.context_config import ContextConfig, TokenBudget, count_additions, offers_in
 from tersely.service.context.context_configs import compact_setting
 from tersely.service.context.entries import known_entry, new_entry
 from tersely.service.context.history import History
@@ -55,6 +55,7 @@ from tersely.store.history.lookups import Lookups
 from tersely.store.history.messages import TailRow
 from tersely.store.history.sessions import ReplyMatch
 from tersely.store.history.tail_cache import TailCache
+from tersely.strategies.epochs.additions import LAYER as INSTRUCTIONS_LAYER
 from tersely.strategies.epochs.cutting import widest_step
 from tersely.strategies.epochs.policies import EveryRequest, Keep, TokenSums
 from tersely.strategies.pipeline import count_entries
@@ -496,7 +497,7 @@ class LiveCalls:
         # The sums have to give what the report says: else something counts that they do not know of.
         layers = context.report.layers
         sums = _sums(epoch, kept, tail)
-        fixed = before.fixed_tokens + count_offers(epoch, config) - count_offers(before.epoch, config)
+        fixed = before.fixed_tokens + count_additions(epoch, config) - count_additions(before.epoch, config)
         older = 0 if epoch.cut == 1 else epoch.older_tokens
         is_as_summed = context.report.tokens_after == fixed + sums.head + sums.kept + sums.tail
         if not built.starts_epoch:
@@ -675,9 +676,10 @@ def _shows_plainly(epoch: Epoch, built: BuiltContext) -> bool:
     context = built.context
     if context.epoch.number != epoch.number or context.repairs or context.must_answer:
         return False
-    return not (
-        epoch.is_stale or epoch.must_rebuild or epoch.tiers or epoch.prefixes or epoch.injected or epoch.retrieved
-    )
+    # Instructions in front of a question are part of the body that went upstream.
+    if any(prefix.layer != INSTRUCTIONS_LAYER for prefix in epoch.prefixes):
+        return False
+    return not (epoch.is_stale or epoch.must_rebuild or epoch.tiers or epoch.injected or epoch.retrieved)
 
 
 def _counted(entries: Sequence[Entry], counts: Mapping[int, int]) -> tuple[Entry, ...]:

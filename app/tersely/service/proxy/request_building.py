@@ -14,7 +14,7 @@ from tersely.domain.text.tags import NOTHING
 from tersely.service.common import tokens
 from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.context.building import BuiltContext
-from tersely.service.context.context_config import offers_in
+from tersely.service.context.context_config import instructions_in, offers_in
 from tersely.service.context.context_configs import compact_setting
 from tersely.service.context.rendering import RenderedMessages, render_messages
 from tersely.service.context.sent_contexts import ADDED, FULL, INSTRUCTIONS, Source
@@ -135,7 +135,8 @@ class RequestBuilder:
         # of its own tools or forbids all, Tersely's stay in the list: the model cannot call them then.
         all_offers = offers_in(built.context.epoch, config)
         offers = () if is_last_round and must_call else all_offers
-        is_verbatim = built.context.is_whole and matched.loaded.is_verbatim and config.instructions is None
+        instructions = instructions_in(built.context.epoch, config)
+        is_verbatim = built.context.is_whole and matched.loaded.is_verbatim and instructions is None
         is_verbatim = is_verbatim and not request.references_history
         if is_verbatim and not (asks_usage or offers or round_messages):
             return _UpstreamBody(body=call.body)
@@ -154,7 +155,7 @@ class RequestBuilder:
         )
         # Only the client sets cache breakpoints in a prompt that is its own throughout the epoch: its messages may be
         # sent unchanged at any call.
-        is_own = config.instructions is None and not all_offers and built.context.epoch.cut == 1
+        is_own = instructions is None and not all_offers and built.context.epoch.cut == 1
         is_own = is_own and not (matched.match.is_delta or request.references_history)
         body = self._dialect.without_history(call.body) if request.references_history else call.body
         if offers:
@@ -162,7 +163,7 @@ class RequestBuilder:
         body = self._dialect.write_request(
             body,
             messages=rendered.messages,
-            instructions=config.instructions,
+            instructions=instructions,
             include_usage=asks_usage,
             breakpoints=() if is_own else rendered.breakpoints(),
         )
@@ -248,6 +249,8 @@ def _history_owner(matched: MatchedCall, *, is_own_body: bool) -> HistoryOwner:
     if matched.is_at_host and resolved is not None:
         return resolved.history_owner if resolved.history_owner == "host" or request.is_stored else "tersely"
     is_whole = is_own_body and not (matched.match.is_delta or request.references_history)
+    # Tags that the client is not shown would stay in the host's history.
+    is_whole = is_whole and matched.config.hidden_tags == NOTHING
     return "both" if is_whole and request.is_stored else "tersely"
 
 

@@ -14,7 +14,7 @@ from tersely.domain.errors import StoreUnavailable
 from tersely.domain.history.history import EpochInputs, Snapshot
 from tersely.domain.history.sessions import Session
 from tersely.service.common.offload import run_in_thread_if_large
-from tersely.service.context.context_config import ContextConfig, TokenBudget, offers_in
+from tersely.service.context.context_config import ContextConfig, TokenBudget, instructions_in, offers_in
 from tersely.service.context.history import History, epoch_of
 from tersely.service.context.loading import first_seq_to_load, load_history
 from tersely.service.context.parse_cache import ParseCache
@@ -190,6 +190,6 @@ def _has_all_at_host(referenced: ReferencedHistory, config: ContextConfig) -> bo
     """Return whether the host has what the model is to see: it alone has the history, or nothing has to be changed."""
     if referenced.history_owner == "both":
         plan = referenced.session.plan if referenced.session else None
-        adds = config.instructions is not None or offers_in(plan, config)
+        adds = instructions_in(plan, config) is not None or offers_in(plan, config)
         return isinstance(config.strategy, Full) and not adds and referenced.is_untouched
     return referenced.history_owner == "host"

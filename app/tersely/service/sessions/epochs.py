@@ -161,12 +161,12 @@ class EpochKeeper:
         if not before:
             return False
         now = await asyncio.to_thread(build, history, config, budget, batch.model)
-        if is_unchanged(now.context.epoch):
+        if _shows_all(now):
             return False
         past = replace(history, snapshot=replace(history.snapshot, entries=before))
         built = await asyncio.to_thread(build, past, config, budget, batch.model)
         # Nothing leaves the context with such an epoch.
-        return is_unchanged(built.context.epoch) and await self._store(tenant, session, built, budget, None)
+        return _shows_all(built) and await self._store(tenant, session, built, budget, None)
 
     async def _may_advance(
         self,
@@ -345,6 +345,12 @@ class EpochKeeper:
             if is_started and extra_write is not None:
                 await extra_write(connection)
         return is_started
+
+
+def _shows_all(built: BuiltContext) -> bool:
+    """Whether a context shows everything as it is, with nothing in front of it."""
+    epoch = built.context.epoch
+    return is_unchanged(epoch) and epoch.is_plain
 
 
 class _Moments:

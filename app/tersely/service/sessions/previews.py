@@ -17,7 +17,7 @@ from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.context.building import BuiltContext, build
-from tersely.service.context.context_config import ContextConfig
+from tersely.service.context.context_config import ContextConfig, instructions_in
 from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.context.fixed_tokens import budget_outside_calls
 from tersely.service.context.history import History
@@ -192,7 +192,8 @@ def _render(
 ) -> tuple[list[bytes], list[bytes]]:
     """Return leading instructions and all other messages, exactly as the proxy would send them."""
     laid_out = render_messages(built.context, dialect, history, incoming, found).messages
-    body = dialect.write_request(b"{}", messages=laid_out, instructions=config.instructions)
+    front = instructions_in(built.context.epoch, config)
+    body = dialect.write_request(b"{}", messages=laid_out, instructions=front)
     whole = dialect.read_request(body).messages
     leading = next((place for place, message in enumerate(whole) if not message.is_instruction), len(whole))
     return [message.raw for message in whole[:leading]], [message.raw for message in whole[leading:]]

@@ -34,6 +34,7 @@ Reason = Literal[
     "resume",
     "compact",
     "clear",
+    "instructions",
 ]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
@@ -64,13 +65,17 @@ class Stride:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auto:
-    """Watermarks in tokens without instructions and tools; prices relative to plain input; lifetimes in seconds."""
+    """Watermarks in tokens without instructions and tools; prices relative to plain input; lifetimes in seconds.
+
+    ``instructions_at``: from this share of the high watermark on requests carry Tersely's own instructions.
+    """
 
     high: int = 32_000
     low: int = 12_000
     write_price: float = 1.25
     read_price: float = 0.1
     cache_ttl: int = 300
+    instructions_at: float = 0.25
 
 
 Policy = EveryRequest | Stride | Auto
@@ -82,7 +87,10 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "write_price": (0.0, 10.0),
     "read_price": (0.0, 10.0),
     "cache_ttl": (0, 604_800),
+    "instructions_at": (0.0, 1.0),
 }
+# What the beginning of an epoch does not depend on.
+_NOT_IN_FINGERPRINT = frozenset({"instructions_at"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +192,9 @@ def fingerprint(strategy_text: str, policy: Policy) -> str:
         case Stride():
             return f"{strategy_text} stride({policy.stride})"
         case Auto():
-            values = ", ".join(f"{name}={float(value)!r}" for name, value in asdict(policy).items())
+            values = ", ".join(
+                f"{name}={float(value)!r}" for name, value in asdict(policy).items() if name not in _NOT_IN_FINGERPRINT
+            )
             return f"{strategy_text} auto({values})"
         case _:
             assert_never(policy)
