@@ -6,15 +6,14 @@ One model call per assistant message. A request is ``[fixed part][head][kept][ta
 Prices are relative to sending the whole history with a perfect prefix cache: an unchanged prefix costs the read
 price, all the rest the write price. **Lost references**: of the tool calls whose arguments repeat an identifier seen
 earlier in the conversation, the share where at least one such identifier is in no part of the request. An upper
-bound on harm: the model may not need it, or may search. What counts as an identifier is decided here, apart from
-the code under test. **Pointed at**: the same, of values of at most 200 characters only (a path to open, an id to look
-up), without the members and methods that occur in the source code of a file that is written.
+bound on harm: the model may not need it, or may search. **Pointed at**: the same, of values of at most 200 characters only (a path to open, an id to look
+up), without the members and methods that occur in the source code of a file that is written. **Edit readiness**: of the
+calls that replace a text, the share whose text stands in the request.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from typing import Any
 
 from tersely.dialects.openai_chat.read import read_message
 from tersely.domain.history.context import ContextMessage
+from tersely.domain.history.context_use import identifiers, readable_text, replaced_texts, short_values, stands_in
 from tersely.domain.history.history import Entry, Epoch, EpochInputs, Snapshot, TerseEntry
 from tersely.domain.history.turns import group_turns, number_turns
 from tersely.domain.messages import Message
@@ -40,9 +40,6 @@ FIXED = {"pi_sessions": 12_000, "claude_code_sessions": 15_000}
 FIXED_DEFAULT = 2_000
 PRICES = ((1.25, 0.1), (1.0, 0.5))
 MEMORY = 300
-POINTED = 200
-
-_IDENTIFIER = re.compile(r"[A-Za-z0-9_./:@~-]{4,}")
 
 
 @dataclass
@@ -58,11 +55,23 @@ class Tally:
     lost: int = 0
     pointing: int = 0
     lost_pointing: int = 0
+    edits: int = 0
+    ready: int = 0
     epochs: dict[str, int] = field(default_factory=dict)
     slowest: float = 0.0
 
     def add(self, other: Tally) -> None:
-        for name in ("calls", "tokens", "full_tokens", "referring", "lost", "pointing", "lost_pointing"):
+        for name in (
+            "calls",
+            "tokens",
+            "full_tokens",
+            "referring",
+            "lost",
+            "pointing",
+            "lost_pointing",
+            "edits",
+            "ready",
+        ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.price = [a + b for a, b in zip(self.price, other.price, strict=True)]
         self.full_price = [a + b for a, b in zip(self.full_price, other.full_price, strict=True)]
@@ -148,6 +157,7 @@ def simulate(conversation: Conversation, strategy: Strategy, policy: Policy, *, 
         full = conversation.fixed + sum(e.tokens for e in history)
         _charge(tally, rendered, sent, conversation.fixed, full, full_before)
         _count_lost(tally, entry.message, history, rendered, conversation.instructions)
+        _count_edits(tally, entry.message, context.messages)
         sent, full_before, last_call = rendered, full, now
     return tally
 
@@ -225,32 +235,17 @@ def _count_lost(
         known = [name for name in identifiers(call.arguments) if name in past]
         tally.referring += bool(known)
         tally.lost += any(name not in visible for name in known)
-        pointed = [name for name in known if name in _short_values(call.arguments)]
+        pointed = [name for name in known if name in short_values(call.arguments)]
         tally.pointing += bool(pointed)
         tally.lost_pointing += any(name not in visible for name in pointed)
 
 
-def _short_values(arguments: str) -> str:
-    try:
-        values = json.loads(arguments)
-    except ValueError:
-        return ""
-    found = values.values() if isinstance(values, dict) else ()
-    return "\n".join(text for text in map(str, found) if len(text) <= POINTED)
-
-
-def identifiers(arguments: str) -> list[str]:
-    """The paths, ids, dotted and underscored names and codes in a call's arguments."""
-    text = re.sub(r'\\[nrt"]', " ", arguments)
-    found = (run.strip("./:-~@") for run in _IDENTIFIER.findall(text))
-    return [name for name in dict.fromkeys(found) if len(name) >= 4 and _is_identifier(name)]
-
-
-def _is_identifier(name: str) -> bool:
-    letters = any(map(str.isalpha, name))
-    digits = any(map(str.isdigit, name))
-    inner = re.search(r"\w[_/]\w|[A-Za-z]\w*\.\w+", name) is not None
-    return letters and (inner or (digits and len(name) >= 5))
+def _count_edits(tally: Tally, reply: Message, context: Sequence[ContextMessage]) -> None:
+    wanted = [texts for call in reply.calls if (texts := replaced_texts(call))]
+    if wanted:
+        said = [readable_text(each.message) if isinstance(each, Entry) else each.text for each in context]
+        tally.edits += len(wanted)
+        tally.ready += sum(all(stands_in(text, said) for text in texts) for texts in wanted)
 
 
 VARIANTS: tuple[tuple[str, Strategy, Policy], ...] = (
@@ -271,6 +266,7 @@ COLUMNS = (
     "tokens sent",
     "lost references",
     "lost, pointed at",
+    "edit readiness",
     "epochs",
 )
 
@@ -306,6 +302,7 @@ def _row(stem: str, name: str, tally: Tally, worst: float) -> str:
         f"{share:.2f}",
         lost,
         pointed,
+        f"{tally.ready / tally.edits:.3f} of {tally.edits}" if tally.edits else "none",
         reasons,
     ]
     return f"| {' | '.join(cells)} |"

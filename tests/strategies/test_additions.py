@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tersely.domain.history.context import Context
@@ -22,7 +22,7 @@ from tests.strategies.histories import START, call_model, conversations, load, p
 from tests.strategies.test_properties import quick
 
 NOTE = "End each reply with a line about it."
-POLICY = Auto(high=2_000, low=800)
+POLICY = Auto(high=2_000, low=800, instructions_at=0.25)
 SHARE = 500
 every_strategy = st.sampled_from(
     [Full(), Slim(), Window(), Trim(), Compact(), Tiered(total_budget=3_000), Compact(max_tokens=0, max_messages=200)]
@@ -192,10 +192,11 @@ def test_a_shortened_result_brings_the_tools_that_read_it_back() -> None:
 
 def test_the_share_is_no_part_of_the_fingerprint() -> None:
     assert fingerprint("slim", POLICY) == fingerprint("slim", replace(POLICY, instructions_at=0.9))
-    assert parse_policy({"instructions_at": 0.5}) == Auto(instructions_at=0.5)
+    assert parse_policy({"instructions_at": 0.3}) == Auto(instructions_at=0.3)
 
 
-@given(st.integers(1, 40), st.integers(20, 400))
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 20), st.integers(20, 400))
 def test_the_answer_depends_on_what_is_stored_alone(turns: int, size: int) -> None:
     """A process that has never seen the session decides as the one which has."""
     history, context = play(chat(*[size] * turns), Slim(), POLICY)[-1]

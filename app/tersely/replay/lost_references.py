@@ -3,7 +3,7 @@
 Among the tool calls whose arguments repeat an identifier (a path, an id, a dotted or underscored name, a code) from
 earlier in the conversation, this is the share of calls with at least one identifier that was nowhere in the request:
 not in its instructions, its head or its tail. It is an upper bound on the harm of a cut, since the model may not have
-needed to see it, or might have searched. Identifiers are defined here, independently of the index under test.
+needed to see it, or might have searched.
 
 The same share is also computed for names that were **pointed at**: those in short argument values (a path to open, an
 id to look up), without the names that occur in the source code of a written file.
@@ -11,24 +11,15 @@ id to look up), without the names that occur in the source code of a written fil
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tersely.dialects.registry import DIALECTS
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest
+from tersely.domain.history.context_use import identifiers, short_values
 from tersely.domain.messages import ToolCall
 from tersely.transcripts.conversations import RecordedCall
-
-MIN_LENGTH = 4
-MIN_CODE = 5
-POINTED_LENGTH = 200
-
-_RUN = re.compile(r"[A-Za-z0-9_./:@~-]{4,}")
-_ESCAPE = re.compile(r'\\[nrt"]')
-_JOINED = re.compile(r"\w[_/]\w|[A-Za-z]\w*\.\w+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +75,7 @@ class PastIdentifiers:
 def _names(arguments: str, given: bytes) -> _Names:
     found = ((name, name.encode()) for name in identifiers(arguments))
     known = [(name, raw) for name, raw in found if raw in given]
-    short = _short_values(arguments)
+    short = short_values(arguments)
     return _Names(known=tuple(raw for _, raw in known), pointed=tuple(raw for name, raw in known if name in short))
 
 
@@ -96,24 +87,3 @@ def _arguments(step: RecordedCall) -> Iterable[str]:
     except InvalidRequest:
         return []
     return [part.arguments for part in message.parts if isinstance(part, ToolCall)]
-
-
-def _short_values(arguments: str) -> str:
-    try:
-        values = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return ""
-    texts = map(str, values.values()) if isinstance(values, dict) else ()
-    return "\n".join(text for text in texts if len(text) <= POINTED_LENGTH)
-
-
-def identifiers(arguments: str) -> list[str]:
-    """Return the identifiers in a call's arguments, each once."""
-    runs = (run.strip("./:-~@") for run in _RUN.findall(_ESCAPE.sub(" ", arguments)))
-    return [name for name in dict.fromkeys(runs) if len(name) >= MIN_LENGTH and _is_identifier(name)]
-
-
-def _is_identifier(name: str) -> bool:
-    if not any(map(str.isalpha, name)):
-        return False
-    return _JOINED.search(name) is not None or (any(map(str.isdigit, name)) and len(name) >= MIN_CODE)

@@ -18,6 +18,7 @@ from tersely.domain.errors import InvalidRequest
 from tersely.domain.messages import INSTRUCTION_ROLES
 from tersely.domain.messages import Dialect as DialectName
 from tersely.domain.tokens import estimate
+from tersely.replay.edit_readiness import Edits
 from tersely.replay.lost_references import Losses
 from tersely.service.common import tokens
 
@@ -149,6 +150,7 @@ class Tally:
     client: Side = field(default_factory=Side)
     model: Side = field(default_factory=Side)
     losses: Losses = field(default_factory=Losses)
+    edits: Edits = field(default_factory=Edits)
     epochs: int = 0
     overflows: int = 0
     overhead_ms: tuple[float, ...] = ()
@@ -161,6 +163,7 @@ class Tally:
             client=self.client + other.client,
             model=self.model + other.model,
             losses=self.losses + other.losses,
+            edits=self.edits + other.edits,
             epochs=self.epochs + other.epochs,
             overflows=self.overflows + other.overflows,
             overhead_ms=self.overhead_ms + other.overhead_ms,

@@ -24,6 +24,7 @@ from tersely.replay.checks import (
     is_orderly,
 )
 from tersely.replay.client import ClientReply, ask
+from tersely.replay.edit_readiness import EditCounter
 from tersely.replay.lost_references import PastIdentifiers
 from tersely.replay.measure import Counter, Shown, Tally, common, measure, take_apart
 from tersely.replay.model import KEY_HEADER, Expected, RecordedModel, RecordedRequest, chance
@@ -69,6 +70,7 @@ class Stage:
     model_name: str
     share: float
     counter: Counter
+    edits: EditCounter = field(default_factory=EditCounter)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -240,6 +242,7 @@ def _tally(stage: Stage, past: PastIdentifiers, now: _Call, before: _Call | None
         client=measure(counter, now.given, before.given if before else None),
         model=measure(counter, now.sent, before.sent if before else None, given=now.given),
         losses=past.losses(now.step, b"\n".join(now.given.messages), b"\n".join(now.sent.messages)),
+        edits=stage.edits.count(now.step, now.sent.messages, now.sent.dialect),
         epochs=int(before is None or before.epoch != now.epoch),
         overhead_ms=(float(overhead),) if overhead else (),
     )

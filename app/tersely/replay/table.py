@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from tersely.replay.checks import Failure
+from tersely.replay.edit_readiness import Edits
 from tersely.replay.measure import PRICES, Tally, repeated_share
 
 COLUMNS = (
@@ -23,6 +24,7 @@ COLUMNS = (
     "own instructions",
     "lost references",
     "lost, pointed at",
+    "edit readiness",
     "epochs",
 )
 
@@ -54,6 +56,7 @@ def cells(result: Result) -> tuple[str, ...]:
         " / ".join(f"+{tally.own_price(index):.3f}" for index in range(len(PRICES))) if any(tally.model.own) else "0",
         _lost(tally.losses.lost, tally.losses.referring),
         _lost(tally.losses.lost_pointing, tally.losses.pointing),
+        _ready(tally.edits),
         f"{tally.epochs:,}",
     )
 
@@ -96,6 +99,8 @@ def _record(result: Result) -> dict[str, Any]:
         "lost_references": tally.losses.lost,
         "pointing_calls": tally.losses.pointing,
         "lost_pointing": tally.losses.lost_pointing,
+        "edits": tally.edits.calls,
+        "edits_ready": tally.edits.ready,
         "epochs": tally.epochs,
         "overflows_mended": tally.overflows,
         "worst_conversation": result.worst,
@@ -113,3 +118,7 @@ def _percent(share: float | None) -> str:
 
 def _lost(lost: int, referring: int) -> str:
     return f"{100 * lost / referring:.1f} % of {referring}" if referring else "none refer"
+
+
+def _ready(edits: Edits) -> str:
+    return "none" if edits.readiness is None else f"{edits.readiness:.3f} of {edits.calls}"

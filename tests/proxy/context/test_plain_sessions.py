@@ -19,7 +19,7 @@ from tests.support.services import Service, serve
 from tests.support.upstreams import Model
 
 # A quarter of it is 500 tokens: a few questions with PADDING.
-POLICY = '{"high": 2000, "low": 900}'
+POLICY = '{"high": 2000, "low": 900, "instructions_at": 0.25}'
 PADDING = "These words are here to be counted, and nothing else. " * 10
 TOLD = {"slim": TERSE_INSTRUCTIONS, "window": HISTORY_GUIDELINES}
 STRATEGIES = ("full", "slim", "window", "trim", "compact", "tiered")

@@ -23,7 +23,7 @@ from tests.conftest import Database
 from tests.support.http import Answered, body_of, post
 from tests.support.relay import relay
 from tests.support.rows import messages_by_number, query
-from tests.support.services import Service, serve
+from tests.support.services import FROM_THE_START, Service, serve
 from tests.support.upstreams import MODEL, Model
 
 with warnings.catch_warnings():
@@ -39,7 +39,7 @@ Say = Callable[[str], str]
 @pytest.fixture(scope="module")
 def commanded(store: Database, model: Model) -> Iterator[Service]:
     """The service with commands in chats."""
-    with serve(store, model.url, chat_commands="on") as running:
+    with serve(store, model.url, epoch=FROM_THE_START, chat_commands="on") as running:
         yield running
 
 
@@ -221,7 +221,7 @@ async def test_the_response_says_what_it_is(commanded: Service, key: str) -> Non
 
     assert answer.context == "command"
     assert (answer.session, answer.headers["x-tersely-session-source"]) == (key, "header")
-    assert text_of(answer) == f"{MARK}\nstrategy: slim\nepoch: auto"
+    assert text_of(answer) == f"{MARK}\nstrategy: slim\nepoch: {FROM_THE_START}"
     metrics = (await post(commanded, b"", path="/metrics", method="GET")).body.decode()
     assert re.search(r'tersely_chat_commands_total{command="config"} [1-9]', metrics)
 
