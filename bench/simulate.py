@@ -6,9 +6,9 @@ One model call per assistant message. A request is ``[fixed part][head][kept][ta
 Prices are relative to sending the whole history with a perfect prefix cache: an unchanged prefix costs the read
 price, all the rest the write price. **Lost references**: of the tool calls whose arguments repeat an identifier seen
 earlier in the conversation, the share where at least one such identifier is in no part of the request. An upper
-bound on harm: the model may not need it, or may search. **Pointed at**: the same, of values of at most 200 characters only (a path to open, an id to look
-up), without the members and methods that occur in the source code of a file that is written. **Edit readiness**: of the
-calls that replace a text, the share whose text stands in the request.
+bound on harm: the model may not need it, or may search. **Pointed at**: the same, of values of at most 200 characters
+only (a path to open, an id to look up), without the members and methods that occur in the source code of a file that
+is written. **Edit readiness**: of the calls that replace a text, the share whose text stands in the request.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from tersely.domain.history.context_use import identifiers
 from tersely.domain.text.terse import strip_terse
 from tersely.replay import model as model_side
 from tersely.replay.checks import Stored, check_prefix, check_stored, compare_reply, is_mended
+from tersely.replay.edit_readiness import EditCounter, Edits
 from tersely.replay.lost_references import PastIdentifiers
 from tersely.replay.measure import Counter, Shown, Tally, common, measure, own_tokens
 from tersely.replay.model import CLOSE, OPEN, RecordedRequest, with_tag
@@ -28,6 +29,7 @@ from tersely.transcripts.files import load_transcript
 from tersely.transcripts.wire_forms import steps_of
 from tests.conftest import SHARED_DATA, TERSELY, Database
 from tests.support.chat_messages import user
+from tests.support.services import FROM_THE_START
 
 MESSY = Path(__file__).resolve().parents[1] / "data" / "messy_conversations.jsonl"
 REAL = SHARED_DATA / "transcripts" / "claude_code_sessions.jsonl"
@@ -106,7 +108,7 @@ async def test_a_reply_that_was_altered_on_the_way_is_told(database: Database, m
         return text.replace("Done:", "Done, ")
 
     monkeypatch.setattr(model_side, "with_tag", altered)
-    (result,) = await play_here(database, Variant(strategy="slim", epoch="auto"))
+    (result,) = await play_here(database, Variant(strategy="slim", epoch=FROM_THE_START))
     told = [str(failure) for failure in result.failures]
     # The client goes on with what it should have got, and that is then what the store holds.
     assert len(told) == 1
@@ -318,3 +320,16 @@ def test_identifiers_of_a_text() -> None:
 def test_a_table_has_one_cell_for_each_column() -> None:
     rows = as_markdown([Result(file="f", strategy="full", tally=Tally())]).splitlines()
     assert [row.count("|") for row in rows] == [len(COLUMNS) + 1] * 3
+
+
+def test_edit_readiness_by_hand() -> None:
+    edit = '{"path": "a.py", "old_string": "total = 1", "new_string": "total = 2"}'
+    one = step({"messages": [user("change it"), said(None, edit)]})
+    seen = raw_json.dump({"role": "tool", "tool_call_id": "c", "content": "  3\u2192total = 1\n  4\u2192print(total)"})
+    other = step({"messages": [user("look"), said(None, '{"path": "a.py"}')]})
+    counter = EditCounter()
+
+    assert counter.count(one, [raw_json.dump(user("change it")), seen], "openai_chat") == Edits(calls=1, ready=1)
+    assert counter.count(one, [raw_json.dump(user("change it"))], "openai_chat") == Edits(calls=1, ready=0)
+    assert counter.count(other, [seen], "openai_chat") == Edits()
+    assert (Edits(calls=1, ready=1) + Edits(calls=1)).readiness == 0.5

@@ -33,6 +33,7 @@ from tersely.transcripts.files import load_transcript
 from tersely.transcripts.replies import bits, has_calls, last_text, with_last_text
 from tersely.transcripts.wire_forms import recognise, steps_of
 from tests.conftest import SHARED_DATA, Database
+from tests.support.services import FROM_THE_START
 
 RECORDINGS = sorted((SHARED_DATA / "clients").glob("*/requests.jsonl"))
 WIRE = SHARED_DATA / "wire" / "index.jsonl"
@@ -326,7 +327,7 @@ async def test_a_reply_that_was_altered_on_the_way_is_told(
     monkeypatch.setattr("tersely.replay.model.with_tag", lambda text, seed, share: text.replace("degrees", "inches"))
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps(_anthropic(TALK[:1])) + "\n")
-    (result,) = await play(database, [path], Variant(strategy="slim", epoch="auto"))
+    (result,) = await play(database, [path], Variant(strategy="slim", epoch=FROM_THE_START))
     told = [str(failure) for failure in result.failures]
     assert any("content differs" in each and "inches" in each for each in told), told
 

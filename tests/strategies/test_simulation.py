@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.simulate import FIXED_DEFAULT, identifiers, load, main, simulate
+from bench.simulate import FIXED_DEFAULT, load, main, simulate
+from tersely.domain.history.context_use import identifiers
 from tersely.strategies.epochs.policies import Auto, EveryRequest
 from tersely.strategies.presets import Full, Slim
 

@@ -48,12 +48,11 @@ def readable_text(message: Message) -> str:
     """Return everything that a message says, with arguments of calls decoded and without the numbers of lines."""
     texts: list[str] = []
     for part in message.parts:
-        match part:
-            case Text() | ToolResult():
-                texts.append(part.text)
-            case ToolCall():
-                values = _decode(part.arguments)
-                texts += [part.arguments] if values is None else [text for _, text in _strings(values)]
+        if isinstance(part, Text | ToolResult):
+            texts.append(part.text)
+        elif isinstance(part, ToolCall):
+            values = _decode(part.arguments)
+            texts += [part.arguments] if values is None else [text for _, text in _strings(values)]
     return _LINE_NUMBER.sub("", "\n".join(texts))
 
 
