@@ -285,10 +285,17 @@ def whole_table(results: Sequence[dict[str, Any]]) -> str:
     def lost(number: int, of: int) -> str:
         return f"{100 * number / of:.1f} % of {of}" if of else "none refer"
 
+    def ready(each: dict[str, Any]) -> str:
+        """Rows that were measured before the figure existed have none."""
+        if "edits" not in each:
+            return ""
+        return f"{each['edits_ready'] / each['edits']:.3f} of {each['edits']}" if each["edits"] else "none"
+
     lines = [
         "| file | strategy | conversations | calls | tokens, client | tokens, sent | sent | repeated prefix "
-        "| price 1.25/0.1 | price 1/0.5 | own instructions | lost references | lost, pointed at | epochs |",
-        "|---|---|" + "---:|" * 12,
+        "| price 1.25/0.1 | price 1/0.5 | own instructions | lost references | lost, pointed at "
+        "| edit readiness | epochs |",
+        "|---|---|" + "---:|" * 13,
     ]
     for each in sorted(results, key=lambda each: each["file"]):
         own = " / ".join(f"+{price['own_instructions']:.3f}" for price in each["prices"])
@@ -305,6 +312,7 @@ def whole_table(results: Sequence[dict[str, Any]]) -> str:
             own if any(price["own_instructions"] for price in each["prices"]) else "0",
             lost(each["lost_references"], each["referring_calls"]),
             lost(each["lost_pointing"], each["pointing_calls"]),
+            ready(each),
             f"{each['epochs']:,}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -393,9 +401,9 @@ def main() -> None:
         EPOCHS.write_text(json.dumps(measured)[:-1] + f', "calls": [\n{calls}\n]}}\n', encoding="utf-8")
     if given.results:
         new = [each for file in given.results for each in json.loads(file.read_text(encoding="utf-8"))]
-        files = {each["file"] for each in new}
+        measured_anew = {(each["file"], each["strategy"]) for each in new}
         old = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
-        rows = [each for each in old if each["file"] not in files] + new
+        rows = [each for each in old if (each["file"], each["strategy"]) not in measured_anew] + new
         rows.sort(key=lambda each: each["file"])
         RESULTS.write_text("[\n" + ",\n".join(json.dumps(each) for each in rows) + "\n]\n", encoding="utf-8")
     for path, content in documents().items():

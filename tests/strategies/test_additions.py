@@ -13,9 +13,19 @@ from hypothesis import strategies as st
 from tersely.domain.history.context import Context
 from tersely.domain.history.history import Entry, Epoch, EpochInputs
 from tersely.domain.messages import Message
-from tersely.strategies.epochs.additions import note_of
-from tersely.strategies.epochs.policies import Advance, Auto, EveryRequest, Policy, Stride, fingerprint, parse_policy
-from tersely.strategies.planning import decide
+from tersely.strategies.composition import needs_of
+from tersely.strategies.epochs.additions import is_due, may_be_due, note_of
+from tersely.strategies.epochs.policies import (
+    Advance,
+    Auto,
+    EveryRequest,
+    Policy,
+    Stride,
+    content_tokens,
+    fingerprint,
+    parse_policy,
+)
+from tersely.strategies.planning import decide, with_tiers_applied
 from tersely.strategies.presets import Compact, Full, Slim, Strategy, Tiered, Trim, Window
 from tests.builders import assistant, call, result, user
 from tests.strategies.histories import START, call_model, conversations, load, place
@@ -217,3 +227,16 @@ def test_instructions_and_memos_in_front_of_one_message_are_both_shown() -> None
 
     assert isinstance(shown_last, Entry)
     assert shown_last.prefix == f"{NOTE}\n\n[Memos]"
+
+
+@quick
+@given(conversations, every_strategy, policies)
+def test_sums_alone_never_miss_what_is_due(batches: list[list[Message]], strategy: Strategy, policy: Policy) -> None:
+    said: list[Message] = []
+    calls = play(batches, strategy, policy)
+    for number, (_, context) in enumerate(calls[:-1]):
+        said = [message for batch in batches[: number + 2] for message in batch]
+        snapshot = load(place(*said), context.epoch, instructions=NOTE, read_back="context_search")
+        needs = needs_of(strategy, snapshot)
+        if is_due(with_tiers_applied(snapshot), policy, needs):
+            assert may_be_due(snapshot, policy, needs, content=content_tokens(snapshot))
