@@ -35,7 +35,7 @@ from tersely.fakellm.strict import (
 from tests.conftest import Database
 from tests.dialects.recordings import WIRE
 from tests.support.http import Answered, body_of, post, wire
-from tests.support.services import Service, serve
+from tests.support.services import FROM_THE_START, Service, serve
 from tests.support.upstreams import RawRequest, RawUpstream, http_head
 
 EXAMPLES = int(os.environ.get("TERSELY_TEST_EXAMPLES", "150"))
@@ -275,7 +275,7 @@ def slim(store: Database, raw: RawUpstream) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def window(store: Database, raw: RawUpstream) -> Iterator[Service]:
-    with serve(store, raw.url, strategy="window") as running:
+    with serve(store, raw.url, strategy="window", epoch=FROM_THE_START) as running:
         yield running
 
 

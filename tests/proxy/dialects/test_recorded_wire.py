@@ -25,7 +25,7 @@ from tests.conftest import Database
 from tests.dialects.recordings import MISSING, WIRE, cut
 from tests.support.http import Answered, post
 from tests.support.rows import query
-from tests.support.services import Service, serve
+from tests.support.services import FROM_THE_START, Service, serve
 from tests.support.upstreams import RawUpstream, http_head
 
 NAMES: dict[str, DialectName] = {
@@ -104,7 +104,7 @@ def slim(store: Database, raw: RawUpstream) -> Iterator[Service]:
 @pytest.fixture(scope="module")
 def window(store: Database, raw: RawUpstream) -> Iterator[Service]:
     """Looks for state blocks, and offers tools: what is said may be one round of several."""
-    with serve(store, raw.url, strategy="window", instructions="off") as running:
+    with serve(store, raw.url, strategy="window", epoch=FROM_THE_START, instructions="off") as running:
         yield running
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tersely.fakellm.scripted import ScriptedReply
 from tests.support.rows import messages_by_number
-from tests.support.services import Service
+from tests.support.services import FROM_THE_START, Service
 from tests.support.upstreams import Model
 
 MODEL = "claude-opus-test"
@@ -54,7 +54,7 @@ async def test_sync_call_is_answered_and_stored(
         max_tokens=100,
         system="You are kind.",
         messages=[{"role": "user", "content": "good morning"}],
-        extra_headers=session(key),
+        extra_headers=session(key) | {"X-Tersely-Epoch": FROM_THE_START},
     )
 
     answer = raw.parse()

@@ -14,7 +14,7 @@ from tersely.fakellm.scripted import ScriptedReply
 from tests.conftest import Database
 from tests.support.http import post, wire
 from tests.support.rows import messages_by_number
-from tests.support.services import Service, serve
+from tests.support.services import FROM_THE_START, Service, serve
 from tests.support.upstreams import Model, RawUpstream, http_head
 
 with warnings.catch_warnings():
@@ -244,7 +244,13 @@ async def test_code_assist(service: Service, model: Model, key: str, streams: bo
     body = json.dumps({"model": MODEL, "project": "p", "user_prompt_id": "u", "request": request}).encode()
     method = "streamGenerateContent?alt=sse" if streams else "generateContent"
     answer = await post(
-        service, body, path=f"/v1internal:{method}", X_Script=key, X_Tersely_Session=key, Authorization="Bearer oauth"
+        service,
+        body,
+        path=f"/v1internal:{method}",
+        X_Script=key,
+        X_Tersely_Session=key,
+        X_Tersely_Epoch=FROM_THE_START,
+        Authorization="Bearer oauth",
     )
 
     assert answer.status == 200

@@ -12,7 +12,7 @@ import pytest
 from tersely.fakellm.scripted import ScriptedReply
 from tests.support.http import post
 from tests.support.rows import messages_by_number
-from tests.support.services import Service
+from tests.support.services import FROM_THE_START, Service
 from tests.support.upstreams import Model
 
 MODEL = "gpt-5-mini"
@@ -44,7 +44,10 @@ async def test_sync_call_is_answered_and_stored(
     client: openai.OpenAI, service: Service, model: Model, key: str
 ) -> None:
     answer = client.responses.create(
-        model=MODEL, instructions="You are kind.", input="good morning", extra_headers=session(key)
+        model=MODEL,
+        instructions="You are kind.",
+        input="good morning",
+        extra_headers=session(key) | {"X-Tersely-Epoch": FROM_THE_START},
     )
 
     assert answer.output_text.startswith("I was sent")

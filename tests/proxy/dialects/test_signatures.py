@@ -11,7 +11,7 @@ import pytest
 from tersely.fakellm.scripted import ScriptedReply
 from tests.conftest import Database
 from tests.support.http import post
-from tests.support.services import Service, serve
+from tests.support.services import FROM_THE_START, Service, serve
 from tests.support.upstreams import Model
 
 SIGNED = "c2lnbmVk"
@@ -26,7 +26,7 @@ RESULT: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def offering(store: Database, model: Model) -> Iterator[Service]:
-    with serve(store, model.url, strategy="window") as running:
+    with serve(store, model.url, strategy="window", epoch=FROM_THE_START) as running:
         yield running
 
 

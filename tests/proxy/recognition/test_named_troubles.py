@@ -16,7 +16,7 @@ from tests.support.http import Answered, post, request_bytes, wire
 from tests.support.relay import relay
 from tests.support.responses_talks import MODEL, Talk, client_of, upstream_input, whole_input, words
 from tests.support.rows import messages_by_number, query
-from tests.support.services import Service, serve
+from tests.support.services import FROM_THE_START, Service, serve
 from tests.support.tenants import tenant
 from tests.support.upstreams import Model
 
@@ -243,7 +243,7 @@ async def test_tools_of_ours_are_part_of_the_history(store: Database, model: Mod
         head = {"type": "function_call", "id": f"fc_{name}{key}", "call_id": f"{name}{key}", "status": "completed"}
         return {**head, "name": "manage_scratchpad", "arguments": '{"action": "append", "content": "noted"}'}
 
-    with serve(store, model.url, strategy="window", instructions="off") as running:
+    with serve(store, model.url, strategy="window", epoch=FROM_THE_START, instructions="off") as running:
         talk = Talk(running, key, streams=streams)
         talk.say("one")
         model.script(key, ScriptedReply(message={"output": [call("c")]}), ScriptedReply(message={"content": "told"}))

@@ -16,7 +16,7 @@ from tests.proxy.dialects.test_dialects_streaming import MESSAGE, SPEAKERS, Spea
 from tests.support.http import request_bytes, wire
 from tests.support.loops import eventually, until
 from tests.support.rows import messages_by_number
-from tests.support.services import Service, serve
+from tests.support.services import FROM_THE_START, Service, serve
 from tests.support.upstreams import DONE, RawRequest, RawUpstream, http_head, sse
 
 ARGUMENTS = '{"operation": "read"}'
@@ -111,7 +111,9 @@ CALLS: dict[str, bytes] = {
 @pytest.fixture(scope="module")
 def offering(store: Database, raw: RawUpstream) -> Iterator[Service]:
     """With tools of its own in every chat."""
-    with serve(store, raw.url, strategy="window", instructions="off", heartbeat=0.3, idle_timeout=1.5) as running:
+    with serve(
+        store, raw.url, strategy="window", epoch=FROM_THE_START, instructions="off", heartbeat=0.3, idle_timeout=1.5
+    ) as running:
         yield running
 
 
