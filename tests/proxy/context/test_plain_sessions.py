@@ -166,12 +166,13 @@ async def test_tools_named_by_the_operator_are_there_from_the_first_request(
     assert b"save_memo" in front("openai_chat", model.last.body)[1]
 
 
-async def test_live_sessions_send_the_same(store: Database, model: Model, key: str) -> None:
+@pytest.mark.parametrize("dialect", ["openai_chat", "anthropic"])
+async def test_live_sessions_send_the_same(store: Database, model: Model, key: str, dialect: str) -> None:
     sent: list[list[bytes]] = []
     for place, memory in enumerate(("off", "64")):
         name = f"{key}-{place}"
         with serve(store, model.url, epoch=POLICY, live_sessions=memory) as service:
-            calls = await talk([service], model, name, "openai_chat", "slim", stream=True, turns=24)
+            calls = await talk([service], model, name, dialect, "slim", stream=True, turns=24)
         sent.append([body.replace(name.encode(), b"") for _, body, _ in calls])
 
     assert any(TERSE_INSTRUCTIONS.encode() in body for body in sent[0])

@@ -34,7 +34,13 @@ from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.tracing import step
 from tersely.service.context.building import BuiltContext, build
-from tersely.service.context.context_config import ContextConfig, TokenBudget, count_additions, offers_in
+from tersely.service.context.context_config import (
+    ContextConfig,
+    TokenBudget,
+    count_additions,
+    instructions_in,
+    offers_in,
+)
 from tersely.service.context.context_configs import compact_setting
 from tersely.service.context.entries import known_entry, new_entry
 from tersely.service.context.history import History
@@ -55,7 +61,7 @@ from tersely.store.history.lookups import Lookups
 from tersely.store.history.messages import TailRow
 from tersely.store.history.sessions import ReplyMatch
 from tersely.store.history.tail_cache import TailCache
-from tersely.strategies.epochs.additions import LAYER as INSTRUCTIONS_LAYER
+from tersely.strategies.epochs.additions import LAYER as NOTE_LAYER
 from tersely.strategies.epochs.cutting import widest_step
 from tersely.strategies.epochs.policies import EveryRequest, Keep, TokenSums
 from tersely.strategies.pipeline import count_entries
@@ -511,6 +517,9 @@ class LiveCalls:
         elements, volatile = _elements(prepared), _volatile(prepared, tail)
         if elements is None or volatile is None or place is None:
             return None
+        # A message that is written anew at the next call is written without the instructions in front of it.
+        if any(prefix.seq >= entry.seq for prefix in epoch.prefixes for entry in tail[len(tail) - len(volatile) :]):
+            return None
         end = step_back(call.body, place[1], [each.raw for each in volatile])
         if end is None or not call.body.endswith(messages[-1].raw, 0, place[1]):
             return None
@@ -583,7 +592,7 @@ class LiveCalls:
         front = len(elements) - between - added
         if between < 1 or front < 1:
             return None
-        offers = offers_in(epoch, prepared.config)
+        offers, instructions = offers_in(epoch, prepared.config), instructions_in(epoch, prepared.config)
         body = call.body[: place[0]] + call.body[place[1] :]
         frame = Frame(
             body=self._dialect.add_tools(body, offers) if offers else body,
@@ -592,8 +601,8 @@ class LiveCalls:
             front_elements=front,
             middle=b",".join(elements[front : front + between]),
             placeholder=placeholder_of(self._new_id()),
-            instructions=prepared.config.instructions,
-            has_breakpoints=prepared.config.instructions is not None or bool(offers) or epoch.cut > 1,
+            instructions=instructions,
+            has_breakpoints=instructions is not None or bool(offers) or epoch.cut > 1,
         )
         written = frame.write(self._dialect, [source.raw for source in sources[len(sources) - added :]])
         return frame if written is not None and written.body == prepared.body else None
@@ -677,7 +686,7 @@ def _shows_plainly(epoch: Epoch, built: BuiltContext) -> bool:
     if context.epoch.number != epoch.number or context.repairs or context.must_answer:
         return False
     # Instructions in front of a question are part of the body that went upstream.
-    if any(prefix.layer != INSTRUCTIONS_LAYER for prefix in epoch.prefixes):
+    if any(prefix.layer != NOTE_LAYER for prefix in epoch.prefixes):
         return False
     return not (epoch.is_stale or epoch.must_rebuild or epoch.tiers or epoch.injected or epoch.retrieved)
 

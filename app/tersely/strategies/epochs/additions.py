@@ -18,7 +18,7 @@ from tersely.domain.tokens import Encode
 from tersely.strategies.epochs.policies import Auto, EveryRequest, Needs, Policy, content_tokens
 from tersely.strategies.pipeline import Draft
 
-LAYER = "instructions"
+LAYER = "note"
 
 
 def note_of(epoch: Epoch) -> Prefix | None:
