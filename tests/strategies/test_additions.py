@@ -20,7 +20,6 @@ from tersely.strategies.epochs.policies import (
     Auto,
     EveryRequest,
     Policy,
-    Stride,
     content_tokens,
     fingerprint,
     parse_policy,
@@ -37,7 +36,7 @@ SHARE = 500
 every_strategy = st.sampled_from(
     [Full(), Slim(), Window(), Trim(), Compact(), Tiered(total_budget=3_000), Compact(max_tokens=0, max_messages=200)]
 )
-policies = st.sampled_from([POLICY, replace(POLICY, instructions_at=0.6), Stride(stride=50)])
+policies = st.sampled_from([POLICY, replace(POLICY, instructions_at=0.6)])
 
 
 def play(
@@ -194,7 +193,7 @@ def test_the_question_that_is_taken_back_takes_the_instructions_along() -> None:
 def test_a_shortened_result_brings_the_tools_that_read_it_back() -> None:
     batches = [[user("Read it.")], [assistant("", call("c1", "read", {})), result("c1", "line\n" * 3_000)]]
 
-    first, second = [context for _, context in play(batches, Compact(), Auto(high=200_000))]
+    first, second = [context for _, context in play(batches, Compact(), Auto(high=200_000, instructions_at=0.5))]
 
     assert first.epoch.is_plain
     assert not second.epoch.is_plain

@@ -144,7 +144,7 @@ def may_need_epoch(
         return False
     auto = policy if isinstance(policy, Auto) else Auto()
     small = min(auto.low, (needs.high or auto.high) * 3 // 4)
-    if epoch is None or epoch.is_plain:
+    if auto.instructions_at and (epoch is None or epoch.is_plain):
         small = min(small, int(additions_from(policy, needs)))
     if size.tokens > (small if window is None else min(small, window // 2)):
         return True

@@ -44,6 +44,7 @@ from tersely.store.history import sessions
 from tersely.store.history.sessions import write_epoch
 from tersely.store.notes import summaries
 from tersely.store.notes.pending_memory import PendingMemory
+from tersely.strategies.epochs.additions import waits
 from tersely.strategies.epochs.policies import Advance, EveryRequest, Reason
 from tersely.strategies.planning import ContentSize, is_unchanged, may_need_epoch
 from tersely.strategies.presets import Full, strategy_name
@@ -161,12 +162,16 @@ class EpochKeeper:
         if not before:
             return False
         now = await asyncio.to_thread(build, history, config, budget, batch.model)
-        if _shows_all(now):
+        is_whole = is_unchanged(now.context.epoch)
+        if is_whole and (now.context.epoch.is_plain or not waits(config.policy)):
             return False
         past = replace(history, snapshot=replace(history.snapshot, entries=before))
         built = await asyncio.to_thread(build, past, config, budget, batch.model)
         # Nothing leaves the context with such an epoch.
-        return _shows_all(built) and await self._store(tenant, session, built, budget, None)
+        before_it = built.context.epoch
+        if not is_unchanged(before_it) or (is_whole and not before_it.is_plain):
+            return False
+        return await self._store(tenant, session, built, budget, None)
 
     async def _may_advance(
         self,
@@ -345,12 +350,6 @@ class EpochKeeper:
             if is_started and extra_write is not None:
                 await extra_write(connection)
         return is_started
-
-
-def _shows_all(built: BuiltContext) -> bool:
-    """Whether a context shows everything as it is, with nothing in front of it."""
-    epoch = built.context.epoch
-    return is_unchanged(epoch) and epoch.is_plain
 
 
 class _Moments:

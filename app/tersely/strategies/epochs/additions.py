@@ -33,6 +33,11 @@ def additions_from(policy: Policy, needs: Needs, window: int | None = None) -> f
     return auto.instructions_at * (high if window is None else min(high, window))
 
 
+def waits(policy: Policy) -> bool:
+    """Return whether sessions begin plain under ``policy``."""
+    return not isinstance(policy, EveryRequest) and (policy if isinstance(policy, Auto) else Auto()).instructions_at > 0
+
+
 def is_due(snapshot: Snapshot, policy: Policy, needs: Needs) -> bool:
     """Return whether the additions of a plain epoch start with this request.
 
