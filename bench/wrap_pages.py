@@ -61,7 +61,7 @@ def _wrap_paragraph(paragraph: list[str]) -> list[str]:
 
 def pages() -> list[Path]:
     """Return README, docs and the pages beside README."""
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def main() -> None:

@@ -35,7 +35,20 @@ PARSED = ("sh", "console", "python", "json", "toml", "yaml")
 # Text is for trees and maps, ts for the one client in TypeScript, sql for operators' consoles.
 SHOWN = ("text", "ts", "sql")
 OTHER_PROGRAMS = {
-    *("aider", "mini", "pi", "qwen", "cline", "codex"),  # clients
+    *(
+        "aider",
+        "claude",
+        "cline",
+        "cn",
+        "codex",
+        "copilot",
+        "gemini",
+        "llm",
+        "mini",
+        "opencode",
+        "pi",
+        "qwen",
+    ),  # clients
     *("cd", "echo", "export", "git", "docker", "cat", "kill", "createdb", "psql", "pip"),
     *("npm", "npx", "openapi-python-client", "helm", "kubectl"),
 }
