@@ -430,6 +430,36 @@ def test_a_client_that_only_goes_on_is_never_an_edit(questions: list[str], data:
     assert stored.live_turns == sorted(stored.live_turns)
 
 
+@given(st.lists(st.sampled_from(["ask", "ask", "tool", "again", "compact"]), min_size=1, max_size=14), st.data())
+def test_questions_sent_without_their_replies_behind_a_summary_are_stored_once(
+    kinds: list[str], data: st.DataObject
+) -> None:
+    """Codex sends all earlier questions behind its own compaction, and none of their replies."""
+    stored, sent, questions = Stored(), ["u:0"], ["u:0"]
+    stored.ask(*sent, reply="a:0")
+    told = [*sent, "a:0"]
+    for number, kind in enumerate(kinds, start=1):
+        if kind == "again":
+            decision = stored.ask(*sent, reply=f"a:{number}")
+            assert not any(p.is_new for p in decision.placed)
+            told = [*sent, f"a:{number}"]
+            continue
+        if kind == "tool":
+            sent = [*told, f"t:{number}"]
+        else:
+            question = data.draw(st.sampled_from(["u:Ok.", f"u:{number}"]))
+            sent = [*questions, f"u:summary {number}", question] if kind == "compact" else [*told, question]
+            questions = [*questions, question]
+        before = {row.seq: row.turn for row in stored.in_order if row.digest.decode() in questions}
+        decision = stored.ask(*sent, reply=f"a:{number}")
+        new = [p for p in decision.placed if p.is_new]
+        assert len(new) == (2 if kind == "compact" else 1), "the summary and the question, or what was said"
+        assert {seq: stored.rows[seq].turn for seq in before} == before
+        told = [*sent, f"a:{number}"]
+        assert stored.live == told
+    assert [row.digest.decode() for row in stored.in_order if row.digest.decode() in questions] == questions
+
+
 @given(edits(), st.data())
 def test_the_tail_decides_what_everything_would(requests: list[list[str]], data: st.DataObject) -> None:
     """Where the rows before a cut are known to match, they need not be looked at."""

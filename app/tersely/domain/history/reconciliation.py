@@ -703,7 +703,8 @@ def _longest_common(
     stored: Sequence[StoredLink], incoming: Sequence[MessageIdentity], links: Sequence[int], question_index: int
 ) -> list[tuple[int, StoredLink]]:
     """Return the longest common subsequence (Hunt and Szymanski), weighted: of equally long ones the one with the most
-    live messages. Links from ``question_index`` on have nothing in common with hidden rows.
+    live messages. Of several equal links the first one is matched, so that a question asked again ("Go on.") is new.
+    Links from ``question_index`` on have nothing in common with hidden rows.
     """
     if not stored or not links:
         return []
@@ -719,7 +720,7 @@ def _longest_common(
                 continue
             at = bisect_left(ends, position)
             weight = len(links) + 1 + (status == "live") + (weights[at - 1] if at else 0)
-            if at < len(ends) and ends[at] == position and weights[at] > weight:
+            if at < len(ends) and ends[at] == position and weights[at] >= weight:
                 continue
             step = _Step(index, position, chains[at - 1] if at else None)
             heavier = bisect_right(weights, weight, at)
