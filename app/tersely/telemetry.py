@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -33,10 +34,11 @@ class Telemetry:
         """Export what is left, within `CLOSE_SECONDS`."""
         if self._provider is None:
             return
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await asyncio.to_thread(self._provider.shutdown)
-        except TimeoutError:
+        # A daemon: the process does not wait at its end for a collector that does not answer.
+        closing = threading.Thread(target=self._provider.shutdown, name="close-telemetry", daemon=True)
+        closing.start()
+        await asyncio.to_thread(closing.join, CLOSE_SECONDS)
+        if closing.is_alive():
             _log.warning("the last spans could not be exported in time")
 
 

@@ -84,9 +84,24 @@ OTHERS: list[tuple[str, str, object]] = [
     ("GET", "/api/sessions/{id}/calls/1", None),
     ("GET", "/api/sessions/{id}/calls/1/context", None),
 ]
+# Routes of the operator's key.
+ADMIN: list[tuple[str, str, object]] = [
+    ("GET", "/api/admin/tenants", None),
+    ("POST", "/api/admin/tenants", {"id": "new"}),
+    ("GET", "/api/admin/tenants/mine", None),
+    ("GET", "/api/admin/tenants/mine/limits", None),
+    ("PUT", "/api/admin/tenants/mine/limits", {"requests_per_minute": 1}),
+    ("GET", "/api/admin/keys?tenant=mine", None),
+    ("POST", "/api/admin/keys", {"tenant": "mine"}),
+    ("DELETE", "/api/admin/keys/k1", None),
+    ("GET", "/api/admin/keys/k1/limits", None),
+    ("PUT", "/api/admin/keys/k1/limits", {"requests_per_minute": 1}),
+]
 
 
 EXAMPLES = {
+    "tenant": "mine",
+    "key_id": "k1",
     "id": "{id}",
     "turn": "t1",
     "memo_id": "m1",
@@ -113,7 +128,15 @@ def test_the_lists_above_name_every_route() -> None:
         for method in operations
         if path.startswith("/api/")
     }
-    assert known == {(method, path.partition("?")[0]) for method, path, _ in ROUTES + OTHERS}
+    assert known == {(method, path.partition("?")[0]) for method, path, _ in ROUTES + OTHERS + ADMIN}
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ADMIN, ids=lambda v: str(v)[:40])
+async def test_a_tenant_s_key_opens_no_operator_s_route(
+    guarded: Api, new_tenant: NewKey, method: str, path: str, body: object
+) -> None:
+    mine = await new_tenant("mine")
+    assert (await call(guarded, method, path, body, **mine)).status_code in (401, 403, 404)
 
 
 @pytest.mark.parametrize(("method", "path", "body"), ROUTES, ids=lambda v: str(v)[:40])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tersely.cli import program as commands
+from tersely.service.common.replay_tenants import replay_tenant
 from tersely.store.commit.spool import SpoolFile, spool_directory
 from tests.conftest import Database
 from tests.support.services import serve
@@ -100,6 +102,33 @@ async def test_sessions_users_and_tenants_are_forgotten(database: Database, run:
     assert await rows(database, "north") == {}
     assert await rows(database, "south") == untouched
     assert (await run("forget", "--tenant", "north", "--yes"))[0] == 1
+
+
+async def test_a_tenant_s_replayed_transcripts_are_forgotten_with_it(database: Database, run: Run):
+    key = (await run("keys", "create", "--tenant", "north"))[1].strip()
+    with (
+        scripted() as model,
+        serve(database, model.url, auth="keys") as service,
+        httpx.Client(base_url=service.url, timeout=60, follow_redirects=True) as http,
+    ):
+        http.post("/console/login", data={"key": key}).raise_for_status()
+        token = form_token(http.get("/console/replay").text)
+        http.post("/console/replay/demo", data={"token": token}).raise_for_status()
+    assert (await rows(database, replay_tenant("north")))["calls"] > 0
+
+    code, text = await run("forget", "--tenant", "north", "--yes")
+
+    receipt = json.loads(text)
+    assert (code, receipt["left"]) == (0, {})
+    assert receipt["rows"]["calls"] > 0
+    assert await rows(database, replay_tenant("north")) == {}
+
+
+def form_token(page: str) -> str:
+    """The token that a form of the console carries."""
+    found = re.search(r'name="token" value="([^"]+)"', page)
+    assert found is not None, page[:500]
+    return found[1]
 
 
 async def test_forget_requires_a_tenant_session_or_user(run: Run):

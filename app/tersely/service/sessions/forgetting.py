@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tersely.domain.errors import NotFound
+from tersely.service.common.replay_tenants import replay_tenant
 from tersely.store.commit import exchanges, spool
 from tersely.store.db.connection import Database
 from tersely.store.ops import tenants
@@ -29,16 +30,26 @@ class Forgetting:
         self._directory = directory
 
     async def forget_tenant(self, tenant: str, *, is_dry: bool = False) -> dict[str, Any]:
-        """Remove everything of a tenant; the receipt. ``is_dry``: only count."""
-        found = await tenants.count_rows(self._database, tenant)
+        """Remove everything of a tenant, the transcripts it replayed included; the receipt. ``is_dry``: only count."""
+        names = (tenant, replay_tenant(tenant))
+        found = await self._count(names)
         files = await asyncio.to_thread(self._refused, tenant, None)
         if not found and not files:
             raise NotFound(f"there is nothing of a tenant {tenant}")
         if not is_dry:
-            found = await tenants.forget(self._database, tenant)
+            found = Counter()
+            for name in names:
+                found += await tenants.forget(self._database, name)
             await asyncio.to_thread(_remove, files)
-        left = await tenants.count_rows(self._database, tenant)
+        left = await self._count(names)
         return self._receipt({"tenant": tenant}, found, files, left, is_dry=is_dry)
+
+    async def _count(self, names: Collection[str]) -> Counter[str]:
+        """Count the rows of these tenants by table."""
+        found: Counter[str] = Counter()
+        for name in names:
+            found += await tenants.count_rows(self._database, name)
+        return found
 
     async def forget_sessions(
         self, tenant: str, *, session: str | None, user: str | None, is_dry: bool = False
