@@ -21,6 +21,7 @@ from tests.conftest import Database
 MESSAGE = {"messages": [{"role": "user", "content": "secret"}]}
 
 SHA = "0" * 64
+ADMIN_KEY = "the-operator-s-own-key"
 
 # Every route on one session, with a body that would do.
 ROUTES: list[tuple[str, str, object]] = [
@@ -332,7 +333,13 @@ def _routes(api: Api) -> list[tuple[str, str, list[str]]]:
     return found
 
 
-async def test_unknown_query_parameters_are_refused_everywhere(api: Api) -> None:
+async def test_unknown_query_parameters_are_refused_everywhere(database: Database) -> None:
+    async with serve(database.dsn, admin_key=ADMIN_KEY) as api:
+        api.http.headers["x-tersely-key"] = ADMIN_KEY
+        await _refuses_unknown_parameters(api)
+
+
+async def _refuses_unknown_parameters(api: Api) -> None:
     routes = _routes(api)
     assert len(routes) > 40
     for method, path, known in routes:

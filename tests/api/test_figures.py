@@ -64,6 +64,7 @@ async def test_figures_of_a_session(api: Api, database) -> None:
         "terse": {"derived": 3},
         "summaries": NO_SUMMARIES,
         "tiered": None,
+        "money": None,
     }
     turn = (await api.http.get("/api/sessions/s/turns/t1")).json()
     assert turn["usage"] == {
