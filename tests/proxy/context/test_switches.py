@@ -120,9 +120,8 @@ def by_setting(services: dict[str, Service], name: str, session: str) -> tuple[S
     return services[name], None
 
 
-@pytest.mark.parametrize(
-    ("switch", "is_delta"), [(by_header, False), (by_header, True), (by_patch, True), (by_setting, False)]
-)
+@pytest.mark.parametrize("is_delta", [False, True], ids=["resent", "delta"])
+@pytest.mark.parametrize("switch", [by_header, by_patch, by_setting])
 def test_the_first_context_after_a_switch_is_that_of_a_session_which_had_the_strategy(
     services: dict[str, Service], model: Model, key: str, switch: Switch, is_delta: bool
 ) -> None:

@@ -16,6 +16,7 @@ from tersely.store.db.connection import Database as Store
 from tersely.store.ops import keys
 from tests.conftest import Database
 from tests.support.conversations import waits_for_spool
+from tests.support.dialect_wires import WIRES
 from tests.support.http import body_of, post, request_bytes, wire
 from tests.support.loops import eventually, until
 from tests.support.relay import Relay, relay
@@ -93,7 +94,7 @@ async def test_a_delta_is_never_forwarded_without_its_history(
     assert first.context == "built"
     asked = json.dumps({"model": "gpt-4o-mini", "input": "one", "user": key}).encode()
     reply = (await post(service, asked, path="/v1/responses")).json["id"]
-    before = len(model.requests(key))
+    before = model.state.calls
     getattr(way, how)()
     named = json.dumps({"model": "gpt-4o-mini", "input": "two", "user": key, "previous_response_id": reply}).encode()
     referring = {"type": "item_reference", "id": "msg_1"}
@@ -103,12 +104,18 @@ async def test_a_delta_is_never_forwarded_without_its_history(
         await post(service, body_of("two", user=key), X_Tersely_Session=key),
         await post(service, named, path="/v1/responses"),
         await post(service, json.dumps({**json.loads(asked), "input": items}).encode(), path="/v1/responses"),
+        await post(service, body_of("two", user=key, stream=True), X_Tersely_Session=key),
         await post(service, json.dumps(said).encode(), path="/v1/messages", X_Tersely_Session=key),
+        *[
+            await WIRES["gemini"].send(service, "two", stream=streams, X_Tersely_Session=key)
+            for streams in (False, True)
+        ],
     ]
-    assert [(each.status, each.headers["retry-after"]) for each in refused] == [(503, "2")] * 4
-    assert [each.json["error"].get("code") for each in refused[:3]] == ["database_unavailable"] * 3
-    assert refused[3].json["type"] == "error"
-    assert len(model.requests(key)) == before
+    assert [(each.status, each.headers["retry-after"]) for each in refused] == [(503, "2")] * 7
+    assert [each.json["error"].get("code") for each in refused[:4]] == ["database_unavailable"] * 4
+    assert refused[4].json["type"] == "error"
+    assert [each.json["error"]["status"] for each in refused[5:]] == ["UNAVAILABLE"] * 2
+    assert model.state.calls == before
 
     way.restore()
     await healed(service, key)

@@ -224,3 +224,20 @@ async def test_a_server_without_a_free_connection_is_waited_for(server: Server, 
         assert not store.is_away
     finally:
         await store.close()
+
+
+async def test_calls_wait_for_a_server_without_a_free_connection(
+    server: Server, database: Database, model: Model, tmp_path: Path
+) -> None:
+    with serve(database, model.url, data_dir=tmp_path, database_pool=8, database_timeout=10.0) as service:
+        admin = await asyncpg.connect(server.admin_dsn)
+        try:
+            await admin.execute(f"ALTER DATABASE {database.name} CONNECTION LIMIT 2")
+            await admin.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", database.name
+            )
+        finally:
+            await admin.close()
+        made = [Conversation(service.url, kind) for kind in ("chat", "chat delta", "anthropic stream", "responses") * 4]
+        for found in await asyncio.gather(*(hold(each, 3) for each in made)):
+            assert [got.context for got in found] == ["built"] * 3, found

@@ -30,6 +30,12 @@ MESSAGES = json.dumps(
 CONTENTS = json.dumps({"contents": [{"role": "user", "parts": [{"text": "hello"}]}]}).encode()
 RESPONSES = json.dumps({"model": "m", "stream": True, "input": "hello"}).encode()
 GENERATE = "/v1beta/models/m:streamGenerateContent?alt=sse"
+WHOLE = {
+    "chat": ("/v1/chat/completions", body_of("whole")),
+    "messages": ("/v1/messages", MESSAGES.replace(b'"stream": true', b'"stream": false')),
+    "gemini": ("/v1beta/models/m:generateContent", CONTENTS),
+    "responses": ("/v1/responses", RESPONSES.replace(b'"stream": true', b'"stream": false')),
+}
 ANTHROPIC_START = (
     b'event: message_start\ndata: {"type":"message_start","message":{"id":"m1","type":"message","role":"assistant",'
     b'"model":"m","content":[],"stop_reason":null,"usage":{"input_tokens":1,"output_tokens":1}}}\n\n'
@@ -108,14 +114,17 @@ async def test_open_calls_get_their_time_and_new_ones_503(
                 await post(service, MESSAGES, path="/v1/messages"),
                 await post(service, CONTENTS, path=GENERATE),
                 await post(service, b"", path="/api/sessions", method="GET"),
+                await post(service, RESPONSES, path="/v1/responses"),
+                await post(service, b"{}", path="/mcp"),
                 await post(service, b"", path="/readyz", method="GET"),
             ]
-            assert [each.status for each in refused] == [503] * 5
-            assert all(each.headers["retry-after"] for each in refused)
+            assert [each.status for each in refused] == [503] * 7
+            assert all(each.headers["retry-after"] and each.headers["x-request-id"] for each in refused)
             assert refused[0].json["error"]["code"] == "shutting_down"
             assert refused[1].json["type"] == "error"
             assert refused[2].json["error"]["status"] == "UNAVAILABLE"
             assert refused[3].json["title"] == "Shutting down"
+            assert refused[4].json["error"]["code"] == "shutting_down"
             assert (await post(service, b"", path="/healthz", method="GET")).status == 200
 
             assert b" two" in await line.until(b"[DONE]")
@@ -141,8 +150,12 @@ async def test_after_the_grace_they_end_with_an_error_and_what_was_said_is_store
                 lines[name] = await stack.enter_async_context(wire(ending.service))
                 await begin(lines[name], body, path=path, until=b"so far", X_Tersely_Session=f"{key}-{name}")
             raw.answer(60.0)
-            waiting = await stack.enter_async_context(wire(ending.service))
-            await waiting.send(request_bytes(body_of("whole"), host="localhost", X_Tersely_Session=f"{key}-whole"))
+            waiting = {}
+            for name, (path, body) in WHOLE.items():
+                waiting[name] = await stack.enter_async_context(wire(ending.service))
+                await waiting[name].send(
+                    request_bytes(body, path=path, host="localhost", X_Tersely_Session=f"{key}-{name}-whole")
+                )
             passed = await stack.enter_async_context(wire(ending.service))
             await passed.send(request_bytes(b"{}", path="/v1/embeddings", host="localhost"))
             await asyncio.sleep(0.5)
@@ -150,7 +163,8 @@ async def test_after_the_grace_they_end_with_an_error_and_what_was_said_is_store
             began = time.monotonic()
             ending.signal()
             got = {name: await line.to_end(20) for name, line in lines.items()}
-            whole, other = await waiting.to_end(20), await passed.to_end(20)
+            whole = {name: await line.to_end(20) for name, line in waiting.items()}
+            other = await passed.to_end(20)
             assert await ending.ended(15) == 0
             assert time.monotonic() - began < 12
 
@@ -160,10 +174,14 @@ async def test_after_the_grace_they_end_with_an_error_and_what_was_said_is_store
     assert b'"code":"shutting_down"' in got["chat"].replace(b": ", b":")
     assert b"event: error" in got["messages"]
     assert b"UNAVAILABLE" in got["gemini"]
-    for answer in (whole, other):
+    for answer in (*whole.values(), other):
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after" in answer
+        assert b"shutting down" in answer
+    for answer in (whole["chat"], whole["responses"], other):
         assert b"shutting_down" in answer
+    assert b'"type":"error"' in whole["messages"].replace(b": ", b":")
+    assert b'"UNAVAILABLE"' in whole["gemini"]
     for name in kinds:
         stored = await messages_by_number(ending.service, f"{key}-{name}")
         assert [(each.role, each.finish) for each in stored] == [("user", None), ("assistant", "interrupted")], name
