@@ -8,10 +8,12 @@ import httpx
 import pytest
 
 from tersely.fakellm.scripted import ScriptedReply
+from tests.conftest import Database
 from tests.support.chat_messages import user
+from tests.support.dialect_wires import WIRES
 from tests.support.http import body_of, post
 from tests.support.rows import query
-from tests.support.services import Service
+from tests.support.services import Service, serve
 from tests.support.upstreams import Model
 
 STATES = "SELECT seq, source, convert_from(text, 'UTF8') AS text FROM states WHERE session_id = $1 ORDER BY seq"
@@ -135,6 +137,34 @@ async def test_states_from_before_a_session_became_one_of_window_are_taken(
     sent = [str(message["content"]) for message in (model.requests(key)[-1].request or {})["messages"]]
     assert any("Context -- State" in text and "Goal: two" in text and "No state." not in text for text in sent)
     assert taken(service, key) == ["Goal: one", "Goal: two"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("dialect", WIRES)
+async def test_states_from_before_window_are_taken_in_every_dialect(
+    service: Service, model: Model, key: str, dialect: str, stream: bool
+) -> None:
+    wire = WIRES[dialect]
+    history = [said for text in BLOCKS for said in (("user", f"{key} go on"), ("assistant", text))]
+    before = await wire.send(service, [*history, ("user", "And?")], X_Tersely_Session=key, X_Tersely_Strategy="full")
+    assert before.status == 200, before.body
+    assert await query(service, STATES, key) == []
+    after = await wire.send(service, "What next?", stream=stream, X_Tersely_Session=key, **WINDOW)
+    assert after.status == 200, after.body
+    assert b"Goal: two" in model.last.body
+    assert taken(service, key) == ["Goal: one", "Goal: two"]
+
+
+async def test_states_are_taken_when_the_operator_sets_window(
+    service: Service, store: Database, model: Model, key: str
+) -> None:
+    await spoken(service, model, key, "slim")
+    with serve(store, model.url, strategy="window", epoch="every_request") as restarted:
+        model.script(key, says("Fourth."))
+        answered = await post(restarted, body_of(user("What next?"), user=key), X_Tersely_Session=key)
+        assert answered.status == 200, answered.body
+        assert "Goal: two" in str((model.requests(key)[-1].request or {})["messages"])
+        assert taken(restarted, key) == ["Goal: one", "Goal: two"]
 
 
 async def test_states_are_taken_when_the_owner_sets_window(service: Service, model: Model, key: str) -> None:
