@@ -11,9 +11,12 @@ import pytest
 from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.sessions.cleanup import Cleanup
 from tersely.store.db import connection
+from tests.conftest import Database
+from tests.support.dialect_wires import WIRES
 from tests.support.http import body_of, post
 from tests.support.rows import query
-from tests.support.services import Service
+from tests.support.services import Service, serve
+from tests.support.upstreams import Model
 
 WINDOW = '{ "name": "window",\n "context_size": 3 }'
 SMALL = {"name": "window", "context_size": 3}
@@ -52,6 +55,22 @@ async def test_settings_of_the_last_call_are_shown_and_used_beside_calls(service
     assert "strategy window" in commanded(service, key, "/context")
     assert '"context_size":3' in commanded(service, key, "/config").replace(" ", "")
     assert httpx.get(f"{service.url}/api/sessions", params={"limit": 1}).json()["items"][0]["strategy"] == SMALL
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("dialect", WIRES)
+async def test_another_replica_shows_and_uses_the_settings_of_the_last_call(
+    service: Service, store: Database, model: Model, key: str, dialect: str, stream: bool
+) -> None:
+    with serve(store, model.url) as other:
+        for strategy in ("trim", "compact"):
+            headers = {"X_Tersely_Strategy": strategy, "X_Tersely_Epoch": EPOCH}
+            answer = await WIRES[dialect].send(service, "Hello.", stream=stream, X_Tersely_Session=key, **headers)
+            assert answer.status == 200, answer.body
+            shown = described(other, key)
+            assert (shown["strategy"], shown["epoch"]) == (strategy, {"stride": 4})
+            assert previewed(other, key) == strategy
+            assert f"strategy {strategy}" in commanded(other, key, "/context")
 
 
 async def test_a_call_without_a_header_follows_the_configuration_again(service: Service, key: str) -> None:

@@ -17,6 +17,7 @@ from tersely.service.context import loading
 from tersely.store.history import messages
 from tersely.strategies import prompts
 from tests.conftest import Database
+from tests.support.dialect_wires import WIRES
 from tests.support.services import Service, serve
 from tests.support.upstreams import MODEL, Model
 
@@ -247,6 +248,30 @@ def test_a_header_that_comes_and_goes_shows_each_time_what_its_strategy_shows(
         assert len(own(agent, few)) == 3
         everything = agent.ask(services["full"])
         assert everything == agent.history[:-1]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("dialect", WIRES)
+async def test_after_a_switch_the_whole_session_is_shown_in_every_dialect(
+    services: dict[str, Service], model: Model, key: str, dialect: str, stream: bool
+) -> None:
+    wire, service = WIRES[dialect], services["full"]
+    ends = [f"why why end-{number}." for number in range(10)]
+
+    async def ask(end: str, strategy: dict[str, Any]) -> str:
+        headers = {"X_Tersely_Strategy": json.dumps(strategy), "X_Tersely_Epoch": "every_request"}
+        text = "Question: " + "why " * 200 + end
+        answer = await wire.send(service, text, stream=stream, X_Tersely_Session=key, **headers)
+        assert answer.status == 200, answer.body
+        return model.last.body.decode()
+
+    for end in ends[:5]:
+        sent = await ask(end, {"name": "slim", "recent_turns": 1})
+    assert ends[0] not in sent
+    wide = ({"name": "window", "context_size": 0}, *({"name": name} for name in ("trim", "compact", "tiered", "full")))
+    for number, strategy in enumerate(wide, start=5):
+        sent = await ask(ends[number], strategy)
+        assert [end for end in ends[: number + 1] if sent.count(end) != 1] == [], strategy
 
 
 def test_of_a_session_without_end_the_newest_part_is_looked_at(
