@@ -75,7 +75,7 @@ def stays_plain(snapshot: Snapshot, draft: Draft, policy: Policy, needs: Needs) 
         return False
     if snapshot.epoch is not None:
         return snapshot.epoch.is_plain
-    return content_tokens(snapshot) < additions_from(policy, needs, _room(snapshot))
+    return waits(policy) and content_tokens(snapshot) < additions_from(policy, needs, _room(snapshot))
 
 
 def place_note(snapshot: Snapshot, policy: Policy, needs: Needs, encode: Encode) -> Prefix | None:
