@@ -109,14 +109,16 @@ class KnownSessions:
         session_id: str,
         description: Description,
         replies: Mapping[int, bytes] = MappingProxyType({}),
+        digests: Mapping[int, bytes] = MappingProxyType({}),
     ) -> None:
-        """Remember what a finished write has stored. ``replies``: sequence number -> stored bytes."""
+        """Remember what a finished write has stored. ``replies``: sequence number -> stored bytes; ``digests``: of
+        these.
+        """
         known = description.known
         known.stored.update(description.digests)
         known.literals.update(literal.digest for literal in description.literals)
         known.patched.update(description.patched)
-        for seq, raw in replies.items():
-            known.stored[seq] = digest_of(raw)
+        known.stored.update(digests)
         if recent := {**description.new, **replies}:
             known.recent = recent if sum(map(len, recent.values())) <= RECENT_BYTES else {}
         self.forget(tenant, session_id)

@@ -58,6 +58,7 @@ from tersely.store.commit.records import (
 )
 from tersely.store.commit.writer import Writer
 from tersely.store.history.artifacts import spilled
+from tersely.store.history.sent_contexts import digest_of
 from tersely.store.history.sessions import write_epoch
 from tersely.strategies.pipeline import summarize_repairs
 from tersely.strategies.presets import Slim, Tiered
@@ -234,9 +235,9 @@ class Recorder:
         own_id = prepared.match.session_id if prepared.match.source == "header" else None
         stored = await self._exchanges.commit(write, own_id=own_id)
         self._on_stored(prepared, write, is_whole=is_whole)
-        self._learn(prepared, write, stored)
+        await self._learn(prepared, write, stored)
 
-    def _learn(self, prepared: PreparedCall, write: ReplyWrite, stored: StoredReply | None) -> None:
+    async def _learn(self, prepared: PreparedCall, write: ReplyWrite, stored: StoredReply | None) -> None:
         """Remember which bytes of the session are stored now. ``stored`` None: the exchange is not stored yet."""
         outcome, tenant, match = write.request_outcome, prepared.call.tenant, prepared.match
         description = prepared.record.description if prepared.record else None
@@ -245,7 +246,11 @@ class Recorder:
         if outcome.is_as_decided and outcome.session_id == match.session_id:
             first_seq = stored.first_seq if stored is not None else 0
             replies = {seq: reply.raw for seq, reply in enumerate(write.replies, first_seq) if first_seq}
-            self._known.learn(tenant, outcome.session_id, description, replies)
+            # Many megabytes take their time to be hashed.
+            digests = await run_in_thread_if_large(
+                sum(map(len, replies.values())), lambda: {seq: digest_of(raw) for seq, raw in replies.items()}
+            )
+            self._known.learn(tenant, outcome.session_id, description, replies, digests)
         else:
             self._known.forget(tenant, match.session_id)
 
