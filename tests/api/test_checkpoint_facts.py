@@ -1,0 +1,56 @@
+"""A checkpoint without a model, over REST: what was open when it was made is not open for good."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.api.conftest import Api
+
+OPEN = "no result yet of migrate"
+CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "migrate", "arguments": '{"to": "v2"}'}}],
+}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "migrated to v2"}
+
+
+async def talk(api: Api, first: int, last: int) -> None:
+    for number in range(first, last + 1):
+        question = {"role": "user", "content": f"Question {number} about module_{number}.py. " + "why " * 150}
+        reply = {"role": "assistant", "content": f"Answer {number}: see module_{number}.py. " + "so " * 150}
+        assert (await api.append("s", question, reply)).status_code == 201
+
+
+async def compacted(api: Api) -> str:
+    done = await api.http.post("/api/sessions/s/compact")
+    assert done.status_code == 200, done.text
+    return json.dumps((await api.http.post("/api/sessions/s/context", json={})).json()["messages"])
+
+
+@pytest.mark.parametrize("strategy", ["compact", "trim"])
+async def test_an_answered_call_is_open_in_no_checkpoint(api: Api, strategy: str) -> None:
+    await api.http.post("/api/sessions", json={"id": "s", "strategy": strategy})
+    await talk(api, 1, 8)
+    await api.append("s", {"role": "user", "content": "Migrate the ledger."}, CALL)
+    await compacted(api)
+    await api.append("s", RESULT, {"role": "assistant", "content": "The ledger is migrated."})
+    for first in (31, 61, 91):
+        await talk(api, first, first + 29)
+        context = await compacted(api)
+        assert "## Goals" in context
+        assert "no result yet" not in context
+        assert "no words" not in context
+        assert "not answered yet" not in context
+
+
+@pytest.mark.parametrize("strategy", ["compact", "trim"])
+async def test_a_call_that_was_given_up_stays_open_in_later_checkpoints(api: Api, strategy: str) -> None:
+    await api.http.post("/api/sessions", json={"id": "s", "strategy": strategy})
+    await talk(api, 1, 8)
+    await api.append("s", {"role": "user", "content": "Migrate the ledger."}, CALL)
+    for first in (9, 39):
+        await talk(api, first, first + 29)
+        assert OPEN in await compacted(api)
