@@ -1,7 +1,9 @@
 """Alembic's entry: runs the migrations over an asyncpg connection, one DDL statement at a time."""
 
 import asyncio
+from functools import partial
 
+import asyncpg
 from alembic import context
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, event, pool
@@ -30,16 +32,18 @@ def _limit_waiting(connection: Connection) -> None:
     connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
 
 
-async def _migrate(url: str) -> None:
+async def _migrate(dsn: str) -> None:
     # A server that accepts and does not answer must hold up neither the start of the service nor its end.
     # Statements without a name go through a transaction pooler too.
     options = {
+        # asyncpg reads the address itself, as it does for the service: SQLAlchemy knows fewer of its parameters.
+        "async_creator_fn": partial(asyncpg.connect, dsn),
         "timeout": CONNECT_SECONDS,
         "statement_cache_size": 0,
         "prepared_statement_cache_size": 0,
         "prepared_statement_name_func": str,
     }
-    engine = create_async_engine(url, poolclass=pool.NullPool, connect_args=options)
+    engine = create_async_engine("postgresql+asyncpg://", poolclass=pool.NullPool, connect_args=options)
     try:
         async with engine.connect() as connection:
             await connection.run_sync(_run)
@@ -47,4 +51,4 @@ async def _migrate(url: str) -> None:
         await engine.dispose()
 
 
-asyncio.run(_migrate(context.config.attributes["url"]))
+asyncio.run(_migrate(context.config.attributes["dsn"]))

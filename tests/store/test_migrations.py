@@ -58,6 +58,15 @@ async def empty(server: Server, database: Database):
     return database
 
 
+async def test_an_address_takes_the_parameters_of_managed_servers(empty: Database):
+    mark = "&" if "?" in empty.dsn else "?"
+    dsn = f"{empty.dsn}{mark}sslmode=prefer&application_name=tersely"
+    await migrate(dsn)
+    with scripted() as model, serve(empty, model.url, dsn=dsn) as service:
+        async with httpx.AsyncClient(base_url=service.url) as http:
+            assert (await http.get("/readyz", params={"strict": "1"})).status_code == 200
+
+
 async def execute(database: Database, statement: str) -> None:
     connection = await asyncpg.connect(database.admin_dsn)
     try:

@@ -10,7 +10,6 @@ from pathlib import Path
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
 _log = logging.getLogger(__name__)
@@ -53,7 +52,7 @@ def is_outdated(revision: str | None) -> bool:
 
 def _upgrade(dsn: str, revision: str) -> None:
     config = _config()
-    config.attributes["url"] = make_url(dsn).set(drivername="postgresql+asyncpg")
+    config.attributes["dsn"] = dsn
     config.attributes["known"] = known_revisions()
     command.upgrade(config, revision)
     if newer := config.attributes.get("newer"):
