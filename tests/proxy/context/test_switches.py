@@ -265,13 +265,15 @@ async def test_after_a_switch_the_whole_session_is_shown_in_every_dialect(
         assert answer.status == 200, answer.body
         return model.last.body.decode()
 
-    for end in ends[:5]:
-        sent = await ask(end, {"name": "slim", "recent_turns": 1})
-    assert ends[0] not in sent
-    wide = ({"name": "window", "context_size": 0}, *({"name": name} for name in ("trim", "compact", "tiered", "full")))
+    sent = [await ask(end, {"name": "slim", "recent_turns": 1}) for end in ends[:5]]
+    assert ends[0] not in sent[-1]
+    wide: tuple[dict[str, Any], ...] = (
+        {"name": "window", "context_size": 0},
+        *({"name": name} for name in ("trim", "compact", "tiered", "full")),
+    )
     for number, strategy in enumerate(wide, start=5):
-        sent = await ask(ends[number], strategy)
-        assert [end for end in ends[: number + 1] if sent.count(end) != 1] == [], strategy
+        shown = await ask(ends[number], strategy)
+        assert [end for end in ends[: number + 1] if shown.count(end) != 1] == [], strategy
 
 
 def test_of_a_session_without_end_the_newest_part_is_looked_at(
