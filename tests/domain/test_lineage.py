@@ -485,9 +485,13 @@ def test_the_tail_decides_what_everything_would(requests: list[list[str]], data:
 
 
 def elapsed(rows: Sequence[StoredLink], incoming: Sequence[MessageIdentity]) -> float:
-    started = time.process_time()
-    reconcile(rows, incoming, last_seq=len(rows), turns=len(rows), allow_restore=True)
-    return time.process_time() - started
+    """Seconds of this thread, the best of three: the garbage collector may run in one of them."""
+    times = []
+    for _ in range(3):
+        started = time.thread_time()
+        reconcile(rows, incoming, last_seq=len(rows), turns=len(rows), allow_restore=True)
+        times.append(time.thread_time() - started)
+    return min(times)
 
 
 def long_session(words: Sequence[str]) -> Stored:
