@@ -114,7 +114,7 @@ def build(
     """
     base = _base(settings, database_url, openai_base_url or settings.openai_base_url)
     abilities = _abilities(settings, base)
-    recipes = recipes_of(settings, abilities.tools)
+    configs = configs_of(settings, abilities.tools)
     auth = Auth(
         base.database,
         required=settings.auth == "keys",
@@ -134,10 +134,10 @@ def build(
     )
     mcp = McpEndpoint(abilities.tools, guard)
     remembering = MemoryUpdates(base.database, base.summarizer, clock=clock)
-    services = _services(settings, base, abilities, recipes, remembering)
+    services = _services(settings, base, abilities, configs, remembering)
     telemetry = Telemetry()
-    cleanup = Cleanup(base.database, recipes, clock=clock, days=settings.cleanup_days, name=new_id())
-    shared = _shared(settings, base, abilities, recipes, services.commands)
+    cleanup = Cleanup(base.database, configs, clock=clock, days=settings.cleanup_days, name=new_id())
+    shared = _shared(settings, base, abilities, configs, services.commands)
     replays = _replays(shared, services)
     rest = FastAPI(
         title="Tersely",
@@ -355,7 +355,7 @@ def _abilities(settings: Settings, base: _Base) -> _Abilities:
     )
 
 
-def recipes_of(settings: Settings, tools: Tools | None = None) -> ContextConfigs:
+def configs_of(settings: Settings, tools: Tools | None = None) -> ContextConfigs:
     """Strategies and policies as configured; ``tools`` are offered to models."""
     return ContextConfigs(
         offers=None if tools is None else tools.offers,
@@ -370,23 +370,23 @@ def recipes_of(settings: Settings, tools: Tools | None = None) -> ContextConfigs
 
 
 def _services(
-    settings: Settings, base: _Base, abilities: _Abilities, recipes: ContextConfigs, remembering: MemoryUpdates
+    settings: Settings, base: _Base, abilities: _Abilities, configs: ContextConfigs, remembering: MemoryUpdates
 ) -> Services:
     """Return the use cases behind REST."""
     database = base.database
-    sessions = Sessions(database, recipes, remembering, clock=clock, new_id=new_id)
+    sessions = Sessions(database, configs, remembering, clock=clock, new_id=new_id)
     keeper = EpochKeeper(
         database,
-        recipes,
+        configs,
         base.calibrations,
         abilities.retriever,
         SummaryPrefetcher(base.summarizer),
         base.metrics,
         clock=clock,
     )
-    messages = Messages(database, base.writer, recipes, advance_epoch=keeper.advance_if_due, clock=clock)
-    previews = Previews(database, recipes, base.calibrations, abilities.retriever, clock=clock)
-    compactions = Compactions(database, recipes, base.summarizer, keeper, remembering, clock=clock)
+    messages = Messages(database, base.writer, configs, advance_epoch=keeper.advance_if_due, clock=clock)
+    previews = Previews(database, configs, base.calibrations, abilities.retriever, clock=clock)
+    compactions = Compactions(database, configs, base.summarizer, keeper, remembering, clock=clock)
     marks = Pins(database, clock=clock)
     commands = Commands(
         database,
@@ -407,7 +407,7 @@ def _services(
         previews=previews,
         searcher=abilities.searcher,
         queries=abilities.queries,
-        stats=StatsReader(database, recipes, previews, base.summarizer.config, clock=clock),
+        stats=StatsReader(database, configs, previews, base.summarizer.config, clock=clock),
         event_stream=EventStream(database),
         artifacts=abilities.artifacts,
         compactions=compactions,
@@ -516,7 +516,7 @@ def _addresses(settings: Settings) -> dict[str, str]:
 
 
 def _shared(
-    settings: Settings, base: _Base, abilities: _Abilities, recipes: ContextConfigs, commands: Commands
+    settings: Settings, base: _Base, abilities: _Abilities, configs: ContextConfigs, commands: Commands
 ) -> Shared:
     chat = None
     if settings.chat_commands == "on":
@@ -526,7 +526,7 @@ def _shared(
     return Shared(
         database=base.database,
         writer=base.writer,
-        configs=recipes,
+        configs=configs,
         calibrations=base.calibrations,
         metrics=base.metrics,
         summarizer=base.summarizer,
@@ -543,7 +543,7 @@ def _shared(
 
 
 def _host_table(settings: Settings, base: _Base, shared: Shared) -> HostTable:
-    """The default hosts and the named ones, each with what guards the operator's account there."""
+    """Build the proxies of the default and the named hosts, each with the guard of the operator's account there."""
     access = _account_access(settings, base, base.hosts)
     proxies = _proxies(settings, base.hosts, shared, access, ProxyConfig())
     named = []

@@ -27,18 +27,18 @@ def say(host, text):
 
 
 def compactions_with(pool, summarizer, clock, strategy="compact"):
-    recipes = ContextConfigs(strategy=strategy, epoch="auto", references=None, instructions=True, derive_terse=True)
+    configs = ContextConfigs(strategy=strategy, epoch="auto", references=None, instructions=True, derive_terse=True)
     metrics = Metrics()
     keeper = EpochKeeper(
         pool,
-        recipes,
+        configs,
         Calibrations(),
         Retriever(pool, Searcher(pool, metrics)),
         SummaryPrefetcher(summarizer),
         metrics,
         clock=clock,
     )
-    return Compactions(pool, recipes, summarizer, keeper, MemoryUpdates(pool, summarizer, clock=clock), clock=clock)
+    return Compactions(pool, configs, summarizer, keeper, MemoryUpdates(pool, summarizer, clock=clock), clock=clock)
 
 
 @pytest.fixture

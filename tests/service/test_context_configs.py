@@ -17,10 +17,10 @@ def make(**settings):
 
 
 def test_by_default_every_request_is_literally_the_documents_and_has_no_index():
-    recipe = make().choose(epoch="every_request")
+    config = make().choose(epoch="every_request")
 
-    assert recipe.strategy == Slim(references=None)
-    assert recipe.policy == EveryRequest()
+    assert config.strategy == Slim(references=None)
+    assert config.policy == EveryRequest()
 
 
 def test_an_index_that_is_asked_for_is_there_under_every_policy():
@@ -28,16 +28,16 @@ def test_an_index_that_is_asked_for_is_there_under_every_policy():
 
 
 def test_the_request_goes_before_the_configuration():
-    recipe = make(strategy="full").choose(strategy='{"name": "slim", "recent_turns": 5}', epoch='{"stride": 4}')
+    config = make(strategy="full").choose(strategy='{"name": "slim", "recent_turns": 5}', epoch='{"stride": 4}')
 
-    assert fingerprint_of(recipe.strategy, recipe.policy).startswith("slim(derive_terse=True, recent_turns=5")
+    assert fingerprint_of(config.strategy, config.policy).startswith("slim(derive_terse=True, recent_turns=5")
 
 
 def test_the_cache_stays_warm_as_long_as_the_operator_says():
-    recipes = make(cache_ttl=3600)
+    configs = make(cache_ttl=3600)
 
-    assert recipes.choose().policy == Auto(cache_ttl=3600)
-    assert recipes.choose(epoch='{"cache_ttl": 60}').policy == Auto(cache_ttl=60)
+    assert configs.choose().policy == Auto(cache_ttl=3600)
+    assert configs.choose(epoch='{"cache_ttl": 60}').policy == Auto(cache_ttl=60)
 
 
 def test_instructions_are_for_strategies_that_read_the_answer():

@@ -20,8 +20,8 @@ TRIM = '{"name": "trim", "max_steps": 3}'
 
 
 def keeper(database: Database, *, strategy: str = "slim", days: int | None = None) -> Cleanup:
-    recipes = ContextConfigs(strategy=strategy, epoch="auto", references=None, instructions=True, derive_terse=True)
-    return Cleanup(database, recipes, clock=lambda: NOW, days=days)
+    configs = ContextConfigs(strategy=strategy, epoch="auto", references=None, instructions=True, derive_terse=True)
+    return Cleanup(database, configs, clock=lambda: NOW, days=days)
 
 
 async def make(database: Database, tenant: str, session_id: str, strategy: str | None, idle_days: float) -> None:

@@ -34,7 +34,7 @@ class NamedHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """The proxy that answers a request, and what guards the operator's account behind it."""
+    """The proxy of one model host, and the guard of the operator's account at that host."""
 
     proxy: Proxy
     access: AccountAccess | None

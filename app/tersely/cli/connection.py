@@ -18,7 +18,7 @@ import typer
 from tersely.server.errors import CommandError
 
 DEFAULT_URL = "http://127.0.0.1:8484"
-# Seconds: whether somebody is there, and what a compaction may take.
+# Time limits in seconds: to find out whether a service answers, and for a compaction.
 KNOCK, PATIENCE = 2.0, 600.0
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ class Service:
 
 
 def check(response: httpx.Response) -> None:
-    """Raise `CommandError` for what is not a success; its body must have been read."""
+    """Raise `CommandError` unless the answer is a success. Its body must have been read."""
     if response.status_code < 400:
         return
     try:

@@ -1,4 +1,4 @@
-"""Explain why the cached beginning of a prompt changed from one call to the next, and what that cost."""
+"""Find out why the provider's cache could not serve the beginning of a call, and what that cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tersely.service.sessions.calls import CallInfo
 from tersely.store.ops.stats import EpochRow
 
 LOST = 0.5
-"""A call that reads less than this share of what the call before it sent lost the cache."""
+"""The cache was lost if a call reads less from it than this share of the previous call's input."""
 SMALLEST = 1024
 """Tokens; providers cache no shorter prompt."""
 

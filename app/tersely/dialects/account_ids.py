@@ -47,7 +47,7 @@ _Rule = Callable[[str, Any, _Members], Iterator[str]]
 
 
 def find_account_ids(dialect: Dialect, body: bytes) -> list[AccountId]:
-    """Find every id of the provider's account in a JSON body. Raises `InvalidRequest` for what is no JSON object."""
+    """Find every id of the provider's account in a JSON body. Raises `InvalidRequest` unless it is a JSON object."""
     if not _can_name(dialect, body):
         return []
     try:

@@ -218,7 +218,7 @@ class ErrorWriter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streaming:
-    """How the streams of a dialect begin and end, and what may be inserted.
+    """The events that begin and end the streams of a dialect, and the ones that Tersely may insert.
 
     ``heartbeat``: an event without meaning; empty: the clients accept none. The first line of the last event begins
     with one of ``end_marks``; ``end_texts`` are searched for first, one of them is in each mark. ``is_mark_whole``:

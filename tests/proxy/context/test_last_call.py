@@ -127,9 +127,9 @@ async def test_cleanup_goes_by_what_the_last_call_used(
     await call(service, key, strategy=strategy)
     database = connection.Database(dsn=service.database.dsn, size=2)
     await database.open()
-    recipes = ContextConfigs(strategy="slim", epoch="auto", references=None, instructions=True, derive_terse=True)
+    configs = ContextConfigs(strategy="slim", epoch="auto", references=None, instructions=True, derive_terse=True)
     now = datetime.now(UTC) + timedelta(days=31)
-    await Cleanup(database, recipes, clock=lambda: now).run()
+    await Cleanup(database, configs, clock=lambda: now).run()
     await database.close()
     status = httpx.get(f"{service.url}/api/sessions/{key}").status_code
     assert status == (404 if is_deleted else 200)

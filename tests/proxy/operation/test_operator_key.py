@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,24 +30,6 @@ def shared(store: Database, model: Model) -> Iterator[Service]:
     """A service with keys of the operator's, for tenants with keys of their own."""
     with serve(store, model.url, auth="keys", **KEYS) as running:
         yield running
-
-
-@pytest.fixture
-async def keyring(store: Database) -> AsyncIterator[Store]:
-    database = Store(dsn=store.dsn)
-    await database.open()
-    yield database
-    await database.close()
-
-
-@pytest.fixture
-async def ours(keyring: Store) -> Tenant:
-    return await tenant(keyring)
-
-
-@pytest.fixture
-async def theirs(keyring: Store) -> Tenant:
-    return await tenant(keyring)
 
 
 async def ask(

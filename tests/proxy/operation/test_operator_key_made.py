@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -69,24 +69,6 @@ def shared(store: Database, upstream: RawUpstream) -> Iterator[Service]:
 def replica(store: Database, upstream: RawUpstream) -> Iterator[Service]:
     with serve(store, upstream.url, auth="keys", **KEYS) as running:
         yield running
-
-
-@pytest.fixture
-async def keyring(store: Database) -> AsyncIterator[Store]:
-    database = Store(dsn=store.dsn)
-    await database.open()
-    yield database
-    await database.close()
-
-
-@pytest.fixture
-async def ours(keyring: Store) -> Tenant:
-    return await tenant(keyring)
-
-
-@pytest.fixture
-async def theirs(keyring: Store) -> Tenant:
-    return await tenant(keyring)
 
 
 async def passes_for_its_tenant_alone(

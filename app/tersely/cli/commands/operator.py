@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from tersely import __version__
 from tersely.api.openapi.document import openapi_document
 from tersely.embedded_postgres import default_data_dir, upgrade_cluster
-from tersely.main import build, clock, recipes_of
+from tersely.main import build, clock, configs_of
 from tersely.server.errors import CommandError
 from tersely.server.run import database_of, plainly, up_to_date
 from tersely.service.common.auth import new_key
@@ -49,8 +49,8 @@ def cleanup(days: int | None, tenant: str | None) -> int:
 
     async def work(database: Database) -> int:
         settings = Settings()
-        recipes = recipes_of(settings)
-        return await Cleanup(database, recipes, clock=clock, days=settings.cleanup_days).run(days, tenant=tenant)
+        configs = configs_of(settings)
+        return await Cleanup(database, configs, clock=clock, days=settings.cleanup_days).run(days, tenant=tenant)
 
     return with_database(work)
 

@@ -120,7 +120,7 @@ class MessageRounds:
         return True
 
     def _write_end(self, event: SseEvent) -> bytes:
-        """Write an event of the last round's end. If all calls were Tersely's own, the client is told of no call."""
+        """Write an event that ends the last round. Where Tersely answered every tool call, the event names none."""
         try:
             return self._changed_end(event)
         except UNDESCRIBED:

@@ -262,7 +262,7 @@ class ChatRounds:
         return with_data(event, raw_json.join_object(self._summed({**members, **self._once, "choices": _one(choice)})))
 
     def _write_end(self, event: SseEvent) -> bytes:
-        """Write an event of the last round's end. If all calls were Tersely's own, the client is told of no call."""
+        """Write an event that ends the last round. Where Tersely answered every tool call, the event names none."""
         data = (event.data or b"").strip()
         if not data or data == _DONE:
             return event.raw

@@ -9,7 +9,7 @@ from tersely.domain.errors import InvalidRequest
 
 
 def split_body(body: bytes) -> dict[str, bytes]:
-    """Return the members of a body, values verbatim. Raises ``InvalidRequest`` for what is no object in UTF-8 JSON."""
+    """Return the members of a body, values verbatim. Raises `InvalidRequest` unless it is a JSON object in UTF-8."""
     check_utf8(body)
     try:
         return raw_json.split_object(body)

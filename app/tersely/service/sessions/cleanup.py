@@ -35,7 +35,7 @@ class Cleanup:
     def __init__(
         self,
         database: Database,
-        recipes: ContextConfigs,
+        configs: ContextConfigs,
         *,
         clock: Callable[[], datetime],
         days: int | None = None,
@@ -47,7 +47,7 @@ class Cleanup:
         ``name`` identifies this process among those that might clean up.
         """
         self._database = database
-        self._recipes = recipes
+        self._configs = configs
         self._clock = clock
         self._days = days
         self._name = name
@@ -78,7 +78,7 @@ class Cleanup:
 
     def _forgets(self, session: IdleSession) -> bool:
         try:
-            return isinstance(self._recipes.choose(strategy=session.strategy).strategy, Trim)
+            return isinstance(self._configs.choose(strategy=session.strategy).strategy, Trim)
         except InvalidRequest:
             return False  # a setting of another version: better kept than guessed at
 

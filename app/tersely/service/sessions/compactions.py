@@ -68,7 +68,7 @@ class Compactions:
     def __init__(
         self,
         database: Database,
-        recipes: ContextConfigs,
+        configs: ContextConfigs,
         summarizer: Summarizer,
         epoch_keeper: EpochKeeper,
         memory_updates: MemoryUpdates,
@@ -76,7 +76,7 @@ class Compactions:
         clock: Callable[[], datetime],
     ) -> None:
         self._database = database
-        self._recipes = recipes
+        self._configs = configs
         self._summarizer = summarizer
         self._keeper = epoch_keeper
         self._remembering = memory_updates
@@ -91,7 +91,7 @@ class Compactions:
             session = await _require(connection, tenant, session_id)
             last_seq = await summaries.last_turn_begins(connection, tenant, session_id) - 1
             options = await _with_model(connection, tenant, session_id, options)
-        strategy = self._recipes.choose_outside_calls(session, strategy=options.strategy).strategy
+        strategy = self._configs.choose_outside_calls(session, strategy=options.strategy).strategy
         purpose = PURPOSES.get(type(strategy))
         done = None
         if purpose is not None and last_seq >= session.cleared_at:
@@ -134,7 +134,7 @@ class Compactions:
             tenant,
             session.id,
             [left],
-            strategy=strategy_name(self._recipes.choose_outside_calls(before, strategy=options.strategy).strategy),
+            strategy=strategy_name(self._configs.choose_outside_calls(before, strategy=options.strategy).strategy),
             dialect=options.dialect,
             model=options.model,
             credentials=options.credentials,
@@ -153,7 +153,7 @@ class Compactions:
             made = await summaries.newest(connection, tenant, session_id, ["state"])
             options = await _with_model(connection, tenant, session_id, options)
         has_block = before is not None and bool(before.text.strip()) and not _is_extract(before, made)
-        strategy = self._recipes.choose_outside_calls(session, strategy=options.strategy).strategy
+        strategy = self._configs.choose_outside_calls(session, strategy=options.strategy).strategy
         job = _job(session, tenant, options, strategy, "state", session.cut, session.last_seq)
         if has_block and not self._summarizer.has_model(job):
             raise Conflict(f"the state block was left as it is: {WITHOUT_MODEL}")

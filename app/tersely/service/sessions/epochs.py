@@ -65,7 +65,7 @@ class EpochKeeper:
     def __init__(
         self,
         database: Database,
-        recipes: ContextConfigs,
+        configs: ContextConfigs,
         calibrations: Calibrations,
         retriever: Retriever,
         prefetcher: SummaryPrefetcher,
@@ -74,7 +74,7 @@ class EpochKeeper:
         clock: Callable[[], datetime],
     ) -> None:
         self._database = database
-        self._recipes = recipes
+        self._configs = configs
         self._calibrations = calibrations
         self._retriever = retriever
         self._forethought = prefetcher
@@ -101,7 +101,7 @@ class EpochKeeper:
             session = await sessions.get(connection, tenant, session_id)
             if session is None:
                 return False
-            config = self._recipes.choose_for_preview(session)
+            config = self._configs.choose_for_preview(session)
             model = batch.model or await summaries.last_model(connection, tenant, session_id)
             pause = await epochs.pause_before(connection, tenant, session_id, batch.first_seq)
             if not await self._may_advance(connection, tenant, session, config, model, pause):
@@ -251,7 +251,7 @@ class EpochKeeper:
                 session = await sessions.get(connection, tenant, session_id)
                 if session is None:
                     raise NotFound("there is no such session")
-                config = self._recipes.choose_for_preview(session, strategy=strategy, epoch=epoch)
+                config = self._configs.choose_for_preview(session, strategy=strategy, epoch=epoch)
                 model = await summaries.last_model(connection, tenant, session_id)
                 history, budget, _ = await self._load(
                     connection, tenant, session, dialect_of(dialect), config, model=model

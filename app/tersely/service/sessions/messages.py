@@ -99,7 +99,7 @@ class Messages:
         self,
         database: Database,
         writer: Writer,
-        recipes: ContextConfigs,
+        configs: ContextConfigs,
         *,
         advance_epoch: Callable[[str, str, Batch], Awaitable[None]],
         clock: Callable[[], datetime],
@@ -108,7 +108,7 @@ class Messages:
         self._database = database
         self._keep_up = advance_epoch
         self._writer = writer
-        self._recipes = recipes
+        self._configs = configs
         self._clock = clock
 
     async def append(
@@ -149,7 +149,7 @@ class Messages:
                 kinds = {is_outside_messages(message.raw) for message in read if message.is_instruction}
                 given = [row for row in stored if row.role in INSTRUCTION_ROLES]
                 replaced = [row.seq for row in given if is_outside_messages(row.raw) in kinds]
-            config = self._recipes.choose_outside_calls(session) if session else self._recipes.default
+            config = self._configs.choose_outside_calls(session) if session else self._configs.default
             brought = await _bring_memos(connection, tenant, read, target, config)
             extract = config.hidden_tags
             if session and any(message.role == "assistant" for message in read):

@@ -88,14 +88,14 @@ class Previews:
     def __init__(
         self,
         database: Database,
-        recipes: ContextConfigs,
+        configs: ContextConfigs,
         calibrations: Calibrations,
         retriever: Retriever,
         *,
         clock: Callable[[], datetime],
     ) -> None:
         self._database = database
-        self._recipes = recipes
+        self._configs = configs
         self._calibrations = calibrations
         self._retriever = retriever
         self._clock = clock
@@ -104,14 +104,14 @@ class Previews:
         """Raises `NotFound`, `InvalidRequest`, and `ContextTooLarge` when nothing valid fits the window."""
         dialect = dialect_of(request.dialect)
         strategy, epoch = as_setting(request.strategy), as_setting(request.epoch)
-        self._recipes.check(strategy=strategy, epoch=epoch)
+        self._configs.check(strategy=strategy, epoch=epoch)
         incoming = hash_history(read_messages(request.messages, dialect))
         counts = await tokens.count_messages(incoming.messages, "")
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             session = await sessions.get(connection, tenant, session_id)
             if session is None:
                 raise NotFound("there is no such session")
-            config = self._recipes.choose_for_preview(session, strategy=strategy, epoch=epoch, tools=request.tools)
+            config = self._configs.choose_for_preview(session, strategy=strategy, epoch=epoch, tools=request.tools)
             request = replace(
                 request, model=request.model or await summaries.last_model(connection, tenant, session_id)
             )

@@ -56,7 +56,7 @@ class Sessions:
     def __init__(
         self,
         database: Database,
-        recipes: ContextConfigs,
+        configs: ContextConfigs,
         memory_updates: MemoryUpdates,
         *,
         clock: Callable[[], datetime],
@@ -64,7 +64,7 @@ class Sessions:
     ) -> None:
         self._remembering = memory_updates
         self._database = database
-        self._recipes = recipes
+        self._configs = configs
         self._clock = clock
         self._new_id = new_id
 
@@ -130,7 +130,7 @@ class Sessions:
 
     def _is_window(self, session: Session) -> bool:
         try:
-            return isinstance(self._recipes.choose_outside_calls(session).strategy, Window)
+            return isinstance(self._configs.choose_outside_calls(session).strategy, Window)
         except InvalidRequest:  # a setting of another version
             return False
 
@@ -194,7 +194,7 @@ class Sessions:
     ) -> None:
         """Store the entries that `rewrite_memory` must write, in the transaction that makes them due."""
         if memory_runs:
-            strategy = strategy_name(self._recipes.choose_outside_calls(session).strategy)
+            strategy = strategy_name(self._configs.choose_outside_calls(session).strategy)
             await self._remembering.enqueue(connection, tenant, session.id, memory_runs, strategy=strategy)
 
     async def rewrite_memory(
@@ -205,13 +205,13 @@ class Sessions:
         A failure is ignored, because the requested change is done.
         """
         if memory_runs:
-            strategy = strategy_name(self._recipes.choose_outside_calls(session).strategy)
+            strategy = strategy_name(self._configs.choose_outside_calls(session).strategy)
             with suppress(StoreUnavailable):
                 await self._remembering.write(tenant, session.id, memory_runs, strategy=strategy)
 
     def check_settings(self, strategy: str | None, epoch: str | None) -> None:
         """Raise `InvalidRequest` unless both can be read."""
-        self._recipes.check(strategy=strategy, epoch=epoch)
+        self._configs.check(strategy=strategy, epoch=epoch)
 
     def configure(self, given: Change) -> Configuration:
         """Return the configuration of a new session. Raises `InvalidRequest`."""
@@ -220,7 +220,7 @@ class Sessions:
     def _configure(self, known: Configuration, given: Change) -> Configuration:
         strategy = known.strategy if given.strategy is UNSET else as_setting(given.strategy)
         policy = known.epoch_policy if given.epoch is UNSET else as_setting(given.epoch)
-        self._recipes.check(
+        self._configs.check(
             strategy=None if given.strategy is UNSET else strategy, epoch=None if given.epoch is UNSET else policy
         )
         metadata = known.metadata if given.metadata is UNSET else write_metadata(given.metadata)

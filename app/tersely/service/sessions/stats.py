@@ -106,7 +106,7 @@ class StatsReader:
     def __init__(
         self,
         database: Database,
-        recipes: ContextConfigs,
+        configs: ContextConfigs,
         previews: Previews,
         config: SummarizerConfig,
         *,
@@ -116,7 +116,7 @@ class StatsReader:
         self._config = config
         self._clock = clock
         self._database = database
-        self._recipes = recipes
+        self._configs = configs
         self._previews = previews
 
     async def stats(self, tenant: str, session_id: str) -> Stats:
@@ -151,7 +151,7 @@ class StatsReader:
         """Return the levels of the next context, for a session under `tiered`; None if it cannot be built."""
         async with self._database.reading(tenant) as connection:
             session = await sessions.get(connection, tenant, session_id)
-        strategy = self._recipes.choose_outside_calls(session).strategy if session else None
+        strategy = self._configs.choose_outside_calls(session).strategy if session else None
         if not isinstance(strategy, Tiered):
             return None
         try:
