@@ -13,6 +13,15 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from pydantic import BaseModel
 
 from tersely.api.openapi.document import openapi_document
+from tersely.api.rest.schemas.calls import CallPage, EpochPage
+from tersely.api.rest.schemas.contexts import ContextOut
+from tersely.api.rest.schemas.messages import MessagePage
+from tersely.api.rest.schemas.notes import ScratchpadOut, StateOut, StatePage, TersePage
+from tersely.api.rest.schemas.search import SearchOut
+from tersely.api.rest.schemas.sessions import SessionOut
+from tersely.api.rest.schemas.stats import EventPage, StatsOut
+from tersely.api.rest.schemas.transfer import ExportOut
+from tersely.api.rest.schemas.turns import TurnOut, TurnPage
 from tersely.api.routes import PREFIXES, find_target
 from tersely.dialects.registry import DIALECTS
 from tersely.main import build
@@ -197,32 +206,31 @@ async def test_document_is_served_with_its_pages(api: Api) -> None:
 
 async def test_answers_have_the_described_shape(api: Api) -> None:
     """Every answer of a session with something in it validates against its model."""
-    from tersely.api.rest import schemas
 
     await api.append("s", {"role": "user", "content": "q"}, {"role": "assistant", "content": "a <terse>b</terse>"})
     shapes: dict[str, type[BaseModel]] = {
-        "": schemas.SessionOut,
-        "/messages": schemas.MessagePage,
-        "/messages?view=all": schemas.MessagePage,
-        "/turns": schemas.TurnPage,
-        "/turns/t1": schemas.TurnOut,
-        "/terse": schemas.TersePage,
-        "/export": schemas.ExportOut,
-        "/stats": schemas.StatsOut,
-        "/events": schemas.EventPage,
-        "/state": schemas.StateOut,
-        "/state/history": schemas.StatePage,
-        "/scratchpad": schemas.ScratchpadOut,
-        "/calls": schemas.CallPage,
-        "/epochs": schemas.EpochPage,
+        "": SessionOut,
+        "/messages": MessagePage,
+        "/messages?view=all": MessagePage,
+        "/turns": TurnPage,
+        "/turns/t1": TurnOut,
+        "/terse": TersePage,
+        "/export": ExportOut,
+        "/stats": StatsOut,
+        "/events": EventPage,
+        "/state": StateOut,
+        "/state/history": StatePage,
+        "/scratchpad": ScratchpadOut,
+        "/calls": CallPage,
+        "/epochs": EpochPage,
     }
     for path, model in shapes.items():
         answer = (await api.http.get(f"/api/sessions/s{path}")).json()
         model.model_validate(answer)
         assert set(answer) <= set(model.model_fields), path
     asked: list[tuple[str, dict[str, str], type[BaseModel]]] = [
-        ("context", {}, schemas.ContextOut),
-        ("search", {"mode": "search", "query": "q"}, schemas.SearchOut),
+        ("context", {}, ContextOut),
+        ("search", {"mode": "search", "query": "q"}, SearchOut),
     ]
     for path, wish, model in asked:
         answer = (await api.http.post(f"/api/sessions/s/{path}", json=wish)).json()

@@ -10,11 +10,12 @@ from fastapi import APIRouter, Header, Response
 from fastapi.responses import StreamingResponse
 from pydantic import ConfigDict, Field
 
-from tersely.api.rest import schemas
 from tersely.api.rest.calls import write_call
 from tersely.api.rest.guard import GuardedRoute, Tenant
 from tersely.api.rest.responses import AS_EVENTS, EVENT_STREAM, json_response, page_response, printable, write_time
-from tersely.api.rest.schemas import Body, Limit, Since
+from tersely.api.rest.schemas.common import Body, Limit, Since
+from tersely.api.rest.schemas.search import HitsOut
+from tersely.api.rest.schemas.stats import TenantEventPage
 from tersely.api.rest.services import AppServices
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.turns import write_turn_id
@@ -41,7 +42,7 @@ router = APIRouter(route_class=GuardedRoute)
 @router.get(
     "/events",
     summary="Events of all sessions",
-    response_model=schemas.TenantEventPage,
+    response_model=TenantEventPage,
     responses=AS_EVENTS,
 )
 async def list_events(
@@ -69,7 +70,7 @@ async def list_events(
     )
 
 
-@router.post("/search", summary="Search all sessions", response_model=schemas.HitsOut)
+@router.post("/search", summary="Search all sessions", response_model=HitsOut)
 async def search_sessions(services: AppServices, tenant: Tenant, body: SearchSessions) -> Response:
     """Matching messages of all sessions, most recently called session first. `searched`: the number of sessions that
     were searched. `is_whole`: whether these are all sessions.

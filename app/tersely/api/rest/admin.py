@@ -11,10 +11,21 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.routing import APIRoute
 from typing_extensions import override
 
-from tersely.api.rest import schemas
 from tersely.api.rest.guard import Guard, known_parameters, refuse_unknown_parameters
 from tersely.api.rest.responses import json_response, page_response, write_time
-from tersely.api.rest.schemas import KeyLimitsIn, Limit, LimitsIn, NewKey, NewTenant
+from tersely.api.rest.schemas.admin import (
+    KeyLimitsIn,
+    KeyLimitsOut,
+    KeyPage,
+    LimitsIn,
+    NewKey,
+    NewKeyOut,
+    NewTenant,
+    TenantLimitsOut,
+    TenantOut,
+    TenantPage,
+)
+from tersely.api.rest.schemas.common import Limit
 from tersely.api.rest.services import AppServices
 from tersely.api.transport.body import Disconnected
 from tersely.domain.errors import Forbidden, NotFound, Unauthorized
@@ -66,30 +77,30 @@ def _check_admin(request: Request, guard: Guard) -> None:
 router = APIRouter(prefix="/admin", route_class=AdminRoute)
 
 
-@router.get("/tenants", summary="List tenants", response_model=schemas.TenantPage)
+@router.get("/tenants", summary="List tenants", response_model=TenantPage)
 async def list_tenants(services: AppServices, after: After = "", limit: Limit = 100) -> Response:
     """Tenants with limits, use and keys, by name."""
     found, following = await services.tenants.page(after=after, limit=limit)
     return page_response([write_tenant(each) for each in found], following)
 
 
-@router.post("/tenants", status_code=201, summary="Make a tenant", response_model=schemas.TenantOut)
+@router.post("/tenants", status_code=201, summary="Make a tenant", response_model=TenantOut)
 async def create_tenant(services: AppServices, body: NewTenant) -> Response:
     """Create a tenant without keys. 409 if the name is taken."""
     return json_response(write_tenant(await services.tenants.create(body.tenant)), 201)
 
 
-@router.get("/tenants/{tenant}", summary="A tenant", response_model=schemas.TenantOut)
+@router.get("/tenants/{tenant}", summary="A tenant", response_model=TenantOut)
 async def get_tenant(services: AppServices, tenant: str) -> Response:
     return json_response(write_tenant(await services.tenants.get(tenant)))
 
 
-@router.get("/tenants/{tenant}/limits", summary="A tenant's limits and use", response_model=schemas.TenantLimitsOut)
+@router.get("/tenants/{tenant}/limits", summary="A tenant's limits and use", response_model=TenantLimitsOut)
 async def get_tenant_limits(services: AppServices, tenant: str) -> Response:
     return json_response(_write_tenant_limits(await services.tenants.get(tenant)))
 
 
-@router.put("/tenants/{tenant}/limits", summary="Set a tenant's limits", response_model=schemas.TenantLimitsOut)
+@router.put("/tenants/{tenant}/limits", summary="Set a tenant's limits", response_model=TenantLimitsOut)
 async def set_tenant_limits(services: AppServices, tenant: str, body: LimitsIn) -> Response:
     """Replace all limits. A limit that is left out or null has the configured default."""
     given = body.model_dump()
@@ -98,13 +109,13 @@ async def set_tenant_limits(services: AppServices, tenant: str, body: LimitsIn) 
     return json_response(_write_tenant_limits(await services.tenants.set_retention(tenant, days)))
 
 
-@router.get("/keys", summary="List keys", response_model=schemas.KeyPage)
+@router.get("/keys", summary="List keys", response_model=KeyPage)
 async def list_keys(services: AppServices, tenant: OfTenant = None) -> Response:
     """Keys without their secrets, by tenant, oldest first."""
     return page_response([write_key(key) for key in await services.tenants.all_keys(tenant)], None)
 
 
-@router.post("/keys", status_code=201, summary="Make a key", response_model=schemas.NewKeyOut)
+@router.post("/keys", status_code=201, summary="Make a key", response_model=NewKeyOut)
 async def create_key(services: AppServices, body: NewKey) -> Response:
     """Make a key, and its tenant with its first one. `key` is shown this once."""
     text, stored = await services.tenants.create_key(
@@ -120,12 +131,12 @@ async def revoke_key(services: AppServices, key_id: str) -> Response:
     return Response(status_code=204)
 
 
-@router.get("/keys/{key_id}/limits", summary="A key's limits and use", response_model=schemas.KeyLimitsOut)
+@router.get("/keys/{key_id}/limits", summary="A key's limits and use", response_model=KeyLimitsOut)
 async def get_key_limits(services: AppServices, key_id: str) -> Response:
     return json_response(_write_key_limits(await services.tenants.get_key(key_id)))
 
 
-@router.put("/keys/{key_id}/limits", summary="Set a key's limits", response_model=schemas.KeyLimitsOut)
+@router.put("/keys/{key_id}/limits", summary="Set a key's limits", response_model=KeyLimitsOut)
 async def set_key_limits(services: AppServices, key_id: str, body: KeyLimitsIn) -> Response:
     """Replace all limits of a key. The limits of its tenant apply as well."""
     return json_response(_write_key_limits(await services.tenants.set_key_limits(key_id, Limits(**body.model_dump()))))

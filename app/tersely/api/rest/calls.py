@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
 
-from tersely.api.rest import schemas
 from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
 from tersely.api.rest.responses import json_response, page_response, raw_value, write_time
-from tersely.api.rest.schemas import Limit, Since
+from tersely.api.rest.schemas.calls import CallContextOut, CallOut, CallPage, EpochPage, SavingsOut
+from tersely.api.rest.schemas.common import Limit, Since
 from tersely.api.rest.services import AppServices
 from tersely.api.rest.sessions import write_money
 from tersely.domain.errors import InvalidRequest
@@ -27,7 +27,7 @@ Number = Annotated[int, Path(ge=1, lt=2**62)]
 router = APIRouter(route_class=GuardedRoute)
 
 
-@router.get("/sessions/{session_id}/calls", summary="Calls of a session", response_model=schemas.CallPage)
+@router.get("/sessions/{session_id}/calls", summary="Calls of a session", response_model=CallPage)
 async def list_session_calls(
     services: AppServices, tenant: Tenant, session_id: SessionId, after: After = 0, limit: Limit = 100
 ) -> Response:
@@ -36,7 +36,7 @@ async def list_session_calls(
     return page_response([write_call(call) for call in found], following)
 
 
-@router.get("/sessions/{session_id}/calls/{number}", summary="A call", response_model=schemas.CallOut)
+@router.get("/sessions/{session_id}/calls/{number}", summary="A call", response_model=CallOut)
 async def get_call(services: AppServices, tenant: Tenant, session_id: SessionId, number: Number) -> Response:
     return json_response(write_call(await services.calls.get(tenant, session_id, number)))
 
@@ -44,7 +44,7 @@ async def get_call(services: AppServices, tenant: Tenant, session_id: SessionId,
 @router.get(
     "/sessions/{session_id}/calls/{number}/context",
     summary="What a call sent",
-    response_model=schemas.CallContextOut,
+    response_model=CallContextOut,
 )
 async def get_call_context(services: AppServices, tenant: Tenant, session_id: SessionId, number: Number) -> Response:
     """The messages that were sent to the model, byte for byte, and for each stored message whether it was kept,
@@ -53,7 +53,7 @@ async def get_call_context(services: AppServices, tenant: Tenant, session_id: Se
     return json_response(_write_context(await services.calls.context(tenant, session_id, number)))
 
 
-@router.get("/sessions/{session_id}/epochs", summary="Epochs of a session", response_model=schemas.EpochPage)
+@router.get("/sessions/{session_id}/epochs", summary="Epochs of a session", response_model=EpochPage)
 async def list_epochs(
     services: AppServices, tenant: Tenant, session_id: SessionId, after: After = 0, limit: Limit = 100
 ) -> Response:
@@ -62,14 +62,14 @@ async def list_epochs(
     return page_response([_write_epoch(row) for row in found], following)
 
 
-@router.get("/calls", summary="Latest calls", response_model=schemas.CallPage)
+@router.get("/calls", summary="Latest calls", response_model=CallPage)
 async def list_calls(services: AppServices, tenant: Tenant, after: Cursor = None, limit: Limit = 100) -> Response:
     """The latest calls of all sessions, newest first."""
     found, following = await services.calls.latest(tenant, after=after, limit=limit)
     return page_response([write_call(call) for call in found], following)
 
 
-@router.get("/savings", summary="Savings", response_model=schemas.SavingsOut)
+@router.get("/savings", summary="Savings", response_model=SavingsOut)
 async def get_savings(
     services: AppServices, tenant: Tenant, since: Since = None, until: Since = None, by: GroupBy = "day"
 ) -> Response:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from tersely.api.rest import schemas
 from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
 from tersely.api.rest.responses import json_response, printable
-from tersely.api.rest.schemas import RunCommand
+from tersely.api.rest.schemas.tools import CommandAnswer, RunCommand
 from tersely.api.rest.services import AppServices
 from tersely.domain.chat_commands import is_command, parse_command
 from tersely.domain.errors import InvalidRequest
@@ -16,7 +15,7 @@ from tersely.service.sessions.compactions import CompactionOptions
 router = APIRouter(route_class=GuardedRoute)
 
 
-@router.post("/sessions/{session_id}/commands", summary="Run a chat command", response_model=schemas.CommandAnswer)
+@router.post("/sessions/{session_id}/commands", summary="Run a chat command", response_model=CommandAnswer)
 async def run_command(services: AppServices, tenant: Tenant, session_id: SessionId, body: RunCommand) -> Response:
     """`/context`, `/undo`, `/message`, `/session scratchpad` or `/config`. The answer is readable text."""
     if not is_command(body.text):

@@ -6,11 +6,11 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from tersely.api.rest import schemas
 from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
 from tersely.api.rest.notes import write_state
 from tersely.api.rest.responses import json_response
-from tersely.api.rest.schemas import ChosenSettings
+from tersely.api.rest.schemas.contexts import ChosenSettings, ClearedOut, CompactedOut
+from tersely.api.rest.schemas.notes import StateOut
 from tersely.api.rest.services import AppServices
 from tersely.domain.history.context import Report
 from tersely.service.sessions.compactions import CompactionOptions
@@ -20,7 +20,7 @@ from tersely.service.summaries.summarizer import Compaction
 router = APIRouter(route_class=GuardedRoute)
 
 
-@router.post("/sessions/{session_id}/compact", summary="Compact now", response_model=schemas.CompactedOut)
+@router.post("/sessions/{session_id}/compact", summary="Compact now", response_model=CompactedOut)
 async def compact_session(
     services: AppServices, tenant: Tenant, session_id: SessionId, body: ChosenSettings | None = None
 ) -> Response:
@@ -33,7 +33,7 @@ async def compact_session(
     return json_response({"summary": _write_summary(done.summary), "report": _write_report(done.report)})
 
 
-@router.post("/sessions/{session_id}/clear", summary="Start an empty context", response_model=schemas.ClearedOut)
+@router.post("/sessions/{session_id}/clear", summary="Start an empty context", response_model=ClearedOut)
 async def clear_session(
     services: AppServices, tenant: Tenant, session_id: SessionId, body: ChosenSettings | None = None
 ) -> Response:
@@ -43,9 +43,7 @@ async def clear_session(
     return json_response({"report": _write_report(await services.compactions.clear(tenant, session_id, _means(body)))})
 
 
-@router.post(
-    "/sessions/{session_id}/state/rebuild", summary="Make the state block anew", response_model=schemas.StateOut
-)
+@router.post("/sessions/{session_id}/state/rebuild", summary="Make the state block anew", response_model=StateOut)
 async def rebuild_state(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
     """Write the state block from everything in the current window, with the configured model.
 

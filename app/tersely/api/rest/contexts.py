@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Header, Request, Response
 
-from tersely.api.rest import schemas
 from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant, verbatim_items
 from tersely.api.rest.responses import json_response, printable
-from tersely.api.rest.schemas import BuildContext, SearchRequest
+from tersely.api.rest.schemas.contexts import BuildContext, ContextOut
+from tersely.api.rest.schemas.search import SearchOut, SearchRequest
 from tersely.api.rest.services import AppServices
 from tersely.domain.history.turns import write_turn_id
 from tersely.domain.search.excerpts import parse_lookup, render_row
@@ -23,7 +23,7 @@ router = APIRouter(route_class=GuardedRoute)
 @router.post(
     "/sessions/{session_id}/context",
     summary="Build a context",
-    response_model=schemas.ContextOut,
+    response_model=ContextOut,
     responses={200: {"x-alternative-content": {"text/plain": 'With `format: "text"`, or `Accept: text/plain`.'}}},
 )
 async def build_context(
@@ -55,7 +55,7 @@ async def build_context(
     return json_response(_write(preview))
 
 
-@router.post("/sessions/{session_id}/search", summary="Search a session", response_model=schemas.SearchOut)
+@router.post("/sessions/{session_id}/search", summary="Search a session", response_model=SearchOut)
 async def search_session(services: AppServices, tenant: Tenant, session_id: SessionId, body: SearchRequest) -> Response:
     """The tool `context_search`. It searches the live history, without superseded, dropped, undone and removed
     messages.

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
-from tersely.api.rest import schemas
 from tersely.api.rest.guard import GuardedRoute, Tenant
 from tersely.api.rest.responses import (
     AS_JSON_LINES,
@@ -16,7 +15,8 @@ from tersely.api.rest.responses import (
     printable,
     write_time,
 )
-from tersely.api.rest.schemas import Limit, SearchMemory
+from tersely.api.rest.schemas.common import Limit
+from tersely.api.rest.schemas.memory import ForgottenOut, MemoryPage, SearchMemory
 from tersely.api.rest.services import AppServices
 from tersely.domain.errors import InvalidRequest
 from tersely.service.common.cursors import read_cursor, write_cursor
@@ -31,7 +31,7 @@ OfSession = Annotated[str | None, Query(alias="session", max_length=256, descrip
 router = APIRouter(route_class=GuardedRoute)
 
 
-@router.get("/memory", summary="List the memory", response_model=schemas.MemoryPage)
+@router.get("/memory", summary="List the memory", response_model=MemoryPage)
 async def list_memory(
     services: AppServices,
     tenant: Tenant,
@@ -48,7 +48,7 @@ async def list_memory(
     return page_response([_write(entry) for entry in found], None if following is None else _write_place(following))
 
 
-@router.post("/memory/search", summary="Search the memory", response_model=schemas.MemoryPage)
+@router.post("/memory/search", summary="Search the memory", response_model=MemoryPage)
 async def search_memory(services: AppServices, tenant: Tenant, body: SearchMemory) -> Response:
     """Best first. Stop words are ignored."""
     found = await services.daily_memory.search(
@@ -68,7 +68,7 @@ async def export_memory(services: AppServices, tenant: Tenant) -> Response:
     return await json_lines_response(_write(entry) async for entry in services.daily_memory.export(tenant))
 
 
-@router.delete("/memory", summary="Delete memory", response_model=schemas.ForgottenOut)
+@router.delete("/memory", summary="Delete memory", response_model=ForgottenOut)
 async def delete_memory(services: AppServices, tenant: Tenant, day: Day = None, session: OfSession = None) -> Response:
     """Delete the entries of a day, of a session, or of one day of a session. `day` or `session` is required."""
     return json_response({"deleted": await services.daily_memory.forget(tenant, day=_day(day), session_id=session)})

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
-from tersely.api.rest import schemas
 from tersely.api.rest.guard import GuardedRoute, Tenant
 from tersely.api.rest.responses import (
     AS_JSON_LINES,
@@ -16,7 +15,8 @@ from tersely.api.rest.responses import (
     printable,
     write_time,
 )
-from tersely.api.rest.schemas import Limit, NewMemo, SearchMemos
+from tersely.api.rest.schemas.common import Limit
+from tersely.api.rest.schemas.memory import ForgottenOut, MemoOut, MemoPage, NewMemo, SearchMemos
 from tersely.api.rest.services import AppServices
 from tersely.domain.memos import Memo
 from tersely.service.common.cursors import read_cursor, write_cursor
@@ -29,13 +29,13 @@ Tags = Annotated[list[str] | None, Query(alias="tag", description="Memos with an
 router = APIRouter(route_class=GuardedRoute)
 
 
-@router.post("/memos", status_code=201, summary="Save a memo", response_model=schemas.MemoOut)
+@router.post("/memos", status_code=201, summary="Save a memo", response_model=MemoOut)
 async def save_memo(services: AppServices, tenant: Tenant, body: NewMemo) -> Response:
     memo = await services.memos.save(tenant, content=body.content, tags=body.tags, session_id=body.session)
     return json_response(_write(memo), 201)
 
 
-@router.get("/memos", summary="List memos", response_model=schemas.MemoPage)
+@router.get("/memos", summary="List memos", response_model=MemoPage)
 async def list_memos(
     services: AppServices, tenant: Tenant, after: After = None, limit: Limit = 100, tags: Tags = None
 ) -> Response:
@@ -45,7 +45,7 @@ async def list_memos(
     return page_response([_write(memo) for memo in found], None if following is None else write_cursor(*following))
 
 
-@router.post("/memos/search", summary="Search memos", response_model=schemas.MemoPage)
+@router.post("/memos/search", summary="Search memos", response_model=MemoPage)
 async def search_memos(services: AppServices, tenant: Tenant, body: SearchMemos) -> Response:
     """Search by tags: newest first. Search by a query: best first. Stop words are ignored."""
     found = await services.memos.search(tenant, tags=body.tags, query=body.query, limit=body.limit)
@@ -58,7 +58,7 @@ async def export_memos(services: AppServices, tenant: Tenant, tags: Tags = None)
     return await json_lines_response(_write(memo) async for memo in services.memos.export(tenant, tags=tags))
 
 
-@router.delete("/memos", summary="Delete memos", response_model=schemas.ForgottenOut)
+@router.delete("/memos", summary="Delete memos", response_model=ForgottenOut)
 async def delete_memos(
     services: AppServices, tenant: Tenant, *, tags: Tags = None, everything: Everything = False
 ) -> Response:
@@ -66,7 +66,7 @@ async def delete_memos(
     return json_response({"deleted": await services.memos.forget(tenant, tags=tags, is_all=everything)})
 
 
-@router.get("/memos/{memo_id}", summary="A memo", response_model=schemas.MemoOut)
+@router.get("/memos/{memo_id}", summary="A memo", response_model=MemoOut)
 async def get_memo(services: AppServices, tenant: Tenant, memo_id: str) -> Response:
     return json_response(_write(await services.memos.get(tenant, memo_id)))
 

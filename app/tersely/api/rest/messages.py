@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
-from tersely.api.rest import schemas
 from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant, verbatim_items
 from tersely.api.rest.responses import json_response, page_response, raw_value, write_time
-from tersely.api.rest.schemas import MAX_SEQ, AppendMessages, Limit
+from tersely.api.rest.schemas.common import MAX_SEQ, Limit
+from tersely.api.rest.schemas.messages import AppendedOut, AppendMessages, MessagePage
 from tersely.api.rest.services import AppServices
 from tersely.domain.history.turns import write_turn_id
 from tersely.service.sessions.messages import View
@@ -30,7 +30,7 @@ router = APIRouter(route_class=GuardedRoute)
     "/sessions/{session_id}/messages",
     status_code=201,
     summary="Append messages",
-    response_model=schemas.AppendedOut,
+    response_model=AppendedOut,
 )
 async def append_messages(
     services: AppServices,
@@ -67,7 +67,7 @@ async def append_messages(
     return json_response(where, 201, {"Idempotent-Replayed": "true"} if done.was_stored_before else None)
 
 
-@router.get("/sessions/{session_id}/messages", summary="List messages", response_model=schemas.MessagePage)
+@router.get("/sessions/{session_id}/messages", summary="List messages", response_model=MessagePage)
 async def list_messages(
     services: AppServices,
     tenant: Tenant,

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
-from tersely.api.rest import schemas
 from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
 from tersely.api.rest.responses import json_response, page_response, printable, write_time
-from tersely.api.rest.schemas import AppendText, Limit, PutText
+from tersely.api.rest.schemas.common import MAX_SEQ, MAX_TURN, Limit
+from tersely.api.rest.schemas.notes import AppendText, PutText, ScratchpadOut, StateOut, StatePage
 from tersely.api.rest.services import AppServices
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.text.state import StateBlock
@@ -22,13 +22,13 @@ After = Annotated[str | None, Query(max_length=40, description="The `next` of th
 router = APIRouter(route_class=GuardedRoute)
 
 
-@router.get("/sessions/{session_id}/state", summary="The state block", response_model=schemas.StateOut)
+@router.get("/sessions/{session_id}/state", summary="The state block", response_model=StateOut)
 async def get_state(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
     """The newest state whose message is still live."""
     return json_response(write_state(await services.notes.state(tenant, session_id)))
 
 
-@router.put("/sessions/{session_id}/state", summary="Write the state block", response_model=schemas.StateOut)
+@router.put("/sessions/{session_id}/state", summary="Write the state block", response_model=StateOut)
 async def put_state(services: AppServices, tenant: Tenant, session_id: SessionId, body: PutText) -> Response:
     """Write the state block instead of the model. It is valid from the session's last message on. An empty text removes
     the state.
@@ -38,7 +38,7 @@ async def put_state(services: AppServices, tenant: Tenant, session_id: SessionId
     return json_response(write_state(await services.notes.put_state(tenant, session_id, body.text)))
 
 
-@router.get("/sessions/{session_id}/state/history", summary="All states of a session", response_model=schemas.StatePage)
+@router.get("/sessions/{session_id}/state/history", summary="All states of a session", response_model=StatePage)
 async def list_states(
     services: AppServices, tenant: Tenant, session_id: SessionId, after: After = None, limit: Limit = 100
 ) -> Response:
@@ -50,12 +50,12 @@ async def list_states(
     )
 
 
-@router.get("/sessions/{session_id}/scratchpad", summary="The scratchpad", response_model=schemas.ScratchpadOut)
+@router.get("/sessions/{session_id}/scratchpad", summary="The scratchpad", response_model=ScratchpadOut)
 async def get_scratchpad(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
     return json_response(_write_scratchpad(await services.notes.scratchpad(tenant, session_id)))
 
 
-@router.put("/sessions/{session_id}/scratchpad", summary="Write the scratchpad", response_model=schemas.ScratchpadOut)
+@router.put("/sessions/{session_id}/scratchpad", summary="Write the scratchpad", response_model=ScratchpadOut)
 async def put_scratchpad(services: AppServices, tenant: Tenant, session_id: SessionId, body: PutText) -> Response:
     """Replace all of it. At most 32,000 characters."""
     return json_response(_write_scratchpad(await services.notes.put_scratchpad(tenant, session_id, body.text)))
@@ -64,7 +64,7 @@ async def put_scratchpad(services: AppServices, tenant: Tenant, session_id: Sess
 @router.post(
     "/sessions/{session_id}/scratchpad/append",
     summary="Add to the scratchpad",
-    response_model=schemas.ScratchpadOut,
+    response_model=ScratchpadOut,
 )
 async def append_to_scratchpad(
     services: AppServices, tenant: Tenant, session_id: SessionId, body: AppendText
@@ -96,6 +96,6 @@ def _write_scratchpad(scratchpad: Scratchpad) -> dict[str, Any]:
 
 def _read_place(cursor: str) -> StateCursor:
     seq, _, number = cursor.partition(".")
-    if not (seq.isdecimal() and number.isdecimal() and int(seq) <= schemas.MAX_SEQ and int(number) <= schemas.MAX_TURN):
+    if not (seq.isdecimal() and number.isdecimal() and int(seq) <= MAX_SEQ and int(number) <= MAX_TURN):
         raise InvalidRequest("after must be the `next` of a page before", field="after")
     return int(seq), int(number)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from tersely.api.rest import schemas
 from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
 from tersely.api.rest.responses import json_response
-from tersely.api.rest.schemas import RunQuery
+from tersely.api.rest.schemas.search import QueryOut, RunQuery
 from tersely.api.rest.services import AppServices
 
 router = APIRouter(route_class=GuardedRoute)
 
 
-@router.post("/sessions/{session_id}/query", summary="Query a session with SQL", response_model=schemas.QueryOut)
+@router.post("/sessions/{session_id}/query", summary="Query a session with SQL", response_model=QueryOut)
 async def query_session(services: AppServices, tenant: Tenant, session_id: SessionId, body: RunQuery) -> Response:
     """Run `query_db`: one read-only SELECT in SQLite's dialect over the session's own messages.
 

@@ -30,7 +30,7 @@ from tersely.api.rest import (
 )
 from tersely.api.rest.guard import Guard, RestEdge
 from tersely.api.rest.problems import install_problems
-from tersely.api.rest.schemas import Problem
+from tersely.api.rest.schemas.common import Problem
 from tersely.api.rest.services import Services
 from tersely.service.common.metrics import Metrics
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
-from tersely.api.rest import schemas
 from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
 from tersely.api.rest.responses import json_response, page_response, raw_value, write_time
-from tersely.api.rest.schemas import CreateSession, Limit, PatchSession, Since
+from tersely.api.rest.schemas.common import Limit, Since
+from tersely.api.rest.schemas.sessions import CreateSession, PatchSession, SessionOut, SessionPage
 from tersely.api.rest.services import AppServices, Services
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.sessions import Session
@@ -26,7 +26,7 @@ Text = Annotated[str | None, Query(max_length=2000)]
 router = APIRouter(route_class=GuardedRoute)
 
 
-@router.post("/sessions", status_code=201, summary="Create a session", response_model=schemas.SessionOut)
+@router.post("/sessions", status_code=201, summary="Create a session", response_model=SessionOut)
 async def create_session(services: AppServices, tenant: Tenant, body: CreateSession) -> Response:
     """Create an empty session. 409 if the id is taken."""
     given = Change(strategy=body.strategy, epoch=body.epoch, metadata=body.metadata)
@@ -34,7 +34,7 @@ async def create_session(services: AppServices, tenant: Tenant, body: CreateSess
     return json_response(await _write_whole(services, tenant, session.id), 201)
 
 
-@router.get("/sessions", summary="List sessions", response_model=schemas.SessionPage)
+@router.get("/sessions", summary="List sessions", response_model=SessionPage)
 async def list_sessions(
     services: AppServices,
     tenant: Tenant,
@@ -63,12 +63,12 @@ async def list_sessions(
     return page_response([_write_listed(services, each) for each in found], following)
 
 
-@router.get("/sessions/{session_id}", summary="A session", response_model=schemas.SessionOut)
+@router.get("/sessions/{session_id}", summary="A session", response_model=SessionOut)
 async def get_session(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
     return json_response(await _write_whole(services, tenant, session_id))
 
 
-@router.patch("/sessions/{session_id}", summary="Configure a session", response_model=schemas.SessionOut)
+@router.patch("/sessions/{session_id}", summary="Configure a session", response_model=SessionOut)
 async def update_session(services: AppServices, tenant: Tenant, session_id: SessionId, body: PatchSession) -> Response:
     """Change strategy, epoch policy or metadata. The change takes effect at the next context."""
     given = {name: getattr(body, name) if name in body.model_fields_set else UNSET for name in Change.__slots__}

@@ -9,10 +9,10 @@ import msgspec
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
 
-from tersely.api.rest import schemas
 from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
 from tersely.api.rest.responses import AS_EVENTS, EVENT_STREAM, json_response, page_response, write_time
-from tersely.api.rest.schemas import Limit
+from tersely.api.rest.schemas.common import Limit
+from tersely.api.rest.schemas.stats import EventPage, StatsOut
 from tersely.api.rest.services import AppServices
 from tersely.api.rest.sessions import write_money
 from tersely.domain.history.turns import write_turn_id
@@ -32,7 +32,7 @@ QUIET_LOOKS = 15
 router = APIRouter(route_class=GuardedRoute)
 
 
-@router.get("/sessions/{session_id}/stats", summary="Statistics of a session", response_model=schemas.StatsOut)
+@router.get("/sessions/{session_id}/stats", summary="Statistics of a session", response_model=StatsOut)
 async def get_session_stats(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
     """Counts of stored messages, sent tokens, tokens that the provider reported, and savings."""
     return json_response(_write(await services.stats.stats(tenant, session_id)))
@@ -41,7 +41,7 @@ async def get_session_stats(services: AppServices, tenant: Tenant, session_id: S
 @router.get(
     "/sessions/{session_id}/events",
     summary="Events of a session",
-    response_model=schemas.EventPage,
+    response_model=EventPage,
     responses=AS_EVENTS,
 )
 async def list_session_events(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from tersely.api.rest import schemas
 from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
 from tersely.api.rest.responses import json_response, page_response
-from tersely.api.rest.schemas import CallTool
+from tersely.api.rest.schemas.tools import CallTool, ToolAnswer, ToolPage
 from tersely.api.rest.services import AppServices
 from tersely.domain.tools.catalog import OFFERED_BY_DEFAULT
 
 router = APIRouter(route_class=GuardedRoute)
 
 
-@router.get("/tools", summary="The tools", response_model=schemas.ToolPage)
+@router.get("/tools", summary="The tools", response_model=ToolPage)
 async def list_tools(services: AppServices) -> Response:
     """The definitions of the tools, and the strategies under which models are offered them in proxied calls."""
     offered = {strategy: {offer.name for offer in services.tools.offers(strategy)} for strategy in OFFERED_BY_DEFAULT}
@@ -30,7 +29,7 @@ async def list_tools(services: AppServices) -> Response:
     return page_response(items, None)
 
 
-@router.post("/sessions/{session_id}/tools/{name}", summary="Call a tool", response_model=schemas.ToolAnswer)
+@router.post("/sessions/{session_id}/tools/{name}", summary="Call a tool", response_model=ToolAnswer)
 async def call_tool(
     services: AppServices, tenant: Tenant, session_id: SessionId, name: str, body: CallTool
 ) -> Response:

@@ -8,10 +8,12 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from tersely.api.rest import schemas
 from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant, verbatim_items
 from tersely.api.rest.responses import json_response, page_response, printable
-from tersely.api.rest.schemas import ImportSession, Limit
+from tersely.api.rest.schemas.common import MAX_TURN, Limit
+from tersely.api.rest.schemas.notes import TersePage
+from tersely.api.rest.schemas.sessions import ImportedSessionOut
+from tersely.api.rest.schemas.transfer import ExportOut, ImportSession
 from tersely.api.rest.services import AppServices
 from tersely.api.rest.sessions import write_session
 from tersely.domain.errors import InvalidRequest
@@ -22,7 +24,7 @@ from tersely.store.history.terse import LogCursor
 router = APIRouter(route_class=GuardedRoute)
 
 
-@router.get("/sessions/{session_id}/terse", summary="The terse log", response_model=schemas.TersePage)
+@router.get("/sessions/{session_id}/terse", summary="The terse log", response_model=TersePage)
 async def list_terse_entries(
     services: AppServices,
     tenant: Tenant,
@@ -36,7 +38,7 @@ async def list_terse_entries(
     return page_response(items, None if following is None else ".".join(map(str, following)))
 
 
-@router.get("/sessions/{session_id}/export", summary="Export a session", response_model=schemas.ExportOut)
+@router.get("/sessions/{session_id}/export", summary="Export a session", response_model=ExportOut)
 async def export_session(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
     """The live history, its terse log, and the data that restores the same session at import, streamed
     as one document.
@@ -46,7 +48,7 @@ async def export_session(services: AppServices, tenant: Tenant, session_id: Sess
     return StreamingResponse(_chain(first, pieces), media_type="application/json")
 
 
-@router.post("/sessions/import", status_code=201, summary="Import a session", response_model=schemas.ImportedSessionOut)
+@router.post("/sessions/import", status_code=201, summary="Import a session", response_model=ImportedSessionOut)
 async def import_session(services: AppServices, request: Request, tenant: Tenant, body: ImportSession) -> Response:
     """Create a session from an exported document. Its export is the same document again."""
     given = Import(
@@ -74,4 +76,4 @@ def _read_place(text: str | None) -> LogCursor:
     if len(steps) != 3 or not all(step.isascii() and step.isdigit() and len(step) < 19 for step in steps):
         raise InvalidRequest("after must be the `next` of a page before", field="after")
     turn, seq, number = map(int, steps)
-    return min(turn, schemas.MAX_TURN), seq, min(number, schemas.MAX_TURN)
+    return min(turn, MAX_TURN), seq, min(number, MAX_TURN)

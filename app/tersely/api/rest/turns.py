@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
-from tersely.api.rest import schemas
 from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
 from tersely.api.rest.responses import json_response, page_response, write_time
-from tersely.api.rest.schemas import Limit
+from tersely.api.rest.schemas.common import MAX_TURN, Limit
+from tersely.api.rest.schemas.turns import TurnOut, TurnPage
 from tersely.api.rest.services import AppServices
 from tersely.domain.history.turns import read_turn_id, write_turn_id
 from tersely.store.commit.turns import TurnRow
@@ -18,7 +18,7 @@ Text = Annotated[str | None, Query(max_length=2000)]
 router = APIRouter(route_class=GuardedRoute)
 
 
-@router.get("/sessions/{session_id}/turns", summary="List turns", response_model=schemas.TurnPage)
+@router.get("/sessions/{session_id}/turns", summary="List turns", response_model=TurnPage)
 async def list_turns(
     services: AppServices, tenant: Tenant, session_id: SessionId, after: Text = None, limit: Limit = 100
 ) -> Response:
@@ -28,7 +28,7 @@ async def list_turns(
     return page_response([write_turn(turn) for turn in found], None if following is None else write_turn_id(following))
 
 
-@router.get("/sessions/{session_id}/turns/{turn}", summary="A turn", response_model=schemas.TurnOut)
+@router.get("/sessions/{session_id}/turns/{turn}", summary="A turn", response_model=TurnOut)
 async def get_turn(services: AppServices, tenant: Tenant, session_id: SessionId, turn: str) -> Response:
     return json_response(write_turn(await services.sessions.turn(tenant, session_id, _turn(turn))))
 
@@ -40,13 +40,13 @@ async def delete_turn(services: AppServices, tenant: Tenant, session_id: Session
     return Response(status_code=204)
 
 
-@router.post("/sessions/{session_id}/turns/{turn}/drop", summary="Hide a turn", response_model=schemas.TurnOut)
+@router.post("/sessions/{session_id}/turns/{turn}/drop", summary="Hide a turn", response_model=TurnOut)
 async def hide_turn(services: AppServices, tenant: Tenant, session_id: SessionId, turn: str) -> Response:
     """The turn stays stored. No context contains it any more."""
     return json_response(write_turn(await services.sessions.drop(tenant, session_id, _turn(turn))))
 
 
-@router.post("/sessions/{session_id}/undo", summary="Take the last turn back", response_model=schemas.TurnOut)
+@router.post("/sessions/{session_id}/undo", summary="Take the last turn back", response_model=TurnOut)
 async def undo_turn(services: AppServices, tenant: Tenant, session_id: SessionId) -> Response:
     """Take the last turn back and return it. 409 if there is none."""
     return json_response(write_turn(await services.sessions.undo(tenant, session_id)))
@@ -69,4 +69,4 @@ def write_turn(turn: TurnRow) -> dict[str, Any]:
 
 
 def _turn(text: str, field: str = "turn") -> int:
-    return min(read_turn_id(text, field=field), schemas.MAX_TURN)
+    return min(read_turn_id(text, field=field), MAX_TURN)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from tersely.api.rest import schemas
 from tersely.api.rest.guard import GuardedRoute, SessionId, Tenant
 from tersely.api.rest.messages import Seq, write_message
 from tersely.api.rest.responses import json_response
-from tersely.api.rest.schemas import PatchMessage
+from tersely.api.rest.schemas.messages import MessageOut, PatchMessage
 from tersely.api.rest.services import AppServices
 
 router = APIRouter(route_class=GuardedRoute)
@@ -17,7 +16,7 @@ router = APIRouter(route_class=GuardedRoute)
 @router.patch(
     "/sessions/{session_id}/messages/{seq}",
     summary="Set the visibility of a message",
-    response_model=schemas.MessageOut,
+    response_model=MessageOut,
 )
 async def update_message(
     services: AppServices, tenant: Tenant, session_id: SessionId, seq: Seq, body: PatchMessage

@@ -1,0 +1,1 @@
+"""The wire shapes of the REST API. Bodies refuse unknown fields; answers are described, not checked."""
