@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tersely.domain.history.reconciliation import StoredLink, failed_links, links_without_reply
+from tersely.domain.history.failed_requests import failed_links, links_without_reply
+from tersely.domain.history.links import StoredLink
 
 ROLES = {"q": "user", "t": "tool", "a": "assistant"}
 

@@ -13,15 +13,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from tersely.domain.history.reconciliation import (
-    MessageIdentity,
-    Reconciliation,
-    StoredLink,
-    align,
-    append_messages,
-    as_incoming,
-    reconcile,
-)
+from tersely.domain.history.links import MessageIdentity, StoredLink, as_incoming
+from tersely.domain.history.reconciliation import Reconciliation, align, append_messages, reconcile
 
 
 def said(words: str) -> MessageIdentity:

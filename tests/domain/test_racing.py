@@ -10,21 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec import structs
 
-from tersely.domain.history.reconciliation import (
+from tersely.domain.history.links import MessageIdentity, StoredLink
+from tersely.domain.history.reconciliation import Reconciliation, append_messages
+from tersely.domain.history.repetition import (
     CUT_OFF_WITHIN,
     RETRY_WITHIN,
     EarlierQuestion,
-    MessageIdentity,
-    Reconciliation,
-    ReplyNeighbours,
-    ReplyPlacement,
-    StoredLink,
-    append_messages,
     find_earlier_question,
     is_repetition,
-    place_reply,
     reconcile_repetition,
 )
+from tersely.domain.history.reply_placement import ReplyNeighbours, ReplyPlacement, place_reply
 
 NOW = timedelta()
 

@@ -11,7 +11,8 @@ from hashlib import blake2b
 import pytest
 
 from tersely.domain.errors import StoreUnavailable
-from tersely.domain.history.reconciliation import MessageIdentity, append_messages
+from tersely.domain.history.links import MessageIdentity
+from tersely.domain.history.reconciliation import append_messages
 from tersely.store.commit.records import NewSession, RequestWrite
 from tersely.store.commit.writer import LARGE, Writer
 from tersely.store.db.connection import Database

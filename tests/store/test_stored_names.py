@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from tersely.domain.history.history import Epoch, Reference
-from tersely.domain.history.reconciliation import PlacedMessage, Reconciliation
+from tersely.domain.history.links import PlacedMessage
+from tersely.domain.history.reconciliation import Reconciliation
 from tersely.domain.history.tiers import Tier
 from tersely.store.commit.records import NewReply, Outcome, ReferencedReply
 from tersely.store.history.sessions import read_epoch, write_epoch

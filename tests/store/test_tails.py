@@ -11,7 +11,8 @@ from hashlib import blake2b
 import pytest
 
 from tersely.domain.history.history import Epoch, HeadMessage
-from tersely.domain.history.reconciliation import MessageIdentity, reconcile
+from tersely.domain.history.links import MessageIdentity
+from tersely.domain.history.reconciliation import reconcile
 from tersely.service.recognition.incoming_history import extend
 from tersely.store.commit import turns
 from tersely.store.commit.records import CallReport, NewEpoch, NewReply, NewSession, ReplyWrite, RequestWrite

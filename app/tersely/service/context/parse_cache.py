@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tersely.dialects.dialect import Dialect
-from tersely.domain.history.reconciliation import MessageIdentity
+from tersely.domain.history.links import MessageIdentity
 from tersely.domain.messages import Message
 from tersely.service.common.size_bounded_cache import SizeBoundedCache
 from tersely.service.context.stored_messages import restore_reply

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from tersely.dialects.dialect import Dialect
 from tersely.domain.history.isolation import StoredInDialect, isolate, share_messages
-from tersely.domain.history.reconciliation import MessageIdentity, as_incoming, reconcile
+from tersely.domain.history.links import MessageIdentity, as_incoming
+from tersely.domain.history.reconciliation import reconcile
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Message, with_injected_text
 from tersely.service.common.offload import run_in_thread_if_large

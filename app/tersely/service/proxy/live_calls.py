@@ -25,7 +25,7 @@ from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.context import Context, LayerReport, Report
 from tersely.domain.history.history import INCOMPLETE, WINDOW_FULL, Entry, Epoch, EpochInputs, Snapshot
 from tersely.domain.history.pairing import UnpairedMessages, prove_pairing
-from tersely.domain.history.reconciliation import go_on
+from tersely.domain.history.reconciliation import append_to_open_turn
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Message
 from tersely.domain.models import usable_window
@@ -320,7 +320,9 @@ class LiveCalls:
         return written.body, Added(list(zip(written.elements, sources, strict=True)), written.instructions, volatile)
 
     def _match(self, live: LiveSession, history: IncomingHistory, session: Session) -> SessionMatch:
-        decision = go_on(live.reply.row, history.identities, last_seq=session.last_seq, turns=session.turns)
+        decision = append_to_open_turn(
+            live.reply.row, history.identities, last_seq=session.last_seq, turns=session.turns
+        )
         return SessionMatch(
             session_id=session.id,
             session=session,

@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from tersely.dialects.clients.known import refuses_for_client
 from tersely.domain.history.chain import DIGEST_BYTES, canonical, summary_anchors
-from tersely.domain.history.reconciliation import MessageIdentity
+from tersely.domain.history.links import MessageIdentity
 from tersely.domain.messages import Message, Reasoning, Text
 
 # The newest replies are looked up first. The other replies are looked up only if the client went back further.

@@ -11,15 +11,9 @@ from typing import Literal
 
 from tersely.dialects.clients import known as clients
 from tersely.domain.client_ids import ClientIds
-from tersely.domain.history.reconciliation import (
-    Reconciliation,
-    StoredLink,
-    append_messages,
-    find_earlier_question,
-    is_repetition,
-    reconcile,
-    reconcile_repetition,
-)
+from tersely.domain.history.links import StoredLink
+from tersely.domain.history.reconciliation import Reconciliation, append_messages, reconcile
+from tersely.domain.history.repetition import find_earlier_question, is_repetition, reconcile_repetition
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import is_outside_messages
 from tersely.service.common.offload import run_in_thread_if_large

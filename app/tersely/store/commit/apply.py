@@ -10,7 +10,9 @@ from datetime import datetime
 import msgspec
 from msgspec import structs
 
-from tersely.domain.history.reconciliation import MessageIdentity, PlacedMessage, Reconciliation, ReplyPlacement
+from tersely.domain.history.links import MessageIdentity, PlacedMessage
+from tersely.domain.history.reconciliation import Reconciliation
+from tersely.domain.history.reply_placement import ReplyPlacement
 from tersely.domain.tokens import estimate
 from tersely.store.commit.records import (
     CallReport,

@@ -8,7 +8,8 @@ from datetime import datetime
 import msgspec
 
 from tersely.domain.client_ids import ClientIds
-from tersely.domain.history.reconciliation import MessageIdentity, Reconciliation
+from tersely.domain.history.links import MessageIdentity
+from tersely.domain.history.reconciliation import Reconciliation
 from tersely.store.commit.records import (
     Attribute,
     CallReport,

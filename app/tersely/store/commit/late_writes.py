@@ -15,17 +15,11 @@ from datetime import datetime
 import asyncpg
 from msgspec import structs
 
-from tersely.domain.history.reconciliation import (
-    MIN_GAP,
-    MessageIdentity,
-    PlacedMessage,
-    Reconciliation,
-    ReplyPlacement,
-    StoredLink,
-    append_messages,
-    find_earlier_question,
-    reconcile_repetition,
-)
+from tersely.domain.history.links import MessageIdentity, PlacedMessage, StoredLink
+from tersely.domain.history.placement import MIN_GAP
+from tersely.domain.history.reconciliation import Reconciliation, append_messages
+from tersely.domain.history.repetition import find_earlier_question, reconcile_repetition
+from tersely.domain.history.reply_placement import ReplyPlacement
 from tersely.store.commit import idempotency_keys as appends
 from tersely.store.commit.apply import AT_THE_END, NewRows, enter_parts, enter_replies, enter_report, enter_request
 from tersely.store.commit.records import NewReply, NewSession, Outcome, ReplyWrite, RequestWrite, State

@@ -12,7 +12,8 @@ import msgspec
 from msgspec import structs
 
 from tersely.domain.history.history import Epoch, TerseEntry
-from tersely.domain.history.reconciliation import MessageIdentity, Reconciliation
+from tersely.domain.history.links import MessageIdentity
+from tersely.domain.history.reconciliation import Reconciliation
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Role
 from tersely.domain.text.state import StateBlock

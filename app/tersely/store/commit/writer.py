@@ -20,18 +20,10 @@ from msgspec import structs
 
 from tersely.domain.errors import Conflict, NotFound, StoreUnavailable, TerselyError
 from tersely.domain.history.history import BROKE_OFF, CLIENT_LEFT, INCOMPLETE
-from tersely.domain.history.reconciliation import (
-    Reconciliation,
-    ReplyNeighbours,
-    ReplyPlacement,
-    StoredLink,
-    append_messages,
-    as_incoming,
-    find_earlier_question,
-    place_reply,
-    reconcile,
-    reconcile_repetition,
-)
+from tersely.domain.history.links import StoredLink, as_incoming
+from tersely.domain.history.reconciliation import Reconciliation, append_messages, reconcile
+from tersely.domain.history.repetition import find_earlier_question, reconcile_repetition
+from tersely.domain.history.reply_placement import ReplyNeighbours, ReplyPlacement, place_reply
 from tersely.domain.messages import INSTRUCTION_ROLES, is_outside_messages
 from tersely.store.commit import epochs, large_values
 from tersely.store.commit import idempotency_keys as appends

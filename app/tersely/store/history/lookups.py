@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from asyncpg import Record
 
 from tersely.domain.errors import StoreUnavailable
-from tersely.domain.history.reconciliation import StoredLink
+from tersely.domain.history.links import StoredLink
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history.messages import RAN_OUT, UNKNOWN, TailRow
 from tersely.store.history.sessions import COLUMNS, ReplyMatch, session_from

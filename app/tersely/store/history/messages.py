@@ -10,9 +10,9 @@ from datetime import datetime
 import msgspec
 from asyncpg import Record
 
-from tersely.domain.history import reconciliation
+from tersely.domain.history import failed_requests
 from tersely.domain.history.history import CLIENT_LEFT, DEFAULT_PRIORITY, WINDOW_FULL, Status
-from tersely.domain.history.reconciliation import StoredLink
+from tersely.domain.history.links import StoredLink
 from tersely.store.db.connection import Connection
 from tersely.store.history import large_rows
 
@@ -421,11 +421,11 @@ async def failed_links(
     """Return the links of requests whose call has ended without a reply. ``rows`` are in order; ``calls``: how many
     calls of the session there were.
     """
-    seqs = reconciliation.links_without_reply(rows)
+    seqs = failed_requests.links_without_reply(rows)
     if not seqs:
         return frozenset()
     records = await connection.fetch(ENDED_CALLS, tenant, session_id, seqs, calls - CALLS_LOOKED_AT)
-    return reconciliation.failed_links(rows, {record["last_seq"] for record in records})
+    return failed_requests.failed_links(rows, {record["last_seq"] for record in records})
 
 
 # Text that was stripped from a reply is a row of `terse` or `states`, and part of the model's view of the reply.

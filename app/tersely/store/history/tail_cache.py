@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tersely.domain.history.history import WINDOW_FULL, Epoch
-from tersely.domain.history.reconciliation import StoredLink
+from tersely.domain.history.links import StoredLink
 from tersely.domain.history.sessions import Session
 from tersely.store.db.statements import Record
 from tersely.store.history.messages import TailRow

@@ -1,0 +1,54 @@
+"""The position and status of a reply, whatever was stored while the model wrote it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tersely.domain.history.history import Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyNeighbours:
+    """The state around a stored question when a reply to it arrives.
+
+    ``status`` is the question's (None: its row is gone), ``next_position`` the position of the next message (None:
+    there is none). ``rival`` is the number of the call that gave the current reply (0: the client's own message, None:
+    there is no reply). ``rival_broke_off``: that reply is incomplete.
+    """
+
+    status: Status | None
+    next_position: float | None = None
+    rival: int | None = None
+    rival_broke_off: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyPlacement:
+    """The position and status of a reply.
+
+    ``before_position``: the position of the message that follows (None: the end of the session). ``replaces``: the
+    number of the call whose reply is superseded (0: none).
+    """
+
+    status: Status = "live"
+    before_position: float | None = None
+    replaces: int = 0
+
+
+def place_reply(neighbours: ReplyNeighbours, *, call: int, broke_off: bool) -> ReplyPlacement:
+    """Place the reply of ``call`` after its question, whatever was stored in the meantime.
+
+    A reply shares the status of its question (superseded, dropped, undone, removed). Of two replies to one question a
+    complete one wins over an incomplete one; otherwise the later call wins.
+    """
+    if neighbours.status != "live":
+        return ReplyPlacement(status=neighbours.status or "superseded", before_position=neighbours.next_position)
+    if not neighbours.rival:
+        return ReplyPlacement(before_position=neighbours.next_position)
+    if broke_off != bool(neighbours.rival_broke_off):
+        stays = bool(neighbours.rival_broke_off)
+    else:
+        stays = call > neighbours.rival
+    if not stays:
+        return ReplyPlacement(status="superseded", before_position=neighbours.next_position)
+    return ReplyPlacement(before_position=neighbours.next_position, replaces=neighbours.rival)
