@@ -88,14 +88,16 @@ def fill_sessions(http: httpx.Client, dsn: str) -> None:
 
 
 def fill_long(http: httpx.Client) -> None:
-    """Make a session of many messages, with a call."""
+    """Make a session of many messages, with two calls that cut it and one that sends it whole."""
     for start in range(0, MESSAGES, BATCH):
         said = [
             {"role": ("user", "assistant")[n % 2], "content": f"Message {n}: " + "some words of it " * 12}
             for n in range(start, start + BATCH)
         ]
         http.post("/api/sessions/long/messages", json={"messages": said}).raise_for_status()
-    http.post("/v1/chat/completions", json=CALL, headers={"x-tersely-session": "long"}).raise_for_status()
+    for strategy in ("slim", "slim", "full"):
+        headers = {"x-tersely-session": "long", "x-tersely-strategy": strategy}
+        http.post("/v1/chat/completions", json=CALL, headers=headers).raise_for_status()
 
 
 def seconds_of(http: httpx.Client, path: str, times: int = TIMES) -> list[float]:
@@ -128,7 +130,7 @@ def first_content(url: str) -> list[float]:
         for _ in range(6):
             page.goto(f"{url}/console/sessions")
             began = time.perf_counter()
-            page.goto(f"{url}/console/session?id=long", wait_until="commit")
+            page.goto(f"{url}/console/session?id=long&call=2", wait_until="commit")
             page.locator(".row").first.wait_for()
             found.append(time.perf_counter() - began)
         browser.close()
@@ -196,7 +198,9 @@ def measure_long(url: str, http: httpx.Client, dsn: str, pid: int) -> dict[str, 
     fill_long(http)
     return {
         "messages": MESSAGES,
-        "session_page_ms": in_ms(seconds_of(http, "/console/session?id=long")),
+        "session_page_ms": in_ms(seconds_of(http, "/console/session?id=long&call=2")),
+        "session_rows_ms": in_ms(seconds_of(http, "/console/session/rows?id=long&call=2&start=6000&count=60")),
+        "session_sent_whole_ms": in_ms(seconds_of(http, "/console/session?id=long&call=3")),
         "first_content_ms": in_ms(first_content(url)),
     }
 

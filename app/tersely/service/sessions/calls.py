@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -92,6 +93,38 @@ class CallContext:
     lines: tuple[Line, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextWindow:
+    """Some lines of the context that a call sent, with its reply behind them.
+
+    ``lines`` are those from ``start`` on, of ``total``; the last ones are those of ``replies``, the messages that the
+    reply was stored as. ``earlier`` says how the call before showed the messages among them (empty for the first call).
+    The other members are those of `CallContext`.
+    """
+
+    call: CallInfo
+    dialect: str
+    messages: tuple[bytes, ...] | None
+    reason: str | None
+    lines: tuple[Line, ...]
+    start: int
+    total: int
+    earlier: Mapping[int, Kept]
+    replies: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rebuilt:
+    """What a call sent: its elements, the bytes of each (None: they cannot be had, ``reason`` says why)."""
+
+    dialect: str = ""
+    elements: Sequence[SentMessage] = ()
+    instructions: bytes | None = None
+    raws: Sequence[bytes] | None = None
+    reason: str | None = None
+    rounds: tuple[int, ...] = ()
+
+
 class Calls:
     """The calls of a tenant."""
 
@@ -152,53 +185,137 @@ class Calls:
         """What a call sent. Raises `NotFound`."""
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             row = await _require_call(connection, tenant, session_id, number)
-            epoch = await calls.epoch_plan(connection, tenant, session_id, row.epoch) if row.epoch else None
+            epoch = await _epoch_of(connection, tenant, row)
             places = await calls.places(connection, tenant, session_id, row.last_seq)
-            sent = decode(row.sent) if row.sent is not None else None
-            if sent is None:
-                lines = _lines(places, (), (), row, epoch)
-                return CallContext(
-                    call=info(row), dialect="", messages=None, instructions=None, reason=NOT_KEPT, rounds=(),
-                    lines=lines,
-                )  # fmt: skip
-            elements, instructions, raws, reason = await _rebuild(connection, tenant, session_id, sent)
-        lines = _lines(places, elements, raws or (), row, epoch)
+            rebuilt = await _rebuild(connection, tenant, row)
+        order = _Order(rebuilt.elements, [place.seq for place in places])
         return CallContext(
             call=info(row),
-            dialect=sent.dialect,
-            messages=None if raws is None else tuple(raws),
-            instructions=instructions if raws is not None else None,
-            reason=reason,
-            rounds=sent.rounds,
-            lines=lines,
+            dialect=rebuilt.dialect,
+            messages=None if rebuilt.raws is None else tuple(rebuilt.raws),
+            instructions=rebuilt.instructions,
+            reason=rebuilt.reason,
+            rounds=rebuilt.rounds,
+            lines=_lines(order, order.keys, places, rebuilt, row, epoch),
         )
 
+    async def window(
+        self, tenant: str, session_id: str, number: int, *, start: int, limit: int, seq: int | None = None
+    ) -> ContextWindow:
+        """At most ``limit`` lines of what a call sent and of its reply: from ``start`` on, or around message ``seq``.
 
-async def _rebuild(
+        Raises `NotFound`. Of the history outside of the window only the order is read.
+        """
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
+            row = await _require_call(connection, tenant, session_id, number)
+            rebuilt = await _rebuild(connection, tenant, row)
+            order = _Order(rebuilt.elements, await calls.seqs_up_to(connection, tenant, session_id, row.last_seq))
+            replies = await calls.replies_of(connection, tenant, session_id, number=number, after=row.last_seq)
+            keys = [*order.keys, *replies]
+            if seq is not None:
+                start = max(0, (keys.index(seq) if seq in keys else len(keys)) - limit // 2)
+            shown = keys[start : start + limit]
+            places = await calls.places_of(connection, tenant, session_id, [key for key in shown if key > 0])
+            sent_places = [place for place in places if place.seq <= row.last_seq]
+            sent_keys = shown[: max(0, len(order.keys) - start)]
+            lines = _lines(order, sent_keys, sent_places, rebuilt, row, await _epoch_of(connection, tenant, row))
+            earlier = await _kept_earlier(connection, tenant, session_id, number, sent_places)
+        return ContextWindow(
+            call=info(row),
+            dialect=rebuilt.dialect,
+            messages=None if rebuilt.raws is None else tuple(rebuilt.raws),
+            reason=rebuilt.reason,
+            lines=(*lines, *(_reply(place) for place in places if place.seq > row.last_seq)),
+            start=start,
+            total=len(keys),
+            earlier=earlier,
+            replies=tuple(replies),
+        )
+
+    async def sent_message(self, tenant: str, session_id: str, number: int, index: int) -> tuple[bytes, str, str]:
+        """Return one message that a call sent: its bytes, its dialect and its role (empty: not stored).
+
+        Raises `NotFound`.
+        """
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
+            row = await _require_call(connection, tenant, session_id, number)
+            rebuilt = await _rebuild(connection, tenant, row)
+            if rebuilt.raws is None or not 0 <= index < len(rebuilt.raws):
+                raise NotFound("there is no such message")
+            places = await calls.places_of(connection, tenant, session_id, [rebuilt.elements[index].seq])
+        return rebuilt.raws[index], rebuilt.dialect, places[0].role if places else ""
+
+
+async def _epoch_of(connection: Connection, tenant: str, row: CallRow) -> Epoch | None:
+    return await calls.epoch_plan(connection, tenant, row.session_id, row.epoch) if row.epoch else None
+
+
+async def _kept_earlier(
+    connection: Connection, tenant: str, session_id: str, number: int, places: Sequence[MessagePlace]
+) -> dict[int, Kept]:
+    """How the call before ``number`` showed these messages; nothing for those that it did not know."""
+    row = await calls.get(connection, tenant, session_id, number - 1) if number > 1 else None
+    if row is None:
+        return {}
+    known = [place for place in places if place.seq <= row.last_seq]
+    sent = decode(row.sent) if row.sent is not None else None
+    elements: Sequence[SentMessage] = ()
+    if sent is not None:
+        with suppress(msgspec.DecodeError):
+            elements, _ = await _elements(connection, tenant, session_id, sent) or ((), {})
+    order = _Order(elements, [place.seq for place in known])
+    epoch = await _epoch_of(connection, tenant, row)
+    lines = _lines(order, [place.seq for place in known], known, _Rebuilt(elements=elements), row, epoch)
+    return {line.seq: line.kept for line in lines if line.seq is not None}
+
+
+async def _elements(
     connection: Connection, tenant: str, session_id: str, sent: SentContext
-) -> tuple[list[SentMessage], bytes | None, list[bytes] | None, str | None]:
-    """The elements, the instructions, the bytes of each element (None: they cannot be had), and why not."""
+) -> tuple[list[SentMessage], dict[bytes, bytes]] | None:
+    """The elements of a description and the literals of its blocks; None if these are gone.
+
+    Raises `msgspec.DecodeError` for blocks that are no elements.
+    """
     wanted = [*sent.blocks, *([sent.instructions] if sent.instructions else [])]
     found = await sent_contexts.literals(connection, tenant, session_id, wanted)
     if any(digest not in found for digest in wanted):
-        return [], None, None, REMOVED
+        return None
+    return [each for block in sent.blocks for each in unpack(found[block])] + unpack(sent.rest), found
+
+
+async def _rebuild(connection: Connection, tenant: str, row: CallRow) -> _Rebuilt:
+    """Rebuild what a call sent, from what is stored."""
+    sent = decode(row.sent) if row.sent is not None else None
+    if sent is None:
+        return _Rebuilt(reason=NOT_KEPT)
+    session_id = row.session_id
     try:
-        elements = [each for block in sent.blocks for each in unpack(found[block])] + unpack(sent.rest)
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        return [], None, None, ALTERED
+        read = await _elements(connection, tenant, session_id, sent)
+    except msgspec.DecodeError:
+        return _Rebuilt(dialect=sent.dialect, reason=ALTERED, rounds=sent.rounds)
+    if read is None:
+        return _Rebuilt(dialect=sent.dialect, reason=REMOVED, rounds=sent.rounds)
+    elements, found = read
     found |= await sent_contexts.literals(
         connection, tenant, session_id, (each.literal for each in elements if each.literal)
     )
     seqs = list(dict.fromkeys(each.seq for each in elements if each.seq and not each.literal))
     stored = {each.seq: each for each in await messages.content(connection, tenant, session_id, seqs)}
     raws = [_bytes_of(each, stored, found) for each in elements]
-    instructions = found.get(sent.instructions) if sent.instructions else None
-    if None in raws:
-        return elements, None, None, REMOVED
     whole = [raw for raw in raws if raw is not None]
-    if checksum(whole) != sent.checksum or len(whole) != sent.count:
-        return elements, None, None, ALTERED
-    return elements, instructions, whole, None
+    reason = None
+    if len(whole) != len(raws):
+        reason = REMOVED
+    elif checksum(whole) != sent.checksum or len(whole) != sent.count:
+        reason = ALTERED
+    return _Rebuilt(
+        dialect=sent.dialect,
+        elements=elements,
+        instructions=found.get(sent.instructions) if sent.instructions and reason is None else None,
+        raws=whole if reason is None else None,
+        reason=reason,
+        rounds=sent.rounds,
+    )
 
 
 def _bytes_of(
@@ -215,35 +332,54 @@ def _bytes_of(
     return message.raw[: element.prefix] + element.middle + message.raw[end:]
 
 
+class _Order:
+    """The lines of a context by their keys, in order: of a stored message its sequence number, of an added one
+    -1 - its index.
+
+    An added message stands in front of the first stored one that was sent behind it.
+    """
+
+    def __init__(self, elements: Sequence[SentMessage], seqs: Sequence[int]) -> None:
+        """``seqs``: the stored messages in the order of the history."""
+        known = set(seqs)
+        self.sent: dict[int, tuple[int, SentMessage]] = {}
+        added: deque[int] = deque()
+        for index, element in enumerate(elements):
+            is_known = False
+            for seq in (element.seq, *element.also) if element.also else (element.seq,):
+                if seq in known:
+                    is_known = True
+                    self.sent.setdefault(seq, (index, element))
+            if not is_known:
+                added.append(index)
+        self.keys: list[int] = []
+        for seq in seqs:
+            if added and seq in self.sent:
+                while added and added[0] < self.sent[seq][0]:
+                    self.keys.append(-1 - added.popleft())
+            self.keys.append(seq)
+        self.keys += [-1 - index for index in added]
+
+
 def _lines(
+    order: _Order,
+    keys: Sequence[int],
     places: Sequence[MessagePlace],
-    elements: Sequence[SentMessage],
-    raws: Sequence[bytes],
+    rebuilt: _Rebuilt,
     row: CallRow,
     epoch: Epoch | None,
 ) -> tuple[Line, ...]:
-    """Return one line per stored message in the order of the history, and one per added message at its position."""
+    """Return the lines of ``keys``. ``places`` has the stored messages among them."""
     known = {place.seq: place for place in places}
-    sent: dict[int, tuple[int, SentMessage]] = {}
-    for index, element in enumerate(elements):
-        for seq in (element.seq, *element.also):
-            if seq in known:
-                sent.setdefault(seq, (index, element))
-    added = [
-        (index, element)
-        for index, element in enumerate(elements)
-        if not (element.seq in known or any(seq in known for seq in element.also))
-    ]
     # The same for every turn before the cut, and asked for once: a session may have thousands.
     cut = report_cut_turns(epoch, [0])[0] if epoch is not None and epoch.number == row.epoch else None
     lines: list[Line] = []
-    waiting = deque(added)
-    for place in places:
-        at = sent.get(place.seq)
-        while at is not None and waiting and waiting[0][0] < at[0]:
-            lines.append(_added(*waiting.popleft(), raws))
-        lines.append(_sent(place, *at, row) if at is not None else _not_sent(place, row, cut))
-    lines += [_added(*each, raws) for each in waiting]
+    for key in keys:
+        if key < 0:
+            lines.append(_added(-1 - key, rebuilt.elements[-1 - key], rebuilt.raws or ()))
+        elif key in known:
+            at = order.sent.get(key)
+            lines.append(_sent(known[key], *at, row) if at is not None else _not_sent(known[key], row, cut))
     return tuple(lines)
 
 
@@ -291,6 +427,11 @@ def _not_sent(place: MessagePlace, row: CallRow, cut: TurnReport | None) -> Line
     else:
         reason = "not part of this request"
     return Line(seq=place.seq, turn=place.turn, role=place.role, kept=kept, reason=reason, tokens=place.tokens)
+
+
+def _reply(place: MessagePlace) -> Line:
+    reason = _HIDDEN.get(place.status, "the model's reply")
+    return Line(seq=place.seq, turn=place.turn, role=place.role, kept="full", reason=reason, tokens=place.tokens)
 
 
 def info(row: CallRow) -> CallInfo:

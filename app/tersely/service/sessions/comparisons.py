@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from tersely.dialects.registry import DIALECTS
 from tersely.domain.errors import NotFound, TerselyError
+from tersely.domain.history.history import DEFAULT_PRIORITY
 from tersely.domain.messages import Media, Message, Part, Reasoning, Text, ToolCall, ToolResult
 from tersely.service.common.offload import run_in_thread_if_large
-from tersely.service.sessions.calls import CallContext, Calls, Line
+from tersely.service.sessions.calls import Calls, ContextWindow, Line
 from tersely.store.db.connection import Database
 from tersely.store.history import messages
 from tersely.store.history.messages import StoredMessage
@@ -34,7 +36,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A message on both sides. ``sent`` is None where both sides are the same. ``change``: against the call before."""
+    """A message on both sides. ``sent`` is None where both sides are the same. ``change``: against the call before.
+
+    Of the call's reply, ``sent`` is what the model wrote, and ``client_blocks`` what the client received.
+    """
 
     line: Line
     client_blocks: tuple[Block, ...]
@@ -42,13 +47,15 @@ class Row:
     change: Change = ""
     is_hidden: bool = False
     pinned: bool = False
+    priority: int = DEFAULT_PRIORITY
+    is_reply: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Rows from ``start`` on, of ``total``, of a session beside a call."""
+    """Rows from ``start`` on, of ``total``, of a session beside a call and its reply."""
 
-    context: CallContext
+    context: ContextWindow
     rows: tuple[Row, ...]
     start: int
     total: int
@@ -68,25 +75,13 @@ class Comparisons:
 
         Raises `NotFound`.
         """
-        context = await self._calls.context(tenant, session_id, number)
-        before: dict[int, Line] = {}
-        if number > 1:
-            try:
-                earlier = await self._calls.context(tenant, session_id, number - 1)
-                before = {line.seq: line for line in earlier.lines if line.seq is not None}
-            except NotFound:
-                pass
-        lines = context.lines
-        if seq is not None:
-            at = next((place for place, line in enumerate(lines) if line.seq == seq), len(lines))
-            start = max(0, at - limit // 2)
-        shown = lines[start : start + limit]
-        seqs = [line.seq for line in shown if line.seq is not None]
+        context = await self._calls.window(tenant, session_id, number, start=start, limit=limit, seq=seq)
+        seqs = [line.seq for line in context.lines if line.seq is not None]
         async with self._database.reading(tenant) as connection:
             stored = {each.seq: each for each in await messages.content(connection, tenant, session_id, seqs)}
         size = sum(len(each.raw) for each in stored.values())
-        rows = await run_in_thread_if_large(size, _rows, context, shown, stored, before, number > 1)
-        return Comparison(context=context, rows=tuple(rows), start=start, total=len(lines))
+        rows = await run_in_thread_if_large(size, _rows, context, stored)
+        return Comparison(context=context, rows=tuple(rows), start=context.start, total=context.total)
 
     async def whole_text(
         self, tenant: str, session_id: str, number: int, *, seq: int | None, index: int | None, part: int
@@ -97,11 +92,7 @@ class Comparisons:
         Raises `NotFound`.
         """
         if index is not None:
-            context = await self._calls.context(tenant, session_id, number)
-            if context.messages is None or not 0 <= index < len(context.messages):
-                raise NotFound("there is no such message")
-            line = next((line for line in context.lines if line.index == index), None)
-            raw, dialect, role = context.messages[index], context.dialect, line.role if line is not None else ""
+            raw, dialect, role = await self._calls.sent_message(tenant, session_id, number, index)
         else:
             async with self._database.reading(tenant) as connection:
                 found = await messages.content(connection, tenant, session_id, [seq or 0])
@@ -114,36 +105,35 @@ class Comparisons:
         return blocks[part].text
 
 
-def _rows(
-    context: CallContext,
-    shown: tuple[Line, ...],
-    stored: dict[int, StoredMessage],
-    before: dict[int, Line],
-    has_before: bool,  # noqa: FBT001 passed through a thread by place
-) -> list[Row]:
+def _rows(context: ContextWindow, stored: Mapping[int, StoredMessage]) -> list[Row]:
+    has_before = context.call.row.number > 1
+    replies = set(context.replies)
     found = []
-    for line in shown:
+    for line in context.lines:
         message = stored.get(line.seq) if line.seq is not None else None
         client_blocks = blocks_of(message.raw, message.dialect, message.role) if message is not None else ()
+        is_reply = line.seq in replies
         sent: tuple[Block, ...] | None = None
-        if line.index is not None and context.messages is not None:
+        if is_reply and message is not None and message.model_raw is not None:
+            sent = blocks_of(message.model_raw, message.dialect, message.role)
+        elif line.index is not None and context.messages is not None:
             raw = context.messages[line.index]
             if message is None or raw != message.raw:
-                role = message.role if message is not None else ""
-                sent = blocks_of(raw, context.dialect, role)
-                sent = None if sent == client_blocks else sent
-        known = before.get(line.seq) if line.seq is not None else None
+                sent = blocks_of(raw, context.dialect, message.role if message is not None else "")
         change: Change = ""
-        if has_before and line.seq is not None:
-            change = "new" if known is None else "changed" if known.kept != line.kept else ""
+        if has_before and line.seq is not None and not is_reply:
+            known = context.earlier.get(line.seq)
+            change = "new" if known is None else "changed" if known != line.kept else ""
         found.append(
             Row(
                 line=line,
                 client_blocks=client_blocks,
-                sent=sent,
+                sent=None if sent == client_blocks else sent,
                 change=change,
                 is_hidden=message is not None and not message.client_visible,
                 pinned=message is not None and message.pinned,
+                priority=message.priority if message is not None else DEFAULT_PRIORITY,
+                is_reply=is_reply,
             )
         )
     return found

@@ -40,6 +40,17 @@ ROWS = f"""
 SELECT seq, turn, place, tokens, role, status, model_visible, client_visible FROM messages
 WHERE {HERE} AND seq <= $3 ORDER BY place, seq
 """
+PLACES_OF = f"""
+SELECT seq, turn, place, tokens, role, status, model_visible, client_visible FROM messages
+WHERE {HERE} AND seq = ANY($3::bigint[]) ORDER BY place, seq
+"""
+SEQS = f"SELECT coalesce(array_agg(seq ORDER BY place, seq), '{{}}') FROM messages WHERE {HERE} AND seq <= $3"
+# Other calls of the session may store messages between a call's request and its reply.
+MOST_BETWEEN = 1_000
+REPLIES = f"""
+SELECT seq FROM messages
+WHERE {HERE} AND seq > $3 AND seq <= $3 + {MOST_BETWEEN} AND call = $4 AND client_visible ORDER BY place, seq
+"""
 GROUPS = {
     "day": "to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')",
     "model": "model",
@@ -182,6 +193,21 @@ async def epoch_plan(connection: Connection, tenant: str, session_id: str, numbe
 async def places(connection: Connection, tenant: str, session_id: str, last: int) -> list[MessagePlace]:
     """The messages up to ``last``, in the order of the history."""
     return [MessagePlace(**dict(row)) for row in await connection.fetch(ROWS, tenant, session_id, last)]
+
+
+async def places_of(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> list[MessagePlace]:
+    """Those of these messages that are stored, in the order of the history."""
+    return [MessagePlace(**dict(row)) for row in await connection.fetch(PLACES_OF, tenant, session_id, list(seqs))]
+
+
+async def seqs_up_to(connection: Connection, tenant: str, session_id: str, last: int) -> list[int]:
+    """The sequence numbers up to ``last``, in the order of the history. O(length), but cheap for each message."""
+    return list(await connection.fetchval(SEQS, tenant, session_id, last))
+
+
+async def replies_of(connection: Connection, tenant: str, session_id: str, *, number: int, after: int) -> list[int]:
+    """The messages that the client received in reply to a call. ``after``: the last message that the call knew."""
+    return [row["seq"] for row in await connection.fetch(REPLIES, tenant, session_id, after, number)]
 
 
 async def costs(connection: Connection, tenant: str, session_id: str) -> tuple[float, float] | None:
