@@ -60,6 +60,7 @@ from tersely.service.search.queries import Queries
 from tersely.service.search.session_search import Searcher
 from tersely.service.search.tenant_search import TenantSearch
 from tersely.service.sessions.activity import Activity
+from tersely.service.sessions.artifact_removal import ArtifactRemoval
 from tersely.service.sessions.artifacts import Artifacts
 from tersely.service.sessions.calls import Calls
 from tersely.service.sessions.cleanup import Cleanup
@@ -410,6 +411,7 @@ def _services(
         stats=StatsReader(database, configs, previews, base.summarizer.config, clock=clock),
         event_stream=EventStream(database),
         artifacts=abilities.artifacts,
+        artifact_removal=ArtifactRemoval(database, sessions, clock=clock),
         compactions=compactions,
         notes=abilities.notes,
         memos=abilities.memos,
@@ -484,6 +486,7 @@ def _console_routes(settings: Settings, base: _Base, services: Services, auth: A
                 monotonic=time.perf_counter,
             ),
             artifacts=services.artifacts,
+            artifact_removal=services.artifact_removal,
             replays=replays,
             lifetime=settings.cache_ttl,
             is_guarded=settings.auth == "keys",

@@ -129,3 +129,43 @@ async def test_unknown_artifacts_and_another_tenants_are_not_found(guarded: Api,
     assert (await fetch(guarded, **theirs)).status_code == 404
     assert (await fetch(guarded, "0" * 64, **ours)).status_code == 404
     assert (await fetch(guarded, **ours)).status_code == 200
+
+
+async def test_deleted_output_is_nowhere_any_more(api: Api) -> None:
+    for session in ("s", "other"):
+        assert (await api.append(session, *exchange(LARGE), {"role": "user", "content": "and now?"})).status_code == 201
+    before = (await api.http.get("/api/sessions/s")).json()["tokens"]
+    assert (await api.http.delete(f"/api/artifacts/{SHA}")).status_code == 204
+    assert (await fetch(api)).status_code == 404
+    assert (await api.http.delete(f"/api/artifacts/{SHA}")).status_code == 404
+    for session in ("s", "other"):
+        listed = (await api.http.get(f"/api/sessions/{session}/messages?view=all")).json()["items"]
+        assert [each["role"] for each in listed] == ["user", "assistant", "tool", "user"]
+        assert listed[2]["raw"]["content"] == f"[Tool output of {len(LARGE):,} characters: deleted]"
+        assert listed[2]["raw"]["tool_call_id"] == "c"
+        shown = (await api.http.post(f"/api/sessions/{session}/context", json={"strategy": "full"})).text
+        assert "deleted]" in shown
+        assert "line 7 " not in shown
+        found = await api.http.post(f"/api/sessions/{session}/search", json={"mode": "search", "query": "line 7"})
+        assert found.json()["excerpts"] == []
+    assert (await api.http.get("/api/sessions/s")).json()["tokens"] < before / 10
+
+
+async def test_client_that_resends_a_deleted_output_goes_on_in_its_session(api: Api, database: Database) -> None:
+    history = exchange(LARGE)
+    with scripted() as model:
+        async with serve(database.dsn, upstream=model.url) as api:
+            body = {"model": MODEL, "messages": history}
+            first = await api.http.post("/v1/chat/completions", json=body, timeout=30)
+            session = first.headers["x-tersely-session"]
+            assert (await api.http.delete(f"/api/artifacts/{SHA}")).status_code == 204
+            reply = first.json()["choices"][0]["message"]
+            body["messages"] = [*history, reply, {"role": "user", "content": "go on"}]
+            again = await api.http.post("/v1/chat/completions", json=body, timeout=30)
+            assert again.status_code == 200
+            assert again.headers["x-tersely-session"] == session
+            stored = (await api.http.get(f"/api/sessions/{session}/messages")).json()["items"]
+    roles = ["user", "assistant", "tool", "assistant", "user", "assistant"]
+    assert [each["role"] for each in stored] == roles
+    # The scripted model repeats the beginning of what it was sent.
+    assert "line 7 " not in json.dumps([each for each in stored if each["role"] != "assistant"])

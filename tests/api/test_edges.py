@@ -73,6 +73,7 @@ OTHERS: list[tuple[str, str, object]] = [
     ("GET", "/api/memos/m1", None),
     ("DELETE", "/api/memos/m1", None),
     ("GET", f"/api/artifacts/{SHA}", None),
+    ("DELETE", f"/api/artifacts/{SHA}", None),
     ("GET", "/api/memory", None),
     ("DELETE", "/api/memory?day=2026-01-01", None),
     ("POST", "/api/memory/search", {"query": "x"}),

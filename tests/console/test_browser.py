@@ -184,10 +184,24 @@ def test_the_keyboard_alone_opens_a_session(watched: Watched, demo: Demo) -> Non
 
 def test_a_pin_is_set_and_taken_away(watched: Watched, demo: Demo) -> None:
     page = watched.open("console/session", id=demo.other, seq=2)
-    page.locator("#m2 .pin button").click()
+    page.get_by_role("link", name="Pin message 2").click()
+    expect(page.get_by_role("alert")).to_contain_text("The next context")
+    page.get_by_role("button", name="Pin the message").click()
     expect(page.locator("#m2 .role").first).to_contain_text("pinned")
-    page.locator("#m2 .pin button").click()
+    page.get_by_role("link", name="Unpin message 2").click()
+    page.get_by_role("button", name="Unpin the message").click()
     expect(page.locator("#m2 .role").first).not_to_contain_text("pinned")
+
+
+def test_priority_is_set_after_it_was_shown_what_that_changes(watched: Watched, demo: Demo) -> None:
+    page = watched.open("console/session", id=demo.other, seq=2)
+    page.get_by_role("link", name="Priority of message 2").click()
+    page.get_by_label("Priority").fill("80")
+    page.get_by_role("button", name="See what changes").click()
+    expect(page.get_by_role("alert")).to_contain_text("The next context")
+    expect(page.get_by_role("alert")).to_contain_text("50 now")
+    page.get_by_role("button", name="Set the priority to 80").click()
+    expect(page.locator("#m2 .role").first).to_contain_text("priority 80")
 
 
 def test_another_strategy_is_tried_and_kept(watched: Watched, demo: Demo) -> None:
@@ -212,6 +226,7 @@ def test_a_turn_is_dropped_after_it_was_shown_what_that_changes(watched: Watched
     page = watched.open("console/session/hands", id=demo.other)
     page.get_by_role("link", name="Drop t1").click()
     expect(page.get_by_role("alert")).to_contain_text("messages")
+    expect(page.get_by_role("alert")).to_contain_text("full now, left out then")
     page.get_by_role("button", name="Drop a turn").click()
     expect(page.locator("tr", has_text="t1").last).to_contain_text("dropped")
 
@@ -397,6 +412,10 @@ def test_artifact_is_shown_as_text(watched: Watched, demo: Demo) -> None:
     page.locator(".plain a.mono").first.click()
     expect(page.get_by_role("region", name="Tool output")).to_contain_text("<i>line</i>")
     assert page.locator("pre i").count() == 0
+    page.get_by_role("link", name="Delete…").click()
+    expect(page.get_by_role("alert")).to_contain_text("deleted for good")
+    page.get_by_role("button", name="Delete the output").click()
+    expect(page.get_by_text("No tool output was large enough")).to_be_visible()
 
 
 def test_live_shows_states_and_refusals(watched: Watched, demo: Demo) -> None:

@@ -20,6 +20,7 @@ from tersely.console.router import Seen, Upload, View
 from tersely.console.strategy_form import POLICIES, parameter_fields, write_policy, write_strategy
 from tersely.console.strip import MOST, draw
 from tersely.domain.errors import InvalidRequest, NotFound, StoreUnavailable, TerselyError
+from tersely.domain.history.history import IMPORTANT, MAX_PRIORITY
 from tersely.domain.history.turns import write_turn_id
 from tersely.domain.limits import Limits
 from tersely.service.common.call_board import CallBoard, Note, RunningCall
@@ -32,15 +33,17 @@ from tersely.service.money.savings import Savings
 from tersely.service.replays.replays import MAX_BYTES, MAX_SECONDS, ReplayOptions, Replays
 from tersely.service.search.tenant_search import Mode, TenantSearch
 from tersely.service.sessions.activity import Activity, Happening
+from tersely.service.sessions.artifact_removal import ArtifactRemoval
 from tersely.service.sessions.artifacts import Artifacts
 from tersely.service.sessions.calls import Calls
 from tersely.service.sessions.compactions import CompactionOptions, Compactions
-from tersely.service.sessions.comparisons import MAX_CHARS, Comparisons, readable
+from tersely.service.sessions.comparisons import MAX_CHARS, Comparisons, blocks_of, readable
 from tersely.service.sessions.notes import Notes
 from tersely.service.sessions.pins import Pins
-from tersely.service.sessions.previews import Preview, PreviewRequest, Previews
+from tersely.service.sessions.previews import Edit, Preview, PreviewRequest, Previews
 from tersely.service.sessions.sessions import Change, Sessions
 from tersely.service.summaries.daily_memory import DailyMemory
+from tersely.store.history.messages import StoredMessage
 from tersely.store.history.session_lists import Narrowing, Sort
 from tersely.store.ops.activity import RunningCall as StoredCall
 from tersely.store.ops.calls import CallRow, GroupBy
@@ -52,9 +55,16 @@ PAGE = 50
 LIVE = timedelta(seconds=60)
 PERIODS = {"1": "Today", "7": "7 days", "30": "30 days", "365": "A year"}
 SORTS = {"last_call": "Last call", "saved": "Tokens saved", "tokens": "Tokens stored", "created": "Newest"}
+PRIORITY_TEXT = (
+    f"From {IMPORTANT} on a message counts as important: strategy tiered keeps its turn at a higher level. "
+    "Other strategies do not look at it."
+)
 ACTIONS = {
     "undo": ("Take back the last turn", "The last turn is hidden from every context. It stays stored."),
     "drop": ("Drop a turn", "The turn is hidden from every context. It stays stored."),
+    "pin": ("Pin the message", "It stays in every context, whatever is cut, with the tool calls that belong to it."),
+    "unpin": ("Unpin the message", "It is cut like every other message from now on."),
+    "priority": ("Set the priority", PRIORITY_TEXT),
     "compact": ("Compact now", "Everything before the last turn is summarised, and a new epoch starts."),
     "clear": ("Clear the context", "The next call starts with an empty context. History and memory stay."),
     "delete": ("Delete the session", "The session and all that belongs to it is deleted for good."),
@@ -75,6 +85,7 @@ LIMIT_TEXTS = {
     "money_per_month": "USD per month",
     "stored_bytes": "stored bytes",
 }
+MESSAGE_ACTIONS = ("pin", "unpin", "priority")
 MAX_ARTIFACT = 500_000
 """Characters of an artifact that a page shows."""
 PATIENCE = 8.0
@@ -102,6 +113,7 @@ class Sources:
     tenants: Tenants
     operations: Operations
     artifacts: Artifacts
+    artifact_removal: ArtifactRemoval
     replays: Replays
     lifetime: float
     is_guarded: bool
@@ -148,7 +160,7 @@ class Views:
         return {
             "session/strategy": self.set_strategy,
             "session/act": self.act,
-            "session/pin": self.pin,
+            "session/artifact/delete": self.delete_artifact,
             "session/state": self.put_state,
             "session/scratchpad": self.put_scratchpad,
             "memory/memo": self.delete_memo,
@@ -260,8 +272,13 @@ class Views:
         text = readable(content.decode("utf-8", "replace"))
         return self._render(
             seen, "artifact.html", "sessions", sha=seen.get("sha"), session_id=seen.get("id"), size=len(content),
-            text=text[:MAX_ARTIFACT], is_cut=len(text) > MAX_ARTIFACT,
+            text=text[:MAX_ARTIFACT], is_cut=len(text) > MAX_ARTIFACT, act=seen.get("act"),
         )  # fmt: skip
+
+    async def delete_artifact(self, seen: Seen) -> Response:
+        """Delete a tool output for good."""
+        await self._of.artifact_removal.delete(seen.tenant, seen.get("sha"))
+        return _go(seen.link("session/memory", id=seen.get("id")))
 
     async def show_children(self, seen: Seen) -> Response:
         """The subagents of a session, as rows under it."""
@@ -335,18 +352,48 @@ class Views:
             seen.tenant, session_id, after=max(0, listed.session.turns - 50), limit=50
         )
         live = [turn for turn in turns if turn.status == "live"]
-        turn = None
+        turn = message = None
         if act == "undo":
             turn = live[-1] if live else None
         elif act == "drop":
             turn = next((each for each in live if each.turn == seen.number("turn")), None)
+        elif act in MESSAGE_ACTIONS:
+            message = await self._of.pins.get(seen.tenant, session_id, seen.number("seq", 0) or 0)
+        priority = seen.number("priority", None if message is None else message.priority, most=MAX_PRIORITY)
+        change = self._edit(seen, act, None if turn is None else turn.turn, priority)
         before = after = None
-        if act == "compact":
-            before, _ = await self._preview(seen.tenant, session_id, PreviewRequest())
+        trouble = ""
+        if act == "compact" or change is not None:
+            before, trouble = await self._preview(seen.tenant, session_id, PreviewRequest())
+        if change is not None and before is not None:
+            after, trouble = await self._preview_after(seen.tenant, session_id, change)
         return self._render(
             seen, "hands.html", "sessions", tab="hands", listed=listed, turns=list(reversed(turns)), act=act,
-            actions=ACTIONS, turn=turn, before=before, after=after, turn_id=write_turn_id,
+            actions=ACTIONS, turn=turn, before=before, after=after, turn_id=write_turn_id, message=message,
+            priority=priority, trouble=trouble, call=seen.get("call"), changes=_changes(before, after),
+            text="" if message is None else _first_words(message),
         )  # fmt: skip
+
+    def _edit(self, seen: Seen, act: str, turn: int | None, priority: int | None) -> Edit | None:
+        """Return what an action does, to be tried out; None for actions that cannot be."""
+        of, tenant, session_id = self._of, seen.tenant, seen.get("id")
+        seq = seen.number("seq", 0) or 0
+        if act in ("undo", "drop") and turn is not None:
+            status: Literal["undone", "dropped"] = "undone" if act == "undo" else "dropped"
+            return lambda connection: of.sessions.hide_within(connection, tenant, session_id, turn, status)
+        if act in ("pin", "unpin"):
+            return lambda connection: of.pins.pin_within(connection, tenant, session_id, seq, pinned=act == "pin")
+        if act == "priority":
+            return lambda connection: of.pins.set_priority_within(connection, tenant, session_id, seq, priority or 0)
+        return None
+
+    async def _preview_after(self, tenant: str, session_id: str, change: Edit) -> tuple[Preview | None, str]:
+        try:
+            return await self._of.previews.build_after(tenant, session_id, change), ""
+        except NotFound:
+            raise
+        except TerselyError as error:
+            return None, error.detail
 
     async def act(self, seen: Seen) -> Response:
         """Do what was confirmed."""
@@ -357,6 +404,14 @@ class Views:
                 await of.sessions.undo(tenant, session_id)
             case "drop":
                 await of.sessions.drop(tenant, session_id, seen.number("turn", 0, most=2**31 - 1) or 0)
+            case "pin" | "unpin":
+                seq = seen.number("seq", 0) or 0
+                await of.pins.pin(tenant, session_id, seq, pinned=act == "pin")
+                return _go(seen.link("session", id=session_id, call=seen.get("call"), seq=seq))
+            case "priority":
+                seq = seen.number("seq", 0) or 0
+                await of.pins.set_priority(tenant, session_id, seq, seen.number("priority", 50, most=MAX_PRIORITY) or 0)
+                return _go(seen.link("session", id=session_id, call=seen.get("call"), seq=seq))
             case "compact":
                 await of.compactions.compact(tenant, session_id, CompactionOptions())
             case "clear":
@@ -367,15 +422,6 @@ class Views:
             case _:
                 raise InvalidRequest("there is no such action", field="act")
         return _go(seen.link("session/hands", id=session_id, done=act))
-
-    async def pin(self, seen: Seen) -> Response:
-        """Pin a message or let it go, or set its priority."""
-        session_id, seq = seen.get("id"), seen.number("seq", 0) or 0
-        if seen.get("priority"):
-            await self._of.pins.set_priority(seen.tenant, session_id, seq, seen.number("priority", 50, most=100) or 0)
-        else:
-            await self._of.pins.pin(seen.tenant, session_id, seq, pinned=seen.get("pinned") == "1")
-        return _go(seen.link("session", id=session_id, call=seen.get("call"), seq=seq))
 
     # Memory
 
@@ -750,6 +796,25 @@ def _marked(text: str, query: str) -> list[tuple[bool, str]]:
         found += [(False, text[plain:place]), (True, text[place : place + len(hit)])]
         place = plain = place + len(hit)
     return [*found, (False, text[plain:])]
+
+
+def _changes(before: Preview | None, after: Preview | None) -> list[tuple[int, str, str]]:
+    """Return the turns that one context shows otherwise than the other: (turn, now, then)."""
+    if before is None or after is None:
+        return []
+    now = {turn.turn: turn.kept for turn in before.turns}
+    then = {turn.turn: turn.kept for turn in after.turns}
+    return [
+        (turn, now.get(turn, "left_out"), then.get(turn, "left_out"))
+        for turn in sorted({*now, *then})
+        if now.get(turn, "left_out") != then.get(turn, "left_out")
+    ]
+
+
+def _first_words(message: StoredMessage) -> str:
+    """Return the beginning of a message's text."""
+    blocks = blocks_of(message.raw, message.dialect, message.role, 400)
+    return " ".join(block.text for block in blocks if block.kind != "injected")[:160]
 
 
 def _go(path: str) -> RedirectResponse:

@@ -16,6 +16,7 @@ from tersely.service.search.queries import Queries
 from tersely.service.search.session_search import Searcher
 from tersely.service.search.tenant_search import TenantSearch
 from tersely.service.sessions.activity import Activity
+from tersely.service.sessions.artifact_removal import ArtifactRemoval
 from tersely.service.sessions.artifacts import Artifacts
 from tersely.service.sessions.calls import Calls
 from tersely.service.sessions.commands import Commands
@@ -49,6 +50,7 @@ class Services:
     stats: StatsReader
     event_stream: EventStream
     artifacts: Artifacts
+    artifact_removal: ArtifactRemoval
     compactions: Compactions
     notes: Notes
     memos: Memos

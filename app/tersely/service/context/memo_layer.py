@@ -7,7 +7,9 @@ new message. In front of the message they stay the same as long as the message i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from typing import Protocol
 
 from tersely.dialects.dialect import Dialect
 from tersely.service.context.history import History
@@ -15,12 +17,19 @@ from tersely.service.memos.selection import choose_memos, memo_limit, with_memos
 from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.service.recognition.session_lookup import SessionMatch
 from tersely.store.commit.records import HiddenReplyParts
-from tersely.store.db.connection import Database
+from tersely.store.db.connection import Connection
 from tersely.strategies.presets import Strategy
 
 
+class Source(Protocol):
+    """Where connections come from: a database, or a transaction of it."""
+
+    def reading(self, tenant: str, *, limit: float | None = None) -> AbstractAsyncContextManager[Connection]:
+        """Return a connection to read with."""
+
+
 async def with_memos(
-    database: Database,
+    source: Source,
     tenant: str,
     match: SessionMatch,
     history: History,
@@ -42,7 +51,7 @@ async def with_memos(
     index = placed.get(last.seq)
     if index is None or not last.message.text:
         return history, {}
-    async with database.reading(tenant) as connection:
+    async with source.reading(tenant) as connection:
         (text,) = await choose_memos(connection, tenant, [last.message.text], limit=most)
     if not text:
         return history, {}

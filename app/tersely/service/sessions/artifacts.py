@@ -33,12 +33,18 @@ class Artifacts:
 
         Raises `InvalidRequest` for what is no SHA-256 in lower-case hex, and `NotFound`.
         """
-        if not _SHA256.fullmatch(sha256):
-            raise InvalidRequest("sha256 must be 64 hex digits in lower case", field="sha256")
+        digest = digest_of(sha256)
         async with self._database.reading(tenant, limit=LIMIT) as connection:
-            stored = await artifacts.find(connection, tenant, bytes.fromhex(sha256))
+            stored = await artifacts.find(connection, tenant, digest)
         if stored is not None:
             for result in dialect_of(stored.dialect).read_message(stored.raw).results:
                 if output_digest(result.text) == sha256:
                     return result.text.encode("utf-8", "surrogatepass")
         raise NotFound("there is no such artifact")
+
+
+def digest_of(sha256: str) -> bytes:
+    """Return the bytes of a SHA-256 in lower-case hex. Raises `InvalidRequest` for what is none."""
+    if not _SHA256.fullmatch(sha256):
+        raise InvalidRequest("sha256 must be 64 hex digits in lower case", field="sha256")
+    return bytes.fromhex(sha256)

@@ -26,25 +26,42 @@ class Pins:
         self._database = database
         self._clock = clock
 
+    async def get(self, tenant: str, session_id: str, seq: int) -> StoredMessage:
+        """Return a message, whatever its status. Raises `NotFound`."""
+        async with self._database.reading(tenant) as connection:
+            return await require_message(connection, tenant, session_id, seq)
+
     async def pin(self, tenant: str, session_id: str, seq: int, *, pinned: bool) -> StoredMessage:
         """Pin a message, even if it was cut long ago, or unpin it."""
         async with self._database.transaction(tenant) as connection:
-            session, message = await _lock(connection, tenant, session_id, seq)
-            if message.pinned != pinned:
-                await marks.pin(connection, tenant, session, seq, self._clock(), pinned=pinned)
-                await _carry(connection, tenant, session, message, pinned=pinned)
-            return await require_message(connection, tenant, session_id, seq)
+            return await self.pin_within(connection, tenant, session_id, seq, pinned=pinned)
+
+    async def pin_within(
+        self, connection: Connection, tenant: str, session_id: str, seq: int, *, pinned: bool
+    ) -> StoredMessage:
+        """Do what `pin` does, in a transaction of the caller's."""
+        session, message = await _lock(connection, tenant, session_id, seq)
+        if message.pinned != pinned:
+            await marks.pin(connection, tenant, session, seq, self._clock(), pinned=pinned)
+            await _carry(connection, tenant, session, message, pinned=pinned)
+        return await require_message(connection, tenant, session_id, seq)
 
     async def set_priority(self, tenant: str, session_id: str, seq: int, priority: int) -> StoredMessage:
         """Set the priority of a message, 0 to 100; from 75 on it counts as important. Raises `InvalidRequest`."""
+        async with self._database.transaction(tenant) as connection:
+            return await self.set_priority_within(connection, tenant, session_id, seq, priority)
+
+    async def set_priority_within(
+        self, connection: Connection, tenant: str, session_id: str, seq: int, priority: int
+    ) -> StoredMessage:
+        """Do what `set_priority` does, in a transaction of the caller's."""
         if not 0 <= priority <= MAX_PRIORITY:
             raise InvalidRequest(f"priority must be from 0 to {MAX_PRIORITY}, not {priority}", field="priority")
-        async with self._database.transaction(tenant) as connection:
-            session, message = await _lock(connection, tenant, session_id, seq)
-            if message.priority != priority:
-                edits = (message.priority >= IMPORTANT) != (priority >= IMPORTANT)
-                await marks.set_priority(connection, tenant, session, seq, priority, self._clock(), edits=edits)
-            return await require_message(connection, tenant, session_id, seq)
+        session, message = await _lock(connection, tenant, session_id, seq)
+        if message.priority != priority:
+            edits = (message.priority >= IMPORTANT) != (priority >= IMPORTANT)
+            await marks.set_priority(connection, tenant, session, seq, priority, self._clock(), edits=edits)
+        return await require_message(connection, tenant, session_id, seq)
 
 
 async def _carry(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -22,7 +23,7 @@ from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.context.fixed_tokens import budget_outside_calls
 from tersely.service.context.history import History
 from tersely.service.context.loading import load_history
-from tersely.service.context.memo_layer import with_memos
+from tersely.service.context.memo_layer import Source, with_memos
 from tersely.service.context.rendering import render_messages
 from tersely.service.context.retrieval import Retriever
 from tersely.service.context.stored_messages import restore_reply
@@ -82,6 +83,26 @@ class Preview:
     levels: tuple[LevelSize, ...] = ()
 
 
+Edit = Callable[[Connection], Awaitable[object]]
+
+
+class _RolledBack(Exception):
+    """Ends a transaction without what it changed."""
+
+
+class _Within:
+    """Reads within one transaction, and so what it has changed."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @asynccontextmanager
+    async def reading(self, tenant: str, *, limit: float | None = None) -> AsyncIterator[Connection]:
+        """Return the transaction's connection."""
+        del tenant, limit
+        yield self._connection
+
+
 class Previews:
     """Build contexts as the proxy does, to look at or to call a model without the proxy."""
 
@@ -102,12 +123,28 @@ class Previews:
 
     async def build(self, tenant: str, session_id: str, request: PreviewRequest) -> Preview:
         """Raises `NotFound`, `InvalidRequest`, and `ContextTooLarge` when nothing valid fits the window."""
+        return await self._build(self._database, tenant, session_id, request)
+
+    async def build_after(self, tenant: str, session_id: str, change: Edit) -> Preview:
+        """Preview the context after ``change``, which is made in a transaction that is rolled back.
+
+        Raises as `build`, and whatever ``change`` raises.
+        """
+        found: list[Preview] = []
+        with suppress(_RolledBack):
+            async with self._database.transaction(tenant, limit=LIMIT) as connection:
+                await change(connection)
+                found.append(await self._build(_Within(connection), tenant, session_id, PreviewRequest()))
+                raise _RolledBack
+        return found[0]
+
+    async def _build(self, source: Source, tenant: str, session_id: str, request: PreviewRequest) -> Preview:
         dialect = dialect_of(request.dialect)
         strategy, epoch = as_setting(request.strategy), as_setting(request.epoch)
         self._configs.check(strategy=strategy, epoch=epoch)
         incoming = hash_history(read_messages(request.messages, dialect))
         counts = await tokens.count_messages(incoming.messages, "")
-        async with self._database.reading(tenant, limit=LIMIT) as connection:
+        async with source.reading(tenant, limit=LIMIT) as connection:
             session = await sessions.get(connection, tenant, session_id)
             if session is None:
                 raise NotFound("there is no such session")
@@ -131,9 +168,9 @@ class Previews:
             history = await load_history(connection, tenant, found, incoming, dialect, config, budget, counts=counts)
         restore = partial(restore_reply, dialect)
         history = await self._retriever.with_past(tenant, found, history, config.strategy, incoming, dialect, restore)
-        history, _ = await with_memos(self._database, tenant, found, history, config.strategy, incoming, dialect)
+        history, _ = await with_memos(source, tenant, found, history, config.strategy, incoming, dialect)
         built = await run_in_thread_if_large(history.size, build, history, config, budget, request.model)
-        async with self._database.reading(tenant, limit=LIMIT) as connection:
+        async with source.reading(tenant, limit=LIMIT) as connection:
             reports, omitted = await _turns(connection, tenant, session, built)
         instructions, laid_out = _render(built, dialect, history, incoming, found, config)
         texts = [dialect.read_message(raw).text for raw in instructions]

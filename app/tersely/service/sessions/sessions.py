@@ -19,7 +19,7 @@ from tersely.service.context.loading import first_seq_replanned
 from tersely.service.context.visible_states import take_visible_states
 from tersely.service.summaries.memory_updates import MemoryUpdates
 from tersely.store.commit import turns
-from tersely.store.commit.turns import TurnRow
+from tersely.store.commit.turns import Hidden, TurnRow
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history import session_lists, sessions
 from tersely.store.history.session_lists import ListedSession, Narrowing, Place, Sort
@@ -166,6 +166,13 @@ class Sessions:
             row = await _require_turn(connection, tenant, session_id, turn)
         await self.rewrite_memory(tenant, session, memory_runs)
         return row
+
+    async def hide_within(
+        self, connection: Connection, tenant: str, session_id: str, turn: int, status: Hidden
+    ) -> None:
+        """Hide a turn in a transaction of the caller's, without what follows from it for the memory."""
+        session = await _lock(connection, tenant, session_id)
+        await turns.hide(connection, tenant, session, turn, status, self._clock())
 
     async def undo(self, tenant: str, session_id: str) -> TurnRow:
         """Take the last turn back. `Conflict` when there is none."""

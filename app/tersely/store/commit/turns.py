@@ -19,6 +19,7 @@ from tersely.domain.history.sessions import Session
 from tersely.store.commit.writer import LAST_TURN
 from tersely.store.db.connection import Connection
 from tersely.store.history import artifacts, sent_contexts
+from tersely.store.history.messages import StoredMessage
 from tersely.store.history.sessions import COLUMNS, read_epoch, session_from, write_epoch
 from tersely.store.notes import daily_memory as memory
 from tersely.store.notes import states, summaries
@@ -67,6 +68,8 @@ WHERE {BY_TURN} AND turn = $3 AND (status = 'live' OR (status = 'dropped' AND NO
 REMOVE = f"""
 UPDATE messages SET status = 'removed', raw = ''::bytea, model_raw = NULL, tokens = 0 WHERE {BY_TURN} AND turn = $3
 """
+REPLACE = f"UPDATE messages SET raw = $4, model_raw = $5, tokens = $6 WHERE {HERE} AND seq = $3"
+FORGET_TERSE_OF = f"DELETE FROM terse WHERE {HERE} AND seq = $3"
 FORGET_TERSE = f"DELETE FROM terse WHERE {HERE} AND turn = $3"
 FORGET_PLANS = f"SELECT number, plan FROM epochs WHERE {HERE}"
 SET_PLAN = f"UPDATE epochs SET plan = $4 WHERE {HERE} AND number = $3"
@@ -207,6 +210,42 @@ async def remove(
     seqs = [row["seq"] for row in rows]
     await connection.execute(REMOVE, tenant, session.id, turn)
     await connection.execute(FORGET_TERSE, tenant, session.id, turn)
+    before_cut = sum(row["tokens"] for row in rows if row["status"] == "live" and row["seq"] < session.cut)
+    return await _forget_quotes(
+        connection, tenant, session, seqs, sum(row["tokens"] for row in rows), before_cut=before_cut, now=now
+    )
+
+
+async def replace_content(
+    connection: Connection, tenant: str, session: Session, message: StoredMessage, *, tokens: int, now: datetime
+) -> list[tuple[Run, ...]]:
+    """Store ``message`` with its bytes in place of what is stored, which had ``tokens`` more, and forget whatever was
+    made of it. The session must be locked.
+
+    The message keeps its digest, so that a client that goes on sending the old content is understood. The ranges that
+    the memory spoke of are to be told anew.
+    """
+    values = (message.raw, message.model_raw, message.tokens)
+    await connection.execute(REPLACE, tenant, session.id, message.seq, *values)
+    await connection.execute(FORGET_TERSE_OF, tenant, session.id, message.seq)
+    before_cut = tokens if message.status == "live" and message.seq < session.cut else 0
+    return await _forget_quotes(connection, tenant, session, [message.seq], tokens, before_cut=before_cut, now=now)
+
+
+async def _forget_quotes(
+    connection: Connection,
+    tenant: str,
+    session: Session,
+    seqs: Sequence[int],
+    tokens: int,
+    *,
+    before_cut: int,
+    now: datetime,
+) -> list[tuple[Run, ...]]:
+    """Delete what was made of these messages. ``tokens`` of them are stored no more, ``before_cut`` of these were cut.
+
+    Returns the ranges that the memory spoke of.
+    """
     await states.forget(connection, tenant, session.id, seqs)
     await states.forget_rebuilt(connection, tenant, session.id, min(seqs))
     await artifacts.forget(connection, tenant, session.id, seqs)
@@ -217,9 +256,8 @@ async def remove(
     for record in await connection.fetch(FORGET_PLANS, tenant, session.id):
         plan = _forgetting(read_epoch(record["plan"]), seqs, 0)
         await connection.execute(SET_PLAN, tenant, session.id, record["number"], write_epoch(plan))
-    before_cut = sum(row["tokens"] for row in rows if row["status"] == "live" and row["seq"] < session.cut)
     current = _forgetting(session.plan, seqs, before_cut) if session.plan else None
-    await set_edited(connection, tenant, session, current, sum(row["tokens"] for row in rows), now)
+    await set_edited(connection, tenant, session, current, tokens, now)
     return told
 
 
