@@ -16,7 +16,7 @@ from tersely.dialects.anthropic.read import read_message, read_reply, read_usage
 from tersely.dialects.anthropic.stream import ReplyStream
 from tersely.dialects.anthropic.whole import split_reply
 from tersely.dialects.anthropic.write import as_input, restore_reply
-from tersely.dialects.dialect import Reply
+from tersely.dialects.dialect import UNCHANGED, ClientView, Reply
 from tersely.dialects.wire.sse import SseDecoder
 from tersely.domain.text.tags import NOTHING, TagKinds
 from tests.dialects.recordings import MISSING, cut, replies
@@ -30,7 +30,7 @@ needs_recordings = pytest.mark.skipif(not STREAMS, reason=MISSING)
 
 
 def run(chunks: list[bytes], *, extract: TagKinds = TERSE) -> tuple[bytes, Reply]:
-    reader = ReplyStream(tags=extract, strip_usage=False)
+    reader = ReplyStream(ClientView(tags=extract))
     sent = b"".join([reader.feed(chunk) for chunk in chunks])
     return sent + reader.close(), reader.reply
 
@@ -184,7 +184,7 @@ def _can_hold(raw: bytes) -> bool:
 def test_recorded_bodies_come_through_byte_for_byte(path: Path):
     body = path.read_bytes()
     for extract in (NOTHING, TERSE, BOTH):
-        sent, reply = split_reply(body, extract)
+        sent, reply = split_reply(body, ClientView(tags=extract))
         assert sent is body
         (choice,) = reply.choices
         expected = json.loads(body)
@@ -370,7 +370,7 @@ def test_unknown_events_pass_through(junk: bytes):
 
 @pytest.mark.parametrize("size", [50_000, 100_000, 400_000])
 def test_an_event_beyond_the_limit_goes_through(size: int):
-    reader = ReplyStream(tags=TERSE, strip_usage=False, max_event=70_000)
+    reader = ReplyStream(ClientView(tags=TERSE), max_event=70_000)
     huge = delta("x" * 150_000)
     before = [HEAD, start(), delta("a" + TAG), delta("<")]
     stream = b"".join([*before, huge, stop(), *words("b", TAG, index=1), LAST, DONE])
@@ -406,7 +406,10 @@ def test_the_cuts_do_not_matter(first: list[str], second: list[str], places: lis
     assert [block["text"] for block in json.loads(choice.model_message)["content"]] == ["".join(first), "".join(second)]
     shown = json.loads(choice.client_message)["content"]
     assert shown == assembled(whole[0])
-    assert split_reply(_as_body(choice.model_message), extract)[1].choices[0].client_message == choice.client_message
+    assert (
+        split_reply(_as_body(choice.model_message), ClientView(tags=extract))[1].choices[0].client_message
+        == choice.client_message
+    )
     if choice.client_message != choice.model_message:
         echo = read_message(restore_reply(choice.client_message, choice.model_message))
         assert echo.parts == read_message(as_input(choice.model_message)).parts
@@ -425,7 +428,7 @@ def test_split_reply():
         b'{"text":"a<terse>x</terse>","type":"text", "n":1.0}, {"type":"text","text":"<terse>y</terse> "}],'
         b'"stop_reason":"max_tokens","usage":{"output_tokens": 1}, "x":1.0}'
     )
-    sent, reply = split_reply(body, TERSE)
+    sent, reply = split_reply(body, ClientView(tags=TERSE))
     assert sent == (
         b'{"id":"msg","model":"m","content":[{"type":"thinking","thinking":"","signature":"s"},'
         b'{"text":"a","type":"text","n":1.0}],"stop_reason":"max_tokens","usage":{"output_tokens": 1},"x":1.0}'
@@ -433,14 +436,17 @@ def test_split_reply():
     (choice,) = reply.choices
     assert choice.terse == ("x", "y")
     assert (choice.finish_reason, reply.is_done, reply.usage) == ("max_tokens", True, b'{"output_tokens": 1}')
-    assert split_reply(body, NOTHING)[0] is body
+    assert split_reply(body, UNCHANGED)[0] is body
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b'{"content":null}', b'{"content":[1]}'])
 def test_split_reply_lets_through_what_is_none(body: bytes):
-    assert split_reply(body, TERSE) == (body, Reply(unread=(body,) if body else ()))
+    assert split_reply(body, ClientView(tags=TERSE)) == (body, Reply(unread=(body,) if body else ()))
 
 
 def test_split_reply_of_an_error():
     body = b'{"type":"error","error":{"type":"api_error","message":"<terse>x</terse>"}}'
-    assert split_reply(body, TERSE) == (body, Reply(error=b'{"type":"api_error","message":"<terse>x</terse>"}'))
+    assert split_reply(body, ClientView(tags=TERSE)) == (
+        body,
+        Reply(error=b'{"type":"api_error","message":"<terse>x</terse>"}'),
+    )

@@ -21,6 +21,7 @@ from tersely.dialects.anthropic.write import (
     write_request,
     write_text,
 )
+from tersely.dialects.dialect import UNCHANGED, ClientView
 from tersely.dialects.errors import classify_error
 from tersely.dialects.registry import DIALECTS
 from tersely.domain.errors import InvalidRequest
@@ -276,9 +277,9 @@ def test_errors_in_the_providers_shape(given: str, code: str | None, expected: s
 def test_the_registry_knows_the_dialect_by_its_name():
     dialect = DIALECTS["anthropic"]
     assert dialect.read_request(dialect.write_request(BODY, messages=[USER])).messages[0].text == "u"
-    stream = dialect.open_stream(tags=TagKinds(terse=True), strip_usage=True)
+    stream = dialect.open_stream(ClientView(tags=TagKinds(terse=True), strip_usage=True))
     event = dialect.error_event(dialect.error_body("prompt is too long: 2 tokens > 1 maximum"))
     assert stream.feed(event) + stream.close() == event
     assert classify_error(200, event) is not None
     stopped = b'{"type":"message","content":[],"stop_reason":"model_context_window_exceeded"}'
-    assert classify_error(200, dialect.split_reply(stopped, TagKinds())[0]) is not None
+    assert classify_error(200, dialect.split_reply(stopped, UNCHANGED)[0]) is not None

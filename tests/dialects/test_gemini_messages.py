@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tersely.dialects.clients.known import side_call
-from tersely.dialects.dialect import Dialect, Request
+from tersely.dialects.dialect import ClientView, Dialect, Request
 from tersely.dialects.errors import classify_error
 from tersely.dialects.gemini.dialect import GEMINI
 from tersely.dialects.gemini.read import read_message, read_request
@@ -561,6 +561,6 @@ def test_usage_is_read(usage: Any, expected: tuple[int | None, ...]):
 @both
 def test_a_message_on_its_own_is_split_like_a_reply(dialect: Dialect):
     said = raw(content({"text": "Hi<terse>x</terse>"}, role="model"))
-    (choice,) = dialect.split_reply(dialect.as_reply(said), TagKinds(terse=True))[1].choices
+    (choice,) = dialect.split_reply(dialect.as_reply(said), ClientView(tags=TagKinds(terse=True)))[1].choices
     assert (choice.model_message, choice.terse) == (said, ("x",))
     assert json.loads(choice.client_message) == content({"text": "Hi"}, role="model")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tersely.dialects.dialect import Dialect, Reply
+from tersely.dialects.dialect import ClientView, Dialect, Reply
 from tersely.dialects.gemini.dialect import GEMINI
 from tersely.dialects.gemini.stream import ReplyStream
 from tersely.dialects.gemini_gca.dialect import GEMINI_GCA
@@ -39,7 +39,7 @@ by_framing = pytest.mark.parametrize("frame", FRAMINGS, ids=["sse", "array"])
 
 
 def run(chunks: Sequence[bytes], extract: TagKinds = TERSE, dialect: Dialect = GEMINI) -> tuple[bytes, Reply]:
-    reader = dialect.open_stream(tags=extract, strip_usage=True)
+    reader = dialect.open_stream(ClientView(tags=extract, strip_usage=True))
     sent = b"".join([reader.feed(chunk) for chunk in chunks])
     return sent + reader.close(), reader.reply
 
@@ -66,7 +66,7 @@ def test_recorded_replies_come_through_byte_for_byte(path: Path, dialect: Dialec
             chunks = [stream[start : start + size] for start in range(0, len(stream), size)]
             is_same = run(chunks, extract, dialect) == (whole, reply)
             assert is_same, size  # to show the difference of long bytes takes minutes
-        assert dialect.split_reply(stream, extract)[0] == whole
+        assert dialect.split_reply(stream, ClientView(tags=extract))[0] == whole
     assert reply.is_done
     assert dialect.read_usage(reply.usage).output
     last = payloads(stream)[-1]
@@ -180,7 +180,7 @@ def test_candidates_are_texts_of_their_own(frame: Callable[..., bytes]):
 
 def test_text_that_only_begins_like_a_tag_passes_unchanged():
     stream = as_sse([event(text("a <ter")), event({"functionCall": {"name": "f", "args": {}}}), event(text("m"))])
-    reader = ReplyStream(tags=TERSE)
+    reader = ReplyStream(ClientView(tags=TERSE))
     assert reader.feed(stream[:-10]) == b""
     assert reader.feed(stream[-10:]) == stream
 
@@ -263,11 +263,11 @@ def test_a_stream_that_breaks_off_is_told_apart(frame: Callable[..., bytes]):
 
 def test_a_reply_that_is_not_streamed():
     body = json.dumps(event(text("Hi<terse>x</terse>"), finish="STOP", more=[1.0]), indent=1).encode()
-    sent, reply = GEMINI.split_reply(body, TERSE)
+    sent, reply = GEMINI.split_reply(body, ClientView(tags=TERSE))
     assert texts(sent) == {0: "Hi"}
     assert json.loads(sent)["more"] == [1.0]
     assert (reply.id, reply.model, reply.is_done, reply.choices[0].terse) == ("r1", "m", True, ("x",))
-    assert GEMINI.split_reply(b"not json", TERSE) == (b"not json", Reply(unread=(b"not json",)))
+    assert GEMINI.split_reply(b"not json", ClientView(tags=TERSE)) == (b"not json", Reply(unread=(b"not json",)))
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_anything_else_goes_through(stream: bytes, unread: tuple[bytes, ...]):
 def test_an_event_beyond_the_limit_goes_through():
     for frame in FRAMINGS:
         stream = frame([event(text("a <terse>")), event(text("x" * 2000)), event(text("<terse>y</terse>"))])
-        reader = ReplyStream(tags=TERSE, max_event=1000)
+        reader = ReplyStream(ClientView(tags=TERSE), max_event=1000)
         assert (
             b"".join(reader.feed(piece) for piece in cut(stream, list(range(0, len(stream), 50)))) + reader.close()
             == stream
@@ -310,6 +310,8 @@ def test_where_a_stream_is_cut_makes_no_difference(
     stream = frame([*(event(text(piece)) for piece in pieces), event(text(""), finish="STOP")])
     assert run(cut(stream, places), extract) == run([stream], extract)
     sent, reply = run([stream], extract)
-    whole = GEMINI.split_reply(json.dumps(event(text("".join(pieces)), finish="STOP")).encode(), extract)[1]
+    whole = GEMINI.split_reply(
+        json.dumps(event(text("".join(pieces)), finish="STOP")).encode(), ClientView(tags=extract)
+    )[1]
     assert texts(sent)[0] == GEMINI.read_reply(whole.choices[0].client_message).text
     assert (reply.choices[0].terse, reply.choices[0].state) == (whole.choices[0].terse, whole.choices[0].state)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tersely.dialects.dialect import Request
+from tersely.dialects.dialect import UNCHANGED, Request
 from tersely.dialects.local_reply import EVENT_STREAM, JSON
 from tersely.dialects.registry import DIALECTS, REPLY_WRITERS
 from tersely.domain.messages import Dialect as DialectName
-from tersely.domain.text.tags import NOTHING
 
 TEXT = 'One line,\n\nanother with "quotes", <terse>tags</terse> and é\U0001f600.'
 
@@ -29,11 +28,11 @@ def test_a_local_reply_is_read_back(name: DialectName, stream: bool, as_array: b
     is_array = as_array and dialect.streaming.has_arrays
     assert written.content_type == (EVENT_STREAM if stream and not is_array else JSON)
     if stream:
-        reader = dialect.open_stream(tags=NOTHING, strip_usage=False)
+        reader = dialect.open_stream(UNCHANGED)
         assert reader.feed(written.body) + reader.close() == written.body
         reply = reader.reply
     else:
-        body, reply = dialect.split_reply(written.body, NOTHING)
+        body, reply = dialect.split_reply(written.body, UNCHANGED)
         assert body == written.body
     (choice,) = reply.choices
     assert dialect.read_reply(choice.client_message).text == TEXT

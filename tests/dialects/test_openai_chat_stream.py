@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tersely.dialects.dialect import Reply
+from tersely.dialects.dialect import UNCHANGED, ClientView, Reply
 from tersely.dialects.openai_chat.stream import ReplyStream
 from tersely.dialects.openai_chat.whole import split_reply
 from tersely.dialects.wire.sse import SseDecoder
@@ -45,7 +45,7 @@ def cut(stream: bytes, places: list[int]) -> list[bytes]:
 
 
 def run(chunks: list[bytes], *, extract: TagKinds = TERSE, strip_usage: bool = False) -> tuple[bytes, Reply]:
-    reader = ReplyStream(tags=extract, strip_usage=strip_usage)
+    reader = ReplyStream(ClientView(tags=extract, strip_usage=strip_usage))
     sent = b"".join([reader.feed(chunk) for chunk in chunks])
     return sent + reader.close(), reader.reply
 
@@ -182,7 +182,7 @@ def _plant(line: bytes, tag: str, data: st.DataObject) -> bytes:
 @pytest.mark.parametrize("path", BODIES, ids=lambda path: path.stem[:60])
 def test_recorded_bodies_come_through_byte_for_byte(path: Path):
     body = path.read_bytes()
-    sent, reply = split_reply(body, TERSE)
+    sent, reply = split_reply(body, ClientView(tags=TERSE))
     assert sent is body
     for choice, expected in zip(reply.choices, json.loads(body)["choices"], strict=True):
         assert json.loads(choice.model_message) == expected["message"]
@@ -213,7 +213,7 @@ def test_tags_are_taken_out_and_the_rest_keeps_its_bytes():
 
 
 def test_an_event_goes_out_as_soon_as_its_words_cannot_be_a_tag():
-    reader = ReplyStream(tags=TERSE, strip_usage=False)
+    reader = ReplyStream(ClientView(tags=TERSE))
     sent = [texts(reader.feed(chunk))[0] for chunk in said("a <", "b <te", "r", "e> <terse", ">x")]
     assert sent == ["", "a <", "", "b <ter", ""]
     assert texts(reader.feed(event({}, "stop"))) == {0: "e> <terse>x"}
@@ -248,7 +248,7 @@ def test_a_finish_chunk_that_carries_text():
 
 def test_a_call_ends_the_words_before_it():
     call = {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
-    reader = ReplyStream(tags=BOTH, strip_usage=False)
+    reader = ReplyStream(ClientView(tags=BOTH))
     assert reader.feed(event({"content": "Let me see.\n\n"})) == b""
     assert reader.feed(event(call)) == event({"content": "Let me see.\n\n"}) + event(call)
     chunks = [*said("So.", "\n### STATE\nGoal: x"), event(call), *said("\n### STATE\nGoal: y"), event({}, "tool_calls")]
@@ -372,7 +372,7 @@ def test_unknown_events_pass_through(junk: bytes):
 
 @pytest.mark.parametrize("size", [50_000, 100_000, 400_000])
 def test_an_event_beyond_the_limit_goes_through(size: int):
-    reader = ReplyStream(tags=TERSE, strip_usage=True, max_event=70_000)
+    reader = ReplyStream(ClientView(tags=TERSE, strip_usage=True), max_event=70_000)
     huge = event({"content": "x" * 150_000})
     stream = b"".join([*said("a<terse>1</terse>", "<"), huge, *said("<terse>2</terse>"), DONE])
     sent = b"".join([reader.feed(stream[at : at + size]) for at in range(0, len(stream), size)]) + reader.close()
@@ -496,20 +496,20 @@ def test_split_reply():
         b'{"id":"c","model":"m", "choices" : [ {"index":0,"message":{"role":"assistant", "content":"a<terse>x</terse>","n":1.0},'  # noqa: E501
         b'"finish_reason":"stop"},{"index":1, "message":{"content":"b"},"finish_reason":"length"}],"usage":{"a":1}}'
     )
-    sent, reply = split_reply(body, TERSE)
+    sent, reply = split_reply(body, ClientView(tags=TERSE))
     assert json.loads(sent)["choices"][0]["message"] == {"role": "assistant", "content": "a", "n": 1.0}
     assert b'{"index":1, "message":{"content":"b"},"finish_reason":"length"}' in sent
     assert [choice.terse for choice in reply.choices] == [("x",), ()]
     assert [choice.finish_reason for choice in reply.choices] == ["stop", "length"]
     assert (reply.id, reply.model, reply.usage, reply.is_done) == ("c", "m", b'{"a":1}', True)
     assert reply.choices[0].model_message == b'{"role":"assistant", "content":"a<terse>x</terse>","n":1.0}'
-    assert split_reply(body, NOTHING)[0] is body
+    assert split_reply(body, UNCHANGED)[0] is body
 
 
 def test_split_reply_with_parts():
     parts = [{"type": "text", "text": "a<te"}, {"type": "text", "text": "rse>x</terse>b"}]
     body = json.dumps({"choices": [{"message": {"content": parts}}]}).encode()
-    sent, reply = split_reply(body, TERSE)
+    sent, reply = split_reply(body, ClientView(tags=TERSE))
     assert json.loads(sent)["choices"][0]["message"]["content"] == [{"type": "text", "text": "ab"}]
     assert reply.choices[0].terse == ("x",)
 
@@ -519,12 +519,15 @@ def test_split_reply_with_parts():
 )
 def test_split_reply_lets_through_what_is_none(body: bytes):
     unread = (body,) if body else ()
-    assert split_reply(body, TERSE) == (body, Reply(is_done=b"[" in body and body != b"[]", unread=unread))
+    assert split_reply(body, ClientView(tags=TERSE)) == (
+        body,
+        Reply(is_done=b"[" in body and body != b"[]", unread=unread),
+    )
 
 
 def test_split_reply_of_an_error():
     body = b'{"error":{"message":"<terse>x</terse>"}}'
-    assert split_reply(body, TERSE) == (body, Reply(error=b'{"message":"<terse>x</terse>"}'))
+    assert split_reply(body, ClientView(tags=TERSE)) == (body, Reply(error=b'{"message":"<terse>x</terse>"}'))
 
 
 # State blocks
@@ -558,10 +561,10 @@ def test_tags_and_a_state_block_together():
 def test_split_reply_with_a_state_block():
     text = "Done.\n\n### STATE\nGoal: x"
     body = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
-    sent, reply = split_reply(body, STATE)
+    sent, reply = split_reply(body, ClientView(tags=STATE))
     assert json.loads(sent)["choices"][0]["message"]["content"] == "Done."
     assert reply.choices[0].state == "Goal: x"
-    assert split_reply(body, TERSE)[0] is body
+    assert split_reply(body, ClientView(tags=TERSE))[0] is body
 
 
 @needs_recordings

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tersely.dialects.dialect import ClientView
 from tersely.dialects.errors import classify_error
 from tersely.dialects.openai_chat.read import read_request
 from tersely.dialects.openai_chat.write import (
@@ -179,8 +180,8 @@ def test_the_registry_knows_the_dialect_by_its_name():
         assert dialect.name == name
     dialect = DIALECTS["openai_chat"]
     assert dialect.read_request(dialect.write_request(BODY, messages=[USER])).messages[0].text == "u"
-    stream = dialect.open_stream(tags=TagKinds(terse=True), strip_usage=True)
+    stream = dialect.open_stream(ClientView(tags=TagKinds(terse=True), strip_usage=True))
     assert stream.feed(b"data: [DONE]\n\n") + stream.close() == b"data: [DONE]\n\n"
     assert stream.reply.is_done
-    assert dialect.split_reply(b"{}", TagKinds(terse=True))[0] == b"{}"
+    assert dialect.split_reply(b"{}", ClientView(tags=TagKinds(terse=True)))[0] == b"{}"
     assert classify_error(400, dialect.error_body("x", code="context_length_exceeded")) is not None

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tersely.dialects.dialect import Overflow, Reply
+from tersely.dialects.dialect import ClientView, Overflow, Reply
 from tersely.dialects.errors import classify_error
 from tersely.dialects.openai_responses.read import read_message, read_usage
 from tersely.dialects.openai_responses.stream import ReplyStream
@@ -32,7 +32,7 @@ TAG = "<terse>did x</terse>"
 
 
 def run(chunks: list[bytes], *, extract: TagKinds = TERSE, **more: Any) -> tuple[bytes, Reply]:
-    reader = ReplyStream(tags=extract, strip_usage=False, **more)
+    reader = ReplyStream(ClientView(tags=extract, **more))
     sent = b"".join([reader.feed(chunk) for chunk in chunks])
     return sent + reader.close(), reader.reply
 
@@ -243,13 +243,13 @@ def test_recorded_bodies_come_through_byte_for_byte(path: Path):
     body = path.read_bytes()
     expected = json.loads(body)
     for extract in (NOTHING, BOTH):
-        sent, reply = split_reply(body, extract)
+        sent, reply = split_reply(body, ClientView(tags=extract))
         assert sent is body
         assert json.loads(reply.choices[0].model_message)["output"] == expected["output"]
         assert (reply.choices[0].finish_reason, reply.id) == (expected["status"], expected["id"])
         assert read_usage(reply.usage).input
     tagged = json.dumps(_tagged(expected)).encode()
-    sent, reply = split_reply(tagged, TERSE)
+    sent, reply = split_reply(tagged, ClientView(tags=TERSE))
     assert json.loads(sent) == expected
     assert json.loads(reply.choices[0].client_message)["output"] == expected["output"]
 
@@ -293,7 +293,7 @@ def test_where_a_stream_is_cut_changes_nothing(places: list[int], newline: str, 
 
 
 def test_events_go_out_as_soon_as_their_text_is_certain():
-    reader = ReplyStream(tags=TERSE, strip_usage=False)
+    reader = ReplyStream(ClientView(tags=TERSE))
     first, second, third = delta("a "), delta("b <te"), delta("a> c")
     assert reader.feed(written([first])) == written([first])
     assert reader.feed(written([second])) == b""
@@ -428,7 +428,7 @@ def test_text_that_only_the_last_event_has_counts():
 def test_junk_goes_through(junk: bytes):
     assert run([junk])[0] == junk
     assert run(cut(junk, [3, 9]))[0] == junk
-    assert split_reply(junk, TERSE)[0] == junk
+    assert split_reply(junk, ClientView(tags=TERSE))[0] == junk
 
 
 def test_odd_members_of_a_text_are_left_alone():
@@ -449,7 +449,7 @@ def test_an_event_that_is_too_large_goes_through():
 
 def test_a_whole_reply_is_read():
     body = json.dumps(response("completed", message(f"a{TAG}"), CALL, usage=USAGE, output_text=f"a{TAG}")).encode()
-    sent, reply = split_reply(body, TERSE)
+    sent, reply = split_reply(body, ClientView(tags=TERSE))
     assert json.loads(sent) == response("completed", message("a"), CALL, usage=USAGE, output_text="a")
     assert reply.choices[0].terse == ("did x",)
     assert (reply.id, reply.model, reply.is_done) == ("resp_1", "m", True)
@@ -457,7 +457,7 @@ def test_a_whole_reply_is_read():
 
 def test_a_body_that_is_an_error():
     error = b'{"error":{"message":"no"}}'
-    assert split_reply(error, TERSE) == (error, Reply(error=b'{"message":"no"}'))
+    assert split_reply(error, ClientView(tags=TERSE)) == (error, Reply(error=b'{"message":"no"}'))
 
 
 # What a response repeats of its request
@@ -484,12 +484,12 @@ def test_the_client_is_told_what_it_asked(own: dict[str, Any]):
         conversation={"id": "conv_1"},
         tool_choice="auto",
     )
-    shown, reply = split_reply(json.dumps(upstream).encode(), NOTHING, sent=sent)
+    shown, reply = split_reply(json.dumps(upstream).encode(), ClientView(own_request=sent))
     assert json.loads(shown) == expected
     assert json.loads(reply.choices[0].model_message)["output"] == [message("a")]
     events = [{"type": kind, "response": upstream} for kind in ("response.created", "response.completed")]
     for extract in (NOTHING, TERSE):
-        told_stream, _ = run([written([events[0], delta("a <"), events[1]])], extract=extract, sent=sent)
+        told_stream, _ = run([written([events[0], delta("a <"), events[1]])], extract=extract, own_request=sent)
         assert [each["response"] for each in payloads(told_stream) if "response" in each] == [expected, expected]
         assert assembled(told_stream) == {(0, 0): "a <"}
 
@@ -498,6 +498,6 @@ def test_an_unchanged_request_is_repeated_to_the_byte():
     same = response("completed", message("a"), instructions="S", tools=[tool("own")], previous_response_id="resp_0")
     body = json.dumps(same, indent=1).encode()
     sent = json.dumps({**ASKED, "tools": [tool("own")]}).encode()
-    assert split_reply(body, NOTHING, sent=sent)[0] == body
+    assert split_reply(body, ClientView(own_request=sent))[0] == body
     stream = written(whole(["a", "b"]))
-    assert run(cut(stream, [9, 700]), extract=NOTHING, sent=b"{}")[0] == stream
+    assert run(cut(stream, [9, 700]), extract=NOTHING, own_request=b"{}")[0] == stream

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tersely.dialects.anthropic.dialect import ANTHROPIC
-from tersely.dialects.dialect import Dialect, Reply
+from tersely.dialects.dialect import UNCHANGED, Dialect, Reply
 from tersely.dialects.gemini.dialect import GEMINI
 from tersely.dialects.openai_chat.dialect import OPENAI_CHAT
 from tersely.dialects.openai_responses.dialect import OPENAI_RESPONSES
 from tersely.dialects.tool_rounds import add_usage, tool_names
-from tersely.domain.text.tags import NOTHING
 from tersely.service.proxy.round_transcript import RoundTranscript
 from tests.dialects.recordings import MISSING, replies
 
@@ -176,7 +175,7 @@ def relayed(dialect: Dialect, streams: list[bytes], step: int) -> tuple[bytes, R
     shown, transcript = dialect.rounds.open(OURS), RoundTranscript(dialect=dialect, tools=OURS)
     out, said = b"", Reply()
     for number, stream in enumerate(streams):
-        reader = dialect.open_stream(tags=NOTHING, strip_usage=False)
+        reader = dialect.open_stream(UNCHANGED)
         for at in range(0, len(stream), step):
             out += shown.feed(reader.feed(stream[at : at + step]))
         out += shown.feed(reader.close())
@@ -190,7 +189,7 @@ def relayed(dialect: Dialect, streams: list[bytes], step: int) -> tuple[bytes, R
 
 def read_back(dialect: Dialect, stream: bytes) -> Reply:
     """What a client makes of its stream."""
-    reader = dialect.open_stream(tags=NOTHING, strip_usage=False)
+    reader = dialect.open_stream(UNCHANGED)
     reader.feed(stream)
     reader.close()
     return reader.reply
@@ -261,7 +260,7 @@ def test_a_client_of_responses_sees_one_stream_and_can_send_all_of_it_back(round
         for number, items in enumerate(response_items(number, said) for number, said in enumerate(rounds))
     ]
     assert OPENAI_RESPONSES.rounds is not None
-    told = [OPENAI_RESPONSES.split_reply(body, NOTHING)[1].choices[0].client_message for body in bodies]
+    told = [OPENAI_RESPONSES.split_reply(body, UNCHANGED)[1].choices[0].client_message for body in bodies]
     shown = [OPENAI_RESPONSES.rounds.without_calls(message, OURS) for message in told]
     joined = OPENAI_RESPONSES.rounds.merge_messages(shown)
     whole = json.loads(OPENAI_RESPONSES.rounds.write_body(bodies[0], bodies[-1], joined, b'{"n":1}'))
@@ -329,7 +328,7 @@ def test_a_client_tool_with_one_of_our_names_stays_the_clients():
         (OPENAI_RESPONSES, {"output": [spaced]}),
         (OPENAI_CHAT, {"choices": [{"message": {"role": "assistant", "content": "", "tool_calls": [custom]}}]}),
     ):
-        said = dialect.split_reply(json.dumps(body).encode(), NOTHING)[1]
+        said = dialect.split_reply(json.dumps(body).encode(), UNCHANGED)[1]
         assert RoundTranscript(dialect=dialect, tools=OURS).own_calls(said) == ([], True)
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from tersely.dialects.dialect import Dialect
-from tersely.domain.text.tags import NOTHING
+from tersely.dialects.dialect import UNCHANGED, Dialect
 
 Finish = Literal["stop", "length", "other", ""]
 """Said to its end; cut off at the limit; ended for another reason; the provider does not say."""
@@ -60,7 +59,7 @@ class CompletionFormat:
 
 def read_completion(dialect: Dialect, body: bytes) -> PlainReply:
     """Return the first choice of a reply. Raises `ValueError` if it has none."""
-    _, reply = dialect.split_reply(body, NOTHING)
+    _, reply = dialect.split_reply(body, UNCHANGED)
     if not reply.choices:
         raise ValueError("not a reply")
     choice = reply.choices[0]

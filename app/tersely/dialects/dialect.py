@@ -10,7 +10,7 @@ from tersely.dialects.tool_rounds import Rounds
 from tersely.domain.messages import Dialect as DialectName
 from tersely.domain.messages import Message, Role
 from tersely.domain.models import takes_instructions
-from tersely.domain.text.tags import TagKinds
+from tersely.domain.text.tags import NOTHING, TagKinds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,22 +183,35 @@ class RequestWriter(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientView:
+    """What the client sees of a reply. Each dialect applies the parts that its format knows.
+
+    ``tags`` are stripped from the text. ``strip_usage``: the stream's usage is removed, because only Tersely asked for
+    it. ``own_request``: the client's request if another one went upstream, for replies that repeat their request.
+    """
+
+    tags: TagKinds = NOTHING
+    strip_usage: bool = False
+    own_request: bytes = b""
+
+
+UNCHANGED = ClientView()
+"""The client sees the reply as the provider sent it."""
+
+
 class StreamOpener(Protocol):
     """Makes a ``ReplyReader``."""
 
-    def __call__(self, *, tags: TagKinds, strip_usage: bool, sent: bytes = b"") -> ReplyReader:
-        """Open a stream. ``tags`` are stripped from the text. ``strip_usage``: remove usage that only Tersely asked
-        for.
-
-        ``sent``: the client's own request if another one went upstream, for replies that repeat their request.
-        """
+    def __call__(self, view: ClientView) -> ReplyReader:
+        """Open a stream."""
 
 
 class ReplySplitter(Protocol):
     """Reads a reply that is not streamed; see the dialect's ``split_reply``."""
 
-    def __call__(self, body: bytes, tags: TagKinds, *, sent: bytes = b"") -> tuple[bytes, Reply]:
-        """Return the body for the client, and the reply. ``sent`` as in `StreamOpener`."""
+    def __call__(self, body: bytes, view: ClientView) -> tuple[bytes, Reply]:
+        """Return the body for the client, and the reply."""
 
 
 class ErrorWriter(Protocol):

@@ -11,16 +11,14 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
 from hashlib import blake2b
 
 import msgspec
 
-from tersely.dialects.dialect import Reply
+from tersely.dialects.dialect import ClientView, Reply, ReplySplitter
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.messages import Media, Message
-from tersely.domain.text.tags import TagKinds
 
 UNDESCRIBED: tuple[type[Exception], ...] = (
     ValueError,
@@ -81,13 +79,12 @@ def readable(read: Callable[[bytes], object], raws: Sequence[bytes]) -> list[byt
     return kept
 
 
-def split_safely(split: Callable[..., tuple[bytes, Reply]]) -> Callable[..., tuple[bytes, Reply]]:
+def split_safely(split: ReplySplitter) -> ReplySplitter:
     """Wrap a dialect's ``split_reply``: if ``split`` fails, the body passes unread."""
 
-    @wraps(split)
-    def split_reply(body: bytes, extract: TagKinds, *, sent: bytes = b"") -> tuple[bytes, Reply]:
+    def split_reply(body: bytes, view: ClientView) -> tuple[bytes, Reply]:
         try:
-            return split(body, extract, sent=sent)
+            return split(body, view)
         except UNDESCRIBED:
             return body, Reply(unread=unread_body(body))
 

@@ -11,8 +11,8 @@ import httpx
 import openai
 import pytest
 
+from tersely.dialects.dialect import UNCHANGED
 from tersely.dialects.registry import DIALECTS
-from tersely.domain.text.tags import NOTHING
 from tersely.fakellm.scripted import ScriptedReply
 from tests.conftest import Database
 from tests.support.http import post
@@ -80,9 +80,9 @@ class Client:
     def _read(self, body: bytes) -> str:
         dialect = DIALECTS[self.dialect]  # type: ignore[index]
         if not self.streams:
-            reply = dialect.split_reply(body, NOTHING)[1]
+            reply = dialect.split_reply(body, UNCHANGED)[1]
         else:
-            reader = dialect.open_stream(tags=NOTHING, strip_usage=False)
+            reader = dialect.open_stream(UNCHANGED)
             reader.feed(body)
             reader.close()
             reply = reader.reply

@@ -17,10 +17,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tersely.dialects.dialect import Reply
+from tersely.dialects.dialect import UNCHANGED, Reply
 from tersely.dialects.registry import DIALECTS
 from tersely.domain.messages import Dialect as DialectName
-from tersely.domain.text.tags import NOTHING
 from tests.conftest import Database
 from tests.dialects.recordings import MISSING, WIRE, cut
 from tests.support.http import Answered, post
@@ -170,8 +169,8 @@ def reply_in(recording: Recording, body: bytes) -> Reply:
     """A body, read."""
     dialect = DIALECTS[recording.dialect]
     if not recording.streams:
-        return dialect.split_reply(body, NOTHING)[1]
-    reader = dialect.open_stream(tags=NOTHING, strip_usage=False)
+        return dialect.split_reply(body, UNCHANGED)[1]
+    reader = dialect.open_stream(UNCHANGED)
     reader.feed(body)
     reader.close()
     return reader.reply

@@ -93,9 +93,9 @@ class GrowingBlock:
         self.is_left_out = self.is_gone
 
     @property
-    def extraction(self) -> TagStripper | None:
+    def stripper(self) -> TagStripper | None:
         """Return the tags that were stripped from a text block; None for any other block."""
-        return self.sieve.extraction if self.sieve else None
+        return self.sieve.stripper if self.sieve else None
 
     @property
     def said(self) -> str:
@@ -164,13 +164,13 @@ def choice_of(blocks: list[GrowingBlock], raws: list[bytes], finish: str) -> Rep
             if not block.is_gone
         ]
         shown = raw_json.join_object({"role": ASSISTANT, "content": raw_json.join_array(left)})
-    extractions = [block.extraction for block in blocks if block.extraction is not None]
-    states = [extraction.state for extraction in extractions if extraction.state is not None]
+    strippers = [block.stripper for block in blocks if block.stripper is not None]
+    states = [stripper.state for stripper in strippers if stripper.state is not None]
     return ReplyChoice(
         index=0,
         model_message=message,
         client_message=shown,
-        terse=tuple(entry for extraction in extractions for entry in extraction.terse),
+        terse=tuple(entry for stripper in strippers for entry in stripper.terse),
         state=states[-1] if states else None,
         finish_reason=finish,
     )

@@ -21,7 +21,7 @@ from tersely.dialects.anthropic.accumulator import (
     object_of,
 )
 from tersely.dialects.anthropic.content import string_member
-from tersely.dialects.dialect import Reply, ReplyChoice
+from tersely.dialects.dialect import ClientView, Reply, ReplyChoice
 from tersely.dialects.event_filter import EventFilter
 from tersely.dialects.undescribed import UNDESCRIBED
 from tersely.dialects.wire import raw_json
@@ -58,27 +58,21 @@ class _Item:
 
 
 class ReplyStream(EventFilter):
-    """One streamed reply. Without tags to strip, ``feed`` returns its input.
+    """One streamed reply. Without tags to strip, ``feed`` returns its input."""
 
-    ``strip_usage`` changes nothing: usage is always part of the stream.
-    """
-
-    def __init__(
-        self, *, tags: TagKinds, strip_usage: bool = False, sent: bytes = b"", max_event: int = MAX_EVENT
-    ) -> None:
-        del strip_usage, sent
-        super().__init__(is_changing=bool(tags), max_event=max_event)
-        self._said = _Said(tags)
+    def __init__(self, view: ClientView, *, max_event: int = MAX_EVENT) -> None:
+        super().__init__(is_changing=bool(view.tags), max_event=max_event)
+        self._accumulator = _Accumulator(view.tags)
         self._queue: deque[_Item] = deque()
         self._dropped = 0
 
     @override
     def _reply(self) -> Reply:
-        return self._said.reply
+        return self._accumulator.reply
 
     @override
     def _forward(self, event: SseEvent) -> bytes:
-        kind, block, text = self._said.add(event.data)
+        kind, block, text = self._accumulator.add(event.data)
         if not self._is_changing:
             return b""
         released = self._release() if kind in _ENDS or (not kind and event.data and not event.is_whole) else b""
@@ -141,11 +135,11 @@ class ReplyStream(EventFilter):
         return with_data(item.event, raw_json.join_object(members))
 
 
-class _Said:
+class _Accumulator:
     """The reply that a stream has carried so far."""
 
     def __init__(self, tags: TagKinds) -> None:
-        self._extract = tags
+        self._tags = tags
         self.blocks: dict[int, GrowingBlock] = {}
         self._message: dict[str, bytes] = {}
         self._usage: dict[str, bytes] = {}
@@ -191,7 +185,7 @@ class _Said:
             raise ValueError("a block without a number")  # noqa: TRY004 - it is the input that is bad
         if kind == "content_block_start":
             start = raw_json.split_object(members["content_block"])
-            block = self.blocks[index] = GrowingBlock(start, self._extract)
+            block = self.blocks[index] = GrowingBlock(start, self._tags)
             return block, string_member(start, "text")
         found = self.blocks.get(index)
         if found is None:

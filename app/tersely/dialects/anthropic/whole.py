@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tersely.dialects.anthropic.accumulator import ASSISTANT, GrowingBlock, choice_of, container_of
 from tersely.dialects.anthropic.content import string_member
-from tersely.dialects.dialect import Reply
+from tersely.dialects.dialect import ClientView, Reply
 from tersely.dialects.undescribed import UNDESCRIBED, unread_body
 from tersely.dialects.wire import raw_json
 from tersely.domain.text.tags import TagKinds
 
 
-def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"") -> tuple[bytes, Reply]:
+def split_reply(body: bytes, view: ClientView) -> tuple[bytes, Reply]:
     """Return the body for the client of a reply that is not streamed, and the reply.
 
     The same bytes if nothing is stripped; else only the affected texts are replaced. A body that is no message (an
@@ -22,7 +22,7 @@ def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"") -> tuple[byte
         return body, Reply(unread=unread_body(body))
     try:
         raws = raw_json.split_array(members["content"])
-        blocks = [_whole_block(raw, tags) for raw in raws]
+        blocks = [_whole_block(raw, view.tags) for raw in raws]
         choice = choice_of(blocks, raws, string_member(members, "stop_reason"))
     except UNDESCRIBED:
         error = members.get("error", b"null")
@@ -48,6 +48,6 @@ def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"") -> tuple[byte
 def _whole_block(raw: bytes, tags: TagKinds) -> GrowingBlock:
     block = GrowingBlock(raw_json.split_object(raw), tags)
     block.is_open = False
-    if block.extraction is not None:
-        block.show(block.extraction.feed(block.said) + block.extraction.close())
+    if block.stripper is not None:
+        block.show(block.stripper.feed(block.said) + block.stripper.close())
     return block

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tersely.dialects.dialect import Reply, ReplyChoice
+from tersely.dialects.dialect import ClientView, Reply, ReplyChoice
 from tersely.dialects.gemini.read import items, visible_text
 from tersely.dialects.gemini.write import patch_texts
 from tersely.dialects.undescribed import UNDESCRIBED, UnreadPayloads
@@ -90,21 +90,12 @@ class _Event:
 class ReplyStream:
     """One reply. ``wrapper``: the member of each event that contains Gemini's own format, if there is one.
 
-    ``tags`` are stripped from the text of every candidate (`tersely.domain.text.tags`). Nothing is held back beyond the
-    candidate's end, an error or the end of the stream. Gemini always reports usage, so none is removed.
+    The view's tags are stripped from the text of every candidate (`tersely.domain.text.tags`). Nothing is held back
+    beyond the candidate's end, an error or the end of the stream.
     """
 
-    def __init__(
-        self,
-        *,
-        tags: TagKinds,
-        strip_usage: bool = False,
-        sent: bytes = b"",
-        wrapper: str = "",
-        max_event: int = MAX_EVENT,
-    ) -> None:
-        del strip_usage, sent
-        self._extract = tags
+    def __init__(self, view: ClientView, *, wrapper: str = "", max_event: int = MAX_EVENT) -> None:
+        self._tags = view.tags
         self._wrapper = wrapper
         self._max_event = max_event
         self._start = b""
@@ -128,7 +119,7 @@ class ReplyStream:
         except EventTooLarge:
             sent = self._release_all() + self._rest()
             self._is_blind = True
-        return sent if self._extract else chunk
+        return sent if self._tags else chunk
 
     def close(self) -> bytes:
         """The stream is over: held text and an unfinished last event."""
@@ -140,7 +131,7 @@ class ReplyStream:
         sent += self._release_all() + b"".join(frame.raw for frame in frames if not frame.data)
         if self._decoder is None:
             sent, self._start = sent + self._start, b""
-        return sent if self._extract else b""
+        return sent if self._tags else b""
 
     @property
     def reply(self) -> Reply:
@@ -182,7 +173,7 @@ class ReplyStream:
                     self._unread.add(frame.data)
         elif isinstance(frame, SseEvent):
             self._unread.add_if_no_event(frame.raw)
-        if not self._extract:
+        if not self._tags:
             return b""
         before = self._release_all() if self._error else b""
         self._waiting.append(_Event(frame=frame, contents=contents))
@@ -263,7 +254,7 @@ class ReplyStream:
         for place, raw in enumerate(items(payload.get("candidates", b"null"))):
             candidate = raw_json.split_object(raw)
             index = raw_json.load(candidate.get("index", b"null"))
-            state = self._candidates.setdefault(index if isinstance(index, int) else place, _Candidate(self._extract))
+            state = self._candidates.setdefault(index if isinstance(index, int) else place, _Candidate(self._tags))
             if candidate and not candidate.keys() & _KNOWN_OF_CANDIDATE:
                 raise ValueError("a candidate of a shape nobody has described")
             if content := _given(candidate, "content"):
@@ -279,27 +270,27 @@ class ReplyStream:
 class _Candidate:
     """The state of one candidate."""
 
-    extract: TagKinds
+    tags: TagKinds
     finish: str = ""
     _contents: list[_Content] = field(default_factory=list)
     _untold: list[_Piece] = field(default_factory=list)
     _shown: str = ""
-    _extraction: TagStripper = field(init=False)
+    _stripper: TagStripper = field(init=False)
 
     def __post_init__(self) -> None:
-        self._extraction = TagStripper(self.extract)
+        self._stripper = TagStripper(self.tags)
 
     def add(self, content: _Content) -> None:
         self._contents.append(content)
         for piece in content.pieces.values():
             self._untold.append(piece)
-            self._shown += self._extraction.feed(piece.text)
-            if not self._extraction.held:
+            self._shown += self._stripper.feed(piece.text)
+            if not self._stripper.held:
                 self._share_shown_text()
 
     def close(self) -> None:
         """Nothing more is held back."""
-        self._shown += self._extraction.close()
+        self._shown += self._stripper.close()
         self._share_shown_text()
 
     def _share_shown_text(self) -> None:
@@ -319,8 +310,8 @@ class _Candidate:
             index=index,
             model_message=model,
             client_message=client,
-            terse=self._extraction.terse,
-            state=self._extraction.state,
+            terse=self._stripper.terse,
+            state=self._stripper.state,
             finish_reason=self.finish,
         )
 

@@ -34,7 +34,15 @@ class ChoiceState:
     """The state of one choice."""
 
     __slots__ = (
-        "_calls", "_calls_by_index", "_content", "_extract", "_filters", "_finish", "_has_content", "_other", "_shown",
+        "_calls",
+        "_calls_by_index",
+        "_content",
+        "_filters",
+        "_finish",
+        "_has_content",
+        "_other",
+        "_shown",
+        "_tags",
         "_unfed",
     )  # fmt: skip
 
@@ -43,7 +51,7 @@ class ChoiceState:
         self._has_content = False
         self._unfed: list[str] = []
         self._shown: list[str] = []
-        self._extract = tags
+        self._tags = tags
         self._filters = [PieceFilter(tags)]
         self._calls: list[dict[str, Any]] = []
         self._calls_by_index: dict[int, dict[str, Any]] = {}
@@ -94,7 +102,7 @@ class ChoiceState:
 
     @property
     def is_holding(self) -> bool:
-        return bool(self._filters[-1].extraction.held)
+        return bool(self._filters[-1].stripper.held)
 
     @property
     def has_unfed(self) -> bool:
@@ -112,7 +120,7 @@ class ChoiceState:
         """End the held-back text, because a call begins or the reply ends. Later text is a new text."""
         if self.is_holding:
             self._shown.append(self._filters[-1].close())
-            self._filters.append(PieceFilter(self._extract))
+            self._filters.append(PieceFilter(self._tags))
 
     def settle(self) -> None:
         """The choice is finished: nothing more is held back."""
@@ -129,10 +137,8 @@ class ChoiceState:
             index=index,
             model_message=model,
             client_message=client,
-            terse=tuple(entry for each in self._filters for entry in each.extraction.terse),
-            state=next(
-                (state for each in reversed(self._filters) if (state := each.extraction.state) is not None), None
-            ),
+            terse=tuple(entry for each in self._filters for entry in each.stripper.terse),
+            state=next((state for each in reversed(self._filters) if (state := each.stripper.state) is not None), None),
             finish_reason=self._finish,
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from tersely.dialects.dialect import Reply
+from tersely.dialects.dialect import ClientView, Reply
 from tersely.dialects.openai_chat.accumulator import ChoiceState
 from tersely.dialects.openai_chat.stream_events import ABSENT, Chunk, read_chunk, read_chunks
 from tersely.dialects.openai_content import replace_text
@@ -18,7 +18,7 @@ from tersely.dialects.undescribed import UNDESCRIBED, UnreadPayloads
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.pieces import Piece
 from tersely.dialects.wire.sse import MAX_EVENT, EventTooLarge, SseDecoder, SseEvent, parse_event, with_data
-from tersely.domain.text.tags import NOTHING, TagKinds
+from tersely.domain.text.tags import NOTHING
 
 _MAX_UNREAD = 64 * 1024
 _DONE = b"[DONE]"
@@ -39,19 +39,19 @@ _STATE_MARKS = (b"\\n", b"\\r", b"#", b"\\u00")
 class ReplyStream:
     """One streamed reply.
 
-    ``tags`` are stripped from the content of every choice (rules in `tersely.domain.text.terse` and
+    The view's tags are stripped from the content of every choice (rules in `tersely.domain.text.terse` and
     `tersely.domain.text.state`). An event with a possible beginning of a tag waits, with the events after it, at the
     latest until the choice's finish chunk, an error or the end. ``strip_usage`` removes what was only sent because
     Tersely asked for usage: the usage chunk, and ``"usage": null`` in the others. Without both, ``feed`` returns its
     input.
     """
 
-    def __init__(self, *, tags: TagKinds, strip_usage: bool, sent: bytes = b"", max_event: int = MAX_EVENT) -> None:
-        del sent  # these replies do not repeat their request
+    def __init__(self, view: ClientView, *, max_event: int = MAX_EVENT) -> None:
+        tags = view.tags
         self._max_event = max_event
-        self._extract = tags
+        self._tags = tags
         self._marks = (_TERSE_MARKS if tags.terse else ()) + (_STATE_MARKS if tags.state else ())
-        self._strip_usage = strip_usage
+        self._strip_usage = view.strip_usage
         self._decoder: SseDecoder | None = None
         self._tail = b""
         self._unread: list[bytes] = []
@@ -68,7 +68,7 @@ class ReplyStream:
 
     def feed(self, chunk: bytes) -> bytes:
         """Return the bytes that go to the client now. After an event over ``max_event`` bytes nothing is stripped."""
-        if not (self._extract or self._strip_usage):
+        if not (self._tags or self._strip_usage):
             self._defer(chunk)
             return chunk
         try:
@@ -83,12 +83,12 @@ class ReplyStream:
         if self._decoder is not None:
             rest += b"".join(event.raw for event in self._decoder.close())
         self._catch_up()
-        self._extract, self._strip_usage = NOTHING, False
+        self._tags, self._strip_usage = NOTHING, False
         return rest
 
     def close(self) -> bytes:
         """The stream is over: what waited, and an unfinished last event."""
-        if not (self._extract or self._strip_usage):
+        if not (self._tags or self._strip_usage):
             self._read_unread(is_last=True)
             return b""
         events = self._decode(b"")
@@ -169,7 +169,7 @@ class ReplyStream:
             if usage and usage != b"null" and not chunk.choices and not has_error and _has_usage_only(data):
                 return before
             waiting.drops_usage = usage == b"null"
-            if self._extract:
+            if self._tags:
                 waiting.pieces = self._take_pieces(chunk)
         self._queue.append(waiting)
         return before + self._drain()
@@ -213,7 +213,7 @@ class ReplyStream:
         self._take_unfed()
 
     def _take_unfed(self) -> None:
-        if self._extract:
+        if self._tags:
             for state in self._choices.values():
                 if state.has_unfed:
                     state.take()
@@ -230,11 +230,11 @@ class ReplyStream:
             return
         block = b"".join(self._unread)
         self._unread, self._unread_size = [], 0
-        if not (self._extract or self._strip_usage):
+        if not (self._tags or self._strip_usage):
             block = self._keep_unfinished(block, is_last=is_last)
         for chunk in read_chunks(self._payloads(block), self._not_understood):
             self._record(chunk)
-            if self._extract:
+            if self._tags:
                 for choice in chunk.choices or ():
                     if choice.finish_reason is not None:
                         self._choices[choice.index].settle()
@@ -285,7 +285,7 @@ class ReplyStream:
             index = choice.position or 0
             state = self._choices.get(index)
             if state is None:
-                state = self._choices[index] = ChoiceState(self._extract)
+                state = self._choices[index] = ChoiceState(self._tags)
             state.add(choice)
 
 

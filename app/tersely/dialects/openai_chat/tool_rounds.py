@@ -57,7 +57,7 @@ def write_body(first: bytes, last: bytes, message: bytes, usage: bytes) -> bytes
     members |= {key: begun[key] for key in _ONCE if key in begun}
     choice = raw_json.split_object(raw_json.split_array(members["choices"])[0])
     choice["message"] = message
-    if _said(choice.get("finish_reason")) == "tool_calls" and not _calls(raw_json.split_object(message)):
+    if _value_of(choice.get("finish_reason")) == "tool_calls" and not _calls(raw_json.split_object(message)):
         choice["finish_reason"] = b'"stop"'
     members["choices"] = raw_json.join_array([raw_json.join_object(choice)])
     if usage:
@@ -277,7 +277,7 @@ class ChatRounds:
         changed = {**members, **{key: value for key, value in self._once.items() if key in members}}
         if choices and not self._shown and any(call.is_ours for call in self._calls):
             choice = raw_json.split_object(choices[0])
-            if _said(choice.get("finish_reason")) == "tool_calls":
+            if _value_of(choice.get("finish_reason")) == "tool_calls":
                 changed["choices"] = _one({**choice, "finish_reason": b'"stop"'})
         changed = self._summed(changed)
         return event.raw if changed == members else with_data(event, raw_json.join_object(changed))
@@ -328,7 +328,7 @@ def _has_value(value: bytes | None) -> bool:
     return value is not None and value not in {_NULL, b"[]", b"{}"}
 
 
-def _said(value: bytes | None) -> object:
+def _value_of(value: bytes | None) -> object:
     return raw_json.load(value) if value else None
 
 

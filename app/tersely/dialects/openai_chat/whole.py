@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tersely.dialects.dialect import Reply, ReplyChoice
+from tersely.dialects.dialect import ClientView, Reply, ReplyChoice
 from tersely.dialects.openai_chat.accumulator import text_of
 from tersely.dialects.openai_chat.stream_events import string_of
 from tersely.dialects.openai_content import replace_text
@@ -11,7 +11,7 @@ from tersely.dialects.wire import raw_json
 from tersely.domain.text.tags import TagKinds, TagStripper
 
 
-def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"") -> tuple[bytes, Reply]:
+def split_reply(body: bytes, view: ClientView) -> tuple[bytes, Reply]:
     """Return the body for the client of a reply that is not streamed, and the reply.
 
     The same bytes if nothing is stripped; else only the content of the affected messages is replaced. A body that is no
@@ -27,7 +27,7 @@ def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"") -> tuple[byte
     is_understood = True
     for place, raw in enumerate(raw_choices):
         try:
-            raw_choices[place], choice = _split_choice(raw, place, tags)
+            raw_choices[place], choice = _split_choice(raw, place, view.tags)
         except (ValueError, KeyError):
             is_understood = False
             continue
@@ -53,28 +53,28 @@ def _split_choice(raw: bytes, place: int, tags: TagKinds) -> tuple[bytes, ReplyC
     text = members["message"]
     if not text.startswith(b"{"):
         raise ValueError("a message that is no object")
-    extraction = TagStripper(tags)
-    shown = _take_out(text, extraction) if tags else text
+    stripper = TagStripper(tags)
+    shown = _strip_tags(text, stripper) if tags else text
     index = raw_json.load(members.get("index", b"null"))
     choice = ReplyChoice(
         index=index if isinstance(index, int) else place,
         model_message=text,
         client_message=shown,
-        terse=extraction.terse,
-        state=extraction.state,
+        terse=stripper.terse,
+        state=stripper.state,
         finish_reason=string_of(members.get("finish_reason")),
     )
     return (raw if shown is text else raw_json.join_object({**members, "message": shown})), choice
 
 
-def _take_out(message: bytes, extraction: TagStripper) -> bytes:
+def _strip_tags(message: bytes, stripper: TagStripper) -> bytes:
     """Return the message for the client; the same bytes if nothing is stripped."""
     members = raw_json.split_object(message)
     content = raw_json.load(members.get("content", b"null"))
     parts = content if isinstance(content, list) else [content]
     texts = [text_of(part) for part in parts]
     text = "".join(texts)
-    shown = extraction.feed(text) + extraction.close()
+    shown = stripper.feed(text) + stripper.close()
     if shown == text:
         return message
     if isinstance(content, list):

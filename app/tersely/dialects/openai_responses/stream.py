@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from tersely.dialects.dialect import Reply
+from tersely.dialects.dialect import ClientView, Reply
 from tersely.dialects.event_filter import EventFilter
 from tersely.dialects.openai_responses.accumulator import (
     ENDS,
@@ -27,7 +27,6 @@ from tersely.dialects.undescribed import UNDESCRIBED
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.pieces import Piece, PieceFilter
 from tersely.dialects.wire.sse import MAX_EVENT, SseEvent, with_data
-from tersely.domain.text.tags import TagKinds
 
 _Place = tuple[int, int]
 
@@ -44,30 +43,26 @@ class _Waiting:
 class ReplyStream(EventFilter):
     """One streamed reply. Without tags to strip, ``feed`` returns its input.
 
-    A response repeats its request. If Tersely added to the request that the client ``sent``, the client's own fields
-    are restored. ``strip_usage`` changes nothing: usage is always part of the stream.
+    A response repeats its request. If Tersely added to the client's request, the client's own fields are restored.
     """
 
-    def __init__(
-        self, *, tags: TagKinds, strip_usage: bool = False, sent: bytes = b"", max_event: int = MAX_EVENT
-    ) -> None:
-        del strip_usage
-        self._extract = tags
-        self._said = ItemAccumulator()
-        self._taking_out = ResponseTagStripper(tags, sent)
-        super().__init__(is_changing=bool(self._taking_out), max_event=max_event)
+    def __init__(self, view: ClientView, *, max_event: int = MAX_EVENT) -> None:
+        self._tags = view.tags
+        self._accumulator = ItemAccumulator()
+        self._stripper = ResponseTagStripper(view)
+        super().__init__(is_changing=bool(self._stripper), max_event=max_event)
         self._filters: dict[_Place, PieceFilter] = {}
         self._queue: deque[_Waiting] = deque()
         self._dropped = 0
 
     @override
     def _reply(self) -> Reply:
-        state = self._said
+        state = self._accumulator
         items = state.items
         return Reply(
             id=state.id,
             model=state.model,
-            choices=(self._taking_out.choice(items, state.finish),) if items or state.is_done else (),
+            choices=(self._stripper.choice(items, state.finish),) if items or state.is_done else (),
             usage=state.usage,
             error=state.error,
             is_done=state.is_done,
@@ -79,8 +74,8 @@ class ReplyStream(EventFilter):
         waiting = _Waiting(event=event)
         released = b""
         if delta is not None:
-            self._said.add_delta(delta)
-            if self._extract and delta.type == TEXT_DELTA:
+            self._accumulator.add_delta(delta)
+            if self._tags and delta.type == TEXT_DELTA:
                 waiting.piece = Piece(delta.delta)
                 self._filter(delta.place).feed(waiting.piece)
         elif event.data:
@@ -98,7 +93,7 @@ class ReplyStream(EventFilter):
     def _read(self, members: dict[str, bytes]) -> dict[str, bytes] | None:
         """Process an event that is no delta. Return its changed members, or None if it is unchanged."""
         kind = string(members.get("type"))
-        self._said.add(kind, members)
+        self._accumulator.add(kind, members)
         if not self._is_changing:
             return None
         self._settle_at(kind, members)
@@ -109,15 +104,15 @@ class ReplyStream(EventFilter):
         """Return the members of an event without the tags in the texts that it repeats."""
         match kind:
             case "response.output_text.done":
-                return self._taking_out.words(members)
+                return self._stripper.words(members)
             case "response.output_text.annotation.added":
-                places = self._taking_out.places(self._said.text(_place(members)))
+                places = self._stripper.places(self._accumulator.text(_place(members)))
                 return {**members, "annotation": shift_annotation(members["annotation"], places)}
             case _:
                 for name, take_out in (
-                    ("part", self._taking_out.part),
-                    ("item", self._taking_out.item),
-                    ("response", self._taking_out.response),
+                    ("part", self._stripper.part),
+                    ("item", self._stripper.item),
+                    ("response", self._stripper.response),
                 ):
                     if members.get(name, b"").startswith(b"{"):
                         members = {**members, name: take_out(members[name])}
@@ -128,7 +123,7 @@ class ReplyStream(EventFilter):
     def _filter(self, place: _Place) -> PieceFilter:
         found = self._filters.get(place)
         if found is None:
-            found = self._filters[place] = PieceFilter(self._extract)
+            found = self._filters[place] = PieceFilter(self._tags)
         return found
 
     def _settle_at(self, kind: str, members: dict[str, bytes]) -> None:

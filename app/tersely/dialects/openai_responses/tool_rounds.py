@@ -152,7 +152,7 @@ class ResponseRounds:
         del has_text
         for event in self._end:
             members = _split(event)
-            self._take_out(members)
+            self._note_number(members)
             with suppress(*UNDESCRIBED):
                 self._output += _theirs(_output(members), self._names)
         self._usage, self._items, self._is_first = usage, self._top, False
@@ -208,11 +208,11 @@ class ResponseRounds:
                 except UNDESCRIBED:
                     out.append(waiting.event.raw)
             else:
-                self._take_out(waiting.members)
+                self._note_number(waiting.members)
                 self._gone |= set() if place is None else {place}
         return b"".join(out)
 
-    def _take_out(self, members: dict[str, bytes]) -> None:
+    def _note_number(self, members: dict[str, bytes]) -> None:
         if self._next is None and _NUMBER in members:
             self._next = index(members, _NUMBER)
 

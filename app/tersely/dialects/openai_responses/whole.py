@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from tersely.dialects.dialect import Reply, ReplyChoice
+from tersely.dialects.dialect import ClientView, Reply, ReplyChoice
 from tersely.dialects.openai_responses.accumulator import (
     incomplete_reason,
     output_items,
@@ -21,7 +21,7 @@ from tersely.dialects.openai_responses.content import as_run
 from tersely.dialects.undescribed import UNDESCRIBED, unread_body
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.pieces import Piece, PieceFilter
-from tersely.domain.text.tags import TagKinds, TagStripper
+from tersely.domain.text.tags import TagStripper
 
 _CHAIN = ("previous_response_id", "conversation")
 _PLACES = ("start_index", "end_index", "index")
@@ -29,13 +29,13 @@ _REMEMBERED = 8
 """A stream repeats each text three times."""
 
 
-def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"") -> tuple[bytes, Reply]:
+def split_reply(body: bytes, view: ClientView) -> tuple[bytes, Reply]:
     """Return the body for the client of a reply that is not streamed, and the reply.
 
     The same bytes if nothing is stripped; else only the affected texts are replaced. A body that is no response (an
     error under status 200, invalid JSON) is returned unchanged, and its reply has no choices.
     """
-    taking_out = ResponseTagStripper(tags, sent)
+    stripper = ResponseTagStripper(view)
     try:
         members = raw_json.split_object(body)
         error = members.get("error", b"null")
@@ -46,8 +46,8 @@ def split_reply(body: bytes, tags: TagKinds, *, sent: bytes = b"") -> tuple[byte
         listed = raw_json.split_array(members.get("output", b""))
         items = output_items({"output": members["output"]})
         status = string(members.get("status"))
-        choice = taking_out.choice(items, incomplete_reason(members) or status)
-        shown = taking_out.response(body) if taking_out else body
+        choice = stripper.choice(items, incomplete_reason(members) or status)
+        shown = stripper.response(body) if stripper else body
     except UNDESCRIBED:
         return body, Reply(error=error, unread=() if error else unread_body(body))
     usage = members.get("usage", b"null")
@@ -73,18 +73,18 @@ class StrippedText:
 
 
 class ResponseTagStripper:
-    """Strips ``tags``, and restores the fields of the request that the client ``sent``."""
+    """Strips the tags of a client's view, and restores the fields of the client's own request."""
 
-    def __init__(self, tags: TagKinds, sent: bytes = b"") -> None:
-        self._extract = tags
-        self._echo = RequestFields(sent)
+    def __init__(self, view: ClientView) -> None:
+        self._tags = view.tags
+        self._request_fields = RequestFields(view.own_request)
         self._known: dict[str, StrippedText] = {}
 
     def choice(self, items: list[bytes], finish: str) -> ReplyChoice:
         """Return the choice of ``items``, which are in the model's view."""
         said = as_run(items)
-        shown = [self.item(raw) for raw in items] if self._extract else items
-        taken = [self.text(text) for raw in items for text in _texts(raw)] if self._extract else []
+        shown = [self.item(raw) for raw in items] if self._tags else items
+        taken = [self.text(text) for raw in items for text in _texts(raw)] if self._tags else []
         states = [each.state for each in taken if each.state is not None]
         return ReplyChoice(
             index=0,
@@ -97,14 +97,14 @@ class ResponseTagStripper:
 
     def __bool__(self) -> bool:
         """Return whether anything may have to be taken out."""
-        return bool(self._extract or self._echo)
+        return bool(self._tags or self._request_fields)
 
     def response(self, raw: bytes) -> bytes:
         """Return a whole response; the same bytes if nothing is stripped."""
         members = raw_json.split_object(raw)
-        changed = self._echo.restore(members)
+        changed = self._request_fields.restore(members)
         output = members.get("output", b"")
-        if self._extract and output.startswith(b"["):
+        if self._tags and output.startswith(b"["):
             changed = self._with_output(changed, raw_json.split_array(output))
         return raw if changed == members else raw_json.join_object(changed)
 
@@ -154,15 +154,15 @@ class ResponseTagStripper:
         if known is None:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            extraction = TagStripper(self._extract)
-            shown = extraction.feed(text) + extraction.close()
-            known = self._known[text] = StrippedText(shown=shown, terse=extraction.terse, state=extraction.state)
+            stripper = TagStripper(self._tags)
+            shown = stripper.feed(text) + stripper.close()
+            known = self._known[text] = StrippedText(shown=shown, terse=stripper.terse, state=stripper.state)
         return known
 
     def places(self, text: str) -> list[int]:
         """Return where each character of ``text``, and its end, is in the shown text."""
         pieces = [Piece(character) for character in text]
-        sieve = PieceFilter(self._extract)
+        sieve = PieceFilter(self._tags)
         for piece in pieces:
             sieve.feed(piece)
         sieve.close()

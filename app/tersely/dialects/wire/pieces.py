@@ -19,17 +19,17 @@ class Piece:
 class PieceFilter:
     """Strips ``tags`` from one text."""
 
-    __slots__ = ("_waiting", "extraction")
+    __slots__ = ("_waiting", "stripper")
 
     def __init__(self, tags: TagKinds) -> None:
-        self.extraction = TagStripper(tags)
+        self.stripper = TagStripper(tags)
         self._waiting: list[Piece] = []
 
     def feed(self, piece: Piece) -> str:
         """Add a ``piece``. Return the text that may be shown now, which is also stored in its pieces."""
-        before = self.extraction.held
-        shown = self.extraction.feed(piece.text)
-        held = self.extraction.held
+        before = self.stripper.held
+        shown = self.stripper.feed(piece.text)
+        held = self.stripper.held
         if shown + held == before + piece.text:
             rest = self._show(shown)
             piece.shown, piece.waiting = rest, len(piece.text) - len(rest)
@@ -42,8 +42,8 @@ class PieceFilter:
 
     def close(self) -> str:
         """The text is over: nothing waits any more."""
-        held = self.extraction.held
-        shown = self.extraction.close()
+        held = self.stripper.held
+        shown = self.stripper.close()
         if shown == held:
             self._show(shown)
         elif self._waiting:

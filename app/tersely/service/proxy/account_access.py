@@ -17,10 +17,9 @@ from typing import Any
 
 from tersely.dialects.account_ids import AccountId, cited, find_account_ids, find_named_ids
 from tersely.dialects.account_routes import AllowedRoute, Passthrough, Rule, find_route, rules_for
-from tersely.dialects.dialect import Dialect, ReplyReader
+from tersely.dialects.dialect import UNCHANGED, Dialect, ReplyReader
 from tersely.domain.errors import Forbidden, InvalidRequest, NotFound, StoreUnavailable
 from tersely.domain.messages import Dialect as DialectName
-from tersely.domain.text.tags import NOTHING
 from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.proxy.calls import Call, ProxyResponse
 from tersely.service.proxy.sending import EVENT_STREAM, JSON
@@ -140,7 +139,7 @@ class AccountAccess:
             if kind == JSON:
                 await self._remember(call.tenant, await run_in_thread_if_large(len(answer.body), read, answer.body))
         elif kind == EVENT_STREAM:
-            reader = self._dialects[dialect].open_stream(tags=NOTHING, strip_usage=False)
+            reader = self._dialects[dialect].open_stream(UNCHANGED)
             answer.chunks = self._watch_stream(call.tenant, answer.chunks, reader, self._dialects[dialect])
         elif kind == JSON:
             answer.chunks = self._watch_body(call.tenant, answer.chunks, read)

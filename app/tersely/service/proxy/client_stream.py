@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tersely.dialects.dialect import Dialect, Reply
+from tersely.dialects.dialect import ClientView, Dialect, Reply
 from tersely.service.proxy.limited_reader import LimitedReader
 from tersely.service.proxy.stages import PreparedCall
 from tersely.service.proxy.stream_end import terminal_detector, whole_events
@@ -24,7 +24,7 @@ class ClientStream:
 
     def _open_round(self, prepared: PreparedCall) -> None:
         reader = self._dialect.open_stream(
-            tags=prepared.tags, strip_usage=prepared.strip_usage, sent=prepared.own_request
+            ClientView(tags=prepared.tags, strip_usage=prepared.strip_usage, own_request=prepared.own_request)
         )
         self.reader = LimitedReader(reader, self._max_reply)
         self.end = terminal_detector(self._dialect.streaming)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from tersely.dialects.dialect import Dialect, Reply
+from tersely.dialects.dialect import UNCHANGED, Dialect, Reply
 from tersely.dialects.headers import Headers, downstream_headers
 from tersely.dialects.wire.sse import DataLines
 from tersely.domain.errors import ShuttingDown, StoreUnavailable
-from tersely.domain.text.tags import NOTHING
 from tersely.service.common.call_fields import add_fields
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.offload import run_in_thread_if_large
@@ -167,13 +166,13 @@ class Forwarder:
                 whole.append(chunk)
         if size <= self._max_reply:
             body = b"".join(whole)
-            await on_reply((await run_in_thread_if_large(size, self._dialect.split_reply, body, NOTHING))[1])
+            await on_reply((await run_in_thread_if_large(size, self._dialect.split_reply, body, UNCHANGED))[1])
         if held:
             yield held
 
     async def _relay_stream(self, reply: UpstreamReply, on_reply: OnReply) -> AsyncIterator[bytes]:
         """Yield a stream. ``on_reply`` is called before its end: a client may go on as soon as it has that."""
-        reader = LimitedReader(self._dialect.open_stream(tags=NOTHING, strip_usage=False), self._max_reply)
+        reader = LimitedReader(self._dialect.open_stream(UNCHANGED), self._max_reply)
         end = terminal_detector(self._dialect.streaming)
         async for chunk in iter_until_terminal_event(reply, end, self._heartbeat):
             if not chunk:

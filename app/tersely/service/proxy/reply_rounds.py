@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tersely.dialects.dialect import Dialect, Reply
+from tersely.dialects.dialect import ClientView, Dialect, Reply
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import NotFound, StoreUnavailable, UpstreamUnavailable
 from tersely.domain.messages import ToolCall
@@ -132,7 +132,7 @@ async def relay_oversized(steps: RoundSteps, started: StartedReply) -> AsyncIter
 
 
 async def _split(dialect: Dialect, prepared: PreparedCall, body: bytes) -> tuple[bytes, Reply]:
-    split = partial(dialect.split_reply, body, prepared.tags, sent=prepared.own_request)
+    split = partial(dialect.split_reply, body, ClientView(tags=prepared.tags, own_request=prepared.own_request))
     return await run_in_thread_if_large(len(body), split)
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from asyncio import get_running_loop
 
-from tersely.dialects.dialect import Dialect, Overflow, ReplyChoice
+from tersely.dialects.dialect import UNCHANGED, Dialect, Overflow, ReplyChoice
 from tersely.dialects.errors import classify_error
 from tersely.dialects.headers import upstream_headers
 from tersely.domain.messages import Reasoning, Text
-from tersely.domain.text.tags import NOTHING
 from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.common.tracing import active_trace
 from tersely.service.limits.admission import end_turn
@@ -126,7 +125,7 @@ class Sender:
         if first:
             if b"error" not in first and _EXCEEDED not in first:
                 return None
-            reader = self._dialect.open_stream(tags=NOTHING, strip_usage=False)
+            reader = self._dialect.open_stream(UNCHANGED)
             reader.feed(first)
             reader.close()
             if any(map(self._has_content, reader.reply.choices)):
@@ -135,7 +134,7 @@ class Sender:
             is_reply = self._dialect.streaming.reply_key in body
             if is_reply and b'"error"' not in body[:200] and _EXCEEDED not in body:
                 return None
-            _, reply = self._dialect.split_reply(body, NOTHING)
+            _, reply = self._dialect.split_reply(body, UNCHANGED)
             if any(map(self._has_content, reply.choices)) and not reply.error:
                 return None
         return classify_error(status, first or body)

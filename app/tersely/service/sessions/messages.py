@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Literal
 
 from tersely.dialects.detection import detect_dialect
-from tersely.dialects.dialect import Dialect, ReplyChoice
+from tersely.dialects.dialect import ClientView, Dialect, ReplyChoice
 from tersely.dialects.registry import DIALECTS
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest, NotFound, StoreUnavailable
@@ -327,7 +327,7 @@ def _take_out(
 
 def split_appended_reply(raw: bytes, dialect: Dialect, tags: TagKinds) -> ReplyChoice:
     """Return a reply as the client sees it, with the stripped parts."""
-    choices = dialect.split_reply(dialect.as_reply(raw), tags)[1].choices
+    choices = dialect.split_reply(dialect.as_reply(raw), ClientView(tags=tags))[1].choices
     return choices[0] if choices else ReplyChoice(index=0, model_message=raw, client_message=raw)
 
 
