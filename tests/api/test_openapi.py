@@ -23,6 +23,7 @@ from tersely.api.rest.schemas.stats import EventPage, StatsOut
 from tersely.api.rest.schemas.transfer import ExportOut
 from tersely.api.rest.schemas.turns import TurnOut, TurnPage
 from tersely.api.routes import PREFIXES, find_target
+from tersely.dialects.dialect import ErrorDescription
 from tersely.dialects.registry import DIALECTS
 from tersely.main import build
 from tersely.settings import Settings
@@ -87,7 +88,9 @@ def test_each_described_route_of_the_proxy_is_one(document: dict) -> None:
         assert target.is_call == ("X-Tersely-Session" in operation["responses"]["200"]["headers"]), path
         assert target.streams == ("streamGenerateContent" in path)
         error = operation["responses"]["400"]["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
-        body = json.loads(DIALECTS[target.dialect].error_body("no", type="invalid_request_error"))
+        body = json.loads(
+            DIALECTS[target.dialect].error_body(ErrorDescription(message="no", type="invalid_request_error"))
+        )
         assert is_valid(body, document["components"]["schemas"][error]), path
         others = {"OpenAIError", "AnthropicError", "GeminiError"} - {error}
         assert not any(is_valid(body, document["components"]["schemas"][other]) for other in others), path

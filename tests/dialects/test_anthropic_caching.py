@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tersely.dialects.anthropic.write import write_request
+from tersely.dialects.dialect import RequestPatch
 from tests.dialects.recordings import client_requests
 
 EPHEMERAL = {"type": "ephemeral"}
@@ -27,7 +28,7 @@ def message(*blocks: dict[str, Any] | str, role: str = "user") -> dict[str, Any]
 def write(messages: list[dict[str, Any]], breakpoints: list[int], **members: Any) -> dict[str, Any]:
     raws = [json.dumps(each).encode() for each in messages]
     body = json.dumps({**members, "messages": []}).encode()
-    written: dict[str, Any] = json.loads(write_request(body, messages=raws, breakpoints=breakpoints))
+    written: dict[str, Any] = json.loads(write_request(body, RequestPatch(messages=raws, breakpoints=breakpoints)))
     return written
 
 
@@ -62,7 +63,7 @@ def test_a_message_has_one_form_marked_or_not():
     assert first["messages"][0] == message(text("a"))
     assert second["messages"][6:] == later[6:]
     raw = b'{"role": "user", "content": "\\u00e9 \\ud800"}'
-    written = write_request(b'{"messages":[]}', messages=[raw, raw], breakpoints=[1])
+    written = write_request(b'{"messages":[]}', RequestPatch(messages=[raw, raw], breakpoints=[1]))
     assert written.startswith(b'{"messages":[{"role":"user","content":[{"type":"text","text":"\\u00e9 \\ud800"}]},')
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tersely.dialects.anthropic.read import read_message, read_request, read_usage
 from tersely.dialects.anthropic.write import write_message, write_request
-from tersely.dialects.dialect import Usage
+from tersely.dialects.dialect import RequestPatch, Usage
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.chain import canonical, without_injected
@@ -219,7 +219,7 @@ def test_recorded_requests_are_understood_and_written_back(path: Path):
     request = read_request(body)
     assert request.unreadable is None
     _check_messages(request.messages, json.loads(body))
-    written = write_request(body, messages=[message.raw for message in request.messages])
+    written = write_request(body, RequestPatch(messages=[message.raw for message in request.messages]))
     before, after = raw_json.split_object(body), raw_json.split_object(written)
     assert raw_json.split_array(after["messages"]) == raw_json.split_array(before["messages"])
     assert {**after, "messages": b""} == {**before, "messages": b""}
@@ -232,7 +232,7 @@ def test_requests_of_real_clients_are_understood(client: str, number: int, body:
     request = read_request(raw)
     assert request.unreadable is None
     _check_messages(request.messages, body)
-    assert json.loads(write_request(raw, messages=[message.raw for message in request.messages])) == body
+    assert json.loads(write_request(raw, RequestPatch(messages=[message.raw for message in request.messages]))) == body
     prove_pairing([message for message in request.messages if not message.is_instruction])
     if client == "claude-code":
         assert request.ids["session_id"]

@@ -21,7 +21,7 @@ from tersely.dialects.anthropic.write import (
     write_request,
     write_text,
 )
-from tersely.dialects.dialect import UNCHANGED, ClientView
+from tersely.dialects.dialect import UNCHANGED, ClientView, ErrorDescription, RequestPatch
 from tersely.dialects.errors import classify_error
 from tersely.dialects.registry import DIALECTS
 from tersely.domain.errors import InvalidRequest
@@ -60,7 +60,7 @@ def text(words: str, **more: Any) -> dict[str, Any]:
 
 
 def test_only_the_messages_change():
-    assert write_request(BODY, messages=[b'{"role":"user" , "content":"new"}']) == (
+    assert write_request(BODY, RequestPatch(messages=[b'{"role":"user" , "content":"new"}'])) == (
         b'{"model":"m","seed":1.0,"messages":[{"role":"user" , "content":"new"}],"x":{"y" :[1 ,2]},'
         b'"big":123456789012345678901234567890,"odd":"\\ud800\\u0000"}'
     )
@@ -69,7 +69,7 @@ def test_only_the_messages_change():
 def test_a_body_that_is_none_is_refused():
     for body in (b"{", b"[]"):
         with pytest.raises(InvalidRequest):
-            write_request(body, messages=[])
+            write_request(body, RequestPatch(messages=[]))
 
 
 @pytest.mark.parametrize(
@@ -98,26 +98,32 @@ def test_a_body_that_is_none_is_refused():
 )
 def test_leading_instructions_are_the_system(leading: list[bytes], ours: str | None, expected: bytes | None):
     later = b'{"role":"system","content":"later"}'
-    written = write_request(b'{"system":"old","messages":[]}', messages=[*leading, USER, later], instructions=ours)
+    written = write_request(
+        b'{"system":"old","messages":[]}', RequestPatch(messages=[*leading, USER, later], instructions=ours)
+    )
     system = b'"system":%b,' % expected if expected else b""
     assert written == b"{" + system + b'"messages":[' + USER + b"," + later + b"]}"
 
 
 def test_the_results_of_a_reply_come_in_one_message():
     more = b'{"role":"user","content":[{"type":"tool_result","tool_use_id":"b"},{"type":"text","text":"and"}]}'
-    written = messages_of(write_request(b'{"messages":[]}', messages=[USER, CALLS, result("a"), more, USER]))
+    written = messages_of(
+        write_request(b'{"messages":[]}', RequestPatch(messages=[USER, CALLS, result("a"), more, USER]))
+    )
     assert [message["role"] for message in written] == ["user", "assistant", "user", "user"]
     assert [block["type"] for block in written[2]["content"]] == ["tool_result", "tool_result", "text"]
 
 
 def test_two_messages_of_the_user_stay_two():
     """The provider joins them itself, and bytes that were sent once stay as they are."""
-    written = write_request(b'{"messages":[]}', messages=[USER, USER])
+    written = write_request(b'{"messages":[]}', RequestPatch(messages=[USER, USER]))
     assert written == b'{"messages":[' + USER + b"," + USER + b"]}"
 
 
 def test_a_context_begins_with_the_user():
-    written = messages_of(write_request(b'{"messages":[]}', messages=[b'{"system":"S"}', assistant(text("a")), USER]))
+    written = messages_of(
+        write_request(b'{"messages":[]}', RequestPatch(messages=[b'{"system":"S"}', assistant(text("a")), USER]))
+    )
     assert written[0] == {"role": "user", "content": OPENING}
     assert len(written) == 3
 
@@ -269,16 +275,18 @@ def test_a_text_in_front():
     ],
 )
 def test_errors_in_the_providers_shape(given: str, code: str | None, expected: str):
-    body = error_body("no", type=given, code=code, param="p")
+    body = error_body(ErrorDescription(message="no", type=given, code=code, param="p"))
     assert json.loads(body) == {"type": "error", "error": {"type": expected, "message": "no"}}
     assert error_event(body) == b"event: error\ndata: " + body + b"\n\n"
 
 
 def test_the_registry_knows_the_dialect_by_its_name():
     dialect = DIALECTS["anthropic"]
-    assert dialect.read_request(dialect.write_request(BODY, messages=[USER])).messages[0].text == "u"
+    assert dialect.read_request(dialect.write_request(BODY, RequestPatch(messages=[USER]))).messages[0].text == "u"
     stream = dialect.open_stream(ClientView(tags=TagKinds(terse=True), strip_usage=True))
-    event = dialect.error_event(dialect.error_body("prompt is too long: 2 tokens > 1 maximum"))
+    event = dialect.error_event(
+        dialect.error_body(ErrorDescription(message="prompt is too long: 2 tokens > 1 maximum"))
+    )
     assert stream.feed(event) + stream.close() == event
     assert classify_error(200, event) is not None
     stopped = b'{"type":"message","content":[],"stop_reason":"model_context_window_exceeded"}'

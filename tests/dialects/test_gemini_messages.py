@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tersely.dialects.clients.known import side_call
-from tersely.dialects.dialect import ClientView, Dialect, Request
+from tersely.dialects.dialect import ClientView, Dialect, ErrorDescription, Request, RequestPatch
 from tersely.dialects.errors import classify_error
 from tersely.dialects.gemini.dialect import GEMINI
 from tersely.dialects.gemini.read import read_message, read_request
@@ -71,7 +71,9 @@ def read(*contents: dict[str, Any], **more: Any) -> Request:
 
 
 def write(sent: bytes, messages: Sequence[Message], dialect: Dialect = GEMINI, **more: Any) -> bytes:
-    return dialect.write_request(sent, messages=[message.raw or write_message(message) for message in messages], **more)
+    return dialect.write_request(
+        sent, RequestPatch(messages=[message.raw or write_message(message) for message in messages], **more)
+    )
 
 
 def wrap(sent: bytes) -> bytes:
@@ -150,7 +152,8 @@ def test_the_wrapping_names_the_model_and_the_session():
     request = GEMINI_GCA.read_request(wrap(body(content({"text": "Hi"}), session_id="s-1")))
     assert (request.model, request.ids, request.messages[0].text) == ("m", {"session_id": "s-1"}, "Hi")
     written = GEMINI_GCA.write_request(
-        wrap(body(content({"text": "Hi"}), session_id="s-1")), messages=[b'{"parts":[]}'], instructions="x"
+        wrap(body(content({"text": "Hi"}), session_id="s-1")),
+        RequestPatch(messages=[b'{"parts":[]}'], instructions="x"),
     )
     assert written.startswith(b'{"model":"m","project":"p","user_prompt_id":"u","request":{')
     assert json.loads(written)["request"]["contents"] == [{"parts": []}]
@@ -201,12 +204,12 @@ def test_a_body_that_is_no_object_is_refused(sent: bytes, dialect: Dialect):
     with pytest.raises(InvalidRequest):
         dialect.read_request(sent)
     with pytest.raises(InvalidRequest):
-        dialect.write_request(sent, messages=[])
+        dialect.write_request(sent, RequestPatch(messages=[]))
 
 
 def test_everything_else_of_a_request_keeps_its_bytes():
     sent = b'{"safetySettings" : [ 1.0 ],"contents":[{"parts":[{"text":"a"}]}], "x":{"y" :1e5},"labels":"\\u00e9"}'
-    written = write_request(sent, messages=[b'{"parts":[{"text" : "b"}]}'])
+    written = write_request(sent, RequestPatch(messages=[b'{"parts":[{"text" : "b"}]}']))
     assert written == (
         b'{"safetySettings":[ 1.0 ],"contents":[{"parts":[{"text" : "b"}]}],"x":{"y" :1e5},"labels":"\\u00e9"}'
     )
@@ -215,18 +218,18 @@ def test_everything_else_of_a_request_keeps_its_bytes():
 def test_instructions_are_read():
     sent = body(content({"text": "Hi"}), system_instruction={"role": "user", "parts": [{"text": "S"}]})
     messages = [message.raw for message in read_request(sent).messages]
-    unchanged = json.loads(write_request(sent, messages=messages))
+    unchanged = json.loads(write_request(sent, RequestPatch(messages=messages)))
     assert unchanged == json.loads(sent)
-    added = json.loads(write_request(sent, messages=messages, instructions="T"))
+    added = json.loads(write_request(sent, RequestPatch(messages=messages, instructions="T")))
     assert added["system_instruction"] == {"role": "user", "parts": [{"text": "S"}, {"text": "T"}]}
     assert added["contents"] == json.loads(sent)["contents"]
-    alone = json.loads(write_request(sent, messages=messages[1:], instructions="T"))
+    alone = json.loads(write_request(sent, RequestPatch(messages=messages[1:], instructions="T")))
     assert alone["systemInstruction"] == {"parts": [{"text": "T"}]}
     assert "system_instruction" not in alone
     text = b'{"systemInstruction":"S"}'
-    joined = json.loads(write_request(b"{}", messages=[text], instructions="T"))
+    joined = json.loads(write_request(b"{}", RequestPatch(messages=[text], instructions="T")))
     assert joined["systemInstruction"] == {"parts": [{"text": "S"}, {"text": "T"}]}
-    assert write_request(b"{}", messages=[text]) == b'{"systemInstruction":"S","contents":[]}'
+    assert write_request(b"{}", RequestPatch(messages=[text])) == b'{"systemInstruction":"S","contents":[]}'
 
 
 def test_cached_content_allows_no_system_instruction():
@@ -367,7 +370,9 @@ def test_no_call_stands_behind_another_content_of_the_model():
     results = content(response("f", {"output": "1"}, "c1"))
     sent = body(content({"text": "Go"}), *chunks, results)
     kept = [message.raw for message in read_request(sent).messages[1:]]
-    written = write_request(sent, messages=[write_text("user", "Log"), write_text("assistant", "Noted."), *kept])
+    written = write_request(
+        sent, RequestPatch(messages=[write_text("user", "Log"), write_text("assistant", "Noted."), *kept])
+    )
     turns = read_request(written).messages
     assert [message.role for message in turns] == ["user", "assistant", "tool"]
     assert [type(part) for part in turns[1].parts] == [Text, ToolCall]
@@ -514,15 +519,15 @@ def test_written_messages_read_the_same(parts: list[Text | ToolCall]):
 
 
 def test_errors_have_googles_shape():
-    assert json.loads(error_body("no", code="invalid_api_key")) == {
+    assert json.loads(error_body(ErrorDescription(message="no", code="invalid_api_key"))) == {
         "error": {"code": 401, "message": "no", "status": "UNAUTHENTICATED"}
     }
-    bad = json.loads(error_body("no", param="contents"))["error"]
+    bad = json.loads(error_body(ErrorDescription(message="no", param="contents")))["error"]
     assert (bad["code"], bad["status"]) == (400, "INVALID_ARGUMENT")
     assert bad["details"][0]["fieldViolations"] == [{"field": "contents", "description": "no"}]
-    down = json.loads(error_body("away", type="upstream_error", code="upstream_unavailable"))
+    down = json.loads(error_body(ErrorDescription(message="away", type="upstream_error", code="upstream_unavailable")))
     assert down["error"]["status"] == "UNAVAILABLE"
-    event = GEMINI.error_event(error_body("no"))
+    event = GEMINI.error_event(error_body(ErrorDescription(message="no")))
     assert event.startswith(b"data: {")
     assert event.endswith(b"}\r\n\r\n")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tersely.dialects.dialect import UNCHANGED, Request
-from tersely.dialects.local_reply import EVENT_STREAM, JSON
+from tersely.dialects.local_reply import EVENT_STREAM, JSON, LocalReply
 from tersely.dialects.registry import DIALECTS, REPLY_WRITERS
 from tersely.domain.messages import Dialect as DialectName
 
 TEXT = 'One line,\n\nanother with "quotes", <terse>tags</terse> and é\U0001f600.'
 
 
-def test_every_dialect_can_say_something() -> None:
+def test_every_dialect_has_a_writer_of_local_replies() -> None:
     assert REPLY_WRITERS.keys() == DIALECTS.keys()
 
 
@@ -23,7 +23,9 @@ def test_a_local_reply_is_read_back(name: DialectName, stream: bool, as_array: b
     dialect = DIALECTS[name]
     request = Request(model="m", messages=(), stream=stream, include_usage=True)
 
-    written = REPLY_WRITERS[name](TEXT, request=request, name="tersely_1", created=1, as_array=as_array)
+    written = REPLY_WRITERS[name](
+        LocalReply(text=TEXT, request=request, name="tersely_1", created=1, as_array=as_array)
+    )
 
     is_array = as_array and dialect.streaming.has_arrays
     assert written.content_type == (EVENT_STREAM if stream and not is_array else JSON)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tersely.dialects.dialect import ClientView
+from tersely.dialects.dialect import ClientView, ErrorDescription, RequestPatch
 from tersely.dialects.errors import classify_error
 from tersely.dialects.openai_chat.read import read_request
 from tersely.dialects.openai_chat.write import (
@@ -31,7 +31,7 @@ BODY = (
 
 
 def test_only_the_messages_change():
-    assert write_request(BODY, messages=[b'{"role":"user" , "content":"new"}', b"{}"]) == (
+    assert write_request(BODY, RequestPatch(messages=[b'{"role":"user" , "content":"new"}', b"{}"])) == (
         b'{"model":"m","seed":2.50,"messages":[{"role":"user" , "content":"new"},{}],"x":{"y" :[1 ,2]},'
         b'"big":123456789012345678901234567890,"odd":"\\ud800\\u0000"}'
     )
@@ -46,7 +46,7 @@ def test_only_the_messages_change():
     ],
 )
 def test_usage_is_asked_for(options: bytes, expected: bytes):
-    written = write_request(b'{"messages":[]' + options + b"}", messages=[], include_usage=True)
+    written = write_request(b'{"messages":[]' + options + b"}", RequestPatch(messages=[], include_usage=True))
     assert written == b'{"messages":[],"stream_options":' + expected + b"}"
     assert read_request(written).include_usage
 
@@ -54,7 +54,7 @@ def test_usage_is_asked_for(options: bytes, expected: bytes):
 def test_a_body_that_is_none_is_refused():
     for body in (b"{", b"[]", b'{"messages":[],"stream_options":5}'):
         with pytest.raises(InvalidRequest):
-            write_request(body, messages=[], include_usage=True)
+            write_request(body, RequestPatch(messages=[], include_usage=True))
 
 
 USER = b'{"role":"user","content":"u"}'
@@ -83,7 +83,7 @@ USER = b'{"role":"user","content":"u"}'
 def test_instructions_are_put_behind_the_clients_own(leading: list[bytes], expected: list[bytes]):
     later = b'{"role":"system","content":"later"}'
     assert add_instructions([*leading, USER, later], "OURS") == [*expected, USER, later]
-    written = write_request(b'{"messages":[]}', messages=[*leading, USER], instructions="OURS")
+    written = write_request(b'{"messages":[]}', RequestPatch(messages=[*leading, USER], instructions="OURS"))
     assert written == b'{"messages":[' + b",".join([*expected, USER]) + b"]}"
 
 
@@ -170,7 +170,7 @@ def test_messages_of_our_own():
 
 
 def test_errors_in_the_providers_shape():
-    assert json.loads(error_body("no", code="c", param="p")) == {
+    assert json.loads(error_body(ErrorDescription(message="no", code="c", param="p"))) == {
         "error": {"message": "no", "type": "invalid_request_error", "param": "p", "code": "c"}
     }
 
@@ -179,9 +179,12 @@ def test_the_registry_knows_the_dialect_by_its_name():
     for name, dialect in DIALECTS.items():
         assert dialect.name == name
     dialect = DIALECTS["openai_chat"]
-    assert dialect.read_request(dialect.write_request(BODY, messages=[USER])).messages[0].text == "u"
+    assert dialect.read_request(dialect.write_request(BODY, RequestPatch(messages=[USER]))).messages[0].text == "u"
     stream = dialect.open_stream(ClientView(tags=TagKinds(terse=True), strip_usage=True))
     assert stream.feed(b"data: [DONE]\n\n") + stream.close() == b"data: [DONE]\n\n"
     assert stream.reply.is_done
     assert dialect.split_reply(b"{}", ClientView(tags=TagKinds(terse=True)))[0] == b"{}"
-    assert classify_error(400, dialect.error_body("x", code="context_length_exceeded")) is not None
+    assert (
+        classify_error(400, dialect.error_body(ErrorDescription(message="x", code="context_length_exceeded")))
+        is not None
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tersely.dialects.dialect import Usage
+from tersely.dialects.dialect import ErrorDescription, RequestPatch, Usage
 from tersely.dialects.openai_chat.dialect import OPENAI_CHAT
 from tersely.dialects.openai_responses.content import items_of
 from tersely.dialects.openai_responses.dialect import OPENAI_RESPONSES
@@ -98,7 +98,7 @@ def test_absent_members_and_nulls_read_the_same():
     )
     assert read_request(b"{}") == read_request(nulls)
     assert read_request(b"{}").messages == ()
-    assert write_request(b'{"model":"m"}', messages=[]) == b'{"model":"m"}'
+    assert write_request(b'{"model":"m"}', RequestPatch(messages=[])) == b'{"model":"m"}'
     assert read_request(b'{"input":[],"conversation":"conv_1"}').ids == {"conversation": "conv_1"}
 
 
@@ -134,8 +134,10 @@ def test_an_input_that_is_a_string_is_one_message():
     sent = b'{"input": "h\\u0069 \\ud800","model":"m"}'
     (message,) = read_request(sent).messages
     assert (message.role, message.text) == ("user", "hi \ud800")
-    assert write_request(sent, messages=[message.raw]) == b'{"input":"h\\u0069 \\ud800","model":"m"}'
-    longer = json.loads(write_request(b'{"input":"hi"}', messages=[b'{"role":"user","content":"hi"}', raw(SAID)]))
+    assert write_request(sent, RequestPatch(messages=[message.raw])) == b'{"input":"h\\u0069 \\ud800","model":"m"}'
+    longer = json.loads(
+        write_request(b'{"input":"hi"}', RequestPatch(messages=[b'{"role":"user","content":"hi"}', raw(SAID)]))
+    )
     assert longer == {"input": [USER, SAID]}
 
 
@@ -152,7 +154,9 @@ def test_neighbouring_items_of_the_model_are_one_message():
     assert items_of(messages[1].raw) == [raw(each) for each in (THOUGHT, SAID, CALL)]
     assert messages[3].raw == raw(SAID)
     prove_pairing(messages)
-    assert json.loads(write_request(body(), messages=[each.raw for each in messages]))["input"] == list(items)
+    assert json.loads(write_request(body(), RequestPatch(messages=[each.raw for each in messages])))["input"] == list(
+        items
+    )
 
 
 def test_an_echo_without_thoughts_ids_and_states_is_the_same_message():
@@ -263,7 +267,9 @@ def test_other_items_are_the_models_and_something(item: dict[str, Any]):
     assert isinstance(part, Media)
     assert part.kind == "other"
     (read,) = read_request(body(item)).messages
-    assert write_request(body(item), messages=[read.raw]) == write_request(body(item), messages=[raw(item)])
+    assert write_request(body(item), RequestPatch(messages=[read.raw])) == write_request(
+        body(item), RequestPatch(messages=[raw(item)])
+    )
 
 
 def test_calls_that_the_provider_answers_itself_are_none():
@@ -320,7 +326,7 @@ def test_usage_is_read(sent: bytes, expected: Usage):
 
 def test_only_what_is_said_changes():
     sent = b'{ "x": 1.0, "input": [], "store":false,"previous_response_id":"r","include":[ "a" ]}'
-    written = write_request(sent, messages=[raw(USER)])
+    written = write_request(sent, RequestPatch(messages=[raw(USER)]))
     assert (
         written == b'{"x":1.0,"input":[' + raw(USER) + b'],"store":false,"previous_response_id":"r","include":[ "a" ]}'
     )
@@ -340,13 +346,15 @@ def test_only_what_is_said_changes():
 def test_instructions_stand_beside_the_input(more: dict[str, Any], ours: str | None, expected: str | None):
     sent = body(USER, **more)
     messages = [each.raw for each in read_request(sent).messages]
-    written = json.loads(write_request(sent, messages=messages, instructions=ours))
+    written = json.loads(write_request(sent, RequestPatch(messages=messages, instructions=ours)))
     assert (written.get("instructions"), written["input"]) == (expected, [USER])
     assert ("instructions" in written) == (expected is not None or "instructions" in more)
 
 
 def test_beside_a_stored_prompt_ours_lead_the_input():
-    written = json.loads(write_request(body(USER, prompt={"id": "p"}), messages=[raw(USER)], instructions="T"))
+    written = json.loads(
+        write_request(body(USER, prompt={"id": "p"}), RequestPatch(messages=[raw(USER)], instructions="T"))
+    )
     assert "instructions" not in written
     assert written["input"] == [{"type": "message", "role": "developer", "content": "T"}, USER]
 
@@ -374,7 +382,7 @@ def test_a_context_that_brings_the_whole_history_refers_to_none():
 def test_results_of_our_own_take_the_form_of_their_calls(call: dict[str, Any], expected: dict[str, Any]):
     ours = write_message(Message(role="tool", parts=(ToolResult(call_id="c", text="t"),), raw=b""))
     sent = body()
-    written = json.loads(write_request(sent, messages=[raw({**call, "call_id": "c"}), ours]))["input"]
+    written = json.loads(write_request(sent, RequestPatch(messages=[raw({**call, "call_id": "c"}), ours])))["input"]
     assert written[1] == {**expected, "call_id": "c"}
 
 
@@ -382,7 +390,7 @@ def test_results_of_our_own_take_the_form_of_their_calls(call: dict[str, Any], e
 def test_every_call_can_be_answered(kind: str):
     call = {"type": kind, "call_id": "c", "id": "c"}
     ours = write_message(Message(role="tool", parts=(ToolResult(call_id="c", text="t"),), raw=b""))
-    written = write_request(body(), messages=[raw(call), ours])
+    written = write_request(body(), RequestPatch(messages=[raw(call), ours]))
     messages = read_request(written).messages
     assert messages[1].results[0].call_id == "c"
     assert json.loads(written)["input"][1]["type"] != "function_call_output"
@@ -467,12 +475,12 @@ def test_a_text_in_front():
     assert json.loads(with_prefix(raw(USER), "before"))["content"] == "before\n\nhi"
     rich = {"role": "user", "content": [text("a")]}
     assert json.loads(with_prefix(raw(rich), "before"))["content"] == [text("before"), text("a")]
-    written = write_request(body(), messages=[with_prefix(raw(RESULT), "before")])
+    written = write_request(body(), RequestPatch(messages=[with_prefix(raw(RESULT), "before")]))
     assert json.loads(written)["input"] == [{"type": "message", "role": "user", "content": "before"}, RESULT]
 
 
 def test_an_error_in_a_stream_is_one_for_every_client():
-    event = error_event(OPENAI_RESPONSES.error_body("no", code="c"))
+    event = error_event(OPENAI_RESPONSES.error_body(ErrorDescription(message="no", code="c")))
     assert event.startswith(b"event: error\ndata: {")
     said = json.loads(event.partition(b"data: ")[2])
     assert (said["type"], said["message"], said["code"], said["error"]["message"]) == ("error", "no", "c", "no")
@@ -515,7 +523,9 @@ def _check(sent: bytes) -> tuple[Message, ...]:
     request = read_request(sent)
     assert request.unreadable is None
     before = raw_json.split_object(sent)
-    after = raw_json.split_object(write_request(sent, messages=[message.raw for message in request.messages]))
+    after = raw_json.split_object(
+        write_request(sent, RequestPatch(messages=[message.raw for message in request.messages]))
+    )
     said = before.get("input", b"null")
     if said.startswith(b"["):
         assert raw_json.split_array(after["input"]) == raw_json.split_array(said)

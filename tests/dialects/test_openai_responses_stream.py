@@ -31,8 +31,10 @@ needs_recordings = pytest.mark.skipif(not STREAMS, reason=MISSING)
 TAG = "<terse>did x</terse>"
 
 
-def run(chunks: list[bytes], *, extract: TagKinds = TERSE, **more: Any) -> tuple[bytes, Reply]:
-    reader = ReplyStream(ClientView(tags=extract, **more))
+def run(
+    chunks: list[bytes], *, extract: TagKinds = TERSE, own_request: bytes = b"", **more: Any
+) -> tuple[bytes, Reply]:
+    reader = ReplyStream(ClientView(tags=extract, own_request=own_request), **more)
     sent = b"".join([reader.feed(chunk) for chunk in chunks])
     return sent + reader.close(), reader.reply
 

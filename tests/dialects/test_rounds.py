@@ -182,7 +182,7 @@ def relayed(dialect: Dialect, streams: list[bytes], step: int) -> tuple[bytes, R
         said = reader.reply
         if number < len(streams) - 1:
             transcript = transcript.with_round(said, [])
-            out += shown.next_round(usage=transcript.usage, has_text=transcript.has_text)
+            out += shown.next_round(transcript.finished)
     out += shown.close()
     return out, transcript.combine(said).reply
 

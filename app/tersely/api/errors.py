@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tersely.dialects.dialect import Dialect
+from tersely.dialects.dialect import Dialect, ErrorDescription
 from tersely.dialects.headers import Headers
 from tersely.domain.errors import (
     Busy,
@@ -104,5 +104,7 @@ def in_dialect(error: TerselyError, dialect: Dialect) -> tuple[int, Headers, byt
     if isinstance(error, ShuttingDown):
         kind, code = error.kind, error.code
     retry_after = error.retry_after if isinstance(error, LimitExceeded) else None
-    body = dialect.error_body(error.detail, type=kind, code=code, param=error.field, retry_after=retry_after)
+    body = dialect.error_body(
+        ErrorDescription(message=error.detail, type=kind, code=code, param=error.field, retry_after=retry_after)
+    )
     return status, [("content-type", "application/json"), *_headers_of(error, status)], body

@@ -21,7 +21,7 @@ from tersely.api.transport.request_ids import current
 from tersely.api.transport.shutdown import Shutdown, ShutdownGate
 from tersely.dialects.account_routes import AllowedRoute
 from tersely.dialects.clients.names import client_name
-from tersely.dialects.dialect import Dialect
+from tersely.dialects.dialect import Dialect, ErrorDescription
 from tersely.dialects.headers import Headers, own_headers, without_account_headers
 from tersely.dialects.wire.lengths import check_lengths, may_be_too_long
 from tersely.domain.errors import InvalidRequest, ShuttingDown, TerselyError, UpstreamUnavailable
@@ -313,7 +313,9 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 async def _refuse_websocket(send: Send, proxy: Proxy) -> tuple[int, str]:
     """Refuse a websocket. Clients that try one first then continue over HTTP."""
-    body = proxy.dialect.error_body("There are no websockets here: use HTTP.", type="invalid_request_error")
+    body = proxy.dialect.error_body(
+        ErrorDescription(message="There are no websockets here: use HTTP.", type="invalid_request_error")
+    )
     return await _refuse(send, 426, [("content-type", "application/json"), ("connection", "close")], body), ""
 
 

@@ -62,18 +62,12 @@ def _fail(message: str) -> NoReturn:
     raise SystemExit(1)
 
 
-def _version(value: bool) -> None:
-    if value:
+@app.callback(invoke_without_command=True)
+def options(version: Annotated[bool, typer.Option("--version")] = False) -> None:
+    """Options of all commands."""
+    if version:
         print_text(__version__)
         raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
-) -> None:
-    """Options of all commands."""
-    del version
 
 
 @app.command()

@@ -101,10 +101,12 @@ class Console:
         so many bytes (POST by a script, with the token in a header).
         """
         found = [
-            Route("/console", self._start, methods=["GET"]),
-            Route("/console/login", self._show_login, methods=["GET"]),
+            Route("/console", _redirect(START), methods=["GET"]),
+            Route("/console/login", self._login() if self._access.required else _redirect(START), methods=["GET"]),
             Route("/console/login", self._log_in, methods=["POST"]),
-            Route("/console/logout", self._guarded(self._log_out, changes=True), methods=["POST"]),
+            Route(
+                "/console/logout", self._guarded(lambda _: _log_out(), changes=True, any_scope=True), methods=["POST"]
+            ),
             Route(f"{OPERATOR}/login", self._log_in_operator, methods=["POST"]),
             Route("/console/static/{name:path}", serve_asset, methods=["GET"]),
         ]
@@ -117,19 +119,8 @@ class Console:
             Route(f"/console/{path}", self._taking(upload, limit), methods=["POST"])
             for path, (upload, limit) in uploads.items()
         ]
-        return [*found, Route("/console/{rest:path}", self._missing)]
-
-    async def _start(self, request: Request) -> Response:
-        del request
-        return _redirect(START)
-
-    async def _missing(self, request: Request) -> Response:
-        del request
-        return self._error(404, "There is no such page", "Check the address, or start from the list of sessions.")
-
-    async def _show_login(self, request: Request) -> Response:
-        del request
-        return _redirect(START) if not self._access.required else self._login()
+        missing = self._error(404, "There is no such page", "Check the address, or start from the list of sessions.")
+        return [*found, Route("/console/{rest:path}", missing, methods=["GET"])]
 
     def _login(self, trouble: str = "", following: str = "", status: int = 200) -> Response:
         return self._pages.render("login.html", status=status, trouble=trouble, following=following)
@@ -149,18 +140,16 @@ class Console:
             return self._failed(error)
         return _with_cookie(_redirect(following), visit, request)
 
-    async def _log_out(self, seen: Seen) -> Response:
-        del seen
-        response = _redirect("/console/login")
-        response.delete_cookie(COOKIE, path="/console")
-        return response
+    def _guarded(
+        self, view: View, *, changes: bool = False, any_scope: bool = False
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """``changes``: the view needs a form with its token. ``any_scope``: keys that may only read may use it."""
 
-    def _guarded(self, view: View, *, changes: bool = False) -> Callable[[Request], Awaitable[Response]]:
         async def serve(request: Request) -> Response:
             try:
                 self._access.check_address(request.headers.items())
                 visit, is_new = await self._visit(request)
-                visit.check_scope(changes=changes and view != self._log_out)
+                visit.check_scope(changes=changes and not any_scope)
                 form: dict[str, str] = {}
                 if changes:
                     given = await _form(request)
@@ -263,6 +252,12 @@ async def _read_upload(request: Request, limit: int) -> bytes:
     except TimeoutError:
         raise InvalidRequest(f"the upload took longer than {UPLOAD_SECONDS:.0f} s", field="file") from None
     return b"".join(pieces)
+
+
+async def _log_out() -> Response:
+    response = _redirect("/console/login")
+    response.delete_cookie(COOKIE, path="/console")
+    return response
 
 
 def _redirect(path: str) -> RedirectResponse:

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from tersely.domain.errors import InvalidRequest
@@ -43,7 +43,15 @@ class _Members(list[tuple[str, Any]]):
         return next((value for key, value in reversed(self) if key == name), None)
 
 
-_Rule = Callable[[str, Any, _Members], Iterator[str]]
+class _Member(NamedTuple):
+    """One member of an object, ``holder``."""
+
+    name: str
+    value: Any
+    holder: _Members
+
+
+_Rule = Callable[[_Member], Iterator[str]]
 
 
 def find_account_ids(dialect: Dialect, body: bytes) -> list[AccountId]:
@@ -100,9 +108,10 @@ def _walk(name: str, value: Any, parent: _Members, dialect: Dialect) -> Iterator
     """Yield the ids in the member ``name`` of ``parent``, and below it, and whether they are cited."""
     rule, opaque = _RULES[dialect], _OPAQUE[dialect]
     is_kept = any(key == "conversation" and each is not None for key, each in parent)
-    waiting: list[tuple[str, Any, _Members]] = [(name, value, parent)]
+    waiting = [_Member(name, value, parent)]
     while waiting:
-        key, found, holder = waiting.pop()
+        member = waiting.pop()
+        key, found, holder = member
         if key in opaque:
             continue
         if dialect == "openai_responses":
@@ -111,12 +120,12 @@ def _walk(name: str, value: Any, parent: _Members, dialect: Dialect) -> Iterator
                 continue
             if key == "items" or (key == "input" and is_kept):
                 yield from ((each, False) for item in _listed(found) for each in _own_ids(item))
-        yield from ((each, False) for each in rule(key, found, holder))
+        yield from ((each, False) for each in rule(member))
         if isinstance(found, _Members):
-            waiting += [(inner, each, found) for inner, each in found]
+            waiting += [_Member(inner, each, found) for inner, each in found]
         elif isinstance(found, list):
             # An element stands for its list; a member that names ids by position (`input`) is read as a whole.
-            waiting += [(inner, each, item) for item in _objects(found) for inner, each in item]
+            waiting += [_Member(inner, each, item) for item in _objects(found) for inner, each in item]
 
 
 def _objects(values: list[Any]) -> Iterator[_Members]:
@@ -187,7 +196,8 @@ _HOLDERS = frozenset({"conversation", "prompt", "container", "voice"})
 _ITEM_LISTS = frozenset({"input", "items"})
 
 
-def _in_responses(name: str, value: Any, holder: _Members) -> Iterator[str]:
+def _in_responses(member: _Member) -> Iterator[str]:
+    name, value, holder = member
     if name in _RESPONSES_NAMES:
         yield from _texts(value)
     if name in _HOLDERS:
@@ -208,15 +218,15 @@ def _is_callers_own(item: _Members) -> bool:
     return isinstance(kind, str) and kind.endswith("_output") and item.get("output") is not None
 
 
-def _in_chat(name: str, value: Any, holder: _Members) -> Iterator[str]:
-    del holder
-    if name in _FILES:
-        yield from _texts(value)
-    elif name in ("audio", "voice"):
-        yield from _own_ids(value)
+def _in_chat(member: _Member) -> Iterator[str]:
+    if member.name in _FILES:
+        yield from _texts(member.value)
+    elif member.name in ("audio", "voice"):
+        yield from _own_ids(member.value)
 
 
-def _in_anthropic(name: str, value: Any, holder: _Members) -> Iterator[str]:
+def _in_anthropic(member: _Member) -> Iterator[str]:
+    name, value, holder = member
     if name in _FILES or name == "container" or (name == "skill_id" and holder.get("type") != "anthropic"):
         yield from _texts(value)
     if name == "container":
@@ -229,12 +239,11 @@ _GEMINI_NAMES = frozenset(
 _GEMINI_FILE = re.compile(r"(?:^|/)(files/[^/?#:]+)")
 
 
-def _in_gemini(name: str, value: Any, holder: _Members) -> Iterator[str]:
-    del holder
-    if name in _GEMINI_NAMES:
-        yield from _texts(value)
-    elif name in ("fileUri", "file_uri"):
-        for uri in _texts(value):
+def _in_gemini(member: _Member) -> Iterator[str]:
+    if member.name in _GEMINI_NAMES:
+        yield from _texts(member.value)
+    elif member.name in ("fileUri", "file_uri"):
+        for uri in _texts(member.value):
             yield from _file_of(uri)
 
 

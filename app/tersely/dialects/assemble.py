@@ -7,7 +7,7 @@ from typing import Protocol
 
 from tersely.dialects.dialect import (
     Dialect,
-    ErrorWriter,
+    ErrorDescription,
     ReplySplitter,
     RequestReader,
     RequestWriter,
@@ -57,7 +57,7 @@ class Writer(Protocol):
     @property
     def with_prefix(self) -> Callable[[bytes, str], bytes]: ...
     @property
-    def error_body(self) -> ErrorWriter: ...
+    def error_body(self) -> Callable[[ErrorDescription], bytes]: ...
     @property
     def error_event(self) -> Callable[[bytes], bytes]: ...
 

@@ -164,23 +164,27 @@ class RequestReader(Protocol):
         """Read a request. ``read`` replaces the dialect's ``read_message``, for callers that cache messages."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestPatch:
+    """What changes in a request. Each dialect applies the parts that its format knows.
+
+    ``messages`` in wire form replace the client's. ``instructions`` is Tersely's own text for the model.
+    ``include_usage``: ask for the usage of a stream, where the provider reports it only then. ``breakpoints`` are
+    indices of ``messages`` after which a prompt cache is worthwhile (ends of head and tail), for providers that need
+    marks.
+    """
+
+    messages: Sequence[bytes]
+    instructions: str | None = None
+    include_usage: bool = False
+    breakpoints: Sequence[int] = ()
+
+
 class RequestWriter(Protocol):
     """Patches a request body; see the dialect's ``write_request``."""
 
-    def __call__(
-        self,
-        body: bytes,
-        *,
-        messages: Sequence[bytes],
-        instructions: str | None = None,
-        include_usage: bool = False,
-        breakpoints: Sequence[int] = (),
-    ) -> bytes:
-        """Return the body with other messages, everything else verbatim.
-
-        ``breakpoints`` are indices of ``messages`` after which a prompt cache is worthwhile (ends of head and tail),
-        for providers that need marks.
-        """
+    def __call__(self, body: bytes, patch: RequestPatch) -> bytes:
+        """Return the body with other messages, everything else verbatim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,19 +218,15 @@ class ReplySplitter(Protocol):
         """Return the body for the client, and the reply."""
 
 
-class ErrorWriter(Protocol):
-    """Writes an error in the dialect's own shape."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorDescription:
+    """An error in OpenAI's terms; ``retry_after`` in seconds. Each dialect writes the parts that its format knows."""
 
-    def __call__(
-        self,
-        message: str,
-        *,
-        type: str = ...,  # noqa: A002 - the name on the wire
-        code: str | None = ...,
-        param: str | None = ...,
-        retry_after: int | None = ...,
-    ) -> bytes:
-        """Return the body of an error response. ``retry_after`` in seconds, for dialects with such a member."""
+    message: str
+    type: str = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+    retry_after: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +290,8 @@ class Dialect:
     with_prefix: Callable[[bytes, str], bytes]
     add_tools: Callable[[bytes, Sequence[ToolOffer]], bytes]
     forbid_tools: Callable[[bytes], bytes]
-    error_body: ErrorWriter
+    error_body: Callable[[ErrorDescription], bytes]
+    """The body of an error response in the dialect's own shape."""
     error_event: Callable[[bytes], bytes]
     open_stream: StreamOpener
     split_reply: ReplySplitter

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from tersely.dialects.dialect import Request
 from tersely.dialects.wire import raw_json
@@ -23,15 +23,22 @@ class WrittenReply:
     content_type: str = JSON
 
 
-class ReplyWriter(Protocol):
-    """Writes a reply with a text, a normal end and no usage."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalReply:
+    """A reply to ``request`` with a text, a normal end and no usage; whole or streamed as the request asks.
 
-    def __call__(self, text: str, *, request: Request, name: str, created: int, as_array: bool = False) -> WrittenReply:
-        """Return the reply to ``request``, whole or streamed as it asks.
+    The reply's ids contain ``name``, which begins with `ID_PREFIX`; ``created`` is its time in seconds. ``as_array``: a
+    stream is sent as a JSON array, in dialects that have such streams.
+    """
 
-        The reply's ids are made of ``name``, which begins with `ID_PREFIX`; ``created`` is its time in seconds.
-        ``as_array``: a stream is sent as a JSON array, in dialects that have such streams.
-        """
+    text: str
+    request: Request
+    name: str
+    created: int
+    as_array: bool = False
+
+
+ReplyWriter = Callable[[LocalReply], WrittenReply]
 
 
 def whole_reply(reply: object) -> WrittenReply:

@@ -12,17 +12,22 @@ from typing import Any, Protocol
 from tersely.dialects.wire import raw_json
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRounds:
+    """The rounds so far: the sum of their usage (verbatim JSON), and whether the client was shown text."""
+
+    usage: bytes
+    has_text: bool
+
+
 class RoundsStream(Protocol):
     """The streams of several rounds as one stream for the client. Whole events go out."""
 
     def feed(self, block: bytes) -> bytes:
         """Return the part of a round's block that goes to the client now. The end of the round is held back."""
 
-    def next_round(self, *, usage: bytes, has_text: bool) -> bytes:
-        """Start the next round: forget the end of this one. Return the held-back bytes that the client may see.
-
-        ``usage``: of all rounds so far. ``has_text``: the client was shown text.
-        """
+    def next_round(self, finished: FinishedRounds) -> bytes:
+        """Start the next round: forget the end of this one. Return the held-back bytes that the client may see."""
 
     def close(self) -> bytes:
         """The last round is over: what was held back, and its end."""

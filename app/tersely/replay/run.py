@@ -15,7 +15,7 @@ from tersely.replay.lost_references import PastIdentifiers
 from tersely.replay.measure import Counter, Tally
 from tersely.replay.model import RecordedModel
 from tersely.replay.play import Played, Stage, Variant, play
-from tersely.replay.service import database_for_replay, open_tenants, run_service
+from tersely.replay.service import Tenants, database_for_replay, open_tenants, run_service
 from tersely.replay.stored_sessions import read_session
 from tersely.replay.table import Result
 from tersely.settings import Settings
@@ -46,7 +46,16 @@ class Access:
     read: Callable[[str], Awaitable[Sequence[Stored]]]
 
 
-Open = Callable[[Stage, Variant, Transcript], Awaitable[Access]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """One transcript under one strategy."""
+
+    stage: Stage
+    variant: Variant
+    transcript: Transcript
+
+
+_OpenAccess = Callable[[_Run], Awaitable[Access]]
 
 
 def run_here(runner: asyncio.Runner, settings: Settings, plan: Plan, on_call: OnCall) -> list[Result]:
@@ -63,16 +72,15 @@ async def _run_here(settings: Settings, url: str, plan: Plan, on_call: OnCall) -
         open_tenants(url) as tenants,
         run_service(settings, url, upstream.base_url) as address,
     ):
+        return await _run(plan, on_call, address, model, lambda _: _open_tenant(tenants))
 
-        async def open_access(stage: Stage, variant: Variant, transcript: Transcript) -> Access:
-            del stage, variant, transcript
-            tenant, key = await tenants.make()
-            return Access(
-                headers_for=lambda _: {"x-tersely-key": key},
-                read=lambda session_id: tenants.read(tenant, session_id),
-            )
 
-        return await _run(plan, on_call, address, model, open_access)
+async def _open_tenant(tenants: Tenants) -> Access:
+    tenant, key = await tenants.make()
+    return Access(
+        headers_for=lambda _: {"x-tersely-key": key},
+        read=lambda session_id: tenants.read(tenant, session_id),
+    )
 
 
 async def run_there(
@@ -89,19 +97,21 @@ async def run_there(
     model = RecordedModel(window=plan.window)
     token = secrets.token_hex(4)
 
-    async def open_access(stage: Stage, variant: Variant, transcript: Transcript) -> Access:
-        place = plan.variants.index(variant)
-        name = f"replay-{token}-{place}-{transcript.name}"
+    async def open_access(run: _Run) -> Access:
+        place = plan.variants.index(run.variant)
+        name = f"replay-{token}-{place}-{run.transcript.name}"
         return Access(
             headers_for=lambda conversation: {**headers, "x-tersely-session": f"{name}-{conversation.number}"},
-            read=lambda session_id: read_session(stage.http, address, session_id, headers),
+            read=lambda session_id: read_session(run.stage.http, address, session_id, headers),
         )
 
     async with run_scripted(port=port, model=model):
         return await _run(plan, on_call, address, model, open_access)
 
 
-async def _run(plan: Plan, on_call: OnCall, address: str, model: RecordedModel, open_access: Open) -> list[Result]:
+async def _run(
+    plan: Plan, on_call: OnCall, address: str, model: RecordedModel, open_access: _OpenAccess
+) -> list[Result]:
     results: list[Result] = []
     counter = Counter(plan.model)
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
@@ -110,27 +120,22 @@ async def _run(plan: Plan, on_call: OnCall, address: str, model: RecordedModel, 
         for transcript in plan.transcripts:
             pasts = {each.number: PastIdentifiers() for each in transcript.conversations}
             for variant in plan.variants:
-                access = await open_access(stage, variant, transcript)
-                played = await _play_all(plan, stage, variant, transcript, pasts, access, on_call)
+                run = _Run(stage=stage, variant=variant, transcript=transcript)
+                played = await _play_all(run, pasts, await open_access(run), on_call, parallel=plan.parallel)
                 results.append(_result(transcript, variant, played))
     return results
 
 
 async def _play_all(
-    plan: Plan,
-    stage: Stage,
-    variant: Variant,
-    transcript: Transcript,
-    pasts: Mapping[int, PastIdentifiers],
-    access: Access,
-    on_call: OnCall,
+    run: _Run, pasts: Mapping[int, PastIdentifiers], access: Access, on_call: OnCall, *, parallel: int
 ) -> list[Played]:
-    free = asyncio.Semaphore(plan.parallel)
+    free = asyncio.Semaphore(parallel)
+    variant, transcript = run.variant, run.transcript
 
     async def one(conversation: Conversation) -> Played:
         async with free:
             return await play(
-                stage,
+                run.stage,
                 variant,
                 conversation,
                 pasts[conversation.number],

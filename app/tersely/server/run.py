@@ -223,9 +223,8 @@ class _WorkerServer(GracefulServer):
         if not self.should_exit:
             super().handle_exit(sig, frame)
 
-    def hurry(self, number: int, frame: object) -> None:
-        """Signal handler."""
-        del number, frame
+    def hurry(self) -> None:
+        """Give up on requests that are under way."""
         self.is_hurried = True
 
 
@@ -243,7 +242,7 @@ class _Worker(Process):
     def target(self, sockets: list[socket.socket] | None = None) -> None:
         server = self.server
         assert isinstance(server, _WorkerServer)
-        signal.signal(signal.SIGUSR1, server.hurry)
+        signal.signal(signal.SIGUSR1, lambda *_: server.hurry())
         super().target(sockets)
 
 

@@ -47,8 +47,12 @@ class RecordedCall:
     place: int
     dialect: DialectName
     reply: Mapping[str, Any] | None
-    request: Callable[[ReplyForm], ReplayRequest]
+    source: ReplayRequest | Callable[[ReplyForm], ReplayRequest]
     follows: int | None = None
+
+    def request(self, form: ReplyForm) -> ReplayRequest:
+        """Return the recorded request, or else one made of the messages in the given form."""
+        return self.source if isinstance(self.source, ReplayRequest) else self.source(form)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

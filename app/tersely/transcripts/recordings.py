@@ -235,8 +235,9 @@ def _with_replies(calls: Sequence[Recorded]) -> Iterator[RecordedCall]:
             reply = _said_next(histories[place], later, call.request.dialect)
         if call.request.dialect == "openai_responses":
             last = call.place
-        same = _Same(call.request)
-        yield RecordedCall(place=call.place, dialect=call.request.dialect, reply=reply, request=same, follows=follows)
+        yield RecordedCall(
+            place=call.place, dialect=call.request.dialect, reply=reply, source=call.request, follows=follows
+        )
 
 
 def previous_reply(request: ReplayRequest) -> str | None:
@@ -264,17 +265,6 @@ def going_on_from(request: ReplayRequest, reply_id: str) -> ReplayRequest:
     """Return the request as a client makes it that was given a reply under another id than was recorded."""
     members = raw_json.split_object(request.body)
     return replace(request, body=raw_json.join_object({**members, PREVIOUS: raw_json.dump(reply_id)}))
-
-
-@dataclass(frozen=True, slots=True)
-class _Same:
-    """A request that is what it is, however one asks."""
-
-    request: ReplayRequest
-
-    def __call__(self, asking: ReplyForm) -> ReplayRequest:
-        del asking
-        return self.request
 
 
 Link = tuple[bytes, Message]

@@ -74,7 +74,7 @@ def steps_of(line: Mapping[str, Any], dialect: DialectName) -> list[RecordedCall
     rest = {key: value for key, value in line.items() if key not in ANNOTATIONS | _SAID_HOW and not _is_note(key)}
     said = form.items(_said(_envelope(line, dialect)[form.key]))
     return [
-        RecordedCall(place=place, dialect=dialect, reply=form.reply(raw), request=_Making(form, rest, said[:place]))
+        RecordedCall(place=place, dialect=dialect, reply=form.reply(raw), source=_Making(form, rest, said[:place]))
         for place, raw in enumerate(said)
         if place > 0 and is_reply(raw, dialect)
     ]

@@ -11,6 +11,8 @@ import zlib
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from yarl import URL
 
@@ -37,12 +39,25 @@ class Timeouts:
     idle: float = 300.0
 
 
+class ReplySource(Protocol):
+    """What a reply is read from: its head, and its body as it arrives."""
+
+    status: int
+    headers: Headers
+
+    def take(self) -> bytes | None:
+        """Return the bytes that have arrived, ``b""`` at the end; None if more must be awaited."""
+
+    async def wait(self, deadline: float) -> bool:
+        """Wait for bytes until ``deadline`` in the loop's time. Return whether there are any."""
+
+
 class UpstreamReply:
     """A host's reply whose headers have arrived. It must be closed in any case."""
 
-    def __init__(self, connection: Connection, release: Callable[[Connection], None], idle: float) -> None:
+    def __init__(self, source: ReplySource, release: Callable[[], None] | None, idle: float) -> None:
         """``release`` takes the connection back; ``idle``: how many seconds the host may be silent."""
-        self._connection: Connection | None = connection
+        self._source: ReplySource | None = source
         self._release = release
         self._idle = idle
         self._now = asyncio.get_running_loop().time
@@ -50,8 +65,8 @@ class UpstreamReply:
         self._inflate: zlib._Decompress | None = None
         self._inflated = 0
         self._most_inflated = 0
-        self.status = connection.status
-        self.headers: Headers = connection.headers
+        self.status = source.status
+        self.headers: Headers = source.headers
         # The media type, without parameters, in lower case.
         self.content_type = self._header("content-type").partition(";")[0].strip()
 
@@ -78,12 +93,12 @@ class UpstreamReply:
 
     def _at_hand(self) -> bytes | None:
         """Return the bytes that have arrived, ``b""`` at the end; None if more must be awaited."""
-        if self._connection is None:
+        if self._source is None:
             raise BrokenOff("closed")
         inflate = self._inflate
         if inflate is None:
-            return self._connection.take()
-        while packed := inflate.unconsumed_tail or self._connection.take():
+            return self._source.take()
+        while packed := inflate.unconsumed_tail or self._source.take():
             room = self._most_inflated - self._inflated
             if piece := inflate.decompress(packed, min(MAX_INFLATED, room) or 1):
                 self._inflated += len(piece)
@@ -95,8 +110,8 @@ class UpstreamReply:
     async def _next(self, deadline: float) -> bytes | None:
         """Return the next bytes, ``b""`` at the end; None if none arrive before ``deadline``, in the loop's time."""
         while (piece := self._at_hand()) is None:
-            assert self._connection is not None
-            if not await self._connection.wait(deadline):
+            assert self._source is not None
+            if not await self._source.wait(deadline):
                 return None
         return piece
 
@@ -166,9 +181,10 @@ class UpstreamReply:
         """Return the connection to the pool if the whole body has arrived; else close it, so that the host stops
         working.
         """
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            self._release(connection)
+        source, self._source = self._source, None
+        if source is not None:
+            if self._release is not None:
+                self._release()
             if self.on_close is not None:
                 self.on_close()
 
@@ -235,7 +251,7 @@ class Upstream:
             raise ShuttingDown from error
         except (OSError, ValueError) as error:
             raise UpstreamUnavailable(f"the model host cannot be reached: {type(error).__name__}") from error
-        return UpstreamReply(connection, self._pool.release, self._timeouts.idle)
+        return UpstreamReply(connection, partial(self._pool.release, connection), self._timeouts.idle)
 
     def _head(self, method: str, path: str, headers: Iterable[tuple[str, str]], length: int) -> bytes:
         if self._login is not None:

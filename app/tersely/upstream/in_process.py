@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import cast
 
 from typing_extensions import override
 
-from tersely.upstream.client import Timeouts, Upstream, UpstreamReply
-from tersely.upstream.connection import Connection, Headers
+from tersely.upstream.client import ReplySource, Timeouts, Upstream, UpstreamReply
+from tersely.upstream.connection import Headers
 
-Respond = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
-"""From a path and a request body to a status and a body of JSON."""
+Respond = Callable[[bytes], Awaitable[tuple[int, bytes]]]
+"""From a request's body to a status and a body of JSON."""
 
 
 @dataclass(slots=True)
-class _WholeBody:
-    """A complete reply, with the part of a connection's interface that `UpstreamReply` uses."""
+class _WholeBody(ReplySource):
+    """A complete reply."""
 
     status: int
     headers: Headers
     body: bytes
 
+    @override
     def take(self) -> bytes:
         """Return the body once, then its end."""
         taken, self.body = self.body, b""
         return taken
 
+    @override
     async def wait(self, deadline: float) -> bool:
         """Everything is there already."""
-        del deadline
         return True
 
 
@@ -48,11 +48,6 @@ class InProcessUpstream(Upstream):
     @override
     async def send(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> UpstreamReply:
         """Return the function's answer."""
-        del method, headers
-        status, answer = await self._respond(path, body)
+        status, answer = await self._respond(body)
         reply = _WholeBody(status, [("content-type", "application/json")], answer)
-        return UpstreamReply(cast("Connection", reply), _forget, idle=1.0)
-
-
-def _forget(connection: Connection) -> None:
-    del connection
+        return UpstreamReply(reply, release=None, idle=1.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tersely.dialects.anthropic.content import content_of, string_member
-from tersely.dialects.tool_rounds import Rounds, add_usage
+from tersely.dialects.tool_rounds import FinishedRounds, Rounds, add_usage
 from tersely.dialects.undescribed import UNDESCRIBED
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.sse import SseDecoder, SseEvent, with_data
@@ -65,11 +65,10 @@ class MessageRounds:
         """Return the part of a round's stream that goes to the client now."""
         return b"".join(map(self._pass, self._decoder.feed(block)))
 
-    def next_round(self, *, usage: bytes, has_text: bool) -> bytes:
+    def next_round(self, finished: FinishedRounds) -> bytes:
         """Forget the round's end."""
-        del has_text
         self._decoder = SseDecoder()
-        self._is_first, self._usage, self._round_usage = False, usage, b""
+        self._is_first, self._usage, self._round_usage = False, finished.usage, b""
         self._numbers, self._hidden, self._end, self._has_hidden = {}, set(), [], False
         return b""
 

@@ -22,6 +22,7 @@ from tersely.dialects.anthropic.content import (
     text_block,
     with_block_text,
 )
+from tersely.dialects.dialect import ErrorDescription, RequestPatch
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.messages import INSTRUCTION_ROLES, Media, Message, Reasoning, Role, Text, ToolCall, ToolResult
@@ -44,30 +45,21 @@ _ERROR_TYPES = {
 }
 
 
-def write_request(
-    body: bytes,
-    *,
-    messages: Sequence[bytes],
-    instructions: str | None = None,
-    include_usage: bool = False,
-    breakpoints: Sequence[int] = (),
-) -> bytes:
-    """Return the request ``body`` with other ``messages`` (wire form, instruction messages first).
+def write_request(body: bytes, patch: RequestPatch) -> bytes:
+    """Return the request ``body`` with the messages of ``patch`` (instruction messages first).
 
-    The leading instruction messages, followed by ``instructions`` (Tersely's own text for the model), become
-    ``system``. Those with settings (``output_config``) stay messages, after the first of the others. Results in several
-    messages are joined in one. ``breakpoints`` are indices of ``messages`` after which a prompt cache is worthwhile
-    (none: no mark of ours), see `caching`. ``include_usage`` changes nothing: usage is always reported. Every other
-    member keeps its bytes and its place, except that ``tools`` may get a mark. Raises ``InvalidRequest`` for a body
-    that ``read_request`` refuses.
+    The leading instruction messages, followed by the patch's instructions, become ``system``. Those with settings
+    (``output_config``) stay messages, after the first of the others. Results in several messages are joined in one.
+    Without breakpoints in the patch, Tersely adds no cache mark, see `caching`. Every other member keeps its bytes and
+    its place, except that ``tools`` may get a mark. Raises ``InvalidRequest`` for a body that ``read_request`` refuses.
     """
-    del include_usage
+    messages = patch.messages
     try:
         members = raw_json.split_object(body)
         leading = _count_leading(messages)
         settings = [raw for raw in messages[:leading] if _sets_more(raw)]
         words = [raw for raw in messages[:leading] if not _sets_more(raw)]
-        _put_system(members, write_system(words, instructions))
+        _put_system(members, write_system(words, patch.instructions))
         written, places = _join_results(messages[leading:])
         if written and _role(written[0]) == "assistant":
             written = [write_text("user", OPENING), *written]
@@ -76,8 +68,8 @@ def write_request(
             written = [written[0], *settings, *written[1:]]
             places = [place + len(settings) if place else place for place in places]
         written = limit_breakpoints(members, written)
-        if breakpoints:
-            marks = [places[index - leading] for index in breakpoints if index >= leading]
+        if patch.breakpoints:
+            marks = [places[index - leading] for index in patch.breakpoints if index >= leading]
             written = add_breakpoints(members, written, marks)
         members["messages"] = raw_json.join_array(written)
     except ValueError as error:
@@ -223,18 +215,10 @@ def with_prefix(raw: bytes, text: str) -> bytes:
     return raw_json.join_object(members)
 
 
-def error_body(
-    message: str,
-    *,
-    type: str = "invalid_request_error",  # noqa: A002 - the name on the wire
-    code: str | None = None,
-    param: str | None = None,
-    retry_after: int | None = None,
-) -> bytes:
-    """Return an error in Anthropic's shape, which knows no ``code`` and no ``param``: a known code becomes the type."""
-    del param, retry_after
-    kind = _ERROR_TYPES.get(code or "") or _ERROR_TYPES.get(type, type)
-    return raw_json.dump({"type": "error", "error": {"type": kind, "message": message}})
+def error_body(error: ErrorDescription) -> bytes:
+    """Return an error in Anthropic's shape. It has no code and no parameter: a known code becomes the type."""
+    kind = _ERROR_TYPES.get(error.code or "") or _ERROR_TYPES.get(error.type, error.type)
+    return raw_json.dump({"type": "error", "error": {"type": kind, "message": error.message}})
 
 
 def error_event(body: bytes) -> bytes:

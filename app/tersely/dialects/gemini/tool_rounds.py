@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from tersely.dialects.gemini.read import items
-from tersely.dialects.tool_rounds import Rounds, add_usage
+from tersely.dialects.tool_rounds import FinishedRounds, Rounds, add_usage
 from tersely.dialects.undescribed import UNDESCRIBED
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.sse import SseDecoder, SseEvent, with_data
@@ -85,11 +85,11 @@ class GeminiRounds:
         """Return the part of a round's stream that goes to the client now."""
         return b"".join(map(self._pass, self._decoder.feed(block)))
 
-    def next_round(self, *, usage: bytes, has_text: bool) -> bytes:
+    def next_round(self, finished: FinishedRounds) -> bytes:
         """Drop the round's end, except its text."""
         rest = b"".join(self._write(event, is_end=False) for event in self._end)
         self._decoder, self._end, self._is_first = SseDecoder(), [], False
-        self._usage, self._waits_with_space, self._signature = usage, has_text, _UNSIGNED
+        self._usage, self._waits_with_space, self._signature = finished.usage, finished.has_text, _UNSIGNED
         return rest
 
     def close(self) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, assert_never
 
+from tersely.dialects.dialect import ErrorDescription, RequestPatch
 from tersely.dialects.gemini.read import (
     CALL_PREFIX,
     INSTRUCTION_KEYS,
@@ -47,22 +48,15 @@ _STATUSES = {
 }
 
 
-def write_request(
-    body: bytes,
-    *,
-    messages: Sequence[bytes],
-    instructions: str | None = None,
-    include_usage: bool = False,
-    breakpoints: Sequence[int] = (),
-) -> bytes:
-    """Return the request ``body`` with other ``messages`` (wire form, see `tersely.dialects.gemini.read`).
+def write_request(body: bytes, patch: RequestPatch) -> bytes:
+    """Return the request ``body`` with the messages of ``patch`` (wire form, see `tersely.dialects.gemini.read`).
 
-    Instruction messages become the system instruction, in front of ``instructions``, Tersely's own text. Cached content
-    brings a system instruction of its own and forbids another: beside it, such texts are said by the user. Usage always
-    comes, and this provider caches by itself: ``include_usage`` and ``breakpoints`` change nothing. Every other member
-    of the request keeps its bytes and its place. Raises ``InvalidRequest`` for a body that ``read_request`` refuses.
+    Instruction messages become the system instruction, followed by the patch's instructions. Cached content contains a
+    system instruction and forbids another: beside it, these texts become a user message. The provider always reports
+    usage and needs no cache marks. Every other member of the request keeps its bytes and its place. Raises
+    ``InvalidRequest`` for a body that ``read_request`` refuses.
     """
-    del include_usage, breakpoints
+    messages, instructions = patch.messages, patch.instructions
     members = split_body(body)
     try:
         own = dict(join_runs(items(members.get("contents", b"null"))))
@@ -190,24 +184,18 @@ def with_prefix(raw: bytes, text: str) -> bytes:
     return raw_json.join_object(members)
 
 
-def error_body(
-    message: str,
-    *,
-    type: str = "invalid_request_error",  # noqa: A002 - the name on the wire
-    code: str | None = None,
-    param: str | None = None,
-    retry_after: int | None = None,
-) -> bytes:
+def error_body(error: ErrorDescription) -> bytes:
     """Return an error in Google's shape."""
-    default = (500, "INTERNAL") if type in {"server_error", "upstream_error"} else (400, "INVALID_ARGUMENT")
-    number, status = _STATUSES.get(code or "", default)
-    error: dict[str, Any] = {"code": number, "message": message, "status": status}
-    if param is not None:
-        violation = {"field": param, "description": message}
-        error["details"] = [{"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": [violation]}]
-    if retry_after is not None:
-        error["details"] = [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{retry_after}s"}]
-    return raw_json.dump({"error": error})
+    default = (500, "INTERNAL") if error.type in {"server_error", "upstream_error"} else (400, "INVALID_ARGUMENT")
+    number, status = _STATUSES.get(error.code or "", default)
+    members: dict[str, Any] = {"code": number, "message": error.message, "status": status}
+    if error.param is not None:
+        violation = {"field": error.param, "description": error.message}
+        members["details"] = [{"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": [violation]}]
+    if error.retry_after is not None:
+        delay = f"{error.retry_after}s"
+        members["details"] = [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": delay}]
+    return raw_json.dump({"error": members})
 
 
 def error_event(body: bytes) -> bytes:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from tersely.dialects.dialect import RequestPatch
 from tersely.dialects.gemini import write as gemini
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.members import split_body
@@ -14,21 +13,8 @@ def as_reply(content: bytes) -> bytes:
     return b'{"response":' + gemini.as_reply(content) + b"}"
 
 
-def write_request(
-    body: bytes,
-    *,
-    messages: Sequence[bytes],
-    instructions: str | None = None,
-    include_usage: bool = False,
-    breakpoints: Sequence[int] = (),
-) -> bytes:
+def write_request(body: bytes, patch: RequestPatch) -> bytes:
     """As Gemini's, inside of ``request``; the wrapping keeps its bytes."""
     members = split_body(body)
-    members["request"] = gemini.write_request(
-        members.get("request", b"{}"),
-        messages=messages,
-        instructions=instructions,
-        include_usage=include_usage,
-        breakpoints=breakpoints,
-    )
+    members["request"] = gemini.write_request(members.get("request", b"{}"), patch)
     return raw_json.join_object(members)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tersely.dialects.openai_chat.read import read_reply
-from tersely.dialects.tool_rounds import Rounds, add_usage
+from tersely.dialects.tool_rounds import FinishedRounds, Rounds, add_usage
 from tersely.dialects.undescribed import UNDESCRIBED
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.sse import SseDecoder, SseEvent, with_data
@@ -97,15 +97,15 @@ class ChatRounds:
         """Return the part of a round's stream that goes to the client now."""
         return b"".join(map(self._pass, self._decoder.feed(block)))
 
-    def next_round(self, *, usage: bytes, has_text: bool) -> bytes:
+    def next_round(self, finished: FinishedRounds) -> bytes:
         """Forget the round's end."""
         rest = self._release()
         if self._round == 1 and self._sample:
             members = _members(self._sample)
             self._once = {key: members[key] for key in _ONCE if key in members}
         self._round += 1
-        self._usage = usage
-        self._waits_with_space = has_text
+        self._usage = finished.usage
+        self._waits_with_space = finished.has_text
         self._decoder = SseDecoder()
         self._calls, self._by_index, self._end = [], {}, []
         return rest

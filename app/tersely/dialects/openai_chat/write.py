@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
+from tersely.dialects.dialect import ErrorDescription, RequestPatch
 from tersely.dialects.openai_chat.read import LEGACY_CALL_PREFIX, read_message, read_reply
 from tersely.dialects.openai_content import append, prepend, with_words, without_lines
 from tersely.dialects.wire import raw_json
@@ -40,28 +41,19 @@ null, ``citations``, ``images``) describes it and is left out.
 """
 
 
-def write_request(
-    body: bytes,
-    *,
-    messages: Sequence[bytes],
-    instructions: str | None = None,
-    include_usage: bool = False,
-    breakpoints: Sequence[int] = (),
-) -> bytes:
-    """Return the request ``body`` with other ``messages`` (wire form, instruction messages first).
+def write_request(body: bytes, patch: RequestPatch) -> bytes:
+    """Return the request ``body`` with the messages of ``patch`` (instruction messages first).
 
-    ``instructions`` is Tersely's own text for the model, see ``add_instructions``. ``include_usage`` asks
-    for the usage chunk of a stream. ``breakpoints`` change nothing: these providers cache by themselves. Every
-    other member of the request keeps its bytes and its place. Raises ``InvalidRequest`` for a body that
-    ``read_request`` refuses.
+    The patch's instructions are added by ``add_instructions``. These providers need no cache marks. Every other member
+    of the request keeps its bytes and its place. Raises ``InvalidRequest`` for a body that ``read_request`` refuses.
     """
-    del breakpoints
+    messages = patch.messages
     try:
         members = raw_json.split_object(body)
-        if instructions:
-            messages = add_instructions(messages, instructions)
+        if patch.instructions:
+            messages = add_instructions(messages, patch.instructions)
         members["messages"] = raw_json.join_array(list(messages))
-        if include_usage:
+        if patch.include_usage:
             members["stream_options"] = _with_usage(members.get("stream_options"))
     except ValueError as error:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from error
@@ -177,17 +169,10 @@ def with_prefix(raw: bytes, text: str) -> bytes:
     return raw_json.join_object(members)
 
 
-def error_body(
-    message: str,
-    *,
-    type: str = "invalid_request_error",  # noqa: A002 - the name on the wire
-    code: str | None = None,
-    param: str | None = None,
-    retry_after: int | None = None,
-) -> bytes:
+def error_body(error: ErrorDescription) -> bytes:
     """Return an error in OpenAI's shape."""
-    del retry_after
-    return raw_json.dump({"error": {"message": message, "type": type, "param": param, "code": code}})
+    members = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return raw_json.dump({"error": members})
 
 
 def error_event(body: bytes) -> bytes:

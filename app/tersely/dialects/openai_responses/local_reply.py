@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tersely.dialects.dialect import Request
-from tersely.dialects.local_reply import WrittenReply, stream_event, stream_reply, whole_reply
+from tersely.dialects.local_reply import LocalReply, WrittenReply, stream_event, stream_reply, whole_reply
 
 PREVIOUS = "previous_response_id"
 
@@ -22,14 +21,13 @@ _USAGE = {
 }
 
 
-def write_reply(text: str, *, request: Request, name: str, created: int, as_array: bool = False) -> WrittenReply:
+def write_reply(reply: LocalReply) -> WrittenReply:
     """Return a response of one message, or the events in which it comes."""
-    del as_array
-    part = {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
-    item = {"id": f"msg_{name}", "type": "message", "role": "assistant", "status": "completed"}
-    started = _response(request, name, created)
+    part = {"type": "output_text", "annotations": [], "logprobs": [], "text": reply.text}
+    item = {"id": f"msg_{reply.name}", "type": "message", "role": "assistant", "status": "completed"}
+    started = _response(reply)
     completed = {**started, "status": "completed", "output": [{**item, "content": [part]}], "usage": _USAGE}
-    if not request.stream:
+    if not reply.request.stream:
         return whole_reply(completed)
     place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
     new_item = {**item, "status": "in_progress", "content": []}
@@ -38,8 +36,8 @@ def write_reply(text: str, *, request: Request, name: str, created: int, as_arra
         {"type": "response.in_progress", "response": started},
         {"type": "response.output_item.added", "output_index": 0, "item": new_item},
         {"type": "response.content_part.added", **place, "part": {**part, "text": ""}},
-        {"type": "response.output_text.delta", **place, "delta": text, "logprobs": []},
-        {"type": "response.output_text.done", **place, "text": text, "logprobs": []},
+        {"type": "response.output_text.delta", **place, "delta": reply.text, "logprobs": []},
+        {"type": "response.output_text.done", **place, "text": reply.text, "logprobs": []},
         {"type": "response.content_part.done", **place, "part": part},
         {"type": "response.output_item.done", "output_index": 0, "item": {**item, "content": [part]}},
         {"type": "response.completed", "response": completed},
@@ -49,18 +47,18 @@ def write_reply(text: str, *, request: Request, name: str, created: int, as_arra
     )
 
 
-def _response(request: Request, name: str, created: int) -> dict[str, Any]:
-    previous = request.ids.get(PREVIOUS)
+def _response(reply: LocalReply) -> dict[str, Any]:
+    previous = reply.request.ids.get(PREVIOUS)
     return {
-        "id": previous or f"resp_{name}",
+        "id": previous or f"resp_{reply.name}",
         "object": "response",
-        "created_at": created,
+        "created_at": reply.created,
         "status": "in_progress",
         "error": None,
         "incomplete_details": None,
         "instructions": None,
         "metadata": {},
-        "model": request.model,
+        "model": reply.request.model,
         "output": [],
         "parallel_tool_calls": True,
         "previous_response_id": previous,

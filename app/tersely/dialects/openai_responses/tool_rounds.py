@@ -19,7 +19,7 @@ from tersely.dialects.openai_responses.accumulator import ENDS, index, output_it
 from tersely.dialects.openai_responses.content import as_run, item_type, items_of
 from tersely.dialects.openai_responses.tools import tools_outside_list
 from tersely.dialects.openai_responses.whole import replace_output
-from tersely.dialects.tool_rounds import Rounds, add_usage
+from tersely.dialects.tool_rounds import FinishedRounds, Rounds, add_usage
 from tersely.dialects.undescribed import UNDESCRIBED
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.sse import SseDecoder, SseEvent, with_data
@@ -147,15 +147,14 @@ class ResponseRounds:
         """Return the part of a round's stream that goes to the client now."""
         return b"".join(map(self._pass, self._decoder.feed(block)))
 
-    def next_round(self, *, usage: bytes, has_text: bool) -> bytes:
+    def next_round(self, finished: FinishedRounds) -> bytes:
         """Forget the round's end, but for its items."""
-        del has_text
         for event in self._end:
             members = _split(event)
             self._note_number(members)
             with suppress(*UNDESCRIBED):
                 self._output += _theirs(_output(members), self._names)
-        self._usage, self._items, self._is_first = usage, self._top, False
+        self._usage, self._items, self._is_first = finished.usage, self._top, False
         self._begin()
         return b""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, assert_never
 
+from tersely.dialects.dialect import RequestPatch
 from tersely.dialects.openai_chat.write import error_body as error_body
 from tersely.dialects.openai_content import is_text, prepend, with_words, without_lines
 from tersely.dialects.openai_responses.content import (
@@ -38,23 +39,15 @@ _BLANK_IMAGE = (
 )
 
 
-def write_request(
-    body: bytes,
-    *,
-    messages: Sequence[bytes],
-    instructions: str | None = None,
-    include_usage: bool = False,
-    breakpoints: Sequence[int] = (),
-) -> bytes:
-    """Return the request ``body`` with other ``messages`` (wire form, see `items`).
+def write_request(body: bytes, patch: RequestPatch) -> bytes:
+    """Return the request ``body`` with the messages of ``patch`` (wire form, see `items`).
 
-    ``instructions``, Tersely's own text for the model, stands behind the client's; beside a stored ``prompt``, whose
-    instructions the member would replace, it leads the input. Usage always comes, and this provider caches by itself:
-    ``include_usage`` and ``breakpoints`` change nothing. Every other member of the request keeps its bytes and its
-    place, ``previous_response_id`` and ``conversation`` too: see ``without_history``. Raises ``InvalidRequest`` for a
-    body that ``read_request`` refuses.
+    The patch's instructions follow the client's. The member ``instructions`` would replace those of a stored
+    ``prompt``: beside one, the patch's are the first item of the input. The provider always reports usage and needs no
+    cache marks. Every other member of the request keeps its bytes and its place, ``previous_response_id`` and
+    ``conversation`` too: see ``without_history``. Raises ``InvalidRequest`` for a body that ``read_request`` refuses.
     """
-    del include_usage, breakpoints
+    messages, instructions = patch.messages, patch.instructions
     members = split_body(body)
     try:
         standing = [raw_json.split_object(raw)[INSTRUCTIONS] for raw in messages if is_instructions(raw)]

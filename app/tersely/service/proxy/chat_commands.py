@@ -11,9 +11,9 @@ from functools import partial
 
 from tersely.dialects.clients import known as clients
 from tersely.dialects.clients.command_traces import MARK, mark_reply, without_traces
-from tersely.dialects.dialect import Dialect, Request
+from tersely.dialects.dialect import Dialect, Request, RequestPatch
 from tersely.dialects.headers import Headers
-from tersely.dialects.local_reply import EVENT_STREAM, ID_PREFIX, WrittenReply
+from tersely.dialects.local_reply import EVENT_STREAM, ID_PREFIX, LocalReply, WrittenReply
 from tersely.dialects.registry import REPLY_WRITERS
 from tersely.domain.chat_commands import HELP, parse_command
 from tersely.domain.errors import InvalidRequest, TerselyError
@@ -73,7 +73,7 @@ class ChatCommands:
         kept = without_traces(request.messages, rest)
         if len(kept) == len(request.messages):
             return call, request
-        body = dialect.write_request(call.body, messages=[message.raw for message in kept])
+        body = dialect.write_request(call.body, RequestPatch(messages=[message.raw for message in kept]))
         return replace(call, body=body), replace(request, messages=tuple(kept))
 
     async def answer(
@@ -179,13 +179,14 @@ class ChatCommands:
     def _write(self, call: Call, request: Request, dialect: Dialect, text: str) -> WrittenReply:
         # Text of a history may hold lone surrogates, which the JSON parsers of many clients refuse.
         printable = text.encode("utf-8", "replace").decode()
-        return REPLY_WRITERS[dialect.name](
-            mark_reply(printable),
+        reply = LocalReply(
+            text=mark_reply(printable),
             request=request,
             name=ID_PREFIX + self._new_id(),
             created=int(self._clock().timestamp()),
             as_array="alt=sse" not in call.path.partition("?")[2].split("&"),
         )
+        return REPLY_WRITERS[dialect.name](reply)
 
 
 async def _wait(work: asyncio.Task[str], seconds: float) -> bool:

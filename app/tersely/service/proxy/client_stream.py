@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tersely.dialects.dialect import ClientView, Dialect, Reply
+from tersely.dialects.tool_rounds import FinishedRounds
 from tersely.service.proxy.limited_reader import LimitedReader
 from tersely.service.proxy.stages import PreparedCall
 from tersely.service.proxy.stream_end import terminal_detector, whole_events
@@ -61,13 +62,10 @@ class ClientStream:
         """Return what was read of the round."""
         return await self.reader.reply()
 
-    def next_round(self, prepared: PreparedCall, *, usage: bytes, has_text: bool) -> bytes:
-        """Drop the end of the round and begin another; return the client's part of what was held back.
-
-        ``usage`` is that of the rounds so far, ``has_text`` says whether the client was shown text.
-        """
+    def next_round(self, prepared: PreparedCall, finished: FinishedRounds) -> bytes:
+        """Drop the end of the round and begin another. Return the held-back bytes that the client may see."""
         assert self._rounds is not None
-        out = self._rounds.next_round(usage=usage, has_text=has_text)
+        out = self._rounds.next_round(finished)
         self._open_round(prepared)
         return out
 

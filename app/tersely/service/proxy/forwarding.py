@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from tersely.dialects.dialect import UNCHANGED, Dialect, Reply
+from tersely.dialects.dialect import UNCHANGED, Dialect, ErrorDescription, Reply
 from tersely.dialects.headers import Headers, downstream_headers
 from tersely.dialects.wire.sse import DataLines
 from tersely.domain.errors import ShuttingDown, StoreUnavailable
@@ -147,7 +147,9 @@ class Forwarder:
             if reply.content_type != EVENT_STREAM or not tail.endswith((b"\n\n", b"\r\n\r\n")):
                 raise
             add_fields(outcome="interrupted")
-            yield self._dialect.error_event(self._dialect.error_body(error.detail, type=error.kind, code=error.code))
+            yield self._dialect.error_event(
+                self._dialect.error_body(ErrorDescription(message=error.detail, type=error.kind, code=error.code))
+            )
         finally:
             reply.close()
             self._timer.observe(call, sent_at, self._timer.now())

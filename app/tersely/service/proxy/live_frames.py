@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tersely.dialects.dialect import Dialect
+from tersely.dialects.dialect import Dialect, RequestPatch
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest
 from tersely.service.context.sent_contexts import message_list
@@ -56,9 +56,11 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
         try:
             body = dialect.write_request(
                 self.body,
-                messages=messages,
-                instructions=self.instructions,
-                breakpoints=tuple(sorted(end - 1 for end in ends if end)),
+                RequestPatch(
+                    messages=messages,
+                    instructions=self.instructions,
+                    breakpoints=tuple(sorted(end - 1 for end in ends if end)),
+                ),
             )
             elements, instructions = message_list(body, dialect.name)
         except (InvalidRequest, ValueError):

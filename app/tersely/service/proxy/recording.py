@@ -14,7 +14,7 @@ from typing import Protocol
 from msgspec import structs
 
 from tersely.dialects.account_ids import find_named_ids
-from tersely.dialects.dialect import Dialect, Reply, Request, Usage
+from tersely.dialects.dialect import Dialect, ErrorDescription, Reply, Request, Usage
 from tersely.dialects.known_fields import unknown_fields
 from tersely.dialects.undescribed import payloads_as_json
 from tersely.domain.errors import Conflict, NotFound, StoreUnavailable, TerselyError
@@ -334,7 +334,9 @@ class Recorder:
         _log.error("a stream ends with an error: %s", error)
         add_fields(outcome="not_stored")
         code = "not_found" if isinstance(error, NotFound) else "database_unavailable"
-        return self._dialect.error_event(self._dialect.error_body(error.detail, type="server_error", code=code))
+        return self._dialect.error_event(
+            self._dialect.error_body(ErrorDescription(message=error.detail, type="server_error", code=code))
+        )
 
     @traced("store")
     async def commit_failure(self, prepared: PreparedCall, status: int | None) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tersely.dialects.dialect import ClientView, Dialect, Reply
+from tersely.dialects.dialect import ClientView, Dialect, ErrorDescription, Reply
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import NotFound, StoreUnavailable, UpstreamUnavailable
 from tersely.domain.messages import ToolCall
@@ -209,7 +209,7 @@ class StreamRelay:
                 await self._commit(reply, results)
                 break
             self._transcript = transcript = self._transcript.with_round(reply, results)
-            if out := stream.next_round(self._prepared, usage=transcript.usage, has_text=transcript.has_text):
+            if out := stream.next_round(self._prepared, transcript.finished):
                 yield out
             asking = asyncio.get_running_loop().create_task(steps.next_round(self._prepared, transcript))
             async for beat in self._heartbeats(asking):
@@ -318,4 +318,4 @@ def _error_event(dialect: Dialect, error: Exception) -> bytes:
 
 
 def _error_body(dialect: Dialect, error: UpstreamUnavailable) -> bytes:
-    return dialect.error_body(error.detail, type=error.kind, code=error.code)
+    return dialect.error_body(ErrorDescription(message=error.detail, type=error.kind, code=error.code))

@@ -8,7 +8,7 @@ from functools import partial
 
 from tersely.dialects.clients import known as clients
 from tersely.dialects.clients.names import client_name
-from tersely.dialects.dialect import Dialect, Request
+from tersely.dialects.dialect import Dialect, Request, RequestPatch
 from tersely.domain.history.sessions import title_of
 from tersely.domain.text.tags import NOTHING
 from tersely.service.common import tokens
@@ -162,10 +162,12 @@ class RequestBuilder:
             body = self._dialect.add_tools(body, offers)
         body = self._dialect.write_request(
             body,
-            messages=rendered.messages,
-            instructions=instructions,
-            include_usage=asks_usage,
-            breakpoints=() if is_own else rendered.breakpoints(),
+            RequestPatch(
+                messages=rendered.messages,
+                instructions=instructions,
+                include_usage=asks_usage,
+                breakpoints=() if is_own else rendered.breakpoints(),
+            ),
         )
         if built.context.must_answer or (is_last_round and not must_call):
             body = self._dialect.forbid_tools(body)

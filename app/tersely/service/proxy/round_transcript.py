@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tersely.dialects.dialect import Dialect, Reply, ReplyChoice
-from tersely.dialects.tool_rounds import add_usage
+from tersely.dialects.tool_rounds import FinishedRounds, add_usage
 from tersely.domain.messages import Message, ToolCall
 
 MAX_ROUNDS = 8
@@ -79,9 +79,10 @@ class RoundTranscript:
         return [hidden.raw for hidden in self.hidden]
 
     @property
-    def has_text(self) -> bool:
-        """Whether the client was shown text."""
-        return any(self.dialect.read_reply(message).text for message in self.shown)
+    def finished(self) -> FinishedRounds:
+        """The usage of the finished rounds, and whether the client was shown text."""
+        has_text = any(self.dialect.read_reply(message).text for message in self.shown)
+        return FinishedRounds(usage=self.usage, has_text=has_text)
 
     def own_calls(self, reply: Reply) -> tuple[list[ToolCall], bool]:
         """Return a reply's calls of Tersely's tools, and whether it calls other tools too."""

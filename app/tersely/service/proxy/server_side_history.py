@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tersely.dialects.dialect import Dialect
+from tersely.dialects.dialect import Dialect, RequestPatch
 from tersely.domain.errors import StoreUnavailable
 from tersely.domain.history.history import EpochInputs, Snapshot
 from tersely.domain.history.sessions import Session
@@ -128,7 +128,7 @@ class ServerSideHistory:
             resolved.history.size,
             self._dialect.write_request,
             self._dialect.without_history(call.body),
-            messages=[message.raw for message in resolved.messages],
+            RequestPatch(messages=[message.raw for message in resolved.messages]),
         )
 
     async def _fill(self, connection: Connection, tenant: str, resolved: ResolvedHistory) -> ResolvedHistory:

@@ -38,9 +38,8 @@ class RecordedHost:
         """The next call is ``step``."""
         self._step = step
 
-    async def respond(self, path: str, body: bytes) -> tuple[int, bytes]:
+    async def respond(self, body: bytes) -> tuple[int, bytes]:
         """Return the status and the recorded reply to a request."""
-        del path
         assert self._step is not None
         self._number += 1
         return await run_in_thread_if_large(len(body), self._respond, self._step, body)

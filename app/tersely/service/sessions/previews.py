@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 
-from tersely.dialects.dialect import Dialect
+from tersely.dialects.dialect import Dialect, RequestPatch
 from tersely.domain.errors import NotFound
 from tersely.domain.history.context import Report, TurnReport
 from tersely.domain.history.readable import read_context
@@ -230,7 +230,7 @@ def _render(
     """Return leading instructions and all other messages, exactly as the proxy would send them."""
     laid_out = render_messages(built.context, dialect, history, incoming, found).messages
     front = instructions_in(built.context.epoch, config)
-    body = dialect.write_request(b"{}", messages=laid_out, instructions=front)
+    body = dialect.write_request(b"{}", RequestPatch(messages=laid_out, instructions=front))
     whole = dialect.read_request(body).messages
     leading = next((place for place, message in enumerate(whole) if not message.is_instruction), len(whole))
     return [message.raw for message in whole[:leading]], [message.raw for message in whole[leading:]]
