@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 
+from typing_extensions import override
+
 from tersely.dialects.dialect import Dialect, RequestPatch
 from tersely.domain.errors import NotFound
 from tersely.domain.history.context import Report, TurnReport
@@ -90,16 +92,16 @@ class _RolledBack(Exception):
     """Ends a transaction without what it changed."""
 
 
-class _Within:
+class _Within(Source):
     """Reads within one transaction, and so what it has changed."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
+    @override
     @asynccontextmanager
     async def reading(self, tenant: str, *, limit: float | None = None) -> AsyncIterator[Connection]:
         """Return the transaction's connection."""
-        del tenant, limit
         yield self._connection
 
 
