@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import product
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI
@@ -40,7 +41,7 @@ from tersely.service.common.auth import Auth
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.call_board import CallBoard
 from tersely.service.common.console_access import ConsoleAccess, OperatorAccess
-from tersely.service.common.metrics import IgnoredMetrics, Metrics
+from tersely.service.common.metrics import OUTCOMES, IgnoredMetrics, Metrics
 from tersely.service.common.operations import Operations
 from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.context.retrieval import Retriever
@@ -498,8 +499,8 @@ def _console_routes(settings: Settings, base: _Base, services: Services, auth: A
     return [docs_route(pages), *console.routes(views.views(), views.changes(), views.uploads())]
 
 
-def _addresses(settings: Settings) -> dict[str, str]:
-    """Return the address of each dialect's host, without credentials."""
+def _addresses(settings: Settings) -> dict[tuple[str, str], str]:
+    """Return the address of each host by its name and dialect, without credentials; default hosts have no name."""
 
     def bare(address: str) -> str:
         parts = urlsplit(address)
@@ -507,11 +508,16 @@ def _addresses(settings: Settings) -> dict[str, str]:
         return f"{parts.scheme}://{parts.hostname}{port}{parts.path}"
 
     return {
-        "openai_chat": bare(settings.openai_base_url),
-        "openai_responses": bare(settings.openai_base_url),
-        "anthropic": bare(settings.anthropic_base_url),
-        "gemini": bare(settings.gemini_base_url),
-        "gemini_gca": bare(settings.gemini_gca_base_url),
+        ("", "openai_chat"): bare(settings.openai_base_url),
+        ("", "openai_responses"): bare(settings.openai_base_url),
+        ("", "anthropic"): bare(settings.anthropic_base_url),
+        ("", "gemini"): bare(settings.gemini_base_url),
+        ("", "gemini_gca"): bare(settings.gemini_gca_base_url),
+        **{
+            (name, dialect): bare(given.base_url)
+            for name, given in settings.upstreams.items()
+            for dialect in SPOKEN[given.dialect]
+        },
     }
 
 
@@ -555,6 +561,8 @@ def _host_table(settings: Settings, base: _Base, shared: Shared) -> HostTable:
         hosts = dict.fromkeys(SPOKEN[given.dialect], host)
         guard = _account_access(settings, base, hosts) if host.api_key else None
         config = ProxyConfig(is_default=False, host=name)
+        for dialect, outcome in product(hosts, OUTCOMES):
+            base.metrics.host_calls.labels(name, dialect, outcome)
         named.append(
             NamedHost(
                 name=name,

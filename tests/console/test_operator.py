@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.conftest import Database
-from tests.support.services import Service, serve
+from tests.support.services import Service, many, serve
 from tests.support.upstreams import scripted
 
 ADMIN = "the-admin-key-of-this-test"
@@ -108,3 +108,30 @@ async def test_side_calls_are_shown_with_examples(store: Database) -> None:
             assert (await http.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
             page = (await http.get("/console/operator")).text
             assert "&lt;i&gt;what&lt;/i&gt; is up?" in page
+
+
+async def test_named_hosts_are_listed_one_by_one_with_their_errors(store: Database) -> None:
+    with many(scripted(), scripted()) as (main, local):
+        upstreams = {
+            "local": {"dialect": "openai", "base_url": f"{local.url}", "models": ["llama*"]},
+            "away": {"dialect": "anthropic", "base_url": "http://user:secret@127.0.0.1:9"},
+        }
+        with serve(store, main.url, upstreams=upstreams) as service:
+            async with httpx.AsyncClient(base_url=service.url, timeout=30) as http:
+                for model in ("gpt-4o", "llama3", "llama3"):
+                    body = {"model": model, "messages": [{"role": "user", "content": f"ask {model}"}]}
+                    assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
+                question = {"model": "claude", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
+                assert (await http.post("/u/away/v1/messages", json=question)).status_code >= 500
+                page = (await http.get("/console/operator")).text
+                metrics = (await http.get("/metrics")).text
+    rows = re.findall(
+        r"<tr data-row><th scope=.row.>(\w+)</th><td>(\w+)</td><td class=.mono.>([^<]*)</td>(.*?)</tr>", page
+    )
+    counts = {(dialect, name): re.findall(r">(\d+)<", rest) for dialect, name, _, rest in rows}
+    assert counts["openai_chat", "default"] == ["1", "0", "0", "0", "0"]
+    assert counts["openai_chat", "local"] == ["2", "0", "0", "0", "0"]
+    assert counts["openai_responses", "local"] == ["0", "0", "0", "0", "0"]
+    assert counts["anthropic", "away"] == ["0", "0", "0", "1", "0"]
+    assert "secret" not in page
+    assert 'tersely_host_calls_total{dialect="anthropic",host="away",outcome="limited"} 0.0' in metrics

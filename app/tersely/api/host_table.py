@@ -34,10 +34,13 @@ class NamedHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """The proxy of one model host, and the guard of the operator's account at that host."""
+    """The proxy of one model host, and the guard of the operator's account at that host. ``name`` is empty for the
+    default host of a dialect.
+    """
 
     proxy: Proxy
     access: AccountAccess | None
+    name: str = ""
 
 
 class _Model(msgspec.Struct):
@@ -80,7 +83,7 @@ class HostTable:
 
 
 def _destination(host: NamedHost, dialect: DialectName) -> Destination:
-    return Destination(proxy=host.proxies[dialect], access=host.access)
+    return Destination(proxy=host.proxies[dialect], access=host.access, name=host.name)
 
 
 def split_name(path: str) -> tuple[str, str]:

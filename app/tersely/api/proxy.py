@@ -28,7 +28,7 @@ from tersely.domain.errors import InvalidRequest, ShuttingDown, TerselyError, Up
 from tersely.service.common.auth import Auth
 from tersely.service.common.call_board import CallBoard, RunningCall
 from tersely.service.common.call_fields import add_fields
-from tersely.service.common.metrics import CALL_ROUTES, Metrics
+from tersely.service.common.metrics import CALL_ROUTES, Metrics, outcome_of
 from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.common.tracing import Tracing
 from tersely.service.limits.accounts import Need
@@ -229,7 +229,10 @@ class ProxyRoutes:
                 return await _refuse(send, *refusal), ""
             return await _refuse_unread(scope, receive, send, *refusal), ""
         try:
-            return await self._answer(destination, call, receive, send, target, route)
+            status, strategy = await self._answer(destination, call, receive, send, target, route)
+            if target.is_call:
+                self._metrics.host_calls.labels(destination.name, target.dialect, outcome_of(str(status))).inc()
+            return status, strategy
         except _Unexpected as error:
             _log.error("unexpected: %s", type(error.__cause__).__name__, exc_info=error.__cause__)
             failed = TerselyError("something went wrong inside Tersely; its log says what")

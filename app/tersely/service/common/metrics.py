@@ -63,6 +63,8 @@ REPAIRS = (
     "empty_content",
     "empty_message",
 )
+# Of calls to model hosts; `gone`: the client left.
+OUTCOMES = ("answered", "refused", "limited", "failed", "gone")
 DIALECTS: tuple[str, ...] = get_args(Dialect)
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
@@ -125,6 +127,13 @@ def _known_requests() -> Iterator[tuple[str, ...]]:
     yield from product(("api", "mcp"), ("",), ("",), STATUSES)
 
 
+def outcome_of(status: str) -> str:
+    """Return what came of a call to a model host, one of `OUTCOMES`."""
+    if status.startswith("2"):
+        return "answered"
+    return {"429": "limited", "499": "gone"}.get(status, "refused" if status.startswith("4") else "failed")
+
+
 # Every metric, by its attribute of `Metrics`.
 TABLE: dict[str, MetricSpec] = {
     "requests": _counter(
@@ -137,6 +146,12 @@ TABLE: dict[str, MetricSpec] = {
             "status",
         ),
         start=_known_requests(),
+    ),
+    "host_calls": _counter(
+        "tersely_host_calls_total",
+        "Model calls by the model host that they went to. The default host of a dialect has no name.",
+        labels=("host", "dialect", "outcome"),
+        start=product(("",), DIALECTS, OUTCOMES),
     ),
     "overhead": _histogram(
         "tersely_overhead_seconds",
@@ -378,6 +393,7 @@ class Metrics:
     """All metrics of one process. With ``PROMETHEUS_MULTIPROC_DIR`` set, `render` adds up all workers."""
 
     requests: Counter
+    host_calls: Counter
     overhead: Histogram
     upstream: Histogram
     first_byte: Histogram

@@ -10,7 +10,7 @@ from datetime import datetime
 from tersely.domain.errors import StoreUnavailable
 from tersely.service.common.auth import DEFAULT_TENANT
 from tersely.service.common.call_board import CallBoard, SideCallExample
-from tersely.service.common.metrics import CALL_ROUTES, Metrics
+from tersely.service.common.metrics import Metrics
 from tersely.store.db.connection import Database
 from tersely.store.db.migrations import current_revision
 
@@ -34,8 +34,11 @@ class DatabaseFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFigures:
-    """Model calls in one dialect since the start, by what came of them, and the host's address."""
+    """Model calls to a host in one dialect since the start, by what came of them, and the host's address. ``name`` is
+    empty for the default host of the dialect.
+    """
 
+    name: str
     dialect: str
     address: str
     answered: int
@@ -92,12 +95,12 @@ class Operations:
         metrics: Metrics,
         board: CallBoard,
         *,
-        hosts: Mapping[str, str],
+        hosts: Mapping[tuple[str, str], str],
         summary_queue: Callable[[], int],
         clock: Callable[[], datetime],
         monotonic: Callable[[], float],
     ) -> None:
-        """``hosts``: dialect -> address, without credentials."""
+        """``hosts``: name (empty: the default) and dialect -> address, without credentials."""
         self._database = database
         self._metrics = metrics
         self._board = board
@@ -117,7 +120,7 @@ class Operations:
             database=await self._database_figures(),
             workers=round(samples.total("tersely_workers")) or 1,
             calls=self._board.count(),
-            hosts=tuple(self._host(samples, dialect) for dialect in CALL_ROUTES),
+            hosts=tuple(self._host(samples, *each) for each in self._hosts),
             side_calls=tuple(
                 SideCalls(kind=kind, count=count, examples=self._board.examples(kind))
                 for kind, count in samples.by("tersely_side_calls_total", "kind").items()
@@ -159,14 +162,15 @@ class Operations:
             idle=idle,
         )
 
-    def _host(self, samples: _Samples, dialect: str) -> HostFigures:
+    def _host(self, samples: _Samples, name: str, dialect: str) -> HostFigures:
         counts: Counter[str] = Counter()
-        for labels, value in samples.of("tersely_requests_total"):
-            if labels.get("dialect") == dialect and labels.get("route") != "passthrough":
-                counts[_outcome(labels.get("status", ""))] += round(value)
+        for labels, value in samples.of("tersely_host_calls_total"):
+            if labels.get("host", "") == name and labels.get("dialect") == dialect:
+                counts[labels.get("outcome", "")] += round(value)
         return HostFigures(
+            name=name,
             dialect=dialect,
-            address=self._hosts.get(dialect, ""),
+            address=self._hosts[name, dialect],
             answered=counts["answered"],
             refused=counts["refused"],
             limited=counts["limited"],
@@ -192,9 +196,3 @@ class _Samples:
         for labels, value in self.of(name):
             found[labels.get(label, "")] += round(value)
         return dict(found)
-
-
-def _outcome(status: str) -> str:
-    if status.startswith("2"):
-        return "answered"
-    return {"429": "limited", "499": "gone"}.get(status, "refused" if status.startswith("4") else "failed")
