@@ -10,12 +10,14 @@ import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from tersely.fakellm.scripted import Received, ScriptedModel, ScriptedReply
 from tersely.fakellm.scripted.anthropic import ANTHROPIC
+from tersely.transcripts.conversations import TIME
 
 OUTPUT = Path(__file__).parents[1] / "app" / "tersely" / "data" / "demo_transcript.json"
 MODEL = "claude-sonnet-4-5"
@@ -348,6 +350,70 @@ def _grep(pattern: str, count: int) -> str:
     )
 
 
+def _audit(shop: str, night: int, *, asked: str, cause: str, path: str, old: str, new: str, passed: int) -> Task:
+    """The check of one shop: its log, its orders, the cause of what is odd, a change, and the tests."""
+    return Task(
+        asked,
+        (
+            _run(
+                f"orderflow import --config config/staging.toml --shop {shop} --night 2026-03-{night:02d} --verbose",
+                f"I import {shop} alone, with every line of the log.",
+                _import_log(night, (shop, shop, shop)),
+            ),
+            _run(
+                f"psql staging -c 'select * from orders where shop = {shop} order by placed_at desc limit 70'",
+                "What it wrote.",
+                _table(f"orders of {shop}", 70),
+            ),
+            _run(
+                f"orderflow diff --shop {shop} --night 2026-03-{night:02d}",
+                "And what differs.",
+                _table(f"differs for {shop}", 24),
+            ),
+            Step("Where does that come from?", "search", {"pattern": f"{shop}_"}, _grep(f"{shop}_", 14)),
+            _edit(path, cause, old, new),
+            _run(f"pytest -q -k {shop}", "The tests that concern it.", _pytest(passed)),
+        ),
+        f"{shop.capitalize()}: {cause} Changed in `{path}`; {passed} tests pass.",
+    )
+
+
+AUDITS = (
+    _audit(
+        "linden", 12, asked="Linden was the slowest. Go through it by itself, and look at what it writes.",
+        cause="It sends each order twice when its own export is retried, and both are looked up.",
+        path="orderflow/write.py", old="    for order in orders:", new="    for order in unique(orders):", passed=23,
+    ),
+    _audit(
+        "maple", 12, asked="Now maple the same way: its totals do not match the shop's own invoice.",
+        cause="Its totals have a comma for the decimals since 2 March.",
+        path="orderflow/rows.py", old='.replace(",", "")', new=".replace(*DECIMALS[shop])", passed=27,
+    ),
+    _audit(
+        "rowan", 13, asked="Rowan next. They say that orders of the last hour of a day are missing.",
+        cause="It writes local times without an offset, so that its last hour counts as the next day.",
+        path="orderflow/times.py", old="tzinfo=UTC", new="tzinfo=ZONES[shop]", passed=31,
+    ),
+    _audit(
+        "hazel", 13, asked="And hazel: why are there so many unknown customers?",
+        cause="Its ids have a check digit since the move to the new shop system.",
+        path="orderflow/customers.py", old='.lstrip("0")', new='.lstrip("0").partition("-")[0]', passed=35,
+    ),
+    _audit(
+        "elm", 14, asked="Elm too, please. Its file has been twice as large since Tuesday.",
+        cause="It sends the whole month each night; all but the last day is known already.",
+        path="orderflow/bucket.py", old="    yield from rows", new="    yield from newer(rows, than=seen)", passed=38,
+    ),
+    _audit(
+        "birch", 14, asked="Last of all birch, then we have seen every shop that had a warning.",
+        cause="Its header has a byte order mark in the middle of the file, where two exports were joined.",
+        path="orderflow/rows.py", old="csv.DictReader(file)", new="csv.DictReader(without_marks(file))", passed=42,
+    ),
+)  # fmt: skip
+PAUSE_BEFORE, PAUSE = 4, timedelta(minutes=47)
+"""The user comes back to the session after a pause that no provider's cache outlives."""
+BEGAN = datetime(2026, 3, 12, 9, 4, tzinfo=UTC)
+
 TASKS = (
     Task(
         "The nightly import drops rows with an empty customer id. Find out why, and mend it.",
@@ -521,6 +587,7 @@ TASKS = (
         "Parsing 200,000 rows took 30.6 s and takes 17.6 s. `CustomerIndex` resolves aliases once when it is made "
         "(`orderflow/customers.py`); `find` folds an id once. A night on staging gives the same counts as before.",
     ),
+    *AUDITS,
     Task(
         "What was the id of the guest's order in the test, and which shop had lost rows?",
         (
@@ -595,6 +662,12 @@ async def make() -> dict[str, Any]:
             result = {"type": "tool_result", "tool_use_id": call, "content": step.output}
             messages.append({"role": "user", "content": [result]})
         await ask()
+    at, asked = BEGAN, 0
+    for message in messages:
+        is_task = isinstance(message["content"], str)
+        asked += is_task
+        at += PAUSE if is_task and asked == PAUSE_BEFORE else timedelta(seconds=4 + _chance(at.isoformat()) % 20)
+        message[TIME] = at.isoformat()
     return {
         "id": "demo",
         "dialect": "anthropic",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -140,7 +140,7 @@ def build(
     telemetry = Telemetry()
     cleanup = Cleanup(base.database, configs, clock=clock, days=settings.cleanup_days, name=new_id())
     shared = _shared(settings, base, abilities, configs, services.commands)
-    replays = _replays(shared, services)
+    replays = _replays(settings, shared, services)
     rest = FastAPI(
         title="Tersely",
         docs_url=None,
@@ -434,12 +434,13 @@ def _services(
 # The console
 
 
-def _replays(shared: Shared, services: Services) -> Replays:
+def _replays(settings: Settings, shared: Shared, services: Services) -> Replays:
     """Return the player of transcripts: the proxy's own code in front of a simulated host."""
 
-    def open_proxy(dialect: DialectName, upstream: Upstream) -> Proxy:
+    def open_proxy(dialect: DialectName, upstream: Upstream, times: Callable[[], datetime]) -> Proxy:
         apart = replace(
             shared,
+            clock=times,
             metrics=IgnoredMetrics(),
             calibrations=Calibrations(),
             live=LiveSessions(REPLAY_MEMORY),
@@ -447,7 +448,14 @@ def _replays(shared: Shared, services: Services) -> Replays:
         )
         return Proxy(DIALECTS[dialect], upstream, apart, ProxyConfig(is_default=False, fail_open=False))
 
-    return Replays(services.sessions, open_proxy, clock=clock, monotonic=time.perf_counter, new_id=new_id)
+    return Replays(
+        services.sessions,
+        open_proxy,
+        clock=clock,
+        monotonic=time.perf_counter,
+        new_id=new_id,
+        lifetime=settings.cache_ttl,
+    )
 
 
 def _console_routes(settings: Settings, base: _Base, services: Services, auth: Auth, replays: Replays) -> list[Route]:

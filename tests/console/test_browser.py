@@ -289,7 +289,7 @@ def test_demo_is_played_from_the_first_page(watched: Watched, demo: Demo) -> Non
     page = watched.open("console/replay")
     page.get_by_role("button", name="Play the demo").click()
     page.wait_for_url(re.compile(r"/console/replay/session\?id="), timeout=60_000)
-    expect(page.locator("output")).to_have_text("call 45 of 45")
+    expect(page.locator("output")).to_have_text("call 87 of 87")
     assert page.locator("context-strip .cut").count() >= 1
     assert violations(page) == []
     for tab, heading in (
@@ -301,7 +301,7 @@ def test_demo_is_played_from_the_first_page(watched: Watched, demo: Demo) -> Non
         expect(page.get_by_role("heading", name=re.compile(heading))).to_be_visible()
     page.get_by_role("navigation", name="Session").get_by_role("link", name="Context").click()
     page.keyboard.press("[")
-    page.wait_for_url(re.compile("/console/replay/session.*call=44"))
+    page.wait_for_url(re.compile("/console/replay/session.*call=86"))
     page.get_by_role("link", name="Replay").first.click()
     page.get_by_role("button", name="Delete The nightly import").first.click()
     expect(page.get_by_role("heading", name="Replays")).to_be_visible()

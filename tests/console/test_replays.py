@@ -19,7 +19,7 @@ from tests.conftest import Database
 from tests.support.services import Service, serve
 from tests.support.upstreams import Model, scripted
 
-DEMO_CALLS = 45
+DEMO_CALLS = 87
 
 
 @pytest.fixture
@@ -244,6 +244,44 @@ async def test_keys_for_the_tenants_of_replays_are_not_made() -> None:
     for tenant in ("default", "t" * 128):
         with pytest.raises(InvalidRequest):
             new_key(replay_tenant(tenant), "", now=datetime.now(UTC), key_id="a" * 8, secret="b" * 32)
+
+
+def stamped(lines: list[Any], minutes: list[int]) -> list[Any]:
+    """The lines of a session file with their times."""
+    stamps = iter(minutes)
+    return [
+        {**line, "timestamp": f"2026-03-02T{(minute := next(stamps)) // 60:02d}:{minute % 60:02d}:00.000Z"}
+        if line.get("message") or line.get("type") in {"response_item", "user", "gemini"}
+        else line
+        for line in lines
+    ]
+
+
+@pytest.mark.parametrize("lines", [CLAUDE, CODEX, GEMINI, PI])
+async def test_pause_in_a_transcript_makes_the_cache_cold(
+    there: tuple[Service, httpx.AsyncClient, str, Model], lines: list[Any]
+) -> None:
+    _, http, token, _ = there
+
+    async def causes(minutes: list[int]) -> tuple[list[str], str]:
+        content = "\n".join(json.dumps(line) for line in stamped(lines, minutes)).encode()
+        answer = (await drop(http, token, content, name="paused.jsonl", epoch="auto")).json()
+        page = (await http.get(answer["go"].replace("replay/session", "replay/session/cache"))).text
+        return re.findall(r"<td>(lifetime passed|new epoch)</td>", page), page
+
+    found, page = await causes([0, 1, 2, 3, 103, 104])
+    assert found == ["lifetime passed"]
+    assert re.search(r"10[01] min since the call before", page)
+    assert (await causes([0, 1, 2, 3, 4, 5]))[0] == []
+
+
+async def test_demo_saves_a_third_or_more(there: tuple[Service, httpx.AsyncClient, str, Model]) -> None:
+    _, http, token, _ = there
+    played = await http.post("/console/replay/demo", data={"token": token})
+    page = (await http.get(played.headers["location"])).text
+    found = re.search(r"\$([\d.]+) instead of \$([\d.]+)", page)
+    assert found is not None
+    assert float(found[1]) < 0.67 * float(found[2])
 
 
 async def test_demo_is_what_its_script_writes() -> None:

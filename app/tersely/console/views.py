@@ -183,7 +183,8 @@ class Views:
         tenant = seen.visit.tenant
         return self._pages.render(
             template, view=view, token=seen.visit.token, now=seen.now, tenant=tenant, link=seen.link,
-            is_guarded=self._of.is_guarded and bool(tenant), is_replay=seen.is_replay, **values,
+            is_guarded=self._of.is_guarded and bool(tenant), is_replay=seen.is_replay, replay_seconds=MAX_SECONDS,
+            **values,
         )  # fmt: skip
 
     # Sessions

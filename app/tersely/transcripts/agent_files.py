@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tersely.domain.messages import Dialect as DialectName
+from tersely.transcripts.conversations import TIME
 
 Line = Mapping[str, Any]
 Found = tuple[DialectName, dict[str, Any]]
@@ -41,6 +42,12 @@ def _list(value: object) -> list[Any]:
 
 def _dict(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _time(line: Line) -> dict[str, str]:
+    """Return the annotation of a message with the time of its line; empty without one."""
+    time = line.get("timestamp")
+    return {TIME: time} if isinstance(time, str) else {}
 
 
 def _is_of_type(line: Line, *kinds: str) -> bool:
@@ -107,12 +114,13 @@ def _joined(lines: Iterable[Line]) -> list[dict[str, Any]]:
         content = line["message"]["content"]
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
         reply_id = _reply_id(line)
+        time = _time(line)
         if reply_id in replies:
             replies[reply_id]["content"] += blocks
         elif reply_id is None and messages and messages[-1]["role"] == "user":
-            messages[-1]["content"] += blocks
+            messages[-1] |= {"content": messages[-1]["content"] + blocks, **time}
         else:
-            messages.append({"role": "user" if line["type"] == "user" else "assistant", "content": blocks})
+            messages.append({"role": "user" if line["type"] == "user" else "assistant", "content": blocks, **time})
             if reply_id is not None:
                 replies[reply_id] = messages[-1]
     for message in messages:
@@ -132,8 +140,10 @@ def _read_codex(lines: Sequence[Line]) -> dict[str, Any]:
     head = next((_dict(line["payload"]) for line in lines if _is_of_type(line, "session_meta")), {})
     base = head.get("base_instructions") or head.get("instructions")
     instructions = base.get("text") if isinstance(base, dict) else base
-    items = [_dict(line.get("payload")) for line in lines if _is_of_type(line, "response_item")]
-    said = [item for item in items if item and item.get("type") not in {"ghost_snapshot", "compaction"}]
+    items = [(_dict(line.get("payload")), _time(line)) for line in lines if _is_of_type(line, "response_item")]
+    said = [
+        {**item, **time} for item, time in items if item and item.get("type") not in {"ghost_snapshot", "compaction"}
+    ]
     return {**({"instructions": instructions} if isinstance(instructions, str) else {}), "input": said}
 
 
@@ -155,7 +165,12 @@ def _read_gemini_chat(lines: Sequence[Line]) -> dict[str, Any]:
             records[line["id"]] = line
         elif isinstance(listed := _dict(line.get("$set")).get("messages"), list):
             records = {each.get("id"): each for each in listed}
-    return {"contents": [content for record in records.values() for content in _contents(record)]}
+    return {"contents": [content for record in records.values() for content in _with_time(record)]}
+
+
+def _with_time(record: Line) -> Iterator[dict[str, Any]]:
+    """Return the contents of a record with its time."""
+    return ({**content, **_time(record)} for content in _contents(record))
 
 
 def _contents(record: Line) -> Iterator[dict[str, Any]]:
@@ -218,7 +233,8 @@ def _read_pi(lines: Sequence[Line]) -> dict[str, Any]:
     entries = [line for line in lines[1:] if _is_of_type(line, "message")]
     branch = _branch_of_pi(lines)
     ours = entries if branch is None else [entry for entry in entries if entry.get("id") in branch]
-    return {"messages": [said for entry in ours if (said := _chat_message(_dict(entry.get("message"))))]}
+    said = [(_chat_message(_dict(entry.get("message"))), _time(entry)) for entry in ours]
+    return {"messages": [{**message, **time} for message, time in said if message]}
 
 
 def _branch_of_pi(lines: Sequence[Line]) -> set[object] | None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from tersely.domain.errors import TerselyError
 from tersely.domain.messages import Dialect as DialectName
+
+TIME = "x_ts"
+"""The annotation of a message with the time when it ended, in ISO 8601 with a time zone."""
 
 
 class BadTranscript(TerselyError):
@@ -41,7 +45,7 @@ class RecordedCall:
 
     ``place`` is the number of the reply among a transcript's messages, or of the recorded request. ``reply`` is the
     model's reply in the wire form of ``dialect``; None: unknown. ``follows`` is the place of the step whose reply the
-    request references.
+    request references. ``at``: when the call was made; None: unknown.
     """
 
     place: int
@@ -49,6 +53,7 @@ class RecordedCall:
     reply: Mapping[str, Any] | None
     source: ReplayRequest | Callable[[ReplyForm], ReplayRequest]
     follows: int | None = None
+    at: datetime | None = None
 
     def request(self, form: ReplyForm) -> ReplayRequest:
         """Return the recorded request, or else one made of the messages in the given form."""

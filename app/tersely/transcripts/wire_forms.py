@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from tersely.dialects.openai_responses.content import as_run, group, items_of
@@ -11,7 +13,7 @@ from tersely.dialects.registry import DIALECTS
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.messages import Dialect as DialectName
-from tersely.transcripts.conversations import BadTranscript, RecordedCall, ReplayRequest, ReplyForm
+from tersely.transcripts.conversations import TIME, BadTranscript, RecordedCall, ReplayRequest, ReplyForm
 
 ANNOTATION = "x_"
 ANNOTATIONS = frozenset({"id", "meta", "dialect"})
@@ -72,12 +74,39 @@ def steps_of(line: Mapping[str, Any], dialect: DialectName) -> list[RecordedCall
     """Yield a call for each reply of the model, after everything before it."""
     form = FORMS[dialect]
     rest = {key: value for key, value in line.items() if key not in ANNOTATIONS | _SAID_HOW and not _is_note(key)}
-    said = form.items(_said(_envelope(line, dialect)[form.key]))
+    given = _envelope(line, dialect)[form.key]
+    said = form.items(_said(given))
+    times = _times(given, form.sizes(said, given))
     return [
-        RecordedCall(place=place, dialect=dialect, reply=form.reply(raw), source=_Making(form, rest, said[:place]))
+        RecordedCall(
+            place=place,
+            dialect=dialect,
+            reply=form.reply(raw),
+            source=_Making(form, rest, said[:place]),
+            at=times[place - 1] or times[place],
+        )
         for place, raw in enumerate(said)
         if place > 0 and is_reply(raw, dialect)
     ]
+
+
+def _times(given: object, sizes: Sequence[int]) -> list[datetime | None]:
+    """Return when each message ended, by the annotations of its parts. ``sizes``: how many parts each has."""
+    parts = iter(given if isinstance(given, list) else [])
+    found: list[datetime | None] = []
+    for size in sizes:
+        known = [at for part in islice(parts, size) if (at := _time_of(part)) is not None]
+        found.append(known[-1] if known else None)
+    return found
+
+
+def _time_of(message: object) -> datetime | None:
+    text = message.get(TIME) if isinstance(message, Mapping) else None
+    try:
+        at = datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return None if at is None or at.tzinfo is None else at
 
 
 def is_reply(raw: bytes, dialect: DialectName) -> bool:
@@ -129,11 +158,13 @@ class _Making:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """A dialect's form. ``key`` holds what was said; ``items`` makes raw messages of it, ``reply`` one of them into
-    what a reply is in that dialect; ``request`` takes the other members, the messages, and how to ask.
+    what a reply is in that dialect; ``sizes`` says of how many parts each message was made; ``request`` takes the other
+    members, the messages, and how to ask.
     """
 
     key: str
     items: Callable[[list[Any]], list[bytes]]
+    sizes: Callable[[list[bytes], object], list[int]]
     reply: Callable[[bytes], Mapping[str, Any]]
     request: Callable[[Mapping[str, Any], Sequence[bytes], ReplyForm], ReplayRequest]
 
@@ -144,14 +175,37 @@ def _each(said: Iterable[Any]) -> list[bytes]:
 
 def _contents(said: list[Any]) -> list[bytes]:
     """Neighbouring contents of the model are one reply, which came in several chunks."""
-    joined: list[dict[str, Any]] = []
-    for content in said:
-        is_more = joined and content.get("role") == joined[-1].get("role") == "model"
-        if is_more and isinstance(content.get("parts"), list) and isinstance(joined[-1].get("parts"), list):
-            joined[-1] = {**joined[-1], "parts": [*joined[-1]["parts"], *content["parts"]]}
-        else:
-            joined.append(content)
+    joined = []
+    for run in _chunks(said):
+        parts = {"parts": [part for content in run for part in content["parts"]]} if len(run) > 1 else {}
+        joined.append({**run[0], **parts})
     return _each(joined)
+
+
+def _chunks(said: Iterable[Any]) -> list[list[dict[str, Any]]]:
+    """Return the contents, those of one reply together."""
+    runs: list[list[dict[str, Any]]] = []
+    for content in said:
+        is_more = runs and content.get("role") == runs[-1][-1].get("role") == "model"
+        if is_more and isinstance(content.get("parts"), list) and isinstance(runs[-1][-1].get("parts"), list):
+            runs[-1].append(content)
+        else:
+            runs.append([content])
+    return runs
+
+
+def _ones(said: list[bytes], given: object) -> list[int]:
+    del given
+    return [1] * len(said)
+
+
+def _chunk_sizes(said: list[bytes], given: object) -> list[int]:
+    return [len(run) for run in _chunks(given)] if isinstance(given, list) else _ones(said, given)
+
+
+def _run_sizes(said: list[bytes], given: object) -> list[int]:
+    del given
+    return [len(items_of(raw)) for raw in said]
 
 
 def _loaded(raw: bytes) -> Mapping[str, Any]:
@@ -241,9 +295,11 @@ def _ask_gca(rest: Mapping[str, Any], said: Sequence[bytes], asking: ReplyForm) 
 
 
 FORMS: Mapping[DialectName, Form] = {
-    "openai_chat": Form(key="messages", items=_each, reply=_loaded, request=_ask_chat),
-    "anthropic": Form(key="messages", items=_each, reply=_loaded, request=_ask_anthropic),
-    "gemini": Form(key="contents", items=_contents, reply=_loaded, request=_ask_gemini),
-    "gemini_gca": Form(key="contents", items=_contents, reply=_loaded, request=_ask_gca),
-    "openai_responses": Form(key="input", items=lambda said: group(_each(said)), reply=_output, request=_ask_responses),
+    "openai_chat": Form(key="messages", items=_each, sizes=_ones, reply=_loaded, request=_ask_chat),
+    "anthropic": Form(key="messages", items=_each, sizes=_ones, reply=_loaded, request=_ask_anthropic),
+    "gemini": Form(key="contents", items=_contents, sizes=_chunk_sizes, reply=_loaded, request=_ask_gemini),
+    "gemini_gca": Form(key="contents", items=_contents, sizes=_chunk_sizes, reply=_loaded, request=_ask_gca),
+    "openai_responses": Form(
+        key="input", items=lambda said: group(_each(said)), sizes=_run_sizes, reply=_output, request=_ask_responses
+    ),
 }

@@ -26,7 +26,9 @@ WIRES: Mapping[DialectName, Wire] = {
 
 
 class RecordedHost:
-    """A model host that says what a transcript says. Tokens are bytes / 4, cached is the longest known beginning."""
+    """A model host that says what a transcript says. Tokens are bytes / 4, cached is the longest known beginning of a
+    request since the cache was last cold.
+    """
 
     def __init__(self, model: str) -> None:
         self._name = model
@@ -34,9 +36,11 @@ class RecordedHost:
         self._step: RecordedCall | None = None
         self._number = 0
 
-    def expect(self, step: RecordedCall) -> None:
-        """The next call is ``step``."""
+    def expect(self, step: RecordedCall, *, is_cold: bool = False) -> None:
+        """The next call is ``step``. ``is_cold``: after a pause that its cache did not outlive."""
         self._step = step
+        if is_cold:
+            self._model = ScriptedModel(is_strict=False, keep=1)
 
     async def respond(self, body: bytes) -> tuple[int, bytes]:
         """Return the status and the recorded reply to a request."""

@@ -10,9 +10,9 @@ import asyncio
 import logging
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ DEFAULT_MODELS: dict[DialectName, str] = {
 }
 """Models whose prices count where a transcript names none."""
 
-ProxyFactory = Callable[[DialectName, Upstream], Proxy]
+ProxyFactory = Callable[[DialectName, Upstream, Callable[[], datetime]], Proxy]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,28 @@ class Replay:
     is_done: bool = False
 
 
+class RecordedTimes:
+    """A clock on which the pauses between calls are those of the transcript, and the last call is made now."""
+
+    def __init__(self, steps: Sequence[RecordedCall], clock: Callable[[], datetime]) -> None:
+        self._clock = clock
+        self._last = max((step.at for step in steps if step.at is not None), default=None)
+        self._at: datetime | None = None
+        self._behind = timedelta()
+
+    def move_to(self, step: RecordedCall) -> float:
+        """The next call is ``step``; return the seconds since the call before, 0 where they are not known."""
+        if step.at is None or self._last is None:
+            return 0.0
+        before, self._at = self._at, step.at if self._at is None else max(self._at, step.at)
+        self._behind = self._last - self._at
+        return 0.0 if before is None else (self._at - before).total_seconds()
+
+    def now(self) -> datetime:
+        """Return the time."""
+        return self._clock() - self._behind
+
+
 class Replays:
     """Plays transcripts, one at a time."""
 
@@ -83,13 +105,17 @@ class Replays:
         clock: Callable[[], datetime],
         monotonic: Callable[[], float],
         new_id: Callable[[], str],
+        lifetime: float,
     ) -> None:
-        """``open_proxy`` makes a proxy of a dialect in front of a host."""
+        """``open_proxy`` makes a proxy of a dialect in front of a host, with a clock. ``lifetime``: seconds that a
+        provider's cache stays warm.
+        """
         self._sessions = sessions
         self._open_proxy = open_proxy
         self._clock = clock
         self._monotonic = monotonic
         self._new_id = new_id
+        self._lifetime = lifetime
         self._task: asyncio.Task[None] | None = None
 
     async def read(self, name: str, content: bytes) -> Transcript:
@@ -162,6 +188,7 @@ class Replays:
         host = RecordedHost(model)
         upstream = InProcessUpstream(host.respond)
         proxies: dict[DialectName, Proxy] = {}
+        times = RecordedTimes(conversation.steps, self._clock)
         session_id = None if conversation.is_recording else self._new_id()
         if session_id is not None:
             await self._create(replay, session_id, conversation)
@@ -175,8 +202,8 @@ class Replays:
                 request = going_on_from(request, reply_ids[step.follows])
             proxy = proxies.get(step.dialect)
             if proxy is None:
-                proxy = proxies[step.dialect] = self._open_proxy(step.dialect, upstream)
-            host.expect(step)
+                proxy = proxies[step.dialect] = self._open_proxy(step.dialect, upstream, times.now)
+            host.expect(step, is_cold=times.move_to(step) > self._lifetime)
             call = Call(
                 tenant=replay.tenant,
                 method="POST",
