@@ -78,12 +78,13 @@ def main() -> None:
                     ("savings", "savings", {"by": "client"}),
                     ("try", "session/try", {"id": "nightly-import", "name": "window", "policy": "auto"}),
                     ("operator", "operator", {}),
+                    ("live", "live", {}),
                     ("replay", "replay", {}),
                 ):
                     page.goto(f"{url}/console/{path}?{urlencode(query)}")
                     page.wait_for_timeout(400)
                     page.screenshot(path=PICTURES / f"{name}-{scheme}.png")
-                page.goto(f"{demo}&call=40")
+                page.goto(f"{demo}&call=70")
                 page.wait_for_timeout(400)
                 page.screenshot(path=PICTURES / f"demo-{scheme}.png")
             browser.close()
