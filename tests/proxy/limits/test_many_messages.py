@@ -73,7 +73,7 @@ async def test_no_callback_is_long_at_the_default_limit(store: Database, model: 
     with serve(store, model.url) as service, callback_times(service) as times:
         answers = [await post(service, body, X_Tersely_Session=key) for body in bodies]
     assert [answer.status for answer in answers] == [200, 200, 413]
-    assert times.worst[0] < 0.03, times.worst
+    assert times.worst[0] < 0.02, times.worst
 
 
 @pytest.mark.parametrize(

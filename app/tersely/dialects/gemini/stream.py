@@ -285,7 +285,7 @@ class _Candidate:
         for piece in content.pieces.values():
             self._untold.append(piece)
             self._shown += self._stripper.feed(piece.text)
-            if not self._stripper.held:
+            if not self._stripper.held_size:
                 self._share_shown_text()
 
     def close(self) -> None:

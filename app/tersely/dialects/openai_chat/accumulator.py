@@ -102,7 +102,7 @@ class ChoiceState:
 
     @property
     def is_holding(self) -> bool:
-        return bool(self._filters[-1].stripper.held)
+        return self._filters[-1].stripper.held_size > 0
 
     @property
     def has_unfed(self) -> bool:

@@ -196,14 +196,14 @@ class ReplyStream:
         return self._drain()
 
     def _drain(self) -> bytes:
-        out = b""
+        out: list[bytes] = []
         while self._queue and not any(piece.waiting for piece in self._queue[0].pieces.values()):
             waiting = self._queue.popleft()
             try:
-                out += waiting.write()
+                out.append(waiting.write())
             except UNDESCRIBED:
-                out += waiting.event.raw
-        return out
+                out.append(waiting.event.raw)
+        return b"".join(out)
 
     # The reply so far
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from tersely.domain.text.tags import TagKinds, TagStripper
@@ -23,19 +24,19 @@ class PieceFilter:
 
     def __init__(self, tags: TagKinds) -> None:
         self.stripper = TagStripper(tags)
-        self._waiting: list[Piece] = []
+        self._waiting: deque[Piece] = deque()
 
     def feed(self, piece: Piece) -> str:
         """Add a ``piece``. Return the text that may be shown now, which is also stored in its pieces."""
-        before = self.stripper.held
+        before = self.stripper.held_size
         shown = self.stripper.feed(piece.text)
-        held = self.stripper.held
-        if shown + held == before + piece.text:
+        held = self.stripper.held_size
+        if len(shown) + held == before + len(piece.text):  # nothing was stripped
             rest = self._show(shown)
             piece.shown, piece.waiting = rest, len(piece.text) - len(rest)
         else:
             self._hide()
-            piece.shown, piece.waiting = shown, len(held)
+            piece.shown, piece.waiting = shown, held
         if piece.waiting:
             self._waiting.append(piece)
         return shown
@@ -54,13 +55,16 @@ class PieceFilter:
 
     def _show(self, shown: str) -> str:
         """Assign ``shown`` to the waiting pieces, in order, and return the rest."""
-        for piece in self._waiting:
-            given = shown[: piece.waiting]
+        position = 0
+        while self._waiting and position < len(shown):
+            piece = self._waiting[0]
+            given = shown[position : position + piece.waiting]
             piece.shown += given
             piece.waiting -= len(given)
-            shown = shown[len(given) :]
-        self._waiting = [piece for piece in self._waiting if piece.waiting]
-        return shown
+            position += len(given)
+            if not piece.waiting:
+                self._waiting.popleft()
+        return shown[position:]
 
     def _hide(self) -> None:
         for piece in self._waiting:

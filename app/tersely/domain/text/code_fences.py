@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 
 _LINE = re.compile(r"[^\r\n]*")
 _RUN = re.compile(r"`+")
-# The end of a line before a line that begins like a fence mark.
-_MARKED = re.compile(r"[\r\n](?= {0,3}[`~])")
-# A run of backticks, line ends, or anything else.
-_SPAN_PIECE = re.compile(r"`+|[\r\n]+|[^`\r\n]+")
+_BLANK = " \t"
+# A line that may open or close a fence: the run of marks, and the rest.
+_MARKED = re.compile(r"(?<=[\r\n]) {0,3}(?:(```+)|~~~+)([^\r\n]*)")
+# A run of backticks, or anything else.
+_SPAN_PIECE = re.compile(r"`+|[^`]+")
 
 
 class Fences:
@@ -27,20 +29,30 @@ class Fences:
         return self._open is not None or self._opens
 
     def advance(self, text: str) -> None:
-        """Process ``text``. Between its first and last line only possible fence marks are parsed."""
-        position = 0
+        """Process ``text``. Between its first and last line only possible fence marks are parsed. O(length)."""
+        first = _LINE.match(text)
+        assert first is not None  # the pattern matches the empty string
+        if first.end():
+            self._extend_line(first[0])
+        if first.end() == len(text):
+            return
+        self._end_line()
         last = max(text.rfind("\n"), text.rfind("\r")) + 1
-        while position < len(text):
-            line = _LINE.match(text, position)
-            assert line is not None  # the pattern matches the empty string
-            end = line.end()
-            if end > position:
-                self._extend_line(line[0])
-            if end == len(text):
-                return
-            self._end_line()
-            marked = _MARKED.search(text, end, last)
-            position = marked.end() if marked else last
+        for marked in _MARKED.finditer(text, first.end(), last):
+            self._read_marked_line(marked[1], marked[0], marked[2])
+        if last < len(text):
+            self._extend_line(text[last:])
+
+    def _read_marked_line(self, ticks: str | None, line: str, info: str) -> None:
+        """Process a complete line that begins with a fence mark."""
+        if self._open is None:
+            if ticks is None or "`" not in info:
+                mark = line.lstrip(" ")[: -len(info) or None]
+                self._open = (mark[0], len(mark))
+        elif self._open[0] == ("`" if ticks else "~") and not info.strip(_BLANK):
+            run = len(line.lstrip(" ")) - len(info)
+            if run >= self._open[1]:
+                self._open = None
 
     @property
     def is_at_closing_mark(self) -> bool:
@@ -84,7 +96,7 @@ class Fences:
         if self._in_line == "run":
             piece = self._extend_run(piece)
         if self._in_line == "info":
-            self._info_blank = self._info_blank and not piece.strip(" \t")
+            self._info_blank = self._info_blank and not piece.strip(_BLANK)
             self._info_tick = self._info_tick or "`" in piece
 
     def _extend_indent(self, piece: str) -> str:
@@ -126,28 +138,28 @@ class CodeSpans:
         """Process ``text``, which continues the text so far."""
         if not (self._pending or self._run or "`" in text):
             return
-        for piece in _SPAN_PIECE.findall(text):
+        line = max(text.rfind("\n"), text.rfind("\r")) + 1
+        if line:  # a span ends on its line
+            self._pending.clear()
+            self._run = 0
+        for piece in _SPAN_PIECE.findall(text, line):
             if piece[0] == "`":
                 self._run += len(piece)
-                continue
-            self._end_run()
-            if piece[0] in "\r\n":
-                self._pending.clear()
+            else:
+                self._end_run()
 
-    def is_code(self, text: str, start: int, end: int, *, is_end: bool) -> bool | None:
-        """Return whether an open span closes on this line, in ``text[start:end]``, which comes next.
+    def is_code(self, runs: LineRuns, start: int, end: int, *, is_end: bool) -> bool | None:
+        """Return whether an open span closes on this line, in ``runs.text[start:end]``, which comes next.
 
         None: unknown until more text arrives. ``is_end``: ignore the text after ``end``.
         """
         self._end_run()
         if not self._pending:
             return False
-        line = _LINE.match(text, start, end)
-        assert line is not None  # the pattern matches the empty string
-        is_line_whole = is_end or line.end() < min(end, len(text))
-        for run in _RUN.finditer(text, start, line.end()):
-            if len(run[0]) in self._pending and (is_line_whole or run.end() < line.end()):
-                return True
+        line_end = min(runs.line_end(start), end)
+        is_line_whole = is_end or line_end < min(end, len(runs.text))
+        if runs.has_run(self._pending, start, line_end, is_end=is_line_whole):
+            return True
         return False if is_line_whole else None
 
     def _end_run(self) -> None:
@@ -156,3 +168,46 @@ class CodeSpans:
         elif self._run:
             self._pending.append(self._run)
         self._run = 0
+
+
+class LineRuns:
+    """The runs of backticks on a line of ``text``, read once for all questions about the line. The lines are asked for
+    in their order.
+    """
+
+    __slots__ = ("_begin", "_end", "_ends", "_starts", "_starts_by_length", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._begin = self._end = -1
+
+    def line_end(self, position: int) -> int:
+        """Return where the line of ``position`` ends, which is not inside a run."""
+        if not self._begin <= position <= self._end:
+            line = _LINE.match(self.text, position)
+            assert line is not None  # the pattern matches the empty string
+            self._begin, self._end = position, line.end()
+            runs = [run.span() for run in _RUN.finditer(self.text, position, line.end())]
+            self._starts = [start for start, _ in runs]
+            self._ends = [end for _, end in runs]
+            self._starts_by_length: dict[int, list[int]] = {}
+            for start, end in runs:
+                self._starts_by_length.setdefault(end - start, []).append(start)
+        return self._end
+
+    def has_run(self, lengths: list[int], start: int, end: int, *, is_end: bool) -> bool:
+        """Return whether a run of one of these lengths stands in ``text[start:end]``, on the line read last.
+
+        ``is_end``: no text follows. Else a run that reaches ``end`` may become longer.
+        """
+        most = end if is_end else end - 1
+        for length in lengths:
+            starts = self._starts_by_length.get(length, [])
+            place = bisect_left(starts, start)
+            if place < len(starts) and starts[place] + length <= most:
+                return True
+        place = bisect_left(self._starts, end) - 1
+        if not is_end or place < 0 or self._starts[place] < start:
+            return False
+        # What `end` cuts off does not count.
+        return min(self._ends[place], end) - self._starts[place] in lengths

@@ -38,9 +38,16 @@ _HEADING = re.compile(r" {0,3}#{1,3}(?:[ \t]|\Z)")
 _MAY_BE_HEADING = re.compile(r" {0,3}#{0,3}\Z")
 _OWN_HEADING = re.compile(rf"{HEADING}[ \t]*(?:[\r\n]|\Z)")
 _EMPTY_LINES = re.compile(r"\A(?:[ \t]*[\r\n])+")
-# Blanks and line ends that may be hidden: in front of a possible heading, or at the end of the text so far.
-_BEFORE_HEADING = re.compile(r"[ \t\r\n]++(?:#|\Z)")
-_NEXT_BEFORE_HEADING = re.compile(r"(?<![ \t\r\n])" + _BEFORE_HEADING.pattern)
+_BEGINNING = "".join(f"(?:\\Z|{re.escape(character)}" for character in HEADING) + ")" * len(HEADING)
+# Blanks and line ends that may be hidden: in front of a line that may become our heading, or at the end of the text so
+# far.
+_BEFORE_BLOCK = re.compile(rf"[ \t\r\n]++(?:\Z|(?<=[\r\n]){_BEGINNING}[ \t]*+(?:[\r\n]|\Z))")
+_NEXT_BEFORE_BLOCK = re.compile(r"(?<![ \t\r\n])" + _BEFORE_BLOCK.pattern)
+_BLOCK_AHEAD = re.compile(rf"[ \t\r\n]*+(?:\Z|(?<![ \t]){_BEGINNING}[ \t]*+(?:[\r\n]|\Z))")
+# Complete lines that are read at once: empty ones, and those of a block that neither end it nor mark a fence.
+_BLANK_LINES = re.compile(r"(?:[ \t]*+[\r\n]++)++")
+_BLOCK_LINES = re.compile(r"(?:(?! {0,3}(?:#{1,3}[ \t\r\n]|```|~~~))[^\r\n]*+[\r\n]++)++")
+_FENCED_LINES = re.compile(r"(?:(?! {0,3}(?:```|~~~))[^\r\n]*+[\r\n]++)++")
 _BLANK = " \t"
 _WHITE = " \t\r\n"
 
@@ -81,12 +88,15 @@ def _without_empty_lines(text: str) -> str:
 class StateStream:
     """``strip_state`` for a text that arrives in pieces; the result does not depend on where they were cut."""
 
-    __slots__ = ("_entries", "_fences", "_held", "_line", "_where")
+    __slots__ = ("_entries", "_fences", "_held", "_held_size", "_is_line_start", "_line", "_where")
 
     def __init__(self) -> None:
         self._entries: list[str] = []
         self._fences = Fences()
-        self._held = ""
+        # In pieces: a text that is extended again and again is copied each time.
+        self._held: list[str] = []
+        self._held_size = 0
+        self._is_line_start = True
         # text: in a visible line; edge: at a line's start, or in a possible start of a block; block: in a block, which
         # is held back.
         self._where: Literal["text", "edge", "block"] = "edge"
@@ -101,24 +111,45 @@ class StateStream:
     @property
     def held(self) -> str:
         """The text that is held back because it may be the beginning of a block."""
-        return self._held
+        return "".join(self._held)
+
+    @property
+    def held_size(self) -> int:
+        """The length of ``held``."""
+        return self._held_size
 
     def feed(self, piece: str) -> str:
-        """What may be shown now: everything but the blocks and the beginning of a possible block at the end."""
+        """What may be shown now: everything but the blocks and the beginning of a possible block at the end.
+
+        O(length).
+        """
         shown: list[str] = []
         position = 0
         while position < len(piece):
-            if self._where == "text" and not _BEFORE_HEADING.match(piece, position):
-                stop = _NEXT_BEFORE_HEADING.search(piece, position)
+            if self._where == "edge" and self._is_line_start and not _BLOCK_AHEAD.match(piece, position):
+                self._release(shown)
+            if self._where == "text" and not _BEFORE_BLOCK.match(piece, position):
+                stop = _NEXT_BEFORE_BLOCK.search(piece, position)
                 plain = piece[position : stop.start() if stop else len(piece)]
                 self._fences.advance(plain)
                 shown.append(plain)
                 position += len(plain)
                 continue
-            match = _PIECE.match(piece, position, position + MAX_BLOCK - len(self._held))
-            assert match is not None  # every character is matched by one of the two alternatives
-            self._read(match[0], shown)
+            limit = position + MAX_BLOCK - self._held_size
+            lines = self._complete_lines()
+            match = lines.match(piece, position, limit) if lines else None
+            if match:
+                self._hold_lines(match[0])
+            else:
+                match = _PIECE.match(piece, position, limit)
+                assert match is not None  # every character is matched by one of the two alternatives
+                self._read(match[0], shown)
             position = match.end()
+            self._is_line_start = piece[position - 1] in "\r\n"
+            if self._held_size == MAX_BLOCK:
+                self._release(shown)
+                if self._is_line_start and not self._fences.is_inside:
+                    self._where, self._line = "edge", ""
         return "".join(shown)
 
     def close(self) -> str:
@@ -126,24 +157,40 @@ class StateStream:
         if self._where == "block" and self._line and _HEADING.match(self._line):
             self._end_block(self._line)
         is_block = self._where == "block" or (self._line or "").rstrip(_BLANK) == HEADING
-        held, self._held = self._held, ""
+        held = self._take_held()
         self._where, self._line = "text", None
         if not is_block:
             return held
         self._take(held)
         return ""
 
+    def _complete_lines(self) -> re.Pattern[str] | None:
+        """Return a pattern of lines that follow and change nothing."""
+        if not (self._is_line_start and self._held):
+            return None
+        if self._where == "edge":
+            return _BLANK_LINES
+        return _FENCED_LINES if self._fences.is_inside else _BLOCK_LINES
+
+    def _hold_lines(self, lines: str) -> None:
+        self._fences.advance(lines)
+        self._hold(lines)
+
+    def _hold(self, text: str) -> None:
+        self._held.append(text)
+        self._held_size += len(text)
+
+    def _take_held(self) -> str:
+        held = "".join(self._held)
+        self._held, self._held_size = [], 0
+        return held
+
     def _read(self, piece: str, shown: list[str]) -> None:
         """Go on by a piece of one line, or by line ends."""
-        is_end = piece[0] in "\r\n"
-        if is_end:
+        if piece[0] in "\r\n":
             self._end_line(piece, shown)
         else:
             self._extend_line(piece, shown)
-        if len(self._held) == MAX_BLOCK:
-            self._release(shown)
-            if is_end and not self._fences.is_inside:
-                self._where, self._line = "edge", ""
 
     def _end_line(self, ends: str, shown: list[str]) -> None:
         if self._where == "block" and self._line and _HEADING.match(self._line):
@@ -160,7 +207,7 @@ class StateStream:
         if self._where == "text":
             shown.append(ends)
         else:
-            self._held += ends
+            self._hold(ends)
         self._line = None if is_inside else ""
 
     def _extend_line(self, piece: str, shown: list[str]) -> None:
@@ -169,7 +216,7 @@ class StateStream:
             shown.append(piece)
             return
         is_first = not self._held
-        self._held += piece
+        self._hold(piece)
         if self._line is None:
             return
         self._line += piece
@@ -183,10 +230,10 @@ class StateStream:
 
     def _end_block(self, line: str) -> None:
         """The block is over with the beginning of ``line``, a heading."""
-        block = self._held.removesuffix(line)
+        block = self._take_held().removesuffix(line)
         body = block.rstrip(_WHITE)
         self._take(body)
-        self._held = block[len(body) :].lstrip(_BLANK) + line
+        self._hold(block[len(body) :].lstrip(_BLANK) + line)
         self._where = "edge"
 
     def _take(self, block: str) -> None:
@@ -194,8 +241,7 @@ class StateStream:
             self._entries.append(entry)
 
     def _release(self, shown: list[str]) -> None:
-        shown.append(self._held)
-        self._held = ""
+        shown.append(self._take_held())
         self._where, self._line = "text", None
 
 

@@ -58,6 +58,11 @@ class TagStripper:
         """Return the text that is being held back, in its order."""
         return (self._state.held if self._state else "") + (self._terse.held if self._terse else "")
 
+    @property
+    def held_size(self) -> int:
+        """Return the length of ``held``."""
+        return (self._state.held_size if self._state else 0) + (len(self._terse.held) if self._terse else 0)
+
     def feed(self, piece: str) -> str:
         """Return the text that may be shown now."""
         if self._terse:

@@ -20,12 +20,15 @@ it on, so a stream never holds back more than these.
 
 from __future__ import annotations
 
-from tersely.domain.text.code_fences import CodeSpans, Fences
+import re
+
+from tersely.domain.text.code_fences import CodeSpans, Fences, LineRuns
 
 OPEN = "<terse>"
 CLOSE = "</terse>"
 MAX_TAG = 4000
 """Characters of the longest tag, its two marks included."""
+_OPEN = re.compile(OPEN[0] + "".join(f"(?:\\Z|{character}" for character in OPEN[1:]) + ")" * (len(OPEN) - 1))
 
 
 def strip_terse(text: str) -> tuple[str, tuple[str, ...]]:
@@ -74,9 +77,20 @@ class TerseStream:
         self._held = ""
         shown: list[str] = []
         position = 0
-        while (start := text.find("<", position)) >= 0:
+        runs, close = LineRuns(text), text.find(CLOSE)
+        while found := _OPEN.search(text, position):
+            start = found.start()
             self._show(text[position:start], shown)
-            position = self._read_bracket(text, start, shown, is_end=is_end)
+            if found.end() - start < len(OPEN):  # the text's end
+                if is_end or (self._fences.is_inside and not self._fences.is_at_closing_mark):
+                    position = start
+                    break
+                self._held = text[start:]
+                return "".join(shown)
+            # Searched for once, however many tags begin in front of it.
+            if 0 <= close < start:
+                close = text.find(CLOSE, start)
+            position = self._read_open(runs, start, close, shown, is_end=is_end)
             if position < 0:
                 self._held = text[start:]
                 return "".join(shown)
@@ -92,21 +106,20 @@ class TerseStream:
         self._fences.advance(text)
         self._spans.advance(text)
 
-    def _read_bracket(self, text: str, start: int, shown: list[str], *, is_end: bool) -> int:
-        """Deal with the ``<`` at ``start``; where to go on, or -1 when more text is needed to tell."""
+    def _read_open(self, runs: LineRuns, start: int, close: int, shown: list[str], *, is_end: bool) -> int:
+        """Deal with the ``<terse>`` at ``start``; where to go on, or -1 when more text is needed to tell.
+
+        ``close``: where the next ``</terse>`` is; -1: there is none.
+        """
+        text = runs.text
+        body, limit = start + len(OPEN), start + MAX_TAG
         is_behind_fence = self._fences.is_at_closing_mark
         if self._fences.is_inside and not is_behind_fence:
-            self._show("<", shown)
-            return start + 1
-        if not text.startswith(OPEN, start):
-            if not is_end and len(text) - start < len(OPEN) and OPEN.startswith(text[start:]):
-                return -1
-            self._show("<", shown)
-            return start + 1
-        body, limit = start + len(OPEN), start + MAX_TAG
+            self._show(OPEN, shown)
+            return body
         is_all = is_end or len(text) >= limit
-        is_code = False if is_behind_fence else self._spans.is_code(text, body, limit, is_end=is_all)
-        end = text.find(CLOSE, body, limit)
+        is_code = False if is_behind_fence else self._spans.is_code(runs, body, limit, is_end=is_all)
+        end = close + len(CLOSE) if 0 <= close <= limit - len(CLOSE) else -1
         if is_code is None or (not is_code and end < 0 and not is_all):
             return -1
         if is_code or end < 0:
@@ -114,8 +127,8 @@ class TerseStream:
             return body
         if is_behind_fence:
             self._fences.close_fence()
-        self._take(text[start : end + len(CLOSE)])
-        return end + len(CLOSE)
+        self._take(text[start:end])
+        return end
 
     def _take(self, tag: str) -> None:
         self._advance(tag)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
+
 from tersely.dialects.dialect import ClientView, Dialect, Reply
 from tersely.dialects.tool_rounds import FinishedRounds
+from tersely.service.common.offload import LONG_REPLY, finish_in_thread
 from tersely.service.proxy.limited_reader import LimitedReader
 from tersely.service.proxy.stages import PreparedCall
 from tersely.service.proxy.stream_end import terminal_detector, whole_events
+
+# Bytes of short events that are read in one callback of the event loop.
+_PART = 16 * 1024
+# Bytes of short events that may be released in one callback.
+_MUCH_WITHHELD = 64 * 1024
 
 
 class ClientStream:
@@ -29,6 +38,9 @@ class ClientStream:
         )
         self.reader = LimitedReader(reader, self._max_reply)
         self.end = terminal_detector(self._dialect.streaming)
+        self._event_size = 0  # bytes of the event that is being read
+        self._withheld = 0  # bytes of the round that are held back, or were stripped
+        self._is_long = False  # the round has had a long event, or much at once that waits: a thread reads on
 
     @property
     def is_cut(self) -> bool:
@@ -45,13 +57,35 @@ class ClientStream:
         """Whether the client has whole events only, so that another event may follow."""
         return self._rounds is not None or self.end.is_between_events
 
+    async def feed_in_parts(self, chunk: bytes) -> AsyncGenerator[bytes, None]:
+        """Yield what goes to the client now, part by part; at least once, even if that is nothing.
+
+        The event loop serves others between two parts. Where one part may take long, a thread reads on from there.
+        """
+        for start in range(0, len(chunk) or 1, _PART):
+            if start:
+                await asyncio.sleep(0)
+            part = chunk[start : start + _PART]
+            ended = len(whole_events(part))
+            self._event_size = len(part) - ended if ended else self._event_size + len(part)
+            self._is_long = self._is_long or self._event_size > LONG_REPLY or self._withheld > _MUCH_WITHHELD
+            if self._is_long and not self.is_cut:
+                yield await finish_in_thread(self.feed, chunk[start:])
+                return
+            out = self.feed(part)
+            self._withheld += len(part) - len(out)
+            yield out
+
     def feed(self, chunk: bytes) -> bytes:
         """Return what goes to the client now."""
         out = self.end.hold(self.reader.feed(chunk))
         return out if self._rounds is None else self._rounds.feed(out)
 
-    def end_round(self) -> bytes:
+    async def end_round(self) -> bytes:
         """End the round; return what goes to the client though it may not be the last round."""
+        return await finish_in_thread(self._end_round) if self._is_long else self._end_round()
+
+    def _end_round(self) -> bytes:
         rest = self.end.held + self.reader.close()
         if self._rounds is not None:
             return self._rounds.feed(rest)

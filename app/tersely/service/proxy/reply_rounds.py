@@ -19,7 +19,7 @@ from tersely.dialects.wire import raw_json
 from tersely.domain.errors import NotFound, StoreUnavailable, UpstreamUnavailable
 from tersely.domain.messages import ToolCall
 from tersely.service.common.call_fields import add_fields
-from tersely.service.common.offload import run_in_thread_if_large
+from tersely.service.common.offload import LONG, LONG_REPLY, run_in_thread_if_large
 from tersely.service.proxy.call_timer import CallTimer
 from tersely.service.proxy.client_stream import ClientStream
 from tersely.service.proxy.limited_reader import OVERSIZED
@@ -133,7 +133,7 @@ async def relay_oversized(steps: RoundSteps, started: StartedReply) -> AsyncIter
 
 async def _split(dialect: Dialect, prepared: PreparedCall, body: bytes) -> tuple[bytes, Reply]:
     split = partial(dialect.split_reply, body, ClientView(tags=prepared.tags, own_request=prepared.own_request))
-    return await run_in_thread_if_large(len(body), split)
+    return await run_in_thread_if_large(len(body) * LONG // LONG_REPLY, split)
 
 
 class StreamRelay:
@@ -192,7 +192,7 @@ class StreamRelay:
             async for out in self._relay_round(first):
                 yield out
             self._ended_at = steps.timer.now()
-            if out := stream.end_round():
+            if out := await stream.end_round():
                 yield out
             self._response.close()
             if stream.is_cut:
@@ -225,21 +225,25 @@ class StreamRelay:
     async def _relay_round(self, first: bytes) -> AsyncIterator[bytes]:
         """Relay one round, of which ``first`` has been read already."""
         steps, stream = self._steps, self._stream
-        if first and (out := stream.feed(first)):
-            yield out
+        async with aclosing(stream.feed_in_parts(first)) as parts:
+            async for out in parts:
+                if out:
+                    yield out
         now = asyncio.get_running_loop().time
         last_sent = now()
         async for chunk in iter_until_terminal_event(self._response, stream.end, steps.heartbeat):
-            out = stream.feed(chunk) if chunk else b""
-            if stream.is_cut and not self._is_committed:
-                await self._commit_partial()
-            # What is held back may be long.
-            is_silent = not chunk or now() - last_sent >= steps.heartbeat
-            if not out and is_silent and stream.is_between_events:
-                out = steps.dialect.streaming.heartbeat
-            if out:
-                last_sent = now()
-                yield out
+            async with aclosing(stream.feed_in_parts(chunk)) as parts:
+                async for part in parts:
+                    if stream.is_cut and not self._is_committed:
+                        await self._commit_partial()
+                    out = part
+                    # What is held back may be long.
+                    is_silent = not chunk or now() - last_sent >= steps.heartbeat
+                    if not out and is_silent and stream.is_between_events:
+                        out = steps.dialect.streaming.heartbeat
+                    if out:
+                        last_sent = now()
+                        yield out
 
     async def _heartbeats(self, work: asyncio.Task[list[bytes]] | asyncio.Task[StartedReply]) -> AsyncIterator[bytes]:
         """Yield heartbeats while ``work`` runs. If the caller stops, cancel ``work`` and close its response."""
