@@ -82,9 +82,12 @@ async def play(server: Server, bodies: int, size: int, message: int) -> tuple[Co
             peak = max(peak, server.memory()[0])
             await asyncio.sleep(SAMPLE_S)
 
-    async def call(http: aiohttp.ClientSession, number: int) -> None:
+    # Made before, so that no client stops in the middle of its body.
+    made = [body_of(number, size, message) for number in range(bodies)]
+
+    async def call(http: aiohttp.ClientSession, body: bytes) -> None:
         try:
-            async with http.post(server.chat_url, data=body_of(number, size, message)) as response:
+            async with http.post(server.chat_url, data=body) as response:
                 await response.read()
                 statuses[response.status] += 1
         except aiohttp.ClientError:
@@ -93,7 +96,7 @@ async def play(server: Server, bodies: int, size: int, message: int) -> tuple[Co
     watching = asyncio.create_task(watch())
     timeout = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
-        await asyncio.gather(*(call(http, number) for number in range(bodies)))
+        await asyncio.gather(*(call(http, body) for body in made))
     done.set()
     await watching
     return statuses, peak

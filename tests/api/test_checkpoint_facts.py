@@ -44,6 +44,7 @@ async def test_an_answered_call_is_open_in_no_checkpoint(api: Api, strategy: str
         assert "no result yet" not in context
         assert "no words" not in context
         assert "not answered yet" not in context
+    assert await epochs(api) > 1
 
 
 @pytest.mark.parametrize("strategy", ["compact", "trim"])
@@ -54,3 +55,45 @@ async def test_a_call_that_was_given_up_stays_open_in_later_checkpoints(api: Api
     for first in (9, 39):
         await talk(api, first, first + 29)
         assert OPEN in await compacted(api)
+
+
+@pytest.mark.parametrize("strategy", ["compact", "trim"])
+@pytest.mark.parametrize("is_compacted_between", [True, False])
+async def test_a_call_answered_turns_later_is_open_in_no_checkpoint(
+    api: Api, strategy: str, *, is_compacted_between: bool
+) -> None:
+    await api.http.post("/api/sessions", json={"id": "s", "strategy": strategy})
+    await talk(api, 1, 8)
+    await api.append("s", {"role": "user", "content": "Migrate the ledger."}, CALL)
+    await talk(api, 9, 39)
+    if is_compacted_between:
+        assert OPEN in await compacted(api)
+    await talk(api, 40, 45)
+    await api.append("s", RESULT, {"role": "assistant", "content": "The ledger is migrated."})
+    for first in (61, 91):
+        await talk(api, first, first + 29)
+        context = await compacted(api)
+        assert "## Goals" in context
+        assert "no result yet" not in context
+        assert "t46: [Result" not in context, "a result is no request"
+    assert await epochs(api) > 1
+
+
+async def test_a_call_answered_in_another_dialect_is_open_in_no_checkpoint(api: Api) -> None:
+    """The result reaches the store in the form of another provider; later contexts are built for the first one."""
+    await api.http.post("/api/sessions", json={"id": "s", "strategy": "compact"})
+    await talk(api, 1, 8)
+    await api.append("s", {"role": "user", "content": "Migrate the ledger."}, CALL)
+    await talk(api, 9, 39)
+    assert OPEN in await compacted(api)
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "migrated to v2"}
+    body = {"dialect": "anthropic", "messages": [{"role": "user", "content": [result]}]}
+    assert (await api.http.post("/api/sessions/s/messages", json=body)).status_code == 201
+    await talk(api, 61, 90)
+    context = await compacted(api)
+    assert "## Goals" in context
+    assert "no result yet" not in context
+
+
+async def epochs(api: Api) -> int:
+    return len((await api.http.get("/api/sessions/s/epochs")).json()["items"])

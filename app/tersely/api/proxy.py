@@ -40,10 +40,10 @@ from tersely.service.proxy.proxy import Proxy
 
 _log = logging.getLogger(__name__)
 
-# Seconds for which the rest of a refused body is read and dropped, and the minimum of bytes in each part of this time.
-# A client that sends fast sees the refusal; a slow one is disconnected.
-LINGER = 5.0
-LINGER_PART = 0.5
+# The rest of a refused body is read and dropped while at least so many bytes arrive in each part of so many seconds, as
+# long as an accepted body may take, and up to the largest one. A client that sends sees the refusal; one that has
+# stopped is disconnected.
+LINGER_PART = 5.0
 LINGER_BYTES = 64 * 1024
 
 
@@ -110,7 +110,7 @@ class ProxyRoutes:
             path, raw = split_name(scope["path"])[1], split_name(_raw_target(scope))[1]
             target = find_target(scope["method"], path, raw, headers)
         refusal = problem(error) if target is None else in_dialect(error, self._dialect(target))
-        await _refuse_unread(scope, receive, send, *refusal)
+        await self._refuse_unread(scope, receive, send, *refusal)
 
     def _dialect(self, target: Target) -> Dialect:
         return self._hosts.defaults[target.dialect].proxy.dialect
@@ -227,7 +227,7 @@ class ProxyRoutes:
                 self._board.note(tenant, "refused", f"{refusal[0]}: {error.detail}")
             if is_read or not _has_body(scope):
                 return await _refuse(send, *refusal), ""
-            return await _refuse_unread(scope, receive, send, *refusal), ""
+            return await self._refuse_unread(scope, receive, send, *refusal), ""
         try:
             status, strategy = await self._answer(destination, call, receive, send, target, route)
             if target.is_call:
@@ -237,6 +237,22 @@ class ProxyRoutes:
             _log.error("unexpected: %s", type(error.__cause__).__name__, exc_info=error.__cause__)
             failed = TerselyError("something went wrong inside Tersely; its log says what")
             return await _refuse(send, *in_dialect(failed, proxy.dialect)), ""
+
+    async def _refuse_unread(
+        self, scope: Scope, receive: Receive, send: Send, status: int, headers: Headers, body: bytes
+    ) -> int:
+        """Refuse a request whose body has not been read, and close its connection.
+
+        The rest of the body is read and dropped first: a client that is cut off while it sends does not see the answer.
+        """
+        sent = [(name.encode(), value.encode()) for name, value in headers]
+        sent += [(b"content-length", str(len(body)).encode()), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": status, "headers": sent})
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        if _has_body(scope) and not any(name == b"expect" for name, _ in scope["headers"]):
+            await _discard_body(receive, seconds=self._body_timeout, size=self._max_body)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return status
 
     async def _answer(
         self,
@@ -382,38 +398,23 @@ def _has_body(scope: Scope) -> bool:
     )
 
 
-async def _refuse_unread(scope: Scope, receive: Receive, send: Send, status: int, headers: Headers, body: bytes) -> int:
-    """Refuse a request whose body has not been read, and close its connection.
-
-    The bytes on their way are read and dropped for a moment: a client that is cut off while it sends does not see the
-    answer.
-    """
-    sent = [(name.encode(), value.encode()) for name, value in headers]
-    sent += [(b"content-length", str(len(body)).encode()), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": status, "headers": sent})
-    await send({"type": "http.response.body", "body": body, "more_body": True})
-    if _has_body(scope) and not any(name == b"expect" for name, _ in scope["headers"]):
-        await _discard_body(receive)
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
-    return status
-
-
-async def _discard_body(receive: Receive) -> None:
-    """Read the rest of a body until its end, for `LINGER` seconds at most, and while it arrives quickly."""
+async def _discard_body(receive: Receive, *, seconds: float, size: int) -> None:
+    """Read the rest of a body, at most ``size`` bytes in ``seconds``, and only while it arrives."""
     loop = asyncio.get_running_loop()
-    end = loop.time() + LINGER
+    end = loop.time() + seconds
+    left = size
     is_fast = True
-    while is_fast and loop.time() < end:
-        size = 0
+    while is_fast and left > 0 and loop.time() < end:
+        before = left
         try:
             async with asyncio.timeout(LINGER_PART):
-                while True:
+                while left > 0:
                     message = await receive()
-                    size += len(message.get("body", b""))
+                    left -= len(message.get("body", b""))
                     if not message.get("more_body"):
                         return
         except TimeoutError:
-            is_fast = size >= LINGER_BYTES
+            is_fast = before - left >= LINGER_BYTES
 
 
 async def _respond(send: Send, answer: ProxyResponse) -> None:

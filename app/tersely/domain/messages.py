@@ -21,10 +21,13 @@ INSTRUCTION_ROLES: frozenset[Role] = frozenset({"system", "developer"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """Text by the message's role. ``is_refusal``: a model's refusal instead of an answer."""
+    """Text by the message's role. ``is_refusal``: a model's refusal instead of an answer. ``result_of``: the id of the
+    call whose result this text is, shown as text because the call is not there.
+    """
 
     text: str
     is_refusal: bool = False
+    result_of: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,8 @@ class Entry:
     ``priority`` is 0 to 100; an important message has at least ``IMPORTANT``. ``is_shortened``: texts of ``message``
     differ from its raw form. ``prefix`` is Tersely's own text in front of the message's text. ``is_ours``: a call to a
     tool of Tersely's own, or its result; summaries do not quote it. ``client_view`` is set on replies that the client
-    was shown in another form; messages of one call share it.
+    was shown in another form; messages of one call share it. ``answered``: ids of calls whose results are stored here
+    or right before, in another dialect, and not shown.
     """
 
     seq: int
@@ -67,6 +68,7 @@ class Entry:
     prefix: str = ""
     is_ours: bool = False
     client_view: ClientView | None = None
+    answered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -236,11 +236,19 @@ def stored_entries(stored: Sequence[StoredMessage], dialect: Dialect, new: Seque
     replies = (each for each in stored if each.client_visible and each.role == "assistant" and each.call in hidden)
     views = {each.call: _view_of(each) for each in replies}
     own_entries = (_stored_entry(each, own.message, views) for each, own in zip(stored, read, strict=True))
-    for entry, shown in zip([*own_entries, *new], placed, strict=True):
+    foreign = [() if each.is_own else each.message.results for each in read]
+    answered: tuple[str, ...] = ()
+    for entry, shown, results in zip([*own_entries, *new], placed, [*foreign, *[()] * len(new)], strict=True):
+        answered += tuple(result.call_id for result in results)
         for message in shown:
             same = message is entry.message
             count = entry.tokens if same else tokens.estimate_message(message)
             entries.append(entry if same else replace(entry, message=message, tokens=count))
+        if answered and shown and not entry.is_ours:
+            entries[-1] = replace(entries[-1], answered=answered)
+            answered = ()
+    if answered and entries:
+        entries[-1] = replace(entries[-1], answered=(*entries[-1].answered, *answered))
     return entries
 
 

@@ -28,6 +28,9 @@ from tersely.strategies.pipeline import count_entries
 # Measured on CPython 3.11, rounded up: bytes of a live session beside its contents, and of an entry with its message.
 SESSION_BYTES = 6_000
 ENTRY_BYTES = 1_800
+# One session takes at most this part of the memory: a few huge ones must not displace all others, and what a huge body
+# took is free again when its call ends.
+LARGEST_PART = 8
 # Bodies are told apart by so many bytes at an offset that both a body and its continuation have.
 KEY_BYTES = 64
 
@@ -193,7 +196,7 @@ class LiveSessions:
         """Keep ``live`` in place of what was kept of its session."""
         self.forget(live.tenant, live.session_id)
         size = live.size
-        if size > self._budget:
+        if size > self._budget // LARGEST_PART:
             return
         self._sessions[live.tenant, live.session_id] = _Held(live, size)
         self._by_prefix[_key_of(live)].append(live)

@@ -191,7 +191,9 @@ def _shorten_words(entry: Entry, parts: tuple[Part, ...], tiers: Sequence[Tier])
         return parts
     first = next(place for place, part in enumerate(parts) if isinstance(part, Text))
     rest = [part for part in parts[first:] if not isinstance(part, Text)]
-    return (*parts[:first], Text(text=shorter), *rest)
+    kept = parts[first]
+    assert isinstance(kept, Text)
+    return (*parts[:first], replace(kept, text=shorter), *rest)
 
 
 def _holding(tiers: Sequence[Tier], subject: Subject, seq: int) -> Tier | None:

@@ -186,13 +186,23 @@ def _settle_calls_and_errors(facts: Sequence[Fact], entries: Sequence[Entry]) ->
                 key = f"{signatures[part.id]} {part.id}"
                 waiting[part.id] = replace(_fact(entry, text), section=CALLS, key=key)
             elif isinstance(part, ToolResult):
-                waiting.pop(part.call_id, None)
-                key = signatures.get(part.call_id, "")
-                met = [fact for fact in met if not key or fact.key != key]
-                met += _errors_in(entry, part.text, key)
+                met = _answer(waiting, signatures, met, entry, part.call_id, part.text)
+            elif isinstance(part, Text) and part.result_of:
+                met = _answer(waiting, signatures, met, entry, part.result_of, part.text)
             elif isinstance(part, Text) and entry.message.role == "user":
                 met += _errors_in(entry, part.text, "")
+        for call_id in entry.answered:
+            waiting.pop(call_id, None)
     return [*(fact for fact in facts if fact.section not in (CALLS, ERRORS)), *waiting.values(), *met]
+
+
+def _answer(
+    waiting: dict[str, Fact], signatures: Mapping[str, str], met: Sequence[Fact], entry: Entry, call_id: str, text: str
+) -> list[Fact]:
+    """Settle a call by its result; return the errors that are known then."""
+    waiting.pop(call_id, None)
+    key = signatures.get(call_id, "")
+    return [*(fact for fact in met if not key or fact.key != key), *_errors_in(entry, text, key)]
 
 
 def _errors_in(entry: Entry, text: str, key: str) -> Iterator[Fact]:
@@ -207,7 +217,7 @@ def _signature(call: ToolCall) -> str:
 def _open_ends(turn: Turn) -> Iterator[Fact]:
     """Return what the last message leaves open."""
     last = turn.entries[-1]
-    if last.message.starts_turn:
+    if last.message.starts_turn and not any(isinstance(p, Text) and p.result_of for p in last.message.parts):
         yield _fact(last, "not answered yet")
     if last.message.role == "assistant" and not last.message.calls and (question := _last_question(_words(last))):
         yield _fact(last, f"the assistant asked: {question}")
@@ -235,7 +245,11 @@ def _last_question(text: str) -> str:
 
 
 def _words(entry: Entry) -> str:
-    return _TERSE.sub("", _excerpt(entry.message.text))
+    """Return the words of whoever wrote the message, without a result that is shown as text."""
+    parts = entry.message.parts
+    is_mixed = any(isinstance(part, Text) and part.result_of for part in parts)
+    own = (part.text for part in parts if isinstance(part, Text) and not part.result_of)
+    return _TERSE.sub("", _excerpt("\n".join(own) if is_mixed else entry.message.text))
 
 
 def _excerpt(text: str) -> str:
