@@ -40,10 +40,11 @@ from tersely.service.proxy.proxy import Proxy
 
 _log = logging.getLogger(__name__)
 
-# The rest of a refused body is read and dropped while at least so many bytes arrive in each part of so many seconds, as
-# long as an accepted body may take, and up to the largest one. A client that sends sees the refusal; one that has
-# stopped is disconnected.
-LINGER_PART = 5.0
+# The rest of a refused body is read and dropped as long as an accepted one may take, but for so many seconds at least,
+# while so many bytes arrive in each part of this time. A client that sends sees the refusal; one that has stopped is
+# disconnected.
+LINGER = 5.0
+LINGER_PART = 2.0
 LINGER_BYTES = 64 * 1024
 
 
@@ -250,7 +251,7 @@ class ProxyRoutes:
         await send({"type": "http.response.start", "status": status, "headers": sent})
         await send({"type": "http.response.body", "body": body, "more_body": True})
         if _has_body(scope) and not any(name == b"expect" for name, _ in scope["headers"]):
-            await _discard_body(receive, seconds=self._body_timeout, size=self._max_body)
+            await _discard_body(receive, max(LINGER, self._body_timeout))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return status
 
@@ -398,23 +399,22 @@ def _has_body(scope: Scope) -> bool:
     )
 
 
-async def _discard_body(receive: Receive, *, seconds: float, size: int) -> None:
-    """Read the rest of a body, at most ``size`` bytes in ``seconds``, and only while it arrives."""
+async def _discard_body(receive: Receive, seconds: float) -> None:
+    """Read the rest of a body, for ``seconds`` at most, and only while it arrives."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
-    left = size
     is_fast = True
-    while is_fast and left > 0 and loop.time() < end:
-        before = left
+    while is_fast and (left := end - loop.time()) > 0:
+        size = 0
         try:
-            async with asyncio.timeout(LINGER_PART):
-                while left > 0:
+            async with asyncio.timeout(min(left, LINGER_PART)):
+                while True:
                     message = await receive()
-                    left -= len(message.get("body", b""))
+                    size += len(message.get("body", b""))
                     if not message.get("more_body"):
                         return
         except TimeoutError:
-            is_fast = before - left >= LINGER_BYTES
+            is_fast = size >= LINGER_BYTES
 
 
 async def _respond(send: Send, answer: ProxyResponse) -> None:

@@ -261,6 +261,19 @@ async def test_a_refused_body_that_arrives_quickly_is_read_to_its_end(strict: Se
     assert got.startswith(b"HTTP/1.1 413")
 
 
+async def test_a_refused_body_is_read_to_its_end_as_long_as_an_accepted_one(service: Service):
+    """Many clients at once share a line: each takes more than a few seconds."""
+    async with wire(service) as line:
+        size = 80 * MEGABYTE
+        await line.send(f"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-length: {size}\r\n\r\n".encode())
+        for _ in range(40):
+            await line.send(b"x" * (2 * MEGABYTE))
+            await asyncio.sleep(0.15)
+        got = await line.to_end()
+
+    assert got.startswith(b"HTTP/1.1 413")
+
+
 async def _trickle(line, byte: bytes) -> None:
     while True:
         await line.send(byte)
