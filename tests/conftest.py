@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import hashlib
+import itertools
 import os
 import secrets
 import shutil
@@ -23,6 +25,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import asyncpg
+import fastapi.dependencies.models
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -39,6 +42,13 @@ OWNER = "tersely_test_owner"
 
 _RUN_DIR = "TERSELY_TEST_RUN_DIR"
 _TEMPLATE_LOCK = "template.lock"
+
+# FastAPI remembers every route function for good, and with it the service that the function belongs to.
+_ROUTE_CACHES = [each for each in vars(fastapi.dependencies.models).values() if hasattr(each, "cache_clear")]
+
+# Every so many tests the services of past tests are collected: they are cyclic garbage.
+TESTS_BETWEEN_COLLECTIONS = 25
+_tests = itertools.count(1)
 
 # The same examples at every run: what fails, fails because of a change. HYPOTHESIS_PROFILE=random looks for more.
 settings.register_profile(
@@ -88,6 +98,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if given and (run_dir / _TEMPLATE_LOCK).exists():
         _outside_of_any_loop(_drop_template(given, _template_name(run_dir)))
     shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def pytest_runtest_logfinish() -> None:
+    """Free the services of past tests: a service has the collector run rarely."""
+    if next(_tests) % TESTS_BETWEEN_COLLECTIONS == 0:
+        for cache in _ROUTE_CACHES:
+            cache.cache_clear()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
