@@ -11,6 +11,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import aiohttp
@@ -32,6 +33,8 @@ KINDS = (
     "anthropic stream",
     "gemini",
     "gemini stream",
+    "code assist",
+    "code assist stream",
     "responses",
     "responses stream",
     "responses named",
@@ -44,6 +47,7 @@ _PAD = {"name": "manage_scratchpad", "arguments": json.dumps({"action": "update"
 def script(received: Received) -> ScriptedReply | None:
     """Answer with the mark of the newest question; where it speaks of TOOL, after a call to a tool of Tersely's."""
     request = received.request or {}
+    request = request.get("request") or request  # the envelope of Code Assist
     said = json.dumps(request.get("messages") or request.get("input") or request.get("contents") or [])
     marks = list(_MARK.finditer(said))
     if not marks:
@@ -62,6 +66,7 @@ class Got:
 
     status: int
     context: str
+    session: str = ""
     text: str = ""
     id: str = ""
     has_ended: bool = False
@@ -79,6 +84,7 @@ class Conversation:
     asked: int = 0
     history: list[tuple[str, str]] = field(default_factory=list)
     reply_id: str = ""
+    log: list[str] = field(default_factory=list)
 
     @property
     def is_delta(self) -> bool:
@@ -92,7 +98,9 @@ class Conversation:
         path, body, headers = self._request(text)
         try:
             got = await _fetch(http, self.url + path, body, headers)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            self.log.append(f"{number} {got.status} {got.context} {got.session} {got.has_ended}")
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            self.log.append(f"{number} {type(error).__name__}")
             return Got(status=0, context="", error=type(error).__name__)
         if got.has_ended:
             assert f"Q:{self.name}:{number}." in got.text, (self.kind, got)
@@ -106,11 +114,13 @@ class Conversation:
         history = [] if self.is_delta else self.history
         said = [*history, ("user", text)]
         headers = {"X-Tersely-Session": self.name} if "delta" in self.kind else {}
-        if self.kind.startswith("gemini"):
+        if self.kind.startswith(("gemini", "code assist")):
             method = "streamGenerateContent?alt=sse" if streams else "generateContent"
             roles = {"user": "user", "assistant": "model"}
-            contents = [{"role": roles[role], "parts": [{"text": each}]} for role, each in said]
-            return f"/v1beta/models/{GEMINI}:{method}", {"contents": contents}, headers
+            inner = {"contents": [{"role": roles[role], "parts": [{"text": each}]} for role, each in said]}
+            if self.kind.startswith("gemini"):
+                return f"/v1beta/models/{GEMINI}:{method}", inner, headers
+            return f"/v1internal:{method}", {"model": GEMINI, "project": "p", "request": inner}, headers
         messages = [{"role": role, "content": each} for role, each in said]
         if self.kind.startswith("responses"):
             named = {"previous_response_id": self.reply_id} if "named" in self.kind and self.reply_id else {}
@@ -124,19 +134,21 @@ class Conversation:
 async def _fetch(http: aiohttp.ClientSession, url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Got:
     async with http.post(url, json=body, headers=headers) as response:
         context = response.headers.get("x-tersely-context", "")
+        session = response.headers.get("x-tersely-session", "")
         raw = await response.read()
         if response.status != 200:
             return Got(status=response.status, context=context, error=raw.decode("utf-8", "replace"))
         if response.content_type != "text/event-stream":
-            return _whole(json.loads(raw), context)
-        got = Got(status=200, context=context)
+            return _whole(json.loads(raw), context, session)
+        got = Got(status=200, context=context, session=session)
         for line in raw.split(b"\n"):
             if line.startswith(b"data:"):
                 _event(line[5:].strip(), got)
         return got
 
 
-def _whole(said: dict[str, Any], context: str) -> Got:
+def _whole(said: dict[str, Any], context: str, session: str) -> Got:
+    said = said.get("response", said)
     text = ""
     if "choices" in said:
         text = said["choices"][0]["message"]["content"] or ""
@@ -147,7 +159,9 @@ def _whole(said: dict[str, Any], context: str) -> Got:
         text = "".join(part.get("text", "") for part in said["candidates"][0]["content"]["parts"])
     else:
         text = "".join(part.get("text", "") for part in said["content"])
-    return Got(status=200, context=context, text=text, id=str(said.get("id", "")), has_ended=True)
+    return Got(
+        status=200, context=context, session=session, text=text, id=str(said.get("id", "")), has_ended=True
+    )
 
 
 def _event(data: bytes, got: Got) -> None:
@@ -156,6 +170,8 @@ def _event(data: bytes, got: Got) -> None:
         return
     said = json.loads(data)
     kind = said.get("type", "")
+    if not kind:
+        said = said.get("response", said)
     if "error" in said or kind in ("error", "response.failed"):
         got.error, got.has_ended = data.decode(), False
     for choice in said.get("choices", ()):
@@ -204,23 +220,28 @@ class Compared:
     doubled: tuple[str, ...] = ()
     misplaced: tuple[str, ...] = ()
     split: tuple[str, ...] = ()
+    mixed: tuple[str, ...] = ()
 
     @property
     def is_right(self) -> bool:
-        return not (self.lost or self.doubled or self.misplaced or self.split)
+        return not (self.lost or self.doubled or self.misplaced or self.split or self.mixed)
 
 
-async def compare(admin_dsn: str, conversations: list[Conversation]) -> Compared:
-    """Compare the records of clients with the store."""
+async def compare(admin_dsn: str, conversations: list[Conversation], *, since: datetime | None = None) -> Compared:
+    """Compare the records of clients with the store. ``since``: with the sessions that were written to since then."""
     connection = await asyncpg.connect(admin_dsn)
     try:
         rows = await connection.fetch(
             "SELECT session_id, seq, role, status, convert_from(raw, 'UTF8') AS raw FROM messages "
-            "WHERE client_visible AND turn > 0 AND raw <> '' ORDER BY session_id, place, seq"
+            "WHERE client_visible AND turn > 0 AND raw <> '' AND ($1::timestamptz IS NULL OR session_id IN "
+            "(SELECT id FROM sessions WHERE updated_at >= $1)) ORDER BY session_id, place, seq",
+            since,
         )
         gaps = await connection.fetch(
             "SELECT s.id FROM sessions s LEFT JOIN messages m ON m.tenant_id = s.tenant_id AND m.session_id = s.id "
-            "GROUP BY s.tenant_id, s.id, s.last_seq HAVING count(m.seq) <> s.last_seq"
+            "WHERE $1::timestamptz IS NULL OR s.updated_at >= $1 "
+            "GROUP BY s.tenant_id, s.id, s.last_seq HAVING count(m.seq) <> s.last_seq",
+            since,
         )
     finally:
         await connection.close()
@@ -231,7 +252,8 @@ async def compare(admin_dsn: str, conversations: list[Conversation]) -> Compared
         if mark is None or row["status"] != "live":
             continue
         live.setdefault(mark[1], []).append((row["session_id"], row["role"], int(mark[2])))
-    lost, doubled, misplaced, split = [], [], [], []
+    lost, doubled, misplaced, split, mixed = [], [], [], [], []
+    owners: dict[str, str] = {}
     for each in conversations:
         found = live.get(each.name, [])
         # A client of named histories or deltas leaves questions in the history that were not answered.
@@ -242,12 +264,15 @@ async def compare(admin_dsn: str, conversations: list[Conversation]) -> Compared
         doubled += [f"{label} {one}" for one in set(kept) if kept.count(one) > 1]
         if sorted(set(kept)) == sorted(expected) and len(kept) == len(expected) and kept != expected:
             misplaced.append(f"{label} {kept}")
-        if len({session for session, _, number in found if number in each.acknowledged}) > 1:
+        sessions = {session for session, _, number in found if number in each.acknowledged}
+        if len(sessions) > 1 or ("delta" in each.kind and not sessions <= {each.name}):
             split.append(label)
+        mixed += [f"{label} {owners[one]}" for one in sessions if owners.setdefault(one, each.name) != each.name]
     return Compared(
         acknowledged=sum(len(each.acknowledged) for each in conversations),
         lost=tuple(lost),
         doubled=tuple(doubled),
         misplaced=tuple(misplaced),
         split=tuple(split),
+        mixed=tuple(mixed),
     )

@@ -209,6 +209,26 @@ async def test_a_conversation_that_began_without_the_store_goes_on_elsewhere(
     await stored_right(one, database, [conversation])
 
 
+@pytest.mark.parametrize("kind", ["chat", "chat tools stream", "anthropic stream", "code assist", "responses"])
+@pytest.mark.parametrize("calls", [1, 3])
+async def test_a_conversation_that_went_on_without_the_store_goes_on_elsewhere(
+    database: Database, model: Model, replicas: tuple[Service, Relay, Service], kind: str, calls: int
+) -> None:
+    """The replay leaves the messages that another replica has stored in the meantime as they are."""
+    one, way, other = replicas
+    conversation = Conversation(one.url, kind)
+    await speak(conversation, one)
+    way.cut()
+    for got in await hold(conversation, calls):
+        assert (got.context, got.has_ended) == ("fail-open", True)
+    await speak(conversation, other)
+    await speak(conversation, other)
+    way.restore()
+    await stored_right(one, database, [conversation])
+    await speak(conversation, one)
+    await stored_right(one, database, [conversation])
+
+
 @pytest.mark.parametrize("kind", ["chat", "chat delta stream"])
 async def test_the_client_edits_its_history_meanwhile(
     database: Database, model: Model, replicas: tuple[Service, Relay, Service], kind: str

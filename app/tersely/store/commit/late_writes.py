@@ -189,6 +189,9 @@ async def _write_request(
             state, is_as_decided = states[request.session_id], True
         else:
             decision = again
+    elif request.mode != "append":
+        # What went through without the store is decided when it is replayed, on what the session has become since.
+        decision = _leave_newer(decision, stored, write.now)
     if request.key is not None and decision.answered is not None and decision.answered.is_new:
         await appends.forget(connection, request.tenant, state.id, request.key)
     outcome = enter_request(request, state, decision, rows, is_as_decided=is_as_decided)
