@@ -22,7 +22,7 @@ DEPLOY_TOOLS := $(VENV)/deploy-tools
 GENERATORS := $(VENV)/generators
 ARGS ?=
 
-.PHONY: help run test check coverage fmt lint types contracts bench bench-new-tasks bench-recall pictures clients vocabulary screenshots demo-transcript openapi generators deploy-tools lock clean
+.PHONY: help run test check coverage fmt lint types contracts bench bench-new-tasks bench-recall pictures faults clients vocabulary screenshots demo-transcript openapi generators deploy-tools lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 20
@@ -67,6 +67,9 @@ bench-new-tasks: $(VENV)/.dev ## measure what `tiered` takes for a new task, on 
 
 bench-recall: $(VENV)/.dev ## measure what searches find, on annotated conversations (ARGS=directory)
 	$(BIN)/python -m bench.recall $(ARGS)
+
+faults: $(VENV)/.dev ## break every part while clients talk, and compare the store with their records (ARGS="--rounds 1000 --seed 2")
+	$(BIN)/python -m tests.faults $(ARGS)
 
 clients: $(VENV)/.dev ## install the newest versions of the real clients and try each (ARGS="codex pi" names some)
 	$(BIN)/python -m tests.clients --newest $(ARGS)

@@ -1,4 +1,7 @@
-"""Run rounds of faults and print what came of them: ``python -m tests.faults --rounds 1000 --seed 1``."""
+"""Run rounds of faults and print what came of them: ``python -m tests.faults --rounds 1000 --seed 1``.
+
+A signal ends it after the round that is under way.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import argparse
 import asyncio
 import random
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -15,7 +19,9 @@ from tests.faults.rounds import run_rounds
 
 
 async def _run(arguments: argparse.Namespace) -> int:
-    began = time.monotonic()
+    began, stopping = time.monotonic(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     async with open_rig(random.Random(arguments.seed)) as rig:
         print(f"logs in {rig.home}; disk {'of its own' if rig.disk else 'NOT covered'}, ", end="")
         print(f"pgbouncer {'there' if rig.pgbouncer else 'NOT covered'}", flush=True)
@@ -26,6 +32,7 @@ async def _run(arguments: argparse.Namespace) -> int:
             first=arguments.first,
             only=arguments.only,
             tell=lambda line: print(line, flush=True),
+            stopping=stopping,
         )
         found = [each for each in summary.rounds if each.errors]
         if found and arguments.keep:
@@ -41,7 +48,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--rounds", type=int, default=250)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--first", type=int, default=1, help="number of the first round; a round depends on seed and number")
+    parser.add_argument(
+        "--first", type=int, default=1, help="number of the first round; a round depends on seed and number"
+    )
     parser.add_argument("--only", action="append", default=[], metavar="FAULT", help="this fault only (repeatable)")
     parser.add_argument("--keep", type=Path, help="a folder to which the logs go when something was found")
     arguments = parser.parse_args()

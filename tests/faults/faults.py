@@ -16,6 +16,8 @@ from tests.faults.rig import OWNER, Program, Rig, wait_for_port
 from tests.faults.ways import MODES, Mode, Way
 
 TABLES = ("messages", "sessions", "calls", "epochs", "terse")
+# The server or the way to it is gone, perhaps by another fault of the round.
+GONE = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
 Fault = Callable[[Rig, random.Random], Awaitable[None]]
 _TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1 AND pid <> pg_backend_pid()"
 _BACKEND = "SELECT pid FROM pg_stat_activity WHERE usename = $1"
@@ -36,9 +38,11 @@ async def _admin(rig: Rig) -> AsyncIterator[asyncpg.Connection]:
 
 
 async def kill_replica(rig: Rig, rng: random.Random, *, number: int) -> None:
-    """Kill -9 a service and start it again."""
+    """Kill -9 a service and start it again. The next rounds do not wait until it has started."""
     del rng
-    await rig.replicas[number].restart()
+    replica = rig.replicas[number]
+    await replica.restart()
+    rig.note_start(replica)
 
 
 async def kill_worker(rig: Rig, rng: random.Random) -> None:
@@ -70,7 +74,7 @@ async def _stop(processes: list[psutil.Process], rng: random.Random) -> None:
 async def restart_program(rig: Rig, rng: random.Random, *, of: Callable[[Rig], Program]) -> None:
     del rng
     program = of(rig)
-    for each in program.family()[1:]:
+    for each in program.family():  # the parent first, which would replace its children
         with suppress(psutil.NoSuchProcess):
             each.kill()
     await program.restart()
@@ -86,7 +90,7 @@ async def kill_postmaster(rig: Rig, rng: random.Random) -> None:
 
 async def kill_backend(rig: Rig, rng: random.Random) -> None:
     """Kill -9 a backend, upon which Postgres ends all others and recovers."""
-    with suppress(asyncpg.PostgresError, OSError, TimeoutError, psutil.NoSuchProcess, IndexError):
+    with suppress(*GONE, psutil.NoSuchProcess, IndexError):
         async with _admin(rig) as connection:
             pids = [row["pid"] for row in await connection.fetch(_BACKEND, OWNER)]
         psutil.Process(rng.choice(pids)).kill()
@@ -95,7 +99,7 @@ async def kill_backend(rig: Rig, rng: random.Random) -> None:
 async def terminate_backends(rig: Rig, rng: random.Random) -> None:
     """End all connections, several times."""
     for _ in range(rng.randint(1, 4)):
-        with suppress(asyncpg.PostgresError, OSError, TimeoutError):
+        with suppress(*GONE):
             async with _admin(rig) as connection:
                 await connection.execute(_TERMINATE, OWNER)
         await asyncio.sleep(rng.uniform(0.05, 0.4))
@@ -107,7 +111,7 @@ async def stop_postgres(rig: Rig, rng: random.Random) -> None:
 
 async def stop_backend(rig: Rig, rng: random.Random) -> None:
     pids = []
-    with suppress(asyncpg.PostgresError, OSError, TimeoutError):
+    with suppress(*GONE):
         async with _admin(rig) as connection:
             pids = [row["pid"] for row in await connection.fetch(_BACKEND, OWNER)]
     with suppress(psutil.NoSuchProcess):
@@ -116,7 +120,7 @@ async def stop_backend(rig: Rig, rng: random.Random) -> None:
 
 async def lock_table(rig: Rig, rng: random.Random) -> None:
     """Nobody can read or write a table, sometimes for longer than the database timeout."""
-    with suppress(asyncpg.PostgresError, OSError, TimeoutError):
+    with suppress(*GONE):
         async with _admin(rig) as connection, connection.transaction():
             mode = rng.choice(("ACCESS EXCLUSIVE", "SHARE"))
             await connection.execute(f"SET LOCAL lock_timeout = '2s'; LOCK TABLE {rng.choice(TABLES)} IN {mode} MODE")
@@ -130,13 +134,13 @@ async def exhaust_connections(rig: Rig, rng: random.Random) -> None:
     dsn = rig.admin_dsn.replace("postgresql://postgres@", f"postgresql://{OWNER}:faults@")
     taken: list[asyncpg.Connection] = []
     try:
-        with suppress(asyncpg.PostgresError, OSError, TimeoutError):
+        with suppress(*GONE):
             async with _admin(rig) as connection:
                 await connection.execute(_TERMINATE, OWNER)
         while loop.time() < end:
             try:
                 taken.append(await asyncpg.connect(dsn, timeout=2))
-            except (asyncpg.PostgresError, OSError, TimeoutError):
+            except GONE:
                 await asyncio.sleep(0.05)
     finally:
         for each in taken:
@@ -176,6 +180,10 @@ async def misbehave(rig: Rig, rng: random.Random, *, mode: Mode, of: Callable[[R
     of(rig).become(mode)
     await _pause(rng)
     of(rig).become("open")
+
+
+# How often a fault is chosen, compared with the others: the start of a process takes many times what the rest does.
+RARE = {"kill service with workers": 0.25, "kill replica": 0.5, "kill pooled replica": 0.5}
 
 
 def faults_of(rig: Rig) -> dict[str, Fault]:

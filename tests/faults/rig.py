@@ -157,6 +157,27 @@ class Rig:
     summarizer_way: Way
     url: str = ""
     sharing_url: str = ""
+    starting: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    start_times: list[float] = field(default_factory=list)
+
+    def note_start(self, replica: Program) -> None:
+        """Leave a replica out of what is expected to be healthy until it takes calls."""
+        if earlier := self.starting.pop(replica.name, None):
+            earlier.cancel()
+
+        async def follow() -> None:
+            began = time.monotonic()
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as http:
+                await _takes_calls(http, f"http://127.0.0.1:{replica.port}")
+            self.start_times.append(time.monotonic() - began)
+            del self.starting[replica.name]
+
+        self.starting[replica.name] = asyncio.create_task(follow())
+
+    async def wait_started(self) -> None:
+        """Wait until all replicas that were started again take calls."""
+        while self.starting:
+            await asyncio.wait(list(self.starting.values()), timeout=1)
 
     def url_for(self, kind: str) -> str:
         """Deltas move between the replicas that share a spool; everything else between all."""
@@ -177,8 +198,8 @@ class Rig:
         began = time.monotonic()
         timeout = aiohttp.ClientTimeout(total=5)
         async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.timeout(limit):
-            urls = [f"http://127.0.0.1:{each.port}" for each in self.replicas]
-            await asyncio.gather(*(_takes_calls(http, each) for each in (*urls, self.url)))
+            urls = [f"http://127.0.0.1:{each.port}" for each in self.replicas if each.name not in self.starting]
+            await asyncio.gather(*(_takes_calls(http, each) for each in (*urls, self.url, self.sharing_url)))
         return time.monotonic() - began
 
     async def wait_for_spool(self, limit: float) -> float:

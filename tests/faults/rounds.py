@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 import aiohttp
 import asyncpg
 
-from tests.faults.faults import Fault, faults_of
+from tests.faults.faults import RARE, Fault, faults_of
 from tests.faults.rig import Rig
 from tests.support.conversations import KINDS, Compared, Conversation, compare
 
@@ -23,7 +23,8 @@ HEALTHY = 5.0
 PATIENCE = 60.0
 CONVERSATIONS = 12
 _STORED = """
-SELECT session_id, seq, place, turn, role, status, (regexp_match(convert_from(raw, 'UTF8'), 'Q:[0-9a-f]+:(\\d+)'))[1], created_at
+SELECT session_id, seq, place, turn, role, status,
+    (regexp_match(convert_from(raw, 'UTF8'), 'Q:[0-9a-f]+:(\\d+)'))[1], created_at
 FROM messages WHERE convert_from(raw, 'UTF8') LIKE ANY ($1) ORDER BY session_id, place, seq
 """
 # Rounds in which a conversation takes part.
@@ -42,7 +43,7 @@ class Talker:
 
     async def talk(self, rng: random.Random, stopping: asyncio.Event) -> None:
         """Ask until the rounds' end, then until one more question is answered."""
-        timeout = aiohttp.ClientTimeout(total=15)
+        timeout = aiohttp.ClientTimeout(total=10)
         async with aiohttp.ClientSession(timeout=timeout) as http:
             while not stopping.is_set():
                 await self._ask(http)
@@ -81,7 +82,7 @@ class Round:
         said = "; ".join(self.errors) if self.errors else "ok"
         return (
             f"{self.number:5} {' + '.join(self.faults):45} asked {self.asked:4} acknowledged {self.acknowledged:4} "
-            f"outage {self.outage:5.2f} healthy {self.healthy:5.2f} spool {self.spool:4.2f} took {self.seconds:5.1f} s  "
+            f"outage {self.outage:5.2f} healthy {self.healthy:5.2f} spool {self.spool:4.2f} took {self.seconds:5.1f} s "
             f"{said}"
         )
 
@@ -103,7 +104,9 @@ class Driver:
     async def run(self, number: int) -> Round:
         """One round."""
         rng = random.Random(f"{self._seed}:{number}")
-        chosen = rng.sample(sorted(self._faults), min(len(self._faults), rng.choices((1, 2), (3, 1))[0]))
+        names = sorted(self._faults)
+        weights = [RARE.get(name, 1.0) for name in names]
+        chosen = list(dict.fromkeys(rng.choices(names, weights, k=rng.choices((1, 2), (3, 1))[0])))
         began, since = time.monotonic(), datetime.now(UTC) - timedelta(seconds=30)
         self._fill(rng)
         before = {id(each): (each.conversation.asked, len(each.conversation.acknowledged)) for each in self._talkers}
@@ -118,15 +121,14 @@ class Driver:
             await self._break([self._faults[name] for name in chosen], rng)
             healthy = await self._rig.wait_healthy(PATIENCE)
             stopping.set()
-            for result in await asyncio.gather(*talking, return_exceptions=True):
-                if isinstance(result, BaseException):
-                    errors.append(f"a client: {type(result).__name__} {result}"[:300])
+            ended = await asyncio.gather(*talking, return_exceptions=True)
+            errors += [f"a client: {each!r}"[:300] for each in ended if isinstance(each, BaseException)]
             spool = await self._rig.wait_for_spool(PATIENCE)
             compared = await compare(self._rig.admin_dsn, self._talking(), since=since)
             errors += _faults_in(compared)
             if not compared.is_right:
                 errors.append(await self._stored_of(compared))
-        except (TimeoutError, AssertionError, OSError) as error:
+        except Exception as error:
             errors.append(f"{type(error).__name__} {error}"[:300])
         finally:
             for task in talking:
@@ -161,7 +163,7 @@ class Driver:
             rows = await connection.fetch(_STORED, [f"%Q:{each.name}:%" for each in wrong])
         finally:
             await connection.close()
-        logs = {each.name: [line for line in each.log] for each in wrong}
+        logs = {each.name: each.log for each in wrong}
         stored = [f"{r[0][:8]} #{r[1]} @{r[2]:g} t{r[3]} {r[4]} {r[5]} {r[6]} {r[7]}" for r in rows]
         return "\n      ".join(["stored:", *stored, *(f"{name}: {log}" for name, log in logs.items())])
 
@@ -188,11 +190,11 @@ class Driver:
 
 
 def _faults_in(compared: Compared) -> list[str]:
-    found = []
-    for name in ("lost", "doubled", "misplaced", "split", "mixed"):
-        if listed := getattr(compared, name):
-            found.append(f"{name} {len(listed)}: {', '.join(listed[:4])}"[:600])
-    return found
+    return [
+        f"{name} {len(listed)}: {', '.join(listed[:4])}"[:600]
+        for name in ("lost", "doubled", "misplaced", "split", "mixed")
+        if (listed := getattr(compared, name))
+    ]
 
 
 @dataclass(slots=True)
@@ -200,6 +202,7 @@ class Summary:
     """Figures of all rounds."""
 
     rounds: list[Round] = field(default_factory=list)
+    start_times: list[float] = field(default_factory=list)
 
     def table(self) -> str:
         done = self.rounds
@@ -212,6 +215,7 @@ class Summary:
             f"rounds with a finding {sum(bool(r.errors) for r in done)}",
             f"longest outage of a client {max(r.outage for r in done):.1f} s",
             f"not healthy within {HEALTHY:.0f} s: {sum(r.healthy > HEALTHY for r in done)}",
+            f"replicas started again {len(self.start_times)}, seconds: {_spread(self.start_times)}",
             f"answers {dict(sum((r.statuses for r in done), Counter[str]()).most_common())}",
             f"{'fault':28}{'rounds':>7}{'outage p50':>11}{'most':>7}{'healthy p50':>12}{'most':>7}{'findings':>9}",
         ]
@@ -224,6 +228,11 @@ class Summary:
         return "\n".join(lines)
 
 
+def _spread(values: Sequence[float]) -> str:
+    ordered = sorted(values)
+    return f"{ordered[len(ordered) // 2]:.1f} at the median, {ordered[-1]:.1f} at most" if ordered else "-"
+
+
 def _outage(done: Round) -> float:
     return done.outage
 
@@ -233,12 +242,23 @@ def _healthy(done: Round) -> float:
 
 
 async def run_rounds(
-    rig: Rig, *, rounds: int, seed: int, first: int = 1, only: Sequence[str] = (), tell: Callable[[str], None] = print
+    rig: Rig,
+    *,
+    rounds: int,
+    seed: int,
+    first: int = 1,
+    only: Sequence[str] = (),
+    tell: Callable[[str], None] = print,
+    stopping: asyncio.Event | None = None,
 ) -> tuple[Summary, Compared]:
-    """Run rounds, then compare the whole store with the records of all clients."""
-    driver, summary = Driver(rig, seed, only), Summary()
+    """Run rounds, at most until ``stopping``, then compare the whole store with the records of all clients."""
+    driver, summary = Driver(rig, seed, only), Summary(start_times=rig.start_times)
     for number in range(first, first + rounds):
+        if stopping is not None and stopping.is_set():
+            break
         done = await driver.run(number)
         summary.rounds.append(done)
         tell(done.line())
+    await rig.wait_started()
+    await rig.wait_for_spool(PATIENCE)
     return summary, await compare(rig.admin_dsn, driver.all)

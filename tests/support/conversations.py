@@ -159,9 +159,7 @@ def _whole(said: dict[str, Any], context: str, session: str) -> Got:
         text = "".join(part.get("text", "") for part in said["candidates"][0]["content"]["parts"])
     else:
         text = "".join(part.get("text", "") for part in said["content"])
-    return Got(
-        status=200, context=context, session=session, text=text, id=str(said.get("id", "")), has_ended=True
-    )
+    return Got(status=200, context=context, session=session, text=text, id=str(said.get("id", "")), has_ended=True)
 
 
 def _event(data: bytes, got: Got) -> None:

@@ -209,6 +209,22 @@ async def test_a_conversation_that_began_without_the_store_goes_on_elsewhere(
     await stored_right(one, database, [conversation])
 
 
+@pytest.mark.parametrize("kind", ["chat", "chat tools stream", "anthropic", "code assist stream", "responses"])
+async def test_a_conversation_whose_first_reply_waits_goes_on_elsewhere(
+    database: Database, model: Model, replicas: tuple[Service, Relay, Service], kind: str
+) -> None:
+    """Its question is stored, in a session that nobody can find by its reply: the replay leaves that one."""
+    one, way, other = replicas
+    conversation = Conversation(one.url, kind)
+    assert await lose(conversation, one, way, model) == "built"
+    await speak(conversation, other)
+    await speak(conversation, other)
+    way.restore()
+    await stored_right(one, database, [conversation])
+    await speak(conversation, one)
+    await stored_right(one, database, [conversation])
+
+
 @pytest.mark.parametrize("kind", ["chat", "chat tools stream", "anthropic stream", "code assist", "responses"])
 @pytest.mark.parametrize("calls", [1, 3])
 async def test_a_conversation_that_went_on_without_the_store_goes_on_elsewhere(

@@ -60,6 +60,16 @@ SELECT DISTINCT s.id, s.created_at FROM (
 WHERE m.seq <= $4 AND s.created_at >= $2 AND s.client_id IS NOT DISTINCT FROM $3
 ORDER BY s.created_at, s.id LIMIT 8
 """
+# A session that has nothing but one question without a reply.
+LEAVE_STUB = """
+UPDATE sessions AS s SET version = version + 1, edits = edits + 1, edited = true, open_chain = NULL
+WHERE s.tenant_id = $1 AND s.id = $2 AND s.calls <= 1 AND NOT EXISTS (
+    SELECT FROM messages m WHERE m.tenant_id = $1 AND m.session_id = $2 AND m.chain IS NOT NULL
+) RETURNING s.id
+"""
+SUPERSEDE_STUB = """
+UPDATE messages SET status = 'superseded' WHERE tenant_id = $1 AND session_id = $2 AND status = 'live'
+"""
 # So many messages more than the exchange has may come before its reply in such a session.
 SPARE_MESSAGES = 64
 # An exchange of more bytes is given more time.
@@ -93,26 +103,37 @@ async def write_late(
             claim = (request.tenant, request.exchange, request.session_id, now)
             if await connection.fetchval(CLAIM, *claim) is None:
                 return False
-            if outcome is None and request.create is not None and not is_named:
+            if request.create is not None and not is_named:
                 request = await _in_session_since(connection, write, request.create)
+            if request.session_id != write.request.session_id:
+                outcome, version = None, None
             return await _write(connection, replace(write, request=request), outcome, version=version)
     except asyncpg.PostgresError as error:
         raise refusal(error) from error
     finally:
-        tail_cache.forget(request.tenant, request.session_id)
+        for session_id in {request.session_id, write.request.session_id}:
+            tail_cache.forget(request.tenant, session_id)
         if request.create is not None and request.create.spare_id is not None:
             tail_cache.forget(request.tenant, request.create.spare_id)
 
 
 async def _in_session_since(connection: Connection, write: ReplyWrite, create: NewSession) -> RequestWrite:
-    """Return the request of a write, in the session that has got the same history since, if there is one."""
+    """Return the request of a write, in the session that has got the same history since, if there is one.
+
+    Whoever made that session did not know the reply. Where the request alone is stored already, in a session of its
+    own, that one is left.
+    """
     request, tenant = write.request, write.request.tenant
-    if await sessions.get(connection, tenant, request.session_id) is not None:
-        return request
     found = await _find_session_since(
         connection, tenant, request.now, create.client_id, request.incoming, write.replies
     )
-    return request if found is None else replace(request, session_id=found, create=None)
+    if found is None or found == request.session_id:
+        return request
+    if await sessions.get(connection, tenant, request.session_id) is not None:
+        if await connection.fetchval(LEAVE_STUB, tenant, request.session_id) is None:
+            return request
+        await connection.execute(SUPERSEDE_STUB, tenant, request.session_id)
+    return replace(request, session_id=found, create=None)
 
 
 async def _write(connection: Connection, write: ReplyWrite, outcome: Outcome | None, *, version: int | None) -> bool:
