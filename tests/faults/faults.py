@@ -23,7 +23,7 @@ _TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usena
 _BACKEND = "SELECT pid FROM pg_stat_activity WHERE usename = $1"
 
 
-async def _pause(rng: random.Random, most: float = 2.5) -> None:
+async def _pause(rng: random.Random, most: float = 2.0) -> None:
     await asyncio.sleep(rng.uniform(0.2, most))
 
 
@@ -183,7 +183,7 @@ async def misbehave(rig: Rig, rng: random.Random, *, mode: Mode, of: Callable[[R
 
 
 # How often a fault is chosen, compared with the others: the start of a process takes many times what the rest does.
-RARE = {"kill service with workers": 0.25, "kill replica": 0.5, "kill pooled replica": 0.5}
+RARE = {"kill service with workers": 0.2, "kill replica": 0.5, "kill pooled replica": 0.5}
 
 
 def faults_of(rig: Rig) -> dict[str, Fault]:

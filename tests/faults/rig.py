@@ -368,7 +368,7 @@ async def open_rig(rng: random.Random) -> AsyncIterator[Rig]:
             url=f"http://127.0.0.1:{ports[0]}",
             sharing_url=f"http://127.0.0.1:{ports[1]}",
         )
-        await rig.wait_healthy(90)
+        await rig.wait_healthy(300)
         yield rig
 
 

@@ -21,7 +21,9 @@ from tests.support.conversations import KINDS, Compared, Conversation, compare
 HEALTHY = 5.0
 # What is waited for it at most: on a busy machine the start of a process alone may take longer than that.
 PATIENCE = 60.0
-CONVERSATIONS = 12
+# The store is right this soon after the spool is empty.
+SETTLED = 8.0
+CONVERSATIONS = 10
 _STORED = """
 SELECT session_id, seq, place, turn, role, status,
     (regexp_match(convert_from(raw, 'UTF8'), 'Q:[0-9a-f]+:(\\d+)'))[1], created_at
@@ -96,6 +98,7 @@ class Driver:
         self._faults = {name: fault for name, fault in faults_of(rig).items() if not only or name in only}
         self._talkers: list[Talker] = []
         self.all: list[Conversation] = []
+        self.unsettled = 0
 
     @property
     def names(self) -> list[str]:
@@ -124,7 +127,7 @@ class Driver:
             ended = await asyncio.gather(*talking, return_exceptions=True)
             errors += [f"a client: {each!r}"[:300] for each in ended if isinstance(each, BaseException)]
             spool = await self._rig.wait_for_spool(PATIENCE)
-            compared = await compare(self._rig.admin_dsn, self._talking(), since=since)
+            compared = await self._compare_settled(since)
             errors += _faults_in(compared)
             if not compared.is_right:
                 errors.append(await self._stored_of(compared))
@@ -153,6 +156,16 @@ class Driver:
         if errors:
             self._talkers.clear()  # the next round is to find its own faults
         return done
+
+    async def _compare_settled(self, since: datetime) -> Compared:
+        """Compare; what two replicas stored at the same moment is put in order within seconds."""
+        end = time.monotonic() + SETTLED
+        while True:
+            compared = await compare(self._rig.admin_dsn, self._talking(), since=since)
+            if compared.is_right or time.monotonic() > end:
+                return compared
+            self.unsettled += 1
+            await asyncio.sleep(1)
 
     async def _stored_of(self, compared: Compared) -> str:
         """What the store holds of the conversations that are not right: session, number, place, role, status, text."""
@@ -203,6 +216,7 @@ class Summary:
 
     rounds: list[Round] = field(default_factory=list)
     start_times: list[float] = field(default_factory=list)
+    unsettled: int = 0
 
     def table(self) -> str:
         done = self.rounds
@@ -216,6 +230,7 @@ class Summary:
             f"longest outage of a client {max(r.outage for r in done):.1f} s",
             f"not healthy within {HEALTHY:.0f} s: {sum(r.healthy > HEALTHY for r in done)}",
             f"replicas started again {len(self.start_times)}, seconds: {_spread(self.start_times)}",
+            f"seconds in which the store was not in order yet after the spool was empty: {self.unsettled}",
             f"answers {dict(sum((r.statuses for r in done), Counter[str]()).most_common())}",
             f"{'fault':28}{'rounds':>7}{'outage p50':>11}{'most':>7}{'healthy p50':>12}{'most':>7}{'findings':>9}",
         ]
@@ -259,6 +274,7 @@ async def run_rounds(
         done = await driver.run(number)
         summary.rounds.append(done)
         tell(done.line())
+    summary.unsettled = driver.unsettled
     await rig.wait_started()
     await rig.wait_for_spool(PATIENCE)
     return summary, await compare(rig.admin_dsn, driver.all)

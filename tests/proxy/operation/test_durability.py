@@ -225,6 +225,37 @@ async def test_a_conversation_whose_first_reply_waits_goes_on_elsewhere(
     await stored_right(one, database, [conversation])
 
 
+@pytest.mark.parametrize("kind", ["chat", "chat tools stream", "anthropic", "responses"])
+async def test_two_replicas_that_store_a_beginning_at_the_same_moment_end_with_one_session(
+    database: Database, model: Model, tmp_path: Path, kind: str
+) -> None:
+    """The replay of the first call and the second call, on another replica, cannot see each other's session."""
+    with (
+        relay(database) as way,
+        served(database, model, tmp_path / "one", dsn=way.dsn, database_timeout=6.0) as one,
+        served(database, model, tmp_path / "other", database_timeout=6.0) as other,
+    ):
+        way.cut()
+        conversation = Conversation(one.url, kind)
+        assert [got.context for got in await hold(conversation, 1)] == ["fail-open"]
+        conversation.url = other.url
+        async with locked(database, "messages IN SHARE MODE"):
+            asking = asyncio.create_task(hold(conversation, 1))
+            await asyncio.sleep(0.5)
+            way.restore()
+            await asyncio.sleep(2.0)
+        assert (await asking)[0].has_ended
+        await waits_for_spool(one.url)
+
+        async def is_right() -> bool:
+            return (await compare(database.admin_dsn, [conversation])).is_right
+
+        await eventually(is_right, 20)
+        await speak(conversation, one)
+        await stored_right(one, database, [conversation])
+    gc.collect()
+
+
 @pytest.mark.parametrize("kind", ["chat", "chat tools stream", "anthropic stream", "code assist", "responses"])
 @pytest.mark.parametrize("calls", [1, 3])
 async def test_a_conversation_that_went_on_without_the_store_goes_on_elsewhere(

@@ -47,6 +47,9 @@ MOST_FAILURES = 3
 RETRY_FAILED_EVERY = 5.0
 # How often a call that waits for a replay checks again (seconds).
 LOOK_EVERY = 0.05
+# A session that a replay made is compared with newer ones after so many seconds, and after the database timeout again:
+# a call that was under way at that moment may have made another one.
+REJOIN_AFTER = 0.5
 # How long the database remembers which exchanges were replayed, beyond the life of their spool.
 REMEMBERED = timedelta(days=7)
 
@@ -314,14 +317,18 @@ class ExchangeKeeper:
         for each in waiting.pending:
             with suppress(Exception):
                 await asyncio.wait_for(asyncio.shield(each), 2 * self._database.timeout)
-        if waiting.pending and _is_stored(waiting.pending[-1]):
-            return
+        is_stored = bool(waiting.pending) and _is_stored(waiting.pending[-1])
         payload, name = b"", f"{self._name}-{waiting.place}"
         try:
             payload = await asyncio.to_thread(waiting.file.read, waiting.place)
             exchange = await run_in_thread_if_large(len(payload), decode, payload)
             name = exchange.id
-            await self._write(exchange, limit=REPLAY_LIMIT)
+            if is_stored:
+                write = (await self._plan(exchange, None))[0] if exchange.decision is not None else None
+            else:
+                write = await self._write(exchange, limit=REPLAY_LIMIT)
+            if write is not None and write.request.create is not None and exchange.own_id is None:
+                self._start(asyncio.get_running_loop().create_task(self._rejoin(write, write.request.create)))
         except NotFound:
             _log.warning("an exchange was dropped: its session was deleted while it waited")
         except StoreRefused as error:
@@ -374,16 +381,28 @@ class ExchangeKeeper:
             except OSError as error:
                 _log.error("a spool could not be emptied: %s", error.strerror or type(error).__name__)
 
-    async def _write(self, exchange: Exchange, *, limit: float | None = None) -> None:
-        """Store an exchange, unless it is stored already."""
-        write, version = await self._plan(exchange, limit)
+    async def _rejoin(self, write: ReplyWrite, create: NewSession) -> None:
+        """Look again whether another replica made a session of the same conversation at the same moment."""
+        for pause in (REJOIN_AFTER, self._database.timeout):
+            await asyncio.sleep(pause)
+            with suppress(StoreUnavailable, StoreRefused, NotFound):
+                if await late_writes.rejoin(self._database, self._writer.tails, write, create, now=self._clock()):
+                    _log.info("an exchange was moved to the session that continues it")
+                    return
+
+    async def _write(self, exchange: Exchange, *, limit: float | None = None) -> ReplyWrite:
+        """Store an exchange, unless it is stored already. Returns the write."""
+        write, version, chains = await self._plan(exchange, limit)
         await late_writes.write_late(
             self._database, self._writer.tails, write, outcome=exchange.outcome, version=version,
-            is_named=exchange.own_id is not None, now=self._clock(), limit=limit,
+            is_named=exchange.own_id is not None, now=self._clock(), chains=chains, limit=limit,
         )  # fmt: skip
+        return write
 
-    async def _plan(self, exchange: Exchange, limit: float | None) -> tuple[ReplyWrite, int | None]:
-        """Return the write of an exchange, and the version of the session that its decision was made on."""
+    async def _plan(self, exchange: Exchange, limit: float | None) -> tuple[ReplyWrite, int | None, Sequence[bytes]]:
+        """Return the write of an exchange, the version of the session that its decision was made on, and the chains by
+        which no session was found.
+        """
         dialect = DIALECTS[exchange.dialect]  # type: ignore[index]
         if exchange.decision is not None:
             write = write_of(
@@ -393,7 +412,7 @@ class ExchangeKeeper:
                 decision=exchange.decision,
                 spill=lambda index: spilled([dialect.read_message(exchange.raws[index])], 0),
             )
-            return write, exchange.version
+            return write, exchange.version, ()
         size = sum(map(len, exchange.raws))
         read = await run_in_thread_if_large(size, lambda: [dialect.read_message(raw) for raw in exchange.raws])
         incoming = await run_in_thread_if_large(size, hash_history, read)
@@ -417,7 +436,7 @@ class ExchangeKeeper:
             decision=found.decision,
             spill=lambda index: spilled(read, index),
         )
-        return write, found.session.version if found.session else None
+        return write, *((None, incoming.reply_chains()) if found.session is None else (found.session.version, ()))
 
     # Adopting
 

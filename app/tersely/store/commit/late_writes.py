@@ -15,6 +15,7 @@ from datetime import datetime
 import asyncpg
 from msgspec import structs
 
+from tersely.domain.errors import StoreUnavailable
 from tersely.domain.history.links import MessageIdentity, PlacedMessage, StoredLink
 from tersely.domain.history.placement import MIN_GAP
 from tersely.domain.history.reconciliation import Reconciliation, append_messages
@@ -41,6 +42,11 @@ CLAIM = """
 INSERT INTO replays (tenant_id, id, session_id, created_at) VALUES ($1, $2, $3, $4)
 ON CONFLICT (tenant_id, id) DO NOTHING RETURNING id
 """
+# Held to the end of the transaction: of two exchanges that may make a session, the second one sees what the first did.
+TAKE_TURN = """
+INSERT INTO replays (tenant_id, id, session_id, created_at) VALUES ($1, '', '', $2)
+ON CONFLICT (tenant_id, id) DO UPDATE SET created_at = excluded.created_at
+"""
 FORGET = "DELETE FROM replays WHERE tenant_id = $1 AND created_at < $2"
 FIND_CALL = "SELECT number FROM calls WHERE tenant_id = $1 AND session_id = $2 AND exchange = $3"
 FIND_REQUEST = """
@@ -60,16 +66,19 @@ SELECT DISTINCT s.id, s.created_at FROM (
 WHERE m.seq <= $4 AND s.created_at >= $2 AND s.client_id IS NOT DISTINCT FROM $3
 ORDER BY s.created_at, s.id LIMIT 8
 """
-# A session that has nothing but one question without a reply.
-LEAVE_STUB = """
+# A session that has nothing but one question, with so many replies: one or none.
+LEAVE = """
 UPDATE sessions AS s SET version = version + 1, edits = edits + 1, edited = true, open_chain = NULL
-WHERE s.tenant_id = $1 AND s.id = $2 AND s.calls <= 1 AND NOT EXISTS (
-    SELECT FROM messages m WHERE m.tenant_id = $1 AND m.session_id = $2 AND m.chain IS NOT NULL
+WHERE s.tenant_id = $1 AND s.id = $2 AND s.calls <= 1 AND $3 >= (
+    SELECT count(*) FROM messages m WHERE m.tenant_id = $1 AND m.session_id = $2 AND m.chain IS NOT NULL
 ) RETURNING s.id
 """
-SUPERSEDE_STUB = """
-UPDATE messages SET status = 'superseded' WHERE tenant_id = $1 AND session_id = $2 AND status = 'live'
+LEAVE_MESSAGES = """
+UPDATE messages SET status = 'superseded', chain = NULL
+WHERE tenant_id = $1 AND session_id = $2 AND status = 'live'
 """
+LEAVE_REPLY_IDS = "DELETE FROM reply_ids WHERE tenant_id = $1 AND session_id = $2"
+LEAVE_CALL = "DELETE FROM calls WHERE tenant_id = $1 AND session_id = $2 AND exchange = $3"
 # So many messages more than the exchange has may come before its reply in such a session.
 SPARE_MESSAGES = 64
 # An exchange of more bytes is given more time.
@@ -85,12 +94,14 @@ async def write_late(
     version: int | None,
     is_named: bool,
     now: datetime,
+    chains: Sequence[bytes] = (),
     limit: float | None = None,
 ) -> bool:
     """Write an exchange; return False if it was written before.
 
     ``outcome`` is set if the request is stored already. ``version`` is that of the session that the decision was made
-    on (None: the session did not exist). ``is_named``: the session must be the one of that id.
+    on (None: the session did not exist). ``is_named``: the session must be the one of that id. ``chains`` are those by
+    which no session was found.
 
     Raises `StoreUnavailable`, `StoreRefused`, and `NotFound` where its session is gone.
     """
@@ -100,6 +111,11 @@ async def write_late(
     try:
         async with database.transaction(request.tenant, limit=limit) as connection:
             assert request.exchange is not None
+            if request.create is not None and not is_named:
+                await connection.execute(TAKE_TURN, request.tenant, now)
+                client_id = request.create.client_id
+                if chains and await sessions.find_by_chain(connection, request.tenant, chains, client_id) is not None:
+                    raise StoreUnavailable("the session of the exchange was written meanwhile")
             claim = (request.tenant, request.exchange, request.session_id, now)
             if await connection.fetchval(CLAIM, *claim) is None:
                 return False
@@ -129,11 +145,47 @@ async def _in_session_since(connection: Connection, write: ReplyWrite, create: N
     )
     if found is None or found == request.session_id:
         return request
-    if await sessions.get(connection, tenant, request.session_id) is not None:
-        if await connection.fetchval(LEAVE_STUB, tenant, request.session_id) is None:
-            return request
-        await connection.execute(SUPERSEDE_STUB, tenant, request.session_id)
+    is_there = await sessions.get(connection, tenant, request.session_id) is not None
+    if is_there and not await _leave(connection, request, replies=0):
+        return request
     return replace(request, session_id=found, create=None)
+
+
+async def _leave(connection: Connection, request: RequestWrite, *, replies: int) -> bool:
+    """Give up the session that a request made, unless it has more than that request and so many replies."""
+    session = request.tenant, request.session_id
+    if await connection.fetchval(LEAVE, *session, replies) is None:
+        return False
+    await connection.execute(LEAVE_MESSAGES, *session)
+    await connection.execute(LEAVE_REPLY_IDS, *session)
+    await connection.execute(LEAVE_CALL, *session, request.exchange)
+    return True
+
+
+async def rejoin(
+    database: Database, tail_cache: TailCache, write: ReplyWrite, create: NewSession, *, now: datetime
+) -> bool:
+    """Move an exchange to the session that continues it, where both made a session at the same moment.
+
+    Neither could see the other's. Returns whether there is such a session. Raises as `write_late`.
+    """
+    request, tenant = write.request, write.request.tenant
+    moved: str | None = None
+    try:
+        async with database.transaction(tenant) as connection:
+            await connection.execute(TAKE_TURN, tenant, now)
+            moved = await _find_session_since(
+                connection, tenant, request.now, create.client_id, request.incoming, write.replies
+            )
+            if moved is None or moved == request.session_id or not await _leave(connection, request, replies=1):
+                return False
+            there = replace(write, request=replace(request, session_id=moved, create=None))
+            return await _write(connection, there, None, version=None)
+    except asyncpg.PostgresError as error:
+        raise refusal(error) from error
+    finally:
+        for session_id in filter(None, (request.session_id, moved)):
+            tail_cache.forget(tenant, session_id)
 
 
 async def _write(connection: Connection, write: ReplyWrite, outcome: Outcome | None, *, version: int | None) -> bool:
