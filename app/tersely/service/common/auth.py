@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from hashlib import sha256
@@ -14,7 +16,7 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from tersely.dialects.headers import Headers
-from tersely.domain.errors import Forbidden, InvalidRequest, Unauthorized
+from tersely.domain.errors import Forbidden, InvalidRequest, StoreUnavailable, Unauthorized
 from tersely.service.common.replay_tenants import is_replay_tenant
 from tersely.store.db.connection import TENANT, Database
 from tersely.store.ops import keys
@@ -23,8 +25,11 @@ from tersely.store.ops.keys import Key
 DEFAULT_TENANT = "default"
 # Last path segments of POST routes that change nothing.
 READING_POSTS = frozenset({"search", "context", "query"})
-# Seconds for which a verified key is trusted without another check. A revoked key may work for that time.
+# Seconds for which a verified key is trusted while the database cannot say whether it was revoked.
 TRUST = 30.0
+# Seconds after which the trusted keys are checked for revocation, while requests go on; and after which they wait.
+CHECK_AFTER = 0.75
+CHECK_AT_LAST = 1.5
 MAX_TRUSTED = 4096
 _KEY = re.compile(r"tsk_([0-9a-z]{8,32})_([0-9A-Za-z_-]{32,128})")
 
@@ -106,6 +111,8 @@ class Auth:
         self._monotonic = monotonic
         self._clock = clock
         self._trusted: OrderedDict[bytes, _Trusted] = OrderedDict()
+        self._checked = -math.inf
+        self._check: asyncio.Task[None] | None = None
 
     async def caller(self, headers: Mapping[str, str] | Headers) -> Caller:
         """Return a request's caller. Raises `Unauthorized`, `Forbidden`, or `StoreUnavailable`: it never opens by
@@ -134,6 +141,8 @@ class Auth:
     async def _verify(self, key: str) -> _Trusted:
         digest = sha256(key.encode()).digest()
         now = self._monotonic()
+        if digest in self._trusted:
+            await self._forget_revoked(now)
         trusted = self._trusted.get(digest)
         if trusted is not None and now - trusted.since < TRUST:
             return trusted
@@ -152,6 +161,35 @@ class Auth:
         if len(self._trusted) > MAX_TRUSTED:
             self._trusted.popitem(last=False)
         return trusted
+
+    async def _forget_revoked(self, now: float) -> None:
+        """Check all trusted keys at once, and wait for that where the last check is too old.
+
+        Other processes revoke keys, too. Where the database does not answer, keys are trusted as long as before.
+        """
+        age = now - self._checked
+        if age < CHECK_AFTER:
+            return
+        if self._check is None or self._check.done():
+            self._check = asyncio.get_running_loop().create_task(self._check_trusted(now))
+        if age >= CHECK_AT_LAST:
+            await asyncio.wait({self._check}, timeout=CHECK_AT_LAST)
+
+    async def _check_trusted(self, now: float) -> None:
+        """Forget the trusted keys that were revoked; the others are trusted from ``now`` on."""
+        known = dict(self._trusted)
+        try:
+            valid = await keys.valid_among(self._database, {each.key_id for each in known.values()})
+        except StoreUnavailable:
+            return
+        for digest, trusted in known.items():
+            if self._trusted.get(digest) is not trusted:
+                continue
+            if trusted.key_id in valid:
+                self._trusted[digest] = replace(trusted, since=now)
+            else:
+                del self._trusted[digest]
+        self._checked = now
 
 
 def key_id_of(key: str) -> str:

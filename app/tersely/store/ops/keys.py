@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -31,6 +32,7 @@ COLUMNS = "id, tenant_id, label, secret_hash, created_at, revoked_at, scope, exp
 FIND = f"SELECT {COLUMNS} FROM keys WHERE id = $1"
 LIST = f"SELECT {COLUMNS} FROM keys WHERE tenant_id = $1 ORDER BY created_at, id"
 LIST_ALL = f"SELECT {COLUMNS} FROM keys ORDER BY tenant_id, created_at, id"
+VALID_AMONG = "SELECT id FROM keys WHERE id = ANY($1::text[]) AND revoked_at IS NULL"
 REVOKE = "UPDATE keys SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL RETURNING id"
 ADD_TENANT = "INSERT INTO tenants (tenant_id, created_at) VALUES ($1, $2) ON CONFLICT DO NOTHING"
 ADD = """
@@ -58,6 +60,13 @@ async def find(database: Database, key_id: str) -> Key | None:
     async with database.transaction("", key_id=key_id) as connection:
         record = await connection.fetchrow(FIND, key_id)
     return None if record is None else _key(record)
+
+
+async def valid_among(database: Database, key_ids: Collection[str]) -> set[str]:
+    """Return those ids whose keys are there and not revoked, of any tenant."""
+    async with database.transaction("") as connection:
+        await connection.execute("SET LOCAL app.list_keys = 'on'")
+        return {record["id"] for record in await connection.fetch(VALID_AMONG, list(key_ids))}
 
 
 async def add(database: Database, key: Key) -> None:
