@@ -33,7 +33,7 @@ def model_hosts(settings: Settings, openai_base_url: str) -> dict[DialectName, H
 
 
 # What the host of each setting speaks.
-SPOKEN: Mapping[str, tuple[DialectName, ...]] = {
+ROUTE_DIALECTS: Mapping[str, tuple[DialectName, ...]] = {
     "openai": ("openai_chat", "openai_responses"),
     "azure": ("openai_chat", "openai_responses"),
     "anthropic": ("anthropic",),
@@ -49,7 +49,7 @@ def named_hosts(settings: Settings) -> dict[str, Host]:
     return {
         name: Host(
             upstream=Upstream(given.base_url, timeouts),
-            dialect=SPOKEN[given.dialect][0],
+            dialect=ROUTE_DIALECTS[given.dialect][0],
             api_key=_secret_value(given.api_key),
         )
         for name, given in settings.upstreams.items()
@@ -61,7 +61,7 @@ def summary_hosts(settings: Settings, hosts: Mapping[str, Host]) -> dict[str, Na
     return {
         name: NamedHost(
             host=None if given.dialect == "azure" else hosts[name],
-            dialects=SPOKEN[given.dialect],
+            dialects=ROUTE_DIALECTS[given.dialect],
             models=given.models,
         )
         for name, given in settings.upstreams.items()

@@ -34,7 +34,7 @@ from tersely.dialects.registry import DIALECTS
 from tersely.domain.limits import Limits
 from tersely.domain.messages import Dialect as DialectName
 from tersely.embedded_postgres import default_data_dir
-from tersely.hosts import SPOKEN, embeddings_host, model_hosts, named_hosts, summarizer_host, summary_hosts
+from tersely.hosts import ROUTE_DIALECTS, embeddings_host, model_hosts, named_hosts, summarizer_host, summary_hosts
 from tersely.lifespan import Part, lifespan, migrate_when_there, report_pool, return_freed_memory
 from tersely.sandbox.child import Limits as QueryLimits
 from tersely.service.common.auth import Auth
@@ -524,7 +524,7 @@ def _addresses(settings: Settings) -> dict[tuple[str, str], str]:
         **{
             (name, dialect): bare(given.base_url)
             for name, given in settings.upstreams.items()
-            for dialect in SPOKEN[given.dialect]
+            for dialect in ROUTE_DIALECTS[given.dialect]
         },
     }
 
@@ -566,7 +566,7 @@ def _host_table(settings: Settings, base: _Base, shared: Shared) -> HostTable:
     named = []
     for name, host in base.named_hosts.items():
         given = settings.upstreams[name]
-        hosts = dict.fromkeys(SPOKEN[given.dialect], host)
+        hosts = dict.fromkeys(ROUTE_DIALECTS[given.dialect], host)
         guard = _account_access(settings, base, hosts) if host.api_key else None
         config = ProxyConfig(is_default=False, host=name)
         for dialect, outcome in product(hosts, OUTCOMES):

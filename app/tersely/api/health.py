@@ -38,14 +38,14 @@ class DatabaseCheck:
     def __init__(self, read_revision: Callable[[], Awaitable[str | None]]) -> None:
         """``read_revision`` raises `StoreUnavailable` when the database is away."""
         self._read_revision = read_revision
-        self._asking: asyncio.Task[DatabaseState] | None = None
+        self._query: asyncio.Task[DatabaseState] | None = None
 
     async def state(self) -> DatabaseState:
         """Ask, or wait for the question that is open."""
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.get_running_loop().create_task(self._ask())
-        done, _ = await asyncio.wait({self._asking}, timeout=PING_SECONDS)
-        return self._asking.result() if done else DatabaseState(is_usable=False)
+        if self._query is None or self._query.done():
+            self._query = asyncio.get_running_loop().create_task(self._ask())
+        done, _ = await asyncio.wait({self._query}, timeout=PING_SECONDS)
+        return self._query.result() if done else DatabaseState(is_usable=False)
 
     async def _ask(self) -> DatabaseState:
         try:

@@ -268,7 +268,7 @@ class ProxyRoutes:
         proxy, access = destination.proxy, destination.access
         me = asyncio.current_task()
         assert me is not None
-        gone = asyncio.get_running_loop().create_task(_wait_for_disconnect(receive))
+        disconnected = asyncio.get_running_loop().create_task(_wait_for_disconnect(receive))
         started = finished = False
         client = client_name(dict(call.headers))
         running = self._board.begin(call.tenant, client=client or "", dialect=target.dialect)
@@ -277,7 +277,7 @@ class ProxyRoutes:
             if not (done.cancelled() or finished):
                 me.cancel()
 
-        gone.add_done_callback(stop)
+        disconnected.add_done_callback(stop)
         try:
             admission.get().leave = await self._queue.enter(call.tenant)
             work = proxy.converse(call) if target.is_call else proxy.forward(call, reply_id=target.reply_id)
@@ -294,7 +294,7 @@ class ProxyRoutes:
             await _respond(_watched(send, running), answer)
             return answer.status, _strategy(answer)
         except asyncio.CancelledError:
-            if not gone.done():
+            if not disconnected.done():
                 raise
             return 499, ""
         except TerselyError as error:
@@ -312,7 +312,7 @@ class ProxyRoutes:
         finally:
             finished = True
             self._board.end(running)
-            gone.cancel()
+            disconnected.cancel()
 
 
 def _check_route(destination: Destination, target: Target, method: str, raw: str) -> AllowedRoute | None:

@@ -226,8 +226,8 @@ class Views:
             )
         newest = last[-1].row.number
         number = min(max(1, seen.number("call", newest) or newest), newest)
-        around = min(newest, max(number + MOST // 2, MOST))
-        calls = await self._of.calls.last(seen.tenant, session_id, limit=MOST, before=around + 1)
+        end = min(newest, max(number + MOST // 2, MOST))
+        calls = await self._of.calls.last(seen.tenant, session_id, limit=MOST, before=end + 1)
         epochs, _ = await self._of.calls.epochs(seen.tenant, session_id, after=0, limit=1000)
         compared = await self._of.comparisons.rows(
             seen.tenant, session_id, number, start=0, limit=ROWS, seq=seen.number("seq")
@@ -639,7 +639,7 @@ class Views:
         shown: object = None
         async for found in self._of.activity.follow(tenant):
             for each in found:
-                yield b"event: happening\ndata: %b\n\n" % msgspec.json.encode(_told(each))
+                yield b"event: happening\ndata: %b\n\n" % msgspec.json.encode(_event_row(each))
             now = {
                 "calls": _running(await self._of.activity.running(tenant), self._of.board.running(tenant)),
                 "notes": [_written(note) for note in self._of.board.notes(tenant)],
@@ -691,9 +691,9 @@ def _written(note: Note) -> dict[str, Any]:
     }
 
 
-def _told(happening: Happening) -> dict[str, Any]:
+def _event_row(happening: Happening) -> dict[str, Any]:
     row = happening.body
-    told: dict[str, Any] = {
+    event: dict[str, Any] = {
         "kind": happening.kind,
         "session": happening.session_id,
         "at": happening.at,
@@ -702,7 +702,7 @@ def _told(happening: Happening) -> dict[str, Any]:
     if isinstance(row, CallRow):
         seconds = (row.finished_at - row.created_at).total_seconds() if row.finished_at else None
         hit = row.cached_tokens / row.input_tokens if row.cached_tokens is not None and row.input_tokens else None
-        return told | {
+        return event | {
             "link": link("session", id=row.session_id, call=row.number),
             "number": row.number,
             "model": row.model,
@@ -715,7 +715,7 @@ def _told(happening: Happening) -> dict[str, Any]:
             "seconds": seconds,
             "overhead": row.overhead_ms,
         }
-    return told | {"reason": row.get("reason") or row.get("result") or "", "number": row.get("number")}
+    return event | {"reason": row.get("reason") or row.get("result") or "", "number": row.get("number")}
 
 
 def _replay_of(metadata: bytes) -> dict[str, Any]:

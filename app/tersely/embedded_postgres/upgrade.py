@@ -57,9 +57,9 @@ def _check_programs(layout: Layout, old_programs: Path, major: int) -> None:
     server = old_programs / "postgres"
     if not server.is_file() or not layout.account.can_use(directory=old_programs, program=server):
         raise EmbeddedPostgresError(f"user id {layout.account.uid}, which runs Postgres, cannot run {server}")
-    told = subprocess.run([server, "--version"], capture_output=True, text=True, check=False, timeout=30).stdout
-    if f" {major}." not in told:
-        raise EmbeddedPostgresError(f"the database was made by Postgres {major}, and {server} is: {told.strip()}")
+    output = subprocess.run([server, "--version"], capture_output=True, text=True, check=False, timeout=30).stdout
+    if f" {major}." not in output:
+        raise EmbeddedPostgresError(f"the database was made by Postgres {major}, and {server} is: {output.strip()}")
 
 
 def _upgrade(layout: Layout, old: Path, old_programs: Path) -> None:
@@ -93,7 +93,7 @@ def _upgrade(layout: Layout, old: Path, old_programs: Path) -> None:
 
 def _has_checksums(layout: Layout, old: Path) -> bool:
     """Return whether the pages of a cluster have checksums: those of the new one must have them, too, or not."""
-    told = subprocess.run(
+    output = subprocess.run(
         [str(layout.install.program("pg_controldata")), str(old)],
         capture_output=True,
         text=True,
@@ -102,4 +102,4 @@ def _has_checksums(layout: Layout, old: Path) -> bool:
         env={"LC_ALL": "C"},
         **layout.account.popen_arguments(),
     ).stdout
-    return "Data page checksum version:           0" not in told
+    return "Data page checksum version:           0" not in output

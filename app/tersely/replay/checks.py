@@ -118,7 +118,7 @@ def compare_reply(
         for number, (our, their) in enumerate(zip_longest(got_words, wanted, fillvalue="")):
             yield from _compare_text(kind if kind == TEXT else f"{kind} {number}", our, their)
     if sorted(ours) == sorted(recorded_bits):
-        yield "said in another order"
+        yield "the parts are in another order"
 
 
 def _compare_text(name: str, got: object, wanted: object) -> Iterator[str]:
@@ -179,11 +179,11 @@ def check_stored(
 
 
 def check_links(
-    expected: Sequence[bytes], said: Container[bytes], stored: Sequence[Stored], dialect: DialectName
+    expected: Sequence[bytes], sent: Container[bytes], stored: Sequence[Stored], dialect: DialectName
 ) -> Iterator[tuple[int, str]]:
     """Check the links of a client that rewrites its messages: the stored bytes must be ones that it once sent.
 
-    ``said`` is everything that it ever sent. Instructions and injected messages are no part of a history.
+    ``sent`` is everything that it ever sent. Instructions and injected messages are no part of a history.
     """
     read = DIALECTS[dialect].read_message
     wanted = [(identity, raw) for raw in expected if (identity := canonical(read(raw)))]
@@ -191,7 +191,7 @@ def check_links(
     if [identity for identity, _ in wanted] != [identity for identity, _ in held]:
         yield -1, f"{len(held)} messages are stored, which are not the {len(wanted)} of the client's last request"
     for index, (_, each) in enumerate(held):
-        if not each.is_reply and each.raw not in said:
+        if not each.is_reply and each.raw not in sent:
             yield index, f"stored as {_shown(each.raw)}, which the client never sent"
 
 

@@ -91,7 +91,7 @@ def replay(  # noqa: PLR0913 one argument for each option
             )
     _show(results, wants_json=as_json_, output=output)
     failures = [failure for result in results for failure in result.failures]
-    _tell(failures)
+    _print_failures(failures)
     if failures:
         raise typer.Exit(1)
 
@@ -102,10 +102,10 @@ def _load(files: Sequence[Path], limit: int | None, dialect: str | None, *, skip
     if dialect is not None and known is None:
         raise BadTranscript(f"no such dialect: {dialect!r}; there are {', '.join(DIALECTS)}")
 
-    def tell(what: str) -> None:
+    def warn(what: str) -> None:
         print(f"left out: {what}", file=sys.stderr)
 
-    on_bad_line = tell if skips else None
+    on_bad_line = warn if skips else None
     return [load_transcript(path, limit=limit, dialect=known, on_bad_line=on_bad_line) for path in files]
 
 
@@ -148,7 +148,7 @@ def _show(results: Sequence[Result], *, wants_json: bool, output: Path | None) -
         print(as_markdown(results), end="")
 
 
-def _tell(failures: Sequence[Failure]) -> None:
+def _print_failures(failures: Sequence[Failure]) -> None:
     for failure in failures[:MAX_SHOWN]:
         print(f"failed: {failure}", file=sys.stderr)
     if len(failures) > MAX_SHOWN:

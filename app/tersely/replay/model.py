@@ -94,10 +94,10 @@ class RecordedModel(ScriptedModel):
             return None
         message = tagged(expected.message, expected, _instructions(received.body, expected.dialect))
         size = 1 + int(chance("piece", *expected.seed) * MAX_PIECE)
-        said = {key: value for key, value in message.items() if key != "role"}
+        fields = {key: value for key, value in message.items() if key != "role"}
         if expected.dialect == "openai_chat":
-            said["refusal"] = None
-        return ScriptedReply(message=said, chunk_chars=size)
+            fields["refusal"] = None
+        return ScriptedReply(message=fields, chunk_chars=size)
 
 
 def tagged(message: Mapping[str, Any], expected: Expected, instructions: str) -> Mapping[str, Any]:
@@ -146,5 +146,5 @@ def _instructions(body: bytes, dialect: DialectName) -> str:
         messages = DIALECTS[dialect].read_request(body).messages
     except InvalidRequest:
         return ""
-    said = (part for message in messages if message.role in INSTRUCTION_ROLES for part in message.parts)
-    return "\n".join(part.text for part in said if isinstance(part, Text))
+    parts = (part for message in messages if message.role in INSTRUCTION_ROLES for part in message.parts)
+    return "\n".join(part.text for part in parts if isinstance(part, Text))

@@ -93,7 +93,7 @@ class _Session:
     """A session's last call; for recordings also every message that the client sent in it, and in which dialects."""
 
     last: _Call
-    said: set[bytes] = field(default_factory=set)
+    sent: set[bytes] = field(default_factory=set)
     dialects: set[DialectName] = field(default_factory=set)
 
 
@@ -147,8 +147,8 @@ async def play(
             faults += _count(stage, played, call, past, answer)
             if conversation.is_recording:
                 if step.dialect == "openai_responses" and step.reply is not None:
-                    played.histories[step.place] = (*call.asked, _as_said(step))
-                played.sessions[answer.session].said.update(call.asked)
+                    played.histories[step.place] = (*call.asked, _recorded_reply(step))
+                played.sessions[answer.session].sent.update(call.asked)
                 played.sessions[answer.session].dialects.add(step.dialect)
             played.tally += Tally(overflows=int(is_mended(turned)))
         elif answer.message is not None:
@@ -168,10 +168,10 @@ def _ready(stage: Stage, conversation: Conversation, step: RecordedCall) -> tupl
     """Return the client's request of a call, and prepare the model's reply."""
     seed = (conversation.id, conversation.number, step.place)
     expected = Expected(message=step.reply, seed=seed, share=stage.share, dialect=step.dialect)
-    return step.request(_asking(stage, conversation, step, seed)), expected
+    return step.request(_reply_form(stage, conversation, step, seed)), expected
 
 
-def _asking(stage: Stage, conversation: Conversation, step: RecordedCall, seed: tuple[object, ...]) -> ReplyForm:
+def _reply_form(stage: Stage, conversation: Conversation, step: RecordedCall, seed: tuple[object, ...]) -> ReplyForm:
     """Choose the form of a reply. Half of the calls are streamed; Gemini's JSON arrays are for programs without event
     streams.
     """
@@ -265,18 +265,18 @@ async def _look_into_store(
     dialect = last.step.dialect
     if last.step.reply is None:
         stored = stored[:-1]  # nobody knows what the reply was
-    expected = [*last.asked, *([_as_said(last.step)] if last.step.reply is not None else [])]
+    expected = [*last.asked, *([_recorded_reply(last.step)] if last.step.reply is not None else [])]
     if len(session.dialects) > 1:
         return  # a message of one dialect is written again in another
     if conversation.is_recording:
-        faults = check_links(expected, session.said, stored, dialect)
+        faults = check_links(expected, session.sent, stored, dialect)
     else:
         faults = check_stored(expected, stored, dialect)
     for index, fault in faults:
         _note(played, variant, conversation, index, [fault])
 
 
-def _as_said(step: RecordedCall) -> bytes:
+def _recorded_reply(step: RecordedCall) -> bytes:
     return raw_json.dump({**_ROLE[step.dialect], **(step.reply or {})})
 
 

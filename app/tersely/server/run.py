@@ -52,7 +52,7 @@ BACKLOG = 2048
 # A worker that does not answer its parent for so long is replaced. On a busy machine its imports alone may take 5 s.
 HEALTH_SECONDS = 60
 # While the database is prepared, a line says so this often.
-TELL_SECONDS = 3.0
+REPORT_SECONDS = 3.0
 # Errors that show that the database is unavailable.
 AWAY = (OSError, DBAPIError, asyncpg.PostgresError, TimeoutError)
 
@@ -105,15 +105,15 @@ def _progress(work: str) -> Iterator[None]:
     is_done = threading.Event()
     began = time.monotonic()
 
-    def tell() -> None:
-        while not is_done.wait(TELL_SECONDS):
+    def report() -> None:
+        while not is_done.wait(REPORT_SECONDS):
             text = f"{work}: {time.monotonic() - began:.0f} s so far; a first start takes longest"
             if sys.stderr.isatty():
                 print(text, file=sys.stderr, flush=True)
             else:
                 _log.info("%s", text)
 
-    thread = threading.Thread(target=tell, name="progress", daemon=True)
+    thread = threading.Thread(target=report, name="progress", daemon=True)
     thread.start()
     try:
         yield
@@ -145,13 +145,13 @@ def bind(host: str, port: int) -> list[socket.socket]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, _, _, _, address in dict.fromkeys(found):
-            taken = sockets[0].getsockname()[1] if sockets else port
+            bound_port = sockets[0].getsockname()[1] if sockets else port
             one = socket.socket(family, socket.SOCK_STREAM)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             try:
-                one.bind((address[0], taken, *address[2:]))
+                one.bind((address[0], bound_port, *address[2:]))
             except OSError as error:
                 one.close()
                 if error.errno != errno.EADDRNOTAVAIL or len(found) == 1:

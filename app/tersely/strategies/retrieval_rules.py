@@ -52,8 +52,8 @@ def error_signatures(message: Message) -> frozenset[str]:
     """Return the error lines of a message's results and text without their numbers and quoted values."""
     texts = [part.text for part in message.parts if isinstance(part, Text | ToolResult)]
     lines = [line.strip()[:_LINE_LENGTH] for text in texts for line in _ends(text).splitlines()]
-    telling = [line for line in lines if _ERROR.search(line)]
-    return frozenset(_VARIABLE.sub("?", line) for line in telling[-_MAX_LINES:])
+    error_lines = [line for line in lines if _ERROR.search(line)]
+    return frozenset(_VARIABLE.sub("?", line) for line in error_lines[-_MAX_LINES:])
 
 
 def _ends(text: str) -> str:

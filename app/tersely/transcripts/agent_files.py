@@ -67,27 +67,27 @@ def _is_claude(lines: Sequence[Line]) -> bool:
 
 def _read_claude(lines: Sequence[Line]) -> dict[str, Any]:
     """Read a Claude Code session. Each line holds one block, so parallel calls are on branches of their own."""
-    spoken = [line for line in lines if _is_of_type(line, "user", "assistant") and _is_said(line)]
-    branch = _branch_of_claude(lines, spoken)
-    replies = {_reply_id(line) for line in spoken if line.get("uuid") in branch} - {None}
-    kept = [line for line in spoken if line.get("uuid") in branch or _reply_id(line) in replies]
+    messages = [line for line in lines if _is_of_type(line, "user", "assistant") and _is_message(line)]
+    branch = _branch_of_claude(lines, messages)
+    replies = {_reply_id(line) for line in messages if line.get("uuid") in branch} - {None}
+    kept = [line for line in messages if line.get("uuid") in branch or _reply_id(line) in replies]
     calls = {block.get("id") for line in kept for block in _blocks(line) if block.get("type") == "tool_use"}
     kept_ids = {line.get("uuid") for line in kept}
-    ours = [line for line in spoken if line.get("uuid") in kept_ids or _answers(line, calls)]
+    ours = [line for line in messages if line.get("uuid") in kept_ids or _answers(line, calls)]
     return {"messages": _joined(ours)}
 
 
-def _is_said(line: Line) -> bool:
+def _is_message(line: Line) -> bool:
     message = _dict(line.get("message"))
     is_beside = line.get("isSidechain") or line.get("isCompactSummary") or line.get("isApiErrorMessage")
     return bool(message.get("content")) and not is_beside
 
 
-def _branch_of_claude(lines: Sequence[Line], spoken: Sequence[Line]) -> set[object]:
+def _branch_of_claude(lines: Sequence[Line], messages: Sequence[Line]) -> set[object]:
     """Return the ids on the way from the last message back to the first, across the agent's own compactions."""
     known = {line["uuid"]: line for line in lines if isinstance(line.get("uuid"), str)}
     branch: set[object] = set()
-    at: object = spoken[-1].get("uuid") if spoken else None
+    at: object = messages[-1].get("uuid") if messages else None
     while isinstance(at, str) and at in known and at not in branch:
         branch.add(at)
         at = known[at].get("parentUuid") or known[at].get("logicalParentUuid")
@@ -141,10 +141,10 @@ def _read_codex(lines: Sequence[Line]) -> dict[str, Any]:
     base = head.get("base_instructions") or head.get("instructions")
     instructions = base.get("text") if isinstance(base, dict) else base
     items = [(_dict(line.get("payload")), _time(line)) for line in lines if _is_of_type(line, "response_item")]
-    said = [
+    messages = [
         {**item, **time} for item, time in items if item and item.get("type") not in {"ghost_snapshot", "compaction"}
     ]
-    return {**({"instructions": instructions} if isinstance(instructions, str) else {}), "input": said}
+    return {**({"instructions": instructions} if isinstance(instructions, str) else {}), "input": messages}
 
 
 # Gemini CLI: ~/.gemini/tmp/*/chats/*.jsonl, older ones .json; checkpoint-*.json
@@ -183,11 +183,11 @@ def _contents(record: Line) -> Iterator[dict[str, Any]]:
     if record.get("type") != "gemini":
         return
     calls = [call for call in _list(record.get("toolCalls")) if isinstance(call, dict)]
-    said = {_dict(part.get("functionCall")).get("id") for part in parts} - {None}  # some stand in both
+    ids = {_dict(part.get("functionCall")).get("id") for part in parts} - {None}  # some stand in both
     made = [
         {"functionCall": {key: call[key] for key in ("id", "name", "args") if key in call}}
         for call in calls
-        if call.get("id") not in said
+        if call.get("id") not in ids
     ]
     if parts or made:
         yield {"role": "model", "parts": [*parts, *made]}
@@ -205,8 +205,8 @@ def _parts(content: object) -> list[dict[str, Any]]:
 def _results(call: Line) -> list[dict[str, Any]]:
     result = call.get("result")
     if isinstance(result, str):
-        said = {"name": call.get("name"), "response": {"output": result}}
-        return [{"functionResponse": {**({"id": call["id"]} if "id" in call else {}), **said}}]
+        response = {"name": call.get("name"), "response": {"output": result}}
+        return [{"functionResponse": {**({"id": call["id"]} if "id" in call else {}), **response}}]
     return _parts(result)
 
 
@@ -233,8 +233,8 @@ def _read_pi(lines: Sequence[Line]) -> dict[str, Any]:
     entries = [line for line in lines[1:] if _is_of_type(line, "message")]
     branch = _branch_of_pi(lines)
     ours = entries if branch is None else [entry for entry in entries if entry.get("id") in branch]
-    said = [(_chat_message(_dict(entry.get("message"))), _time(entry)) for entry in ours]
-    return {"messages": [{**message, **time} for message, time in said if message]}
+    messages = [(_chat_message(_dict(entry.get("message"))), _time(entry)) for entry in ours]
+    return {"messages": [{**message, **time} for message, time in messages if message]}
 
 
 def _branch_of_pi(lines: Sequence[Line]) -> set[object] | None:

@@ -129,9 +129,9 @@ def _grow(block: dict[str, Any], delta: Mapping[str, Any], arguments: dict[int, 
 # OpenAI's Responses
 
 
-def _response(said: Mapping[str, Any]) -> dict[str, Any]:
+def _response(response: Mapping[str, Any]) -> dict[str, Any]:
     """Return a reply's items, and the id by which a client may continue from it."""
-    return {"output": said["output"], "id": said.get("id")}
+    return {"output": response["output"], "id": response.get("id")}
 
 
 def _completed(body: bytes) -> dict[str, Any]:

@@ -42,10 +42,10 @@ def load_transcript(
     """
 
     def bad(number: int, why: str) -> None:
-        told = f"{path}, line {number}: {why}"
+        problem = f"{path}, line {number}: {why}"
         if on_bad_line is None:
-            raise BadTranscript(told)
-        on_bad_line(told)
+            raise BadTranscript(problem)
+        on_bad_line(problem)
 
     lines = list(_read_lines(path, bad, max_line))
     name = path.parent.resolve().name if path.stem in {REQUESTS, INDEX} else path.stem

@@ -71,17 +71,17 @@ def with_files(line: Mapping[str, Any], read: Callable[[str], bytes]) -> Mapping
         return whole
     try:
         is_streamed = bool(line.get("stream"))
-        said, _ = read_answer(dialect, read(line["file"]), is_streamed=is_streamed)
+        reply, _ = read_answer(dialect, read(line["file"]), is_streamed=is_streamed)
     except (ValueError, KeyError, TypeError):
-        return whole  # an error, or a stream that broke off: nobody knows what was to be said
-    return {**whole, "reply": said}
+        return whole  # an error, or a stream that broke off: the whole reply is unknown
+    return {**whole, "reply": reply}
 
 
 def is_resent(line: Mapping[str, Any], later: Mapping[str, Any]) -> bool:
     """Return whether one request body begins with the whole history of the one before it."""
     for form in FORMS.values():
-        said, more = (_history(each, form.key) for each in (line, later))
-        if said and more and len(more) > len(said) and more[: len(said)] == said:
+        history, more = (_history(each, form.key) for each in (line, later))
+        if history and more and len(more) > len(history) and more[: len(history)] == history:
             return True
     return False
 
@@ -126,10 +126,10 @@ def _read_call(
             is_streamed=_is_streamed(found, line, body),
             asks_usage=_asks_usage(found, body),
         )
-    said = next((line[key] for key in ("reply", "response") if key in line), None)
-    said = replies.get(line.get("n", number)) if said is None else said
+    reply = next((line[key] for key in ("reply", "response") if key in line), None)
+    reply = replies.get(line.get("n", number)) if reply is None else reply
     place = line["n"] if isinstance(line.get("n"), int) else number
-    return Recorded(place=place, request=request, reply=None if said is None else read_reply(said, found, number))
+    return Recorded(place=place, request=request, reply=None if reply is None else read_reply(reply, found, number))
 
 
 def _body(line: Mapping[str, Any], number: int) -> bytes | None:
@@ -171,9 +171,9 @@ def _target(dialect: DialectName, line: Mapping[str, Any]) -> str:
     parts = urlsplit(str(line.get("path") or line.get("url")))
     query = line.get("query")
     more = urlencode(query, doseq=True) if isinstance(query, Mapping) else str(query or "")
-    asked = "&".join(filter(None, (parts.query, more)))
+    query_string = "&".join(filter(None, (parts.query, more)))
     last = parts.path.rpartition("/")[2]
-    return _WAYS[dialect] + (last if _WAYS[dialect][-1] == "/" else "") + (f"?{asked}" if asked else "")
+    return _WAYS[dialect] + (last if _WAYS[dialect][-1] == "/" else "") + (f"?{query_string}" if query_string else "")
 
 
 def _headers(value: object) -> dict[str, str]:
@@ -200,8 +200,8 @@ def _asks_usage(dialect: DialectName, body: bytes) -> bool | None:
 def _bare_request(dialect: DialectName, line: Mapping[str, Any]) -> ReplayRequest:
     """Return the recorded body on the path that its dialect uses itself."""
     model = str(line.get("model") or MODEL)
-    asking = ReplyForm(model=model, is_streamed=bool(line.get("stream")))
-    made = FORMS[dialect].request({}, [], asking)
+    form = ReplyForm(model=model, is_streamed=bool(line.get("stream")))
+    made = FORMS[dialect].request({}, [], form)
     body = {"model": model, **line} if dialect not in {"gemini", "gemini_gca"} else dict(line)
     if dialect == "gemini":
         body.pop("model", None)
@@ -211,7 +211,7 @@ def _bare_request(dialect: DialectName, line: Mapping[str, Any]) -> ReplayReques
         target=made.target,
         body=raw,
         headers=made.headers,
-        is_streamed=asking.is_streamed,
+        is_streamed=form.is_streamed,
         asks_usage=_asks_usage(dialect, raw),
     )
 
@@ -232,7 +232,7 @@ def _with_replies(calls: Sequence[Recorded]) -> Iterator[RecordedCall]:
         if reply is None:
             later = (each for other, each in zip(calls[place + 1 :], histories[place + 1 :], strict=True)
                      if other.request.dialect == call.request.dialect)  # fmt: skip
-            reply = _said_next(histories[place], later, call.request.dialect)
+            reply = _next_reply(histories[place], later, call.request.dialect)
         if call.request.dialect == "openai_responses":
             last = call.place
         yield RecordedCall(
@@ -250,8 +250,8 @@ def previous_reply(request: ReplayRequest) -> str | None:
 
 def _references(request: ReplayRequest) -> set[object]:
     """Return the ids of items that a request names without saying them: only the provider has what they are."""
-    said = _history(raw_json.load(request.body), "input") if request.dialect == "openai_responses" else None
-    return {item.get("id") for item in said or () if isinstance(item, dict) and _is_reference(item)}
+    items = _history(raw_json.load(request.body), "input") if request.dialect == "openai_responses" else None
+    return {item.get("id") for item in items or () if isinstance(item, dict) and _is_reference(item)}
 
 
 def _is_reference(item: Mapping[str, Any]) -> bool:
@@ -278,8 +278,10 @@ def _links(request: ReplayRequest) -> list[Link]:
     return [(identity, message) for message in messages if (identity := canonical(message))]
 
 
-def _said_next(said: Sequence[Link], later: Iterable[Sequence[Link]], dialect: DialectName) -> Mapping[str, Any] | None:
-    before = [identity for identity, _ in said]
+def _next_reply(
+    history: Sequence[Link], later: Iterable[Sequence[Link]], dialect: DialectName
+) -> Mapping[str, Any] | None:
+    before = [identity for identity, _ in history]
     for history in later:
         is_more = len(history) > len(before) and [identity for identity, _ in history[: len(before)]] == before
         if is_more and history[len(before)][1].role == "assistant":

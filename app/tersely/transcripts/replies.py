@@ -14,7 +14,7 @@ THOUGHT = "thought"
 CALL = "tool call"
 
 Bit = tuple[str, str]
-"""The kind of something that was said, and its words (or its JSON with sorted keys)."""
+"""The kind of a part, and its text (or its JSON with sorted keys)."""
 
 Path = tuple[str | int, ...]
 
@@ -52,37 +52,39 @@ def has_calls(message: Mapping[str, Any], dialect: DialectName) -> bool:
     return any(kind == CALL for kind, _ in _BITS[dialect](message))
 
 
-def read_reply(said: Any, dialect: DialectName, number: int) -> Mapping[str, Any]:
+def read_reply(recorded: Any, dialect: DialectName, number: int) -> Mapping[str, Any]:
     """Return a recorded reply: a message (of blocks, parts or items), or the whole answer, or all chunks of Gemini's.
 
     Raises `BadTranscript` for anything else.
     """
-    message = _message_of(said, dialect)
+    message = _message_of(recorded, dialect)
     if message is None:
         raise BadTranscript(f"line {number}: a reply that is none in {dialect}")
     return message
 
 
-def _message_of(said: Any, dialect: DialectName) -> Mapping[str, Any] | None:
+def _message_of(recorded: Any, dialect: DialectName) -> Mapping[str, Any] | None:
     match dialect:
         case "openai_chat":
-            choices = said.get("choices") if isinstance(said, dict) else None
-            message = choices[0].get("message") if isinstance(choices, list) and choices else said
+            choices = recorded.get("choices") if isinstance(recorded, dict) else None
+            message = choices[0].get("message") if isinstance(choices, list) and choices else recorded
             is_one = isinstance(message, dict) and message.keys() & {"content", "tool_calls", "role"}
             return message if is_one else None
         case "anthropic":
-            content = said.get("content") if isinstance(said, dict) else said
+            content = recorded.get("content") if isinstance(recorded, dict) else recorded
             return {"role": "assistant", "content": content} if isinstance(content, list | str) else None
         case "openai_responses":
-            output, reply_id = (said.get("output"), said.get("id")) if isinstance(said, dict) else (said, None)
+            output, reply_id = (
+                (recorded.get("output"), recorded.get("id")) if isinstance(recorded, dict) else (recorded, None)
+            )
             return {"output": output, "id": reply_id} if isinstance(output, list) else None
         case _:
-            parts = list(_parts_of(said))
-            return {"role": "model", "parts": parts} if parts or isinstance(said, list | dict) else None
+            parts = list(_parts_of(recorded))
+            return {"role": "model", "parts": parts} if parts or isinstance(recorded, list | dict) else None
 
 
-def _parts_of(said: Any) -> Iterator[Any]:
-    for chunk in said if isinstance(said, list) else [said]:
+def _parts_of(recorded: Any) -> Iterator[Any]:
+    for chunk in recorded if isinstance(recorded, list) else [recorded]:
         inner = chunk.get("response", chunk) if isinstance(chunk, dict) else {}
         for candidate in inner.get("candidates") or ():
             yield from (candidate.get("content") or {}).get("parts") or ()

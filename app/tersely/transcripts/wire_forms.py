@@ -24,7 +24,7 @@ LOOKED_FOR = (
 )
 
 _BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "document", "image"})
-_SAID_HOW = frozenset({"model", "stream", "stream_options"})
+_REPLY_FORM_FIELDS = frozenset({"model", "stream", "stream_options"})
 
 
 def recognise(line: Mapping[str, Any], dialect: DialectName | None = None) -> DialectName:
@@ -73,19 +73,22 @@ def _envelope(line: Mapping[str, Any], dialect: DialectName) -> Mapping[str, Any
 def steps_of(line: Mapping[str, Any], dialect: DialectName) -> list[RecordedCall]:
     """Yield a call for each reply of the model, after everything before it."""
     form = FORMS[dialect]
-    rest = {key: value for key, value in line.items() if key not in ANNOTATIONS | _SAID_HOW and not _is_note(key)}
+    rest = {
+        key: value for key, value in line.items() if key not in ANNOTATIONS | _REPLY_FORM_FIELDS and not _is_note(key)
+    }
     given = _envelope(line, dialect)[form.key]
-    said = form.items(_said(given))
-    times = _times(given, form.sizes(said, given))
+    items = form.items(_read_messages(given))
+    messages = [raw for raw, _ in items]
+    times = _times(given, [size for _, size in items])
     return [
         RecordedCall(
             place=place,
             dialect=dialect,
             reply=form.reply(raw),
-            source=_Making(form, rest, said[:place]),
+            source=_Making(form, rest, messages[:place]),
             at=times[place - 1] or times[place],
         )
-        for place, raw in enumerate(said)
+        for place, raw in enumerate(messages)
         if place > 0 and is_reply(raw, dialect)
     ]
 
@@ -117,13 +120,13 @@ def is_reply(raw: bytes, dialect: DialectName) -> bool:
         return False
 
 
-def _said(value: object) -> list[Any]:
+def _read_messages(value: object) -> list[Any]:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
-    said = value if isinstance(value, list) else []
-    if not all(isinstance(each, Mapping) for each in said):
+    messages = value if isinstance(value, list) else []
+    if not all(isinstance(each, Mapping) for each in messages):
         raise BadTranscript("a message that is no object")
-    return [_bare(each) for each in said]
+    return [_bare(each) for each in messages]
 
 
 def _bare(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,47 +148,48 @@ def _is_note(key: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Making:
-    """A function that makes the request for the reply after ``said``."""
+    """Makes the request for the reply that follows ``messages``."""
 
     form: Form
     rest: Mapping[str, Any]
-    said: Sequence[bytes]
+    messages: Sequence[bytes]
 
-    def __call__(self, asking: ReplyForm) -> ReplayRequest:
-        return self.form.request(self.rest, self.said, asking)
+    def __call__(self, form: ReplyForm) -> ReplayRequest:
+        return self.form.request(self.rest, self.messages, form)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """A dialect's form. ``key`` holds what was said; ``items`` makes raw messages of it, ``reply`` one of them into
-    what a reply is in that dialect; ``sizes`` says of how many parts each message was made; ``request`` takes the other
-    members, the messages, and how to ask.
+    """How a dialect writes a conversation.
+
+    ``key``: the member with the messages. ``items`` splits it into raw messages, each with the number of parts that it
+    was made of. ``reply`` turns a raw message into a reply of that dialect. ``request`` makes a request of the other
+    members, the messages and the form of the reply.
     """
 
     key: str
-    items: Callable[[list[Any]], list[bytes]]
-    sizes: Callable[[list[bytes], object], list[int]]
+    items: Callable[[list[Any]], list[tuple[bytes, int]]]
     reply: Callable[[bytes], Mapping[str, Any]]
     request: Callable[[Mapping[str, Any], Sequence[bytes], ReplyForm], ReplayRequest]
 
 
-def _each(said: Iterable[Any]) -> list[bytes]:
-    return [raw_json.dump(each) for each in said]
+def _each(messages: Iterable[Any]) -> list[tuple[bytes, int]]:
+    return [(raw_json.dump(each), 1) for each in messages]
 
 
-def _contents(said: list[Any]) -> list[bytes]:
-    """Neighbouring contents of the model are one reply, which came in several chunks."""
+def _contents(messages: list[Any]) -> list[tuple[bytes, int]]:
+    """Return the contents; neighbouring ones of the model are one reply, which came in several chunks."""
     joined = []
-    for run in _chunks(said):
+    for run in _chunks(messages):
         parts = {"parts": [part for content in run for part in content["parts"]]} if len(run) > 1 else {}
-        joined.append({**run[0], **parts})
-    return _each(joined)
+        joined.append((raw_json.dump({**run[0], **parts}), len(run)))
+    return joined
 
 
-def _chunks(said: Iterable[Any]) -> list[list[dict[str, Any]]]:
+def _chunks(messages: Iterable[Any]) -> list[list[dict[str, Any]]]:
     """Return the contents, those of one reply together."""
     runs: list[list[dict[str, Any]]] = []
-    for content in said:
+    for content in messages:
         is_more = runs and content.get("role") == runs[-1][-1].get("role") == "model"
         if is_more and isinstance(content.get("parts"), list) and isinstance(runs[-1][-1].get("parts"), list):
             runs[-1].append(content)
@@ -194,18 +198,8 @@ def _chunks(said: Iterable[Any]) -> list[list[dict[str, Any]]]:
     return runs
 
 
-def _ones(said: list[bytes], given: object) -> list[int]:
-    del given
-    return [1] * len(said)
-
-
-def _chunk_sizes(said: list[bytes], given: object) -> list[int]:
-    return [len(run) for run in _chunks(given)] if isinstance(given, list) else _ones(said, given)
-
-
-def _run_sizes(said: list[bytes], given: object) -> list[int]:
-    del given
-    return [len(items_of(raw)) for raw in said]
+def _item_groups(messages: Iterable[Any]) -> list[tuple[bytes, int]]:
+    return [(raw, len(items_of(raw))) for raw in group([raw_json.dump(each) for each in messages])]
 
 
 def _loaded(raw: bytes) -> Mapping[str, Any]:
@@ -225,81 +219,79 @@ def _members(rest: Mapping[str, Any]) -> dict[str, bytes]:
     return {key: raw_json.dump(value) for key, value in rest.items()}
 
 
-def _streamed(asking: ReplyForm, **more: bytes) -> dict[str, bytes]:
-    return {"stream": b"true", **more} if asking.is_streamed else {}
+def _streamed(form: ReplyForm, **more: bytes) -> dict[str, bytes]:
+    return {"stream": b"true", **more} if form.is_streamed else {}
 
 
-def _ask_chat(rest: Mapping[str, Any], said: Sequence[bytes], asking: ReplyForm) -> ReplayRequest:
-    asks_usage = asking.is_streamed and asking.has_option
+def _ask_chat(rest: Mapping[str, Any], messages: Sequence[bytes], form: ReplyForm) -> ReplayRequest:
+    asks_usage = form.is_streamed and form.has_option
     options = {"stream_options": b'{"include_usage":true}'} if asks_usage else {}
-    body = {"model": raw_json.dump(asking.model), **_members(rest), "messages": _array(said)}
+    body = {"model": raw_json.dump(form.model), **_members(rest), "messages": _array(messages)}
     return ReplayRequest(
         dialect="openai_chat",
         target="/v1/chat/completions",
-        body=raw_json.join_object({**body, **_streamed(asking, **options)}),
+        body=raw_json.join_object({**body, **_streamed(form, **options)}),
         headers={},
-        is_streamed=asking.is_streamed,
+        is_streamed=form.is_streamed,
         asks_usage=asks_usage,
     )
 
 
-def _ask_anthropic(rest: Mapping[str, Any], said: Sequence[bytes], asking: ReplyForm) -> ReplayRequest:
-    body = {"model": raw_json.dump(asking.model), **_members({"max_tokens": MAX_TOKENS, **rest})}
+def _ask_anthropic(rest: Mapping[str, Any], messages: Sequence[bytes], form: ReplyForm) -> ReplayRequest:
+    body = {"model": raw_json.dump(form.model), **_members({"max_tokens": MAX_TOKENS, **rest})}
     return ReplayRequest(
         dialect="anthropic",
         target="/v1/messages",
-        body=raw_json.join_object({**body, "messages": _array(said), **_streamed(asking)}),
+        body=raw_json.join_object({**body, "messages": _array(messages), **_streamed(form)}),
         headers={"anthropic-version": "2023-06-01"},
-        is_streamed=asking.is_streamed,
+        is_streamed=form.is_streamed,
     )
 
 
-def _ask_responses(rest: Mapping[str, Any], said: Sequence[bytes], asking: ReplyForm) -> ReplayRequest:
-    items = _array(item for raw in said for item in items_of(raw))
-    body = {"model": raw_json.dump(asking.model), **_members(rest), "input": items}
+def _ask_responses(rest: Mapping[str, Any], messages: Sequence[bytes], form: ReplyForm) -> ReplayRequest:
+    items = _array(item for raw in messages for item in items_of(raw))
+    body = {"model": raw_json.dump(form.model), **_members(rest), "input": items}
     return ReplayRequest(
         dialect="openai_responses",
         target="/v1/responses",
-        body=raw_json.join_object({**body, **_streamed(asking)}),
+        body=raw_json.join_object({**body, **_streamed(form)}),
         headers={},
-        is_streamed=asking.is_streamed,
+        is_streamed=form.is_streamed,
     )
 
 
-def _method(asking: ReplyForm) -> str:
-    if not asking.is_streamed:
+def _method(form: ReplyForm) -> str:
+    if not form.is_streamed:
         return "generateContent"
-    return "streamGenerateContent" + ("" if asking.has_option else "?alt=sse")
+    return "streamGenerateContent" + ("" if form.has_option else "?alt=sse")
 
 
-def _ask_gemini(rest: Mapping[str, Any], said: Sequence[bytes], asking: ReplyForm) -> ReplayRequest:
+def _ask_gemini(rest: Mapping[str, Any], messages: Sequence[bytes], form: ReplyForm) -> ReplayRequest:
     return ReplayRequest(
         dialect="gemini",
-        target=f"/v1beta/models/{asking.model}:{_method(asking)}",
-        body=raw_json.join_object({**_members(rest), "contents": _array(said)}),
+        target=f"/v1beta/models/{form.model}:{_method(form)}",
+        body=raw_json.join_object({**_members(rest), "contents": _array(messages)}),
         headers={},
-        is_streamed=asking.is_streamed,
+        is_streamed=form.is_streamed,
     )
 
 
-def _ask_gca(rest: Mapping[str, Any], said: Sequence[bytes], asking: ReplyForm) -> ReplayRequest:
-    inner = {**_members(_envelope(rest, "gemini_gca")), "contents": _array(said)}
-    body = {"model": raw_json.dump(asking.model), **_members(rest), "request": raw_json.join_object(inner)}
+def _ask_gca(rest: Mapping[str, Any], messages: Sequence[bytes], form: ReplyForm) -> ReplayRequest:
+    inner = {**_members(_envelope(rest, "gemini_gca")), "contents": _array(messages)}
+    body = {"model": raw_json.dump(form.model), **_members(rest), "request": raw_json.join_object(inner)}
     return ReplayRequest(
         dialect="gemini_gca",
-        target=f"/v1internal:{_method(asking)}",
+        target=f"/v1internal:{_method(form)}",
         body=raw_json.join_object(body),
         headers={},
-        is_streamed=asking.is_streamed,
+        is_streamed=form.is_streamed,
     )
 
 
 FORMS: Mapping[DialectName, Form] = {
-    "openai_chat": Form(key="messages", items=_each, sizes=_ones, reply=_loaded, request=_ask_chat),
-    "anthropic": Form(key="messages", items=_each, sizes=_ones, reply=_loaded, request=_ask_anthropic),
-    "gemini": Form(key="contents", items=_contents, sizes=_chunk_sizes, reply=_loaded, request=_ask_gemini),
-    "gemini_gca": Form(key="contents", items=_contents, sizes=_chunk_sizes, reply=_loaded, request=_ask_gca),
-    "openai_responses": Form(
-        key="input", items=lambda said: group(_each(said)), sizes=_run_sizes, reply=_output, request=_ask_responses
-    ),
+    "openai_chat": Form(key="messages", items=_each, reply=_loaded, request=_ask_chat),
+    "anthropic": Form(key="messages", items=_each, reply=_loaded, request=_ask_anthropic),
+    "gemini": Form(key="contents", items=_contents, reply=_loaded, request=_ask_gemini),
+    "gemini_gca": Form(key="contents", items=_contents, reply=_loaded, request=_ask_gca),
+    "openai_responses": Form(key="input", items=_item_groups, reply=_output, request=_ask_responses),
 }

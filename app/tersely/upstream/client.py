@@ -139,11 +139,11 @@ class UpstreamReply:
         Raises `UpstreamUnavailable` when the host breaks off or is silent for too long.
         """
         pause = min(heartbeat or self._idle, self._idle)
-        heard = self._now()
+        last_arrival = self._now()
         try:
             while True:
-                if (chunk := await self._next(min(self._now() + pause, heard + self._idle))) is None:
-                    silence = self._now() - heard
+                if (chunk := await self._next(min(self._now() + pause, last_arrival + self._idle))) is None:
+                    silence = self._now() - last_arrival
                     if silence >= self._idle:
                         raise UpstreamUnavailable(f"the model host was silent for {silence:.0f} s")
                     yield b""
@@ -151,7 +151,7 @@ class UpstreamReply:
                 if not chunk:
                     return
                 yield chunk
-                heard = self._now()
+                last_arrival = self._now()
         except (OSError, zlib.error) as error:
             raise _broken_off(error) from error
 

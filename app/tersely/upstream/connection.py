@@ -114,11 +114,11 @@ class Connection(asyncio.Protocol):
     def take(self) -> bytes | None:
         """Return the body's bytes so far, ``b""`` at its end, None if more must be awaited. Raises `BrokenOff`."""
         if self._pieces:
-            taken = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+            data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
             self._pieces.clear()
             self._size = 0
             self._resume()
-            return taken
+            return data
         if self._is_complete:
             return b""
         if self._error is not None:
@@ -165,7 +165,7 @@ class Connection(asyncio.Protocol):
         """End the exchange: whoever waits for the reply gets `Interrupted`."""
         if not self.is_idle:
             self._fail(Interrupted("this process ends"))
-            self._tell()
+            self._notify()
 
     def abort(self) -> None:
         """Cut the connection: the host stops working."""
@@ -214,7 +214,7 @@ class Connection(asyncio.Protocol):
         if self._size > READ_BUFFER:
             self._pause()
         if self._has_news:
-            self._tell()
+            self._notify()
 
     @override
     def eof_received(self) -> None:
@@ -246,7 +246,7 @@ class Connection(asyncio.Protocol):
 
     def _end(self, error: Exception | None) -> None:
         self._fail(BrokenOff("ended early" if error is None else type(error).__name__))
-        self._tell()
+        self._notify()
 
     def _fail(self, error: BrokenOff) -> None:
         """Stop receiving. Bytes that have arrived stay."""
@@ -257,7 +257,7 @@ class Connection(asyncio.Protocol):
             if self._transport is not None:
                 self._transport.abort()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._has_news = False
             self._waiter.set_result(True)

@@ -61,7 +61,7 @@ class BodyBudget:
         self._level = level
         self._return_freed_memory = return_freed_memory
         self._is_trim_due = False
-        self._taken = 0
+        self._reserved = 0
 
     def open(self) -> BodyReservation:
         """Return an empty reservation for one request."""
@@ -71,19 +71,19 @@ class BodyBudget:
         """Take ``size`` bytes for a request that already holds ``held``; return whether they fit."""
         fits = self.has_room(size, held=held)
         if fits:
-            self._taken += size
-            self._level.set(self._taken)
+            self._reserved += size
+            self._level.set(self._reserved)
         return fits
 
     def has_room(self, size: int, *, held: int) -> bool:
         """Return whether ``size`` bytes fit now for a request that already holds ``held``."""
         limit = self._limit if held + size <= SMALL * COPIES else self._limit * LARGE_PART
-        return self._taken + size <= limit or self._taken <= held
+        return self._reserved + size <= limit or self._reserved <= held
 
     def give_back(self, size: int) -> None:
         """Return ``size`` bytes to the budget."""
-        self._taken -= size
-        self._level.set(self._taken)
+        self._reserved -= size
+        self._level.set(self._reserved)
         if size >= LARGE and not self._is_trim_due:
             self._is_trim_due = True
             asyncio.get_running_loop().call_later(TRIM_SECONDS, self._trim)

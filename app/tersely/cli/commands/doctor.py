@@ -81,10 +81,10 @@ def _port(port: int) -> Finding:
     if ready is None or "x-tersely-request-id" not in ready.headers:
         text = f"{port} is used by another program"
         return Finding(state="fail", subject="port", text=text, advice="stop it, or `tersely serve --port N`")
-    told = ready.json()
-    if told == {"status": "ready", "database": "ready"}:
+    status = ready.json()
+    if status == {"status": "ready", "database": "ready"}:
         return Finding(state="ok", subject="port", text=f"Tersely serves on {port} and is ready")
-    text = f"Tersely serves on {port}: {', '.join(f'{name} {value}' for name, value in told.items())}"
+    text = f"Tersely serves on {port}: {', '.join(f'{name} {value}' for name, value in status.items())}"
     return Finding(state="warn", subject="port", text=text, advice="see the line about the database")
 
 

@@ -163,9 +163,9 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Search a session's whole history. The exit code is 1 when nothing is found."""
-    asked = {"mode": mode, "query": query, "before": before, "after": after, "turnId": turn}
-    asked["last" if mode == "tail" else "first"] = count
-    body = {name: value for name, value in asked.items() if value is not None}
+    arguments = {"mode": mode, "query": query, "before": before, "after": after, "turnId": turn}
+    arguments["last" if mode == "tail" else "first"] = count
+    body = {name: value for name, value in arguments.items() if value is not None}
     found = request(target_of(url, key, local), "POST", session_path(session, "search"), json=body)
     if as_json:
         print_json(found)

@@ -98,19 +98,19 @@ class GrowingBlock:
         return self.sieve.stripper if self.sieve else None
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """Return the words of a text block."""
         return string_member(self._start, "text") + "".join(self._grown["text"])
 
     @property
     def shown(self) -> str:
         """Return the part of the block that the client has been shown."""
-        return self.said if self.sieve is None else "".join(self._shown)
+        return self.text if self.sieve is None else "".join(self._shown)
 
     @property
     def is_cut(self) -> bool:
         """Whether the client is shown a shortened block."""
-        return self.shown != self.said
+        return self.shown != self.text
 
     @property
     def is_gone(self) -> bool:

@@ -62,16 +62,16 @@ def add_breakpoints(members: dict[str, bytes], messages: Sequence[bytes], places
     marked = [_with_list(raw) for raw in messages]
     if members.get("system", b"").startswith(b'"'):
         members["system"] = raw_json.join_array(split_content(members["system"]))
-    taken = _fixed_breakpoints(members)
-    taken += [_Breakpoint(place=place, ttl=ttl) for place, raw in enumerate(messages) for ttl in _lifetimes(raw)]
+    fixed = _fixed_breakpoints(members)
+    fixed += [_Breakpoint(place=place, ttl=ttl) for place, raw in enumerate(messages) for ttl in _lifetimes(raw)]
     if _is_set(members.get("cache_control")):
-        taken.append(_Breakpoint(place=len(messages) - 1, ttl=_lifetime(members["cache_control"])))
+        fixed.append(_Breakpoint(place=len(messages) - 1, ttl=_lifetime(members["cache_control"])))
     for place in sorted({_carrier(messages, place) for place in places} | {_SYSTEM, _TOOLS}, reverse=True):
-        if len(taken) >= MAX_BREAKPOINTS:
+        if len(fixed) >= MAX_BREAKPOINTS:
             break
-        if any(each.place == place for each in taken):
+        if any(each.place == place for each in fixed):
             continue
-        following = min((each for each in taken if each.place >= place), key=lambda each: each.place, default=None)
+        following = min((each for each in fixed if each.place >= place), key=lambda each: each.place, default=None)
         ttl = following.ttl if following else ""
         holder = members if place < 0 else raw_json.split_object(marked[place])
         name = {_TOOLS: "tools", _SYSTEM: "system"}.get(place, "content")
@@ -81,7 +81,7 @@ def add_breakpoints(members: dict[str, bytes], messages: Sequence[bytes], places
         holder[name] = blocks
         if place >= 0:
             marked[place] = raw_json.join_object(holder)
-        taken.append(_Breakpoint(place=place, ttl=ttl))
+        fixed.append(_Breakpoint(place=place, ttl=ttl))
     return marked
 
 

@@ -130,8 +130,8 @@ def read_message(raw: bytes) -> Message:
         parts = tuple(part for part in blocks if part is not None)
         check_caller(role, parts)
     parts, injected = set_injected_apart(role, parts)
-    said_by: Role = "tool" if role == "user" and _only_results(parts) else role
-    return Message(role=said_by, parts=parts, raw=raw, injected=injected)
+    author: Role = "tool" if role == "user" and _only_results(parts) else role
+    return Message(role=author, parts=parts, raw=raw, injected=injected)
 
 
 def read_reply(raw: bytes) -> Message:

@@ -37,8 +37,8 @@ def merge_messages(messages: Sequence[bytes]) -> bytes:
 
 def write_body(first: bytes, last: bytes, message: bytes, usage: bytes) -> bytes:
     """Return the ``last`` body with the ids of the ``first``, and with that message and usage."""
-    begun, members = raw_json.split_object(first), raw_json.split_object(last)
-    members |= {key: begun[key] for key in _ONCE if key in begun}
+    head, members = raw_json.split_object(first), raw_json.split_object(last)
+    members |= {key: head[key] for key in _ONCE if key in head}
     members["content"] = raw_json.join_array(content_of(message))
     if not _has_calls(content_of(message)):
         members = _ended(members)

@@ -49,5 +49,5 @@ def _whole_block(raw: bytes, tags: TagKinds) -> GrowingBlock:
     block = GrowingBlock(raw_json.split_object(raw), tags)
     block.is_open = False
     if block.stripper is not None:
-        block.show(block.stripper.feed(block.said) + block.stripper.close())
+        block.show(block.stripper.feed(block.text) + block.stripper.close())
     return block

@@ -173,21 +173,21 @@ def restore_reply(client_raw: bytes, model_raw: bytes) -> bytes:
         return raw_json.join_object({**members, "content": raw_json.dump("".join(words))})
     shown_parts = raw_json.split_array(content)
     restored: list[bytes] = []
-    words_said: list[bytes] = []
+    text_blocks: list[bytes] = []
     for block in ours:
         kind = block_type(block)
         if kind == "text":
-            words_said.append(block)
+            text_blocks.append(block)
             continue
         shown = next(
             (place for place, other in enumerate(shown_parts) if block_type(other) != "text"), len(shown_parts)
         )
         if shown < len(shown_parts) and block_type(shown_parts[shown]) == kind:
-            restored += [*_restore_words(shown_parts[:shown], words_said), shown_parts[shown]]
-            shown_parts, words_said = shown_parts[shown + 1 :], []
+            restored += [*_restore_words(shown_parts[:shown], text_blocks), shown_parts[shown]]
+            shown_parts, text_blocks = shown_parts[shown + 1 :], []
     echoed = [block for block in shown_parts if block_type(block) == "text"]
     others = [block for block in shown_parts if block_type(block) != "text"]
-    content = raw_json.join_array([*restored, *_restore_words(echoed, words_said), *others])
+    content = raw_json.join_array([*restored, *_restore_words(echoed, text_blocks), *others])
     return raw_json.join_object({**members, "content": content})
 
 

@@ -217,8 +217,8 @@ def side_call(
     for _, header, value, kind in SIDE_HEADERS:
         if headers.get(header) == value:
             return kind
-    if CODEX_METADATA in headers and (said := _codex_call(headers[CODEX_METADATA])) is not None:
-        return said
+    if CODEX_METADATA in headers and (purpose := _codex_call(headers[CODEX_METADATA])) is not None:
+        return purpose
     instructions = [message for message in messages[:3] if message.is_instruction]
     openings = "\n".join(text[:MARK_WITHIN] for message in instructions for text in _texts(message))
     if _INSTRUCTION_MARKS.search(openings):
@@ -242,7 +242,7 @@ def quoted_replies(messages: Sequence[Message]) -> list[str]:
     if not text.startswith(TRANSCRIPT):
         return []
     parts = _SPEAKER.split(text[len(TRANSCRIPT) :].removesuffix('"'))
-    replies = [said for role, said in zip(parts[1::2], parts[2::2], strict=True) if role == "assistant"]
+    replies = [reply for role, reply in zip(parts[1::2], parts[2::2], strict=True) if role == "assistant"]
     return replies[::-1]
 
 
@@ -257,12 +257,12 @@ def _texts(message: Message) -> list[str]:
 
 def _codex_call(metadata: str) -> SideCall | None:
     try:
-        said = json.loads(metadata)
+        metadata_fields = json.loads(metadata)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(said, dict):
+    if not isinstance(metadata_fields, dict):
         return None
-    return next((kind for (name, value), kind in CODEX_MARKS.items() if said.get(name) == value), None)
+    return next((kind for (name, value), kind in CODEX_MARKS.items() if metadata_fields.get(name) == value), None)
 
 
 def idempotency_key(headers: Mapping[str, str]) -> str | None:

@@ -84,10 +84,10 @@ def read_message(raw: bytes, *, default_role: str = "user") -> Message:
     for key in INSTRUCTION_KEYS:
         if key in content:
             return Message(role="system", parts=_read_instruction(content[key]), raw=raw)
-    said = content.get("role") or default_role
-    role = _ROLES.get(said) if isinstance(said, str) else None
+    given_role = content.get("role") or default_role
+    role = _ROLES.get(given_role) if isinstance(given_role, str) else None
     if role is None:
-        raise InvalidRequest(f"unknown role {said!r}", field="role")
+        raise InvalidRequest(f"unknown role {given_role!r}", field="role")
     parts = _read_parts(parts_of(content))
     if role == "assistant":
         parts = _join_texts(parts)
@@ -145,11 +145,11 @@ def read_usage(raw: bytes) -> Usage:
     def count(key: str) -> int | None:
         return value if isinstance(value := usage.get(key), int) else None
 
-    said, thought = count("candidatesTokenCount"), count("thoughtsTokenCount")
+    output, thought = count("candidatesTokenCount"), count("thoughtsTokenCount")
     return Usage(
         input=count("promptTokenCount"),
         cached=count("cachedContentTokenCount"),
-        output=None if said is None and thought is None else (said or 0) + (thought or 0),
+        output=None if output is None and thought is None else (output or 0) + (thought or 0),
     )
 
 
@@ -361,10 +361,10 @@ def _read_part(part: dict[str, Any], calls: Numbering, results: Numbering) -> Pa
         return _read_response(response, results)
     if (media := _read_media(part)) is not None:
         return media
-    said = {key: value for key, value in part.items() if key not in _SIGNATURES}
-    if not said:
+    members = {key: value for key, value in part.items() if key not in _SIGNATURES}
+    if not members:
         return None
-    return Media(kind="other", digest=media_digest(json.dumps(said, sort_keys=True)), size=opaque_size(said))
+    return Media(kind="other", digest=media_digest(json.dumps(members, sort_keys=True)), size=opaque_size(members))
 
 
 def _read_call(call: dict[str, Any], numbering: Numbering) -> ToolCall | None:
@@ -385,11 +385,11 @@ def _read_response(response: dict[str, Any], numbering: Numbering) -> ToolResult
     )
 
 
-def _response_text(said: object) -> str:
-    if said is None:
+def _response_text(response: object) -> str:
+    if response is None:
         return ""
-    key = text_member(said)
-    return raw_json.dump(said).decode() if key is None else str(said[key])  # type: ignore[index]
+    key = text_member(response)
+    return raw_json.dump(response).decode() if key is None else str(response[key])  # type: ignore[index]
 
 
 def _read_media(part: Mapping[str, Any]) -> Media | None:

@@ -81,7 +81,7 @@ class _Event:
     contents: Mapping[int, _Content]
 
     @property
-    def is_told(self) -> bool:
+    def is_ready(self) -> bool:
         """Return whether everything in it may go out."""
         pieces = (piece for content in self.contents.values() for piece in content.pieces.values())
         return all(piece.shown is not None for piece in pieces)
@@ -181,7 +181,7 @@ class ReplyStream:
 
     def _release(self) -> bytes:
         sent: list[bytes] = []
-        while self._waiting and self._waiting[0].is_told:
+        while self._waiting and self._waiting[0].is_ready:
             event = self._waiting.popleft()
             try:
                 sent.append(self._write(event))

@@ -54,12 +54,12 @@ def merge_messages(messages: Sequence[bytes]) -> bytes:
 
 def write_body(first: bytes, last: bytes, message: bytes, usage: bytes, *, wrapper: str = "") -> bytes:
     """Return the ``last`` body with the id of the ``first``, and with that content and usage."""
-    begun, members = raw_json.split_object(first), raw_json.split_object(last)
+    head, members = raw_json.split_object(first), raw_json.split_object(last)
     if wrapper and wrapper in members:
-        inner = write_body(begun.get(wrapper, b"{}"), members[wrapper], message, usage)
+        inner = write_body(head.get(wrapper, b"{}"), members[wrapper], message, usage)
         return raw_json.join_object({**members, wrapper: inner})
-    if "responseId" in begun:
-        members["responseId"] = begun["responseId"]
+    if "responseId" in head:
+        members["responseId"] = head["responseId"]
     if usage:
         members["usageMetadata"] = usage
     candidate = raw_json.split_object(items(members["candidates"])[0])

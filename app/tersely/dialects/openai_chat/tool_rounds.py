@@ -53,8 +53,8 @@ def merge_messages(messages: Sequence[bytes]) -> bytes:
 
 def write_body(first: bytes, last: bytes, message: bytes, usage: bytes) -> bytes:
     """Return the ``last`` body with the ids of the ``first``, and with that message and usage."""
-    begun, members = raw_json.split_object(first), raw_json.split_object(last)
-    members |= {key: begun[key] for key in _ONCE if key in begun}
+    has_started, members = raw_json.split_object(first), raw_json.split_object(last)
+    members |= {key: has_started[key] for key in _ONCE if key in has_started}
     choice = raw_json.split_object(raw_json.split_array(members["choices"])[0])
     choice["message"] = message
     if _value_of(choice.get("finish_reason")) == "tool_calls" and not _calls(raw_json.split_object(message)):
@@ -201,7 +201,9 @@ class ChatRounds:
             call.held.append(raw)
             if call.is_ours is None:
                 is_custom = delta.get("custom") is not None
-                call.is_ours = False if is_custom else self._judge(call.name, begun=bool(function.get("arguments")))
+                call.is_ours = (
+                    False if is_custom else self._judge(call.name, has_started=bool(function.get("arguments")))
+                )
             shown += self._take(call)
         return shown
 
@@ -218,12 +220,12 @@ class ChatRounds:
             self._by_index[index] = call
         return call, is_new
 
-    def _judge(self, name: str, *, begun: bool) -> bool | None:
+    def _judge(self, name: str, *, has_started: bool) -> bool | None:
         """Return whether a call with this name so far is to a tool of Tersely's.
 
         None while the name may continue and be another tool's.
         """
-        if begun:
+        if has_started:
             return name in self._names
         return None if any(own.startswith(name) for own in self._names) else False
 

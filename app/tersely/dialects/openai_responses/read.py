@@ -141,8 +141,8 @@ def read_message(raw: bytes) -> Message:
     if not isinstance(item, dict):
         raise InvalidRequest("an item that is no object", field="input")
     if item.keys() == {INSTRUCTIONS}:
-        said = item[INSTRUCTIONS]
-        return Message(role="system", parts=(Text(text=said),) if isinstance(said, str) and said else (), raw=raw)
+        text = item[INSTRUCTIONS]
+        return Message(role="system", parts=(Text(text=text),) if isinstance(text, str) and text else (), raw=raw)
     if is_run(item):
         return Message(role="assistant", parts=tuple(_read_run(item[RUN])), raw=raw)
     role = role_of(item)
@@ -208,11 +208,11 @@ def result_media(item: dict[str, Any]) -> list[str]:
 
 
 def _raw_messages(request: _Request) -> list[bytes]:
-    instructions, said = verbatim(request.instructions), verbatim(request.input)
+    instructions, input_json = verbatim(request.instructions), verbatim(request.input)
     leading = [raw_json.join_object({INSTRUCTIONS: instructions})] if instructions else []
-    if said.startswith(b'"'):
-        return [*leading, string_message(said)]
-    return [*leading, *group(raw_json.split_array(said or b"[]"))]
+    if input_json.startswith(b'"'):
+        return [*leading, string_message(input_json)]
+    return [*leading, *group(raw_json.split_array(input_json or b"[]"))]
 
 
 def _why_incomplete(messages: Sequence[Message]) -> str | None:
@@ -286,8 +286,8 @@ def _result_text(item: dict[str, Any]) -> str:
             return raw_json.dump(item.get("tools")).decode()
         case "shell_call_output":
             outputs = [each for each in _list(item.get("output")) if isinstance(each, dict)]
-            said = [_string(each.get(stream)) for each in outputs for stream in ("stdout", "stderr")]
-            return "\n".join(filter(None, said)) if outputs else _string(item.get("output"))
+            streams = [_string(each.get(stream)) for each in outputs for stream in ("stdout", "stderr")]
+            return "\n".join(filter(None, streams)) if outputs else _string(item.get("output"))
         case _:
             return _output_text(item.get("output"))
 
@@ -302,10 +302,10 @@ def _output_text(output: object) -> str:
 
 
 def _read_other(item: dict[str, Any]) -> Media:
-    said = {key: value for key, value in item.items() if key not in _VOLATILE}
+    members = {key: value for key, value in item.items() if key not in _VOLATILE}
     if item_type(item) == "item_reference":
-        said["id"] = item.get("id")
-    return Media(kind="other", digest=media_digest(json.dumps(said, sort_keys=True)), size=opaque_size(item))
+        members["id"] = item.get("id")
+    return Media(kind="other", digest=media_digest(json.dumps(members, sort_keys=True)), size=opaque_size(item))
 
 
 def _read_content(content: object) -> list[Part]:

@@ -50,8 +50,8 @@ def merge_messages(messages: Sequence[bytes]) -> bytes:
 
 def write_body(first: bytes, last: bytes, message: bytes, usage: bytes) -> bytes:
     """Return the ``last`` body with the id of the ``first``, and with those items and usage."""
-    begun, members = raw_json.split_object(first), raw_json.split_object(last)
-    members |= {key: begun[key] for key in _ONCE if key in begun}
+    head, members = raw_json.split_object(first), raw_json.split_object(last)
+    members |= {key: head[key] for key in _ONCE if key in head}
     members = replace_output(members, items_of(message))
     return raw_json.join_object({**members, "usage": usage} if usage else members)
 
@@ -140,7 +140,7 @@ class ResponseRounds:
         self._sorting = _Sorting(self._names)
         self._queue: deque[_Waiting] = deque()
         self._places: dict[int, int] = {}
-        self._gone: set[int] = set()
+        self._dropped: set[int] = set()
         self._end: list[SseEvent] = []
 
     def feed(self, block: bytes) -> bytes:
@@ -208,7 +208,7 @@ class ResponseRounds:
                     out.append(waiting.event.raw)
             else:
                 self._note_number(waiting.members)
-                self._gone |= set() if place is None else {place}
+                self._dropped |= set() if place is None else {place}
         return b"".join(out)
 
     def _note_number(self, members: dict[str, bytes]) -> None:
@@ -219,7 +219,7 @@ class ResponseRounds:
         """Return the event as the client gets it."""
         changed = self._numbered(waiting.members)
         if waiting.place is not None:
-            number = self._places.setdefault(waiting.place, self._items + waiting.place - len(self._gone))
+            number = self._places.setdefault(waiting.place, self._items + waiting.place - len(self._dropped))
             self._top = max(self._top, number + 1)
             if number != waiting.place:
                 changed = {**changed, _PLACE: b"%d" % number}

@@ -82,15 +82,15 @@ class ResponseTagStripper:
 
     def choice(self, items: list[bytes], finish: str) -> ReplyChoice:
         """Return the choice of ``items``, which are in the model's view."""
-        said = as_run(items)
+        run = as_run(items)
         shown = [self.item(raw) for raw in items] if self._tags else items
-        taken = [self.text(text) for raw in items for text in _texts(raw)] if self._tags else []
-        states = [each.state for each in taken if each.state is not None]
+        stripped = [self.text(text) for raw in items for text in _texts(raw)] if self._tags else []
+        states = [each.state for each in stripped if each.state is not None]
         return ReplyChoice(
             index=0,
-            model_message=said,
-            client_message=said if shown == items else as_run(shown),
-            terse=tuple(entry for each in taken for entry in each.terse),
+            model_message=run,
+            client_message=run if shown == items else as_run(shown),
+            terse=tuple(entry for each in stripped for entry in each.terse),
             state=states[-1] if states else None,
             finish_reason=finish,
         )

@@ -153,15 +153,15 @@ def with_text(raw: bytes, text: str | None) -> bytes:
     In a reply without text it goes after the thoughts.
     """
     items = items_of(raw)
-    spoken = [place for place, item in enumerate(items) if _is_message(item)]
-    if not spoken:
+    texts = [place for place, item in enumerate(items) if _is_message(item)]
+    if not texts:
         place = next((place for place, item in enumerate(items) if not _is_thought(item)), len(items))
-        said = [write_text("assistant", text)] if text else []
-        return _with_items(raw, [*items[:place], *said, *items[place:]])
-    first = next((place for place in spoken if _text_parts(items[place])), spoken[0])
+        message = [write_text("assistant", text)] if text else []
+        return _with_items(raw, [*items[:place], *message, *items[place:]])
+    first = next((place for place in texts if _text_parts(items[place])), texts[0])
     written: list[bytes] = []
     for place, item in enumerate(items):
-        if place not in spoken:
+        if place not in texts:
             written.append(item)
         elif place == first:
             written.append(_with_content_text(item, text or ""))
@@ -341,18 +341,18 @@ def _restore_item(item: bytes, words: Iterator[bytes]) -> bytes:
     return raw_json.join_object({**members, "content": raw_json.join_array(restored)})
 
 
-def _restore_part(echoed: bytes, said: bytes) -> bytes:
+def _restore_part(echoed: bytes, original: bytes) -> bytes:
     """Return the client's part with the model's text and annotations."""
     if echoed.startswith(b'"'):
-        return _text_of(said)
+        return _text_of(original)
     shown_parts = raw_json.split_object(echoed)
-    ours = {} if said.startswith(b'"') else raw_json.split_object(said)
-    if shown_parts.get("text") == _text_of(said):
+    ours = {} if original.startswith(b'"') else raw_json.split_object(original)
+    if shown_parts.get("text") == _text_of(original):
         return echoed
     pointing: dict[str, bytes] = {
         key: ours[key] for key in ("annotations", "logprobs") if key in ours and key in shown_parts
     }
-    return raw_json.join_object({**shown_parts, "text": _text_of(said), **pointing})
+    return raw_json.join_object({**shown_parts, "text": _text_of(original), **pointing})
 
 
 def _text_of(part: bytes) -> bytes:
@@ -379,10 +379,10 @@ def _with_result(raw: bytes, texts: Mapping[str, str]) -> bytes:
 
 def _with_shell_text(outputs: Sequence[bytes], text: str) -> bytes:
     """Put the text into the first output. The others stay, empty: there is one for each command."""
-    said = [text, *("" for _ in outputs[1:])]
+    new_texts = [text, *("" for _ in outputs[1:])]
     return raw_json.join_array(
         [
             raw_json.join_object({**raw_json.split_object(raw), "stdout": raw_json.dump(words), "stderr": b'""'})
-            for raw, words in zip(outputs, said, strict=False)
+            for raw, words in zip(outputs, new_texts, strict=False)
         ]
     )

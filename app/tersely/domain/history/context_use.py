@@ -59,7 +59,7 @@ def readable_text(message: Message) -> str:
 def stands_in(text: str, context: Sequence[str]) -> bool:
     """Return whether one of the messages of a context, as `readable_text` gives them, says ``text``."""
     bare = _LINE_NUMBER.sub("", text)
-    return any(bare in said for said in context)
+    return any(bare in text for text in context)
 
 
 def calls_of(message: Message) -> Iterable[ToolCall]:

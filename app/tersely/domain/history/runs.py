@@ -21,17 +21,17 @@ def runs_of(seqs: Iterable[int]) -> tuple[Run, ...]:
 def subtract(runs: Iterable[Run], others: Iterable[Run]) -> tuple[Run, ...]:
     """Return ``runs`` without ``others``. Both may be unordered and overlap."""
     left: list[Run] = []
-    taken = sorted(others)
+    excluded = sorted(others)
     reached = 0
     for start, last in sorted(runs):
         first = max(start, reached)
         reached = max(reached, last + 1)
-        left += _outside(first, last, taken)
+        left += _outside(first, last, excluded)
     return tuple(left)
 
 
-def _outside(first: int, last: int, taken: Iterable[Run]) -> Iterator[Run]:
-    for start, end in taken:
+def _outside(first: int, last: int, excluded: Iterable[Run]) -> Iterator[Run]:
+    for start, end in excluded:
         if first <= end and start <= last:
             if start > first:
                 yield first, start - 1

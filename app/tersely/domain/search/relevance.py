@@ -274,7 +274,7 @@ def rank_turns(turns: Sequence[Turn], text: str, *, budget: int | None = None) -
     sharing = {entry.seq for entry, score in zip(entries, first.scores, strict=True) if score}
     weights = idf_weights(first.weights, corpus)
     best = sum(weights.values()) * (K1 + 1)
-    said = dict(zip((entry.seq for entry in entries), documents, strict=True))
+    by_seq = dict(zip((entry.seq for entry in entries), documents, strict=True))
     order = sorted(
         (-max(scores.get(entry.seq, 0.0) for entry in turn.entries), -number)
         for number, turn in enumerate(turns)
@@ -288,7 +288,7 @@ def rank_turns(turns: Sequence[Turn], text: str, *, budget: int | None = None) -
             if turn.tokens > room:
                 continue
             room -= turn.tokens
-        covered = _coverage(weights, corpus, {term for entry in turn.entries for term in said[entry.seq]})
+        covered = _coverage(weights, corpus, {term for entry in turn.entries for term in by_seq[entry.seq]})
         chosen.append(RankedTurn(turn=turn, relevance=min(1.0, max(-score / best, covered))))
     return tuple(chosen)
 

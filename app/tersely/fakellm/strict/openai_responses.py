@@ -25,21 +25,21 @@ def check(request: dict[str, Any]) -> Refusal | None:
     """Return the first thing that is wrong with a request."""
     if not request.get("model") and not request.get("prompt"):
         return Refusal(message="Missing required parameter: 'model'.", param="model", code="missing_required_parameter")
-    said = request.get("input")
-    if isinstance(said, str):
+    input_items = request.get("input")
+    if isinstance(input_items, str):
         return None
-    if not isinstance(said, list):
+    if not isinstance(input_items, list):
         return Refusal(message="Missing required parameter: 'input'.", param="input")
-    for place, item in enumerate(said):
+    for place, item in enumerate(input_items):
         if refusal := _check_item(item, place):
             return refusal
-    if refusal := _check_thoughts(said):
+    if refusal := _check_thoughts(input_items):
         return refusal
-    ids = [item["id"] for item in said if item.get("id")]
+    ids = [item["id"] for item in input_items if item.get("id")]
     if repeated := next((each for each in ids if ids.count(each) > 1), None):
         message = f"Duplicate item found with id {repeated}. Remove duplicate items from your input and try again."
         return Refusal(message=message, param="input")
-    return None if request.get("previous_response_id") or request.get("conversation") else check_pairing(said)
+    return None if request.get("previous_response_id") or request.get("conversation") else check_pairing(input_items)
 
 
 def overflow(*, window: int, messages: int, tools: int) -> Refusal | None:
@@ -73,8 +73,8 @@ def _check_thoughts(items: list[dict[str, Any]]) -> Refusal | None:
     """Check that every thought is followed by the item that it led to."""
     for item, following in zip(items, [*items[1:], {"role": "user"}], strict=True):
         kind = str(following.get("type", "message"))
-        is_said = following.get("role") == "assistant" if kind == "message" else not kind.endswith("_output")
-        if item.get("type") == "reasoning" and not is_said:
+        is_reply = following.get("role") == "assistant" if kind == "message" else not kind.endswith("_output")
+        if item.get("type") == "reasoning" and not is_reply:
             name = f"Item '{item.get('id')}' of type 'reasoning'"
             return Refusal(message=f"{name} was provided without its required following item.", param="input")
     return None

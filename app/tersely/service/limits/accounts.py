@@ -59,8 +59,8 @@ class Account:
     mean_money: float = 0.0
     # Use that is not in the shared record yet because the database was unavailable, and the part that the last `ask`
     # reported.
-    untold: Portion = NOTHING
-    telling: Portion = NOTHING
+    unreported: Portion = NOTHING
+    reported: Portion = NOTHING
     on_release: Callable[[Account], None] = lambda _: None
     day: str = ""
     month: str = ""
@@ -154,7 +154,7 @@ class Account:
         """Return whether the shared record is to be brought up to date without a request."""
         now = self.monotonic()
         is_idle = now - self.used_at > IDLE
-        if self.requests < 0 or self.tokens < 0 or self.money < 0 or self.untold != NOTHING:
+        if self.requests < 0 or self.tokens < 0 or self.money < 0 or self.unreported != NOTHING:
             return True
         if self.slots and (now - self.synced_at > LEASE / 3 or (is_idle and self.slots > self.in_flight)):
             return True
@@ -167,7 +167,7 @@ class Account:
         """Return whether nothing is lost with this account."""
         return (
             not (self.in_flight or self.slots or self.waiting or self.requests or self.tokens or self.money)
-            and self.untold == NOTHING
+            and self.unreported == NOTHING
         )
 
     def ask(self, *, wants: bool) -> UseRequest:
@@ -182,8 +182,8 @@ class Account:
         self.requests -= settled.requests
         self.tokens -= settled.tokens
         self.money -= settled.money
-        used = plus(self.untold, settled, sign=-1)
-        self.telling, self.untold = self.untold, NOTHING
+        used = plus(self.unreported, settled, sign=-1)
+        self.reported, self.unreported = self.unreported, NOTHING
         spare = 0 if is_idle else self._spare()
         # Returned amounts must not be used meanwhile.
         self.slots = min(self.slots, self.in_flight + spare)
@@ -199,8 +199,8 @@ class Account:
         """Restore the amounts of an `ask` that was not delivered. Return the part that this worker has not
         counted yet.
         """
-        self.untold = plus(self.untold, ask.used)
-        return replace(ask, used=plus(ask.used, self.telling, sign=-1))
+        self.unreported = plus(self.unreported, ask.used)
+        return replace(ask, used=plus(ask.used, self.reported, sign=-1))
 
     def accept(self, ask: UseRequest, granted: Grant, *, is_local: bool) -> None:
         """Add what was granted. ``is_local``: by this worker itself, while the database was away."""
@@ -214,7 +214,7 @@ class Account:
         self.synced_at = now
         self.recent = 0
         if is_local:
-            self.untold = plus(self.untold, portion)
+            self.unreported = plus(self.unreported, portion)
         got: tuple[tuple[LimitName, float, float, float], ...] = (
             ("requests_per_minute", ask.wanted.requests, portion.requests, PAUSE),
             ("tokens_per_day", ask.wanted.tokens, portion.tokens, PAUSE),

@@ -48,11 +48,11 @@ async def choose_for_entries(
     )
 
 
-def memos_in_message(model_raw: bytes, said_in: str) -> str:
-    """Return the memos that were stored with a user's message, from the model's view of it. ``said_in``:
+def memos_in_message(model_raw: bytes, client_text: str) -> str:
+    """Return the memos that were stored with a user's message, from the model's view of it. ``client_text``:
     its dialect.
     """
-    return memos_in(DIALECTS[said_in].read_message(model_raw).text)  # type: ignore[index]
+    return memos_in(DIALECTS[client_text].read_message(model_raw).text)  # type: ignore[index]
 
 
 def memos_in_epoch(entries: Sequence[Entry], strategy: Strategy, epoch: Epoch | None) -> list[Entry]:

@@ -461,11 +461,11 @@ async def _new(
     if client.id is None:
         session_id = new_id() if hints.key is None else extend(incoming.head_chain, hints.key.encode()).hex()
         return await _fresh(session_id, incoming, parent=client.parent)
-    taken = await sessions.get(connection, tenant, client.id)
-    if taken is None:
+    existing = await sessions.get(connection, tenant, client.id)
+    if existing is None:
         return await _fresh(client.id, incoming, parent=client.parent, spare_id=new_id())
     # Several sessions may share a client's id. The session that was given this id is looked up by it.
-    first = taken if taken.client_id == client.id else None
+    first = existing if existing.client_id == client.id else None
     if first is None:
         first = await sessions.find_by_client_id(connection, tenant, client.id)
     return await _fresh(new_id(), incoming, parent=first.id if first else client.parent)

@@ -233,9 +233,9 @@ class Replays:
         if session and session not in replay.sessions:
             replay.sessions.append(session)
         if step.dialect == "openai_responses":
-            said: Any = raw_json.load(body)
-            if isinstance(said, dict) and isinstance(said.get("id"), str):
-                reply_ids[step.place] = said["id"]
+            members: Any = raw_json.load(body)
+            if isinstance(members, dict) and isinstance(members.get("id"), str):
+                reply_ids[step.place] = members["id"]
 
     async def _create(self, replay: Replay, session_id: str, conversation: Conversation) -> None:
         metadata = {"replay": {"file": replay.name, "calls": len(conversation.steps)}}
@@ -261,7 +261,7 @@ def _read(name: str, content: bytes) -> Transcript:
         try:
             return load_transcript(path)
         except BadTranscript as error:
-            told = str(error).replace(f"{directory}/", "")
-            raise InvalidRequest(f"that is no transcript: {told[:400]}", field="file") from error
+            message = str(error).replace(f"{directory}/", "")
+            raise InvalidRequest(f"that is no transcript: {message[:400]}", field="file") from error
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
             raise InvalidRequest("that is no transcript that can be read", field="file") from error

@@ -180,8 +180,8 @@ class Searcher:
 
     def _most(self, lookup: RelevanceSearch) -> int:
         """Return how many messages an answer may contain, with their neighbours."""
-        around = lookup.before + lookup.after + 1
-        return min(lookup.first, self._bounds.matches, max(1, self._bounds.messages // around))
+        context_size = lookup.before + lookup.after + 1
+        return min(lookup.first, self._bounds.matches, max(1, self._bounds.messages // context_size))
 
     async def _show(
         self,

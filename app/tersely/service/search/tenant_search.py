@@ -115,13 +115,13 @@ def _hits(found: Findings, session_id: str, title: str | None, query: str) -> li
             seq=seq,
             turn=row.turn,
             role=row.message.role,
-            excerpt=around(searchable_text(row.message), query),
+            excerpt=excerpt_around(searchable_text(row.message), query),
         )
         for row, seq in pairs
     ]
 
 
-def around(text: str, query: str) -> str:
+def excerpt_around(text: str, query: str) -> str:
     """Return the text around the first match of ``query`` or of one of its words; without a match the beginning."""
     folded = fold(text)
     words = [fold(query), *sorted((fold(word) for word in query.split()), key=len, reverse=True)]

@@ -174,11 +174,11 @@ class Previews:
         built = await run_in_thread_if_large(history.size, build, history, config, budget, request.model)
         async with source.reading(tenant, limit=LIMIT) as connection:
             reports, omitted = await _turns(connection, tenant, session, built)
-        instructions, laid_out = _render(built, dialect, history, incoming, found, config)
+        instructions, messages = _render(built, dialect, history, incoming, found, config)
         texts = [dialect.read_message(raw).text for raw in instructions]
         return Preview(
             instructions=tuple(instructions),
-            messages=tuple(laid_out),
+            messages=tuple(messages),
             text="\n\n".join(texts) if texts else None,
             report=built.context.report,
             turns=reports,
@@ -230,9 +230,9 @@ def _render(
     config: ContextConfig,
 ) -> tuple[list[bytes], list[bytes]]:
     """Return leading instructions and all other messages, exactly as the proxy would send them."""
-    laid_out = render_messages(built.context, dialect, history, incoming, found).messages
+    messages = render_messages(built.context, dialect, history, incoming, found).messages
     front = instructions_in(built.context.epoch, config)
-    body = dialect.write_request(b"{}", RequestPatch(messages=laid_out, instructions=front))
+    body = dialect.write_request(b"{}", RequestPatch(messages=messages, instructions=front))
     whole = dialect.read_request(body).messages
     leading = next((place for place, message in enumerate(whole) if not message.is_instruction), len(whole))
     return [message.raw for message in whole[:leading]], [message.raw for message in whole[leading:]]

@@ -58,7 +58,7 @@ class SummaryPrefetcher:
 
     def __init__(self, summarizer: Summarizer) -> None:
         self._summarizer = summarizer
-        self._asked: OrderedDict[tuple[str, str, int, SummaryNeed], None] = OrderedDict()
+        self._requested: OrderedDict[tuple[str, str, int, SummaryNeed], None] = OrderedDict()
 
     def prefetch(
         self,
@@ -103,10 +103,10 @@ class SummaryPrefetcher:
 
     def _new(self, tenant: str, session_id: str, edits: int, wanted: Iterable[SummaryNeed]) -> list[SummaryNeed]:
         keys = [(tenant, session_id, edits, foreseen) for foreseen in wanted]
-        fresh = [key for key in keys if key not in self._asked]
+        fresh = [key for key in keys if key not in self._requested]
         for key in keys:
-            self._asked[key] = None
-            self._asked.move_to_end(key)
-        while len(self._asked) > REMEMBERED:
-            self._asked.popitem(last=False)
+            self._requested[key] = None
+            self._requested.move_to_end(key)
+        while len(self._requested) > REMEMBERED:
+            self._requested.popitem(last=False)
         return [foreseen for *_, foreseen in fresh]

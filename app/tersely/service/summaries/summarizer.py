@@ -347,7 +347,7 @@ class Summarizer:
     async def _in_the_end(self, say: Callable[..., Awaitable[object]], job: Job, *what: object) -> None:
         """Write a last record to the store, also while being stopped. An unavailable store is not waited for."""
 
-        async def tell() -> None:
+        async def notify() -> None:
             try:
                 async with self._database.transaction(job.tenant, limit=LAST_WORDS) as connection:
                     await say(connection, *job.place, *what)
@@ -356,7 +356,7 @@ class Summarizer:
             except Exception as error:  # noqa: BLE001 it must not hide why the job ended; the session may be deleted
                 _log.info("the end of a summary was not stored: %s", type(error).__name__)
 
-        await asyncio.shield(asyncio.get_running_loop().create_task(tell()))
+        await asyncio.shield(asyncio.get_running_loop().create_task(notify()))
 
 
 async def _delete_pending(connection: Connection, job: Job) -> None:

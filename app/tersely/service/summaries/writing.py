@@ -175,12 +175,12 @@ class SummaryWriter:
     ) -> None:
         """Add the tokens of a finished call; Tersely's own count if the host did not report them."""
         encode = _encoder(chosen.model)
-        asked, output_tokens = answered.input_tokens, answered.output_tokens
-        if asked is None:
-            asked = await asyncio.to_thread(encode, question.instructions + question.message)
+        input_tokens, output_tokens = answered.input_tokens, answered.output_tokens
+        if input_tokens is None:
+            input_tokens = await asyncio.to_thread(encode, question.instructions + question.message)
         if output_tokens is None:
             output_tokens = encode(answered.reply.text)
-        costs = SummaryCosts(input_tokens=max(0, asked), output_tokens=max(0, output_tokens))
+        costs = SummaryCosts(input_tokens=max(0, input_tokens), output_tokens=max(0, output_tokens))
         price = self._models.config.price_of(costs.input_tokens, costs.output_tokens)
         if price:
             self._metrics.summarizer_cost.inc(price)

@@ -96,14 +96,14 @@ ORDER BY array_position($2::bytea[], m.chain), (s.client_id = $3) IS TRUE DESC, 
 LIMIT 1
 """
 
-# If so many sessions share a reply, it identifies none.
-TELLING = 100
+# A reply that so many sessions contain identifies none of them.
+MAX_SHARED = 100
 BY_REPLY = f"""
 SELECT m.session_id
 FROM messages m JOIN sessions s ON s.tenant_id = m.tenant_id AND s.id = m.session_id
 WHERE m.tenant_id = $1 AND m.digest = $2 AND m.chain IS NOT NULL
       AND ($3::text IS NULL OR s.client_id IS NULL OR s.client_id = $3)
-LIMIT {TELLING}
+LIMIT {MAX_SHARED}
 """
 
 BY_SIDE_REPLY = f"""
@@ -171,7 +171,7 @@ async def find_by_reply(
     for digest in digests:
         rows = await connection.fetch(BY_REPLY, tenant, digest, client_id)
         found = {row["session_id"] for row in rows}
-        if not found or len(rows) == TELLING:
+        if not found or len(rows) == MAX_SHARED:
             continue
         candidates = candidates & found or candidates or found
         if len(candidates) == 1:

@@ -50,7 +50,7 @@ WHERE tenant_id = $1 AND (session_id, day, first_seq, last_seq) IN (
 )
 """
 # Deleted entries count too: their messages are not summarised again.
-TOLD = """
+ENTRIES_IN_RANGE = """
 SELECT day, first_seq, last_seq, runs, forgotten FROM memory
 WHERE tenant_id = $1 AND session_id = $2 AND first_seq <= $4 AND last_seq >= $3
 """
@@ -95,7 +95,7 @@ async def add(connection: Connection, tenant: str, entry: MemoryEntry) -> None:
 
 async def covered_runs(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[Run]:
     """Return the runs of messages that entries overlapping ``first`` to ``last`` cover."""
-    found = await connection.fetch(TOLD, tenant, session_id, first, last)
+    found = await connection.fetch(ENTRIES_IN_RANGE, tenant, session_id, first, last)
     return [run for record in found for run in _runs(record)]
 
 
@@ -164,7 +164,7 @@ async def forget_range(
 ) -> list[tuple[Run, ...]]:
     """Delete the entries that cover any message from ``first`` to ``last``. Return the runs that each covered."""
     deleted: list[tuple[Run, ...]] = []
-    for record in await connection.fetch(TOLD, tenant, session_id, first, last):
+    for record in await connection.fetch(ENTRIES_IN_RANGE, tenant, session_id, first, last):
         runs = _runs(record)
         if overlap(runs, first, last) and not record["forgotten"]:
             await connection.execute(DELETE, tenant, session_id, record["day"], record["first_seq"], record["last_seq"])

@@ -30,7 +30,7 @@ ORDER BY s.last_call_at DESC LIMIT 100
 """
 
 # A session, a time, and what happened.
-Told = tuple[str, datetime, dict[str, Any]]
+ActivityEvent = tuple[str, datetime, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ async def finished(connection: Connection, tenant: str, after: datetime, limit: 
     return await finished_since(connection, tenant, begun=after - LONGEST, finished=after, limit=limit)
 
 
-async def epochs(connection: Connection, tenant: str, after: datetime, limit: int) -> list[Told]:
+async def epochs(connection: Connection, tenant: str, after: datetime, limit: int) -> list[ActivityEvent]:
     """Return epochs that started after that time."""
     found = []
     for row in await connection.fetch(EPOCHS, tenant, after, limit):
@@ -59,7 +59,7 @@ async def epochs(connection: Connection, tenant: str, after: datetime, limit: in
     return found
 
 
-async def events(connection: Connection, tenant: str, after: datetime, limit: int) -> list[Told]:
+async def events(connection: Connection, tenant: str, after: datetime, limit: int) -> list[ActivityEvent]:
     """Events after that time."""
     return [
         (

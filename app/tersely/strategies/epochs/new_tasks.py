@@ -39,7 +39,7 @@ _LEAD = (
     r"(?:start|begin|do|turn to|move on to|go on to|switch to|talk about|discuss|work on)|"
     r"(?:moving |going )?on to|onto|on|for|about|now to|next up is)\s+)?(?:an?\s+|the\s+)?"
 )
-_SAID_AT_THE_BEGINNING = [
+_ANNOUNCEMENT_PATTERNS = [
     rf"{_LEAD}{_WHOLLY}(?:new|different|another|separate|unrelated)\s+(?:task|topic|subject|job){_STOP}",
     rf"{_LEAD}(?:next)\s+(?:task|topic|subject)\s*[:.!–—-]",
     rf"{_LEAD}{_WHOLLY}(?:unrelated|separate)\s+(?:question|request|issue|matter|thing|note|problem|project){_STOP}",
@@ -68,7 +68,7 @@ _SAID_AT_THE_BEGINNING = [
     r"(?:换个话题|换一个话题|新任务|新的任务|新话题|另一个话题)",
     r"(?:新しいタスク|別のタスク|別の話題|話は変わ|話題を変え)",
 ]
-_SAID = re.compile(rf"\W*{_OPENERS}(?:{'|'.join(_SAID_AT_THE_BEGINNING)})", re.IGNORECASE)
+_ANNOUNCEMENT = re.compile(rf"\W*{_OPENERS}(?:{'|'.join(_ANNOUNCEMENT_PATTERNS)})", re.IGNORECASE)
 # Words that refer to earlier messages.
 _BACK = re.compile(
     r"\b(?:again|still|instead|continue|continu\w+|resume|earlier|previous(?:ly)?|above|before|back to|as we|as you|"
@@ -106,7 +106,7 @@ def starts_new_task(running: Turn, before: Iterable[Turn], *, pause: float) -> b
 
 def announces_new_task(text: str) -> bool:
     """Return whether the beginning of ``text`` announces a new task."""
-    return _SAID.match(text.lstrip()[:BEGINNING].replace("\u2019", "'")) is not None
+    return _ANNOUNCEMENT.match(text.lstrip()[:BEGINNING].replace("\u2019", "'")) is not None
 
 
 def _is_unrelated(text: str, turns: Iterable[Turn]) -> bool:
@@ -116,8 +116,8 @@ def _is_unrelated(text: str, turns: Iterable[Turn]) -> bool:
     names = set(extract_identifiers(text))
     for turn in turns:
         for entry in turn.entries:
-            for said in message_text(entry.message):
-                if not names.isdisjoint(extract_identifiers(said)) or not keywords.isdisjoint(tokenize(said)):
+            for part in message_text(entry.message):
+                if not names.isdisjoint(extract_identifiers(part)) or not keywords.isdisjoint(tokenize(part)):
                     return False
     return True
 

@@ -307,8 +307,8 @@ def _session_lines(
         for turn, line in read_tasks(summary.text).items()
     }
     lines = {}
-    for turn, said in texts.items():
-        text = made.get(turn) or alone.get(lasts[turn]) or "; ".join(said)
+    for turn, parts in texts.items():
+        text = made.get(turn) or alone.get(lasts[turn]) or "; ".join(parts)
         length = OLD_ENTRY if ages[turn] > old_after else FRESH_ENTRY
         lines[turn] = f"[{write_turn_id(turn)}] {clip_line(text, length)}"
     return lines

@@ -96,8 +96,8 @@ def derive_terse(entries: Sequence[Entry]) -> TerseEntry:
     Without a text it names the user's request and the tools used.
     """
     last = entries[-1]
-    spoken = (e for e in reversed(entries) if e.message.role == "assistant" and _first_sentence(e.message.text))
-    final = next(spoken, None)
+    replies = (e for e in reversed(entries) if e.message.role == "assistant" and _first_sentence(e.message.text))
+    final = next(replies, None)
     if final is not None and final.message.calls:
         final = None
     text = _first_sentence(final.message.text) if final else _describe_request_and_tools(entries)
@@ -159,10 +159,10 @@ def _sentences(text: str) -> Iterator[str]:
 
 
 def _describe_request_and_tools(entries: Sequence[Entry]) -> str:
-    asked = next((e.message.text for e in entries if e.message.starts_turn), "")
+    question = next((e.message.text for e in entries if e.message.starts_turn), "")
     used = _tools_used(entries)
     tools = f"used {used}" if used else "no reply"
-    question = clip_line(_first_sentence(asked) or "no words", TERSE_LIMIT - len(tools) - 14)
+    question = clip_line(_first_sentence(question) or "no words", TERSE_LIMIT - len(tools) - 14)
     return f"asked: {question} ({tools})"
 
 

@@ -135,7 +135,7 @@ def derive_state(entries: Sequence[Entry], *, limit: int, encode: Encode) -> str
         "Technical Anchors": anchors[-12:],
     }
     for runes in (TASK, LINE, LINE // 2, LINE // 4, LINE // 8):
-        text = "\n".join([HEADING, *(f"{name}: {clip_line('; '.join(said), runes)}" for name, said in lines.items())])
+        text = "\n".join([HEADING, *(f"{name}: {clip_line('; '.join(items), runes)}" for name, items in lines.items())])
         if encode(text) <= limit:
             return text
     return HEADING

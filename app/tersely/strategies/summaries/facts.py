@@ -29,7 +29,7 @@ GOALS, DECISIONS, DONE, NAMES, ERRORS, OPEN = SECTIONS = (
     "Open",
 )
 # Parts of sections that are kept apart until they are written.
-USED, CALLS, SAID = "used", "calls", "said to be open"
+USED, CALLS, STATED = "used", "calls", "said to be open"
 
 LINE = 200
 # Characters of the task, which may be longer than other facts.
@@ -42,7 +42,7 @@ LONG_TURN = 6
 FEW_WORDS = 3
 LOOK_AHEAD = 2_000
 # Number of facts kept in a section: the first one and the newest.
-MOST: Mapping[str, int] = {GOALS: 12, DECISIONS: 24, DONE: 40, ERRORS: 16, OPEN: 8, CALLS: 12, SAID: 8, USED: 24}
+MOST: Mapping[str, int] = {GOALS: 12, DECISIONS: 24, DONE: 40, ERRORS: 16, OPEN: 8, CALLS: 12, STATED: 8, USED: 24}
 MOST_NAMES = 40
 
 _SENTENCES = re.compile(r"(?<=[.!?。！？])\s+|\n+")
@@ -79,14 +79,14 @@ def cover(before: CoveredFacts, entries: Iterable[Entry]) -> CoveredFacts:
         return before
     turns = group_turns(new)
     replied = [entry for entry in new if entry.message.role == "assistant" and not entry.message.calls]
-    outdated = (OPEN, SAID) if replied else (OPEN,)
+    outdated = (OPEN, STATED) if replied else (OPEN,)
     facts = [fact for fact in before.facts if fact.section not in outdated]
     facts = _settle_calls_and_errors(facts, new)
     for section, found in (
         (GOALS, _goals(turns)),
         (DECISIONS, _decisions(new)),
         (DONE, _done(turns)),
-        (SAID, _said_to_be_open(replied[-1]) if replied else ()),
+        (STATED, _said_to_be_open(replied[-1]) if replied else ()),
         (OPEN, _open_ends(turns[-1])),
     ):
         facts += [replace(fact, section=section) for fact in found]
@@ -111,7 +111,7 @@ def write_sections(covered: CoveredFacts, *, after: int = 0, up_to: int | None =
     lines: dict[str, list[str]] = {name: [] for name in SECTIONS}
     for fact in sorted(covered.facts, key=lambda each: each.seq):
         at = write_turn_id(fact.turn)
-        if fact.section in (OPEN, CALLS, SAID):
+        if fact.section in (OPEN, CALLS, STATED):
             if is_end:
                 replies = f"no result yet of {fact.text}" if fact.section == CALLS else fact.text
                 lines[OPEN].append(f"{at}: {replies}")

@@ -234,8 +234,8 @@ def without_model(
     """
     match purpose:
         case "tool_result":
-            said = "\n".join(line for entry in entries for line in _lines_of(entry.message))
-            text = extractive.digest_result(given, said, runes=RESULT_HEURISTIC)
+            text = "\n".join(line for entry in entries for line in _lines_of(entry.message))
+            text = extractive.digest_result(given, text, runes=RESULT_HEURISTIC)
             return (
                 text
                 if encode(text) <= limit
