@@ -38,7 +38,7 @@ def _append(path: Path, records: Sequence[Mapping[str, object]]) -> None:
         file.writelines(json.dumps(record) + "\n" for record in records)
 
 
-def test_the_table_says_what_is_known(data: Path) -> None:
+def test_table_shows_known_figures(data: Path) -> None:
     report = recall.render(data)
     assert "## LoCoMo, all: 2 conversations, 20 questions" in report
     assert "## BEAM-100k, held out: 1 conversations, 10 questions" in report
@@ -46,7 +46,7 @@ def test_the_table_says_what_is_known(data: Path) -> None:
     assert report.count("| newest messages | .500 | 1.000 |") == 6
 
 
-def test_missing_data_is_said_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_is_reported_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recall, "TABLE", tmp_path / "recall.md")
     monkeypatch.setattr("sys.argv", ["recall", str(tmp_path)])
     with pytest.raises(SystemExit, match="no annotated conversations"):

@@ -52,7 +52,7 @@ async def test_an_output_over_the_threshold_is_fetched_whole_by_the_sha_of_its_n
     assert answer.content == LARGE.encode()
 
 
-async def test_only_a_pointer_is_stored_and_only_for_what_is_large(api: Api, database: Database) -> None:
+async def test_large_values_alone_are_stored_as_pointers(api: Api, database: Database) -> None:
     at_most = "x" * LEAST_SPILLED
     await api.append("s", *exchange(at_most), *exchange(LARGE), {"role": "user", "content": "y" * 300_000})
     (row,) = await rows(database)
@@ -151,7 +151,7 @@ async def test_deleted_output_is_nowhere_any_more(api: Api) -> None:
     assert (await api.http.get("/api/sessions/s")).json()["tokens"] < before / 10
 
 
-async def test_client_that_resends_a_deleted_output_goes_on_in_its_session(api: Api, database: Database) -> None:
+async def test_client_that_resends_a_deleted_output_continues_its_session(api: Api, database: Database) -> None:
     history = exchange(LARGE)
     with scripted() as model:
         async with serve(database.dsn, upstream=model.url) as api:

@@ -91,7 +91,7 @@ def _changed(value: Any, text: str) -> list[Any]:
 
 @pytest.mark.parametrize("header", ["X-Tersely-Session", "X-Tersely-Strategy", "X-Tersely-Epoch", "X-Tersely-Key"])
 @pytest.mark.parametrize("value", [b"a\xffb", b"\xed\xa0\x80", b"a\x7fb", "é".encode(), b"a" * 9000])
-async def test_in_a_header_they_are_no_server_error(api: Api, header: str, value: bytes) -> None:
+async def test_bad_characters_in_a_header_cause_no_server_error(api: Api, header: str, value: bytes) -> None:
     body = b'{"model":"m","messages":[{"role":"user","content":"x"}]}'
     for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1beta/models/m:generateContent"):
         response = await api.http.post(
@@ -134,7 +134,7 @@ async def test_bad_characters_in_other_routes(api: Api) -> None:
 
 
 @pytest.mark.parametrize("text", ["a\0b", "a\ud800b"])
-async def test_the_store_says_what_it_cannot_take(database: Database, text: str) -> None:
+async def test_unstorable_characters_are_the_callers_error(database: Database, text: str) -> None:
     """Whatever route brings such a text: it is the caller's fault, and the database is not away."""
     store = Store(dsn=database.dsn)
     await store.open()

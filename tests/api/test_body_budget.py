@@ -75,7 +75,7 @@ def test_parsed_objects_count_against_the_budget(budget: BodyBudget, gauge: Gaug
     one.release()
 
 
-def test_a_refused_body_gives_up_what_it_held(budget: BodyBudget, gauge: Gauge) -> None:
+def test_refused_body_releases_its_share_of_the_budget(budget: BodyBudget, gauge: Gauge) -> None:
     one, other = budget.open(), budget.open()
     one.grow_to(600)
     other.grow_to(300)

@@ -286,7 +286,9 @@ def test_the_gauges_of_dead_workers_are_forgotten(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("user", ["nobody_like_that"])
-async def test_a_wrong_role_is_said_once(database: Database, user: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_wrong_database_role_is_logged_once(
+    database: Database, user: str, caplog: pytest.LogCaptureFixture
+) -> None:
     parts = urlsplit(database.dsn)
     wrong = parts._replace(netloc=f"{user}:x@{parts.netloc.rpartition('@')[2]}").geturl()
     with caplog.at_level("INFO", "tersely.lifespan"):
@@ -304,7 +306,7 @@ LOCAL = ["127.0.0.1:8484", "localhost:1", "LOCALHOST", "[::1]:8484", "127.9.9.9"
 FOREIGN = ["evil.example", "localhost.evil.example:8484", "127.0.0.1.evil.example", "10.0.0.1", "", "[x"]
 
 
-async def test_a_web_page_cannot_use_what_listens_on_loopback(database: Database) -> None:
+async def test_web_page_cannot_call_a_service_on_loopback(database: Database) -> None:
     async with serve(database.dsn, is_local=True) as api:
         for host in LOCAL:
             for more in ({}, {"origin": f"http://{host}"}):

@@ -26,7 +26,7 @@ def read(block: bytes) -> tuple[str, str, dict]:
     return fields["id"], fields["event"], json.loads(fields["data"])
 
 
-async def test_a_stream_goes_on_as_things_happen_and_ends_with_the_session(api: Api, database: Database) -> None:
+async def test_event_stream_follows_the_session_until_its_deletion(api: Api, database: Database) -> None:
     await api.http.post("/api/sessions", json={"id": "s"})
     admin = await asyncpg.connect(database.admin_dsn)
     store = connection.Database(dsn=database.dsn)

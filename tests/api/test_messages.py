@@ -164,7 +164,7 @@ async def test_pages_follow_one_another(api: Api) -> None:
     assert beyond == {"items": [], "next": None}
 
 
-async def test_a_page_ends_early_when_it_is_large(api: Api) -> None:
+async def test_large_page_ends_early(api: Api) -> None:
     for _ in range(4):
         await api.append("large", {"role": "user", "content": "x" * 3_000_000})
     sizes: list[int] = []

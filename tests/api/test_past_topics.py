@@ -36,7 +36,7 @@ async def test_a_reference_brings_its_topic_back(filled: Api, reference: str, to
     assert len(others) <= 3
 
 
-async def test_a_short_follow_up_brings_nothing_and_keeps_what_was_said_last(filled: Api) -> None:
+async def test_short_follow_up_retrieves_no_topic_and_keeps_the_last_turns(filled: Api) -> None:
     for text in ("continue", "yes", "go on", "Please fix that"):
         wish = {"epoch": "every_request", "messages": [{"role": "user", "content": text}]}
         answer = await filled.http.post("/api/sessions/s/context", json=wish)

@@ -131,7 +131,7 @@ async def test_only_the_current_instructions_are_there(api: Api) -> None:
     assert await rows(api, instructions) == [[3, "You are new."]]
 
 
-async def test_a_session_that_is_made_anew_has_nothing_of_the_old_one(api: Api) -> None:
+async def test_recreated_session_has_no_messages_of_the_old_one(api: Api) -> None:
     await api.append("s", said("old"))
     assert await rows(api, "SELECT content FROM messages") == [["old"]]
     await api.http.delete("/api/sessions/s")
@@ -140,7 +140,7 @@ async def test_a_session_that_is_made_anew_has_nothing_of_the_old_one(api: Api) 
     assert await rows(api, "SELECT content FROM messages") == [["new"]]
 
 
-async def test_nobody_sees_another_s_session(guarded: Api, new_tenant: NewKey) -> None:
+async def test_query_of_another_tenants_session_is_not_found(guarded: Api, new_tenant: NewKey) -> None:
     mine, theirs = await new_tenant("me"), await new_tenant("them")
     await guarded.append("s", said("mine"), **mine)
     await guarded.append("s", said("theirs"), **theirs)

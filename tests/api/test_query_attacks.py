@@ -206,7 +206,7 @@ async def test_children_that_somebody_kills_are_replaced(api: Api) -> None:
     assert (await ask(api, counting)).json()["rows"] == [[4]]
 
 
-async def test_a_child_has_given_up_what_it_can(api: Api) -> None:
+async def test_sandboxed_process_has_no_files_environment_or_free_limits(api: Api) -> None:
     await fill(api, count=4)
     await ask(api, "SELECT 1")
     (process,) = children()

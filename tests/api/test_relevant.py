@@ -81,7 +81,7 @@ async def test_neighbours_come_only_where_they_are_asked_for(api: Api) -> None:
 
 
 @pytest.mark.parametrize("query", ["continue", "please go on", "next?", "zebra", "..."])
-async def test_small_talk_and_strange_words_find_nothing(api: Api, query: str) -> None:
+async def test_small_talk_and_unknown_words_find_nothing(api: Api, query: str) -> None:
     await talk(api)
     assert (await find(api, "s", query, first=10))["text"] == "No messages found."
 

@@ -157,7 +157,7 @@ async def test_odd_characters_are_searched_and_shown(api: Api) -> None:
     assert "\x00" not in (await find(api, "o", mode="head"))["text"]
 
 
-async def test_an_answer_says_what_it_leaves_out(api: Api) -> None:
+async def test_search_answer_names_omitted_results(api: Api) -> None:
     await api.append("b", *({"role": "user", "content": f"same {n}"} for n in range(1, 1501)))
     found = await find(api, "b", mode="search", query="same", before=0, after=0)
     shown = [m["number"] for e in found["excerpts"] for m in e["messages"]]

@@ -39,7 +39,7 @@ async def test_search_finds_words_in_every_session(api: Api) -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"query": ""}, {"query": "x" * 2_001}, {"query": "x", "mode": "guess"}])
-async def test_search_refuses_what_is_no_query(api: Api, body: dict[str, Any]) -> None:
+async def test_search_refuses_an_invalid_query(api: Api, body: dict[str, Any]) -> None:
     assert (await api.http.post("/api/search", json=body)).status_code == 422
 
 

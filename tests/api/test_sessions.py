@@ -9,7 +9,7 @@ import pytest
 from tests.api.conftest import Api
 
 
-async def test_a_session_comes_back_as_it_was_made(api: Api) -> None:
+async def test_created_session_is_returned_unchanged(api: Api) -> None:
     parent = (await api.http.post("/api/sessions", json={})).json()
     made = await api.http.post(
         "/api/sessions",
@@ -106,7 +106,7 @@ async def test_lists_are_paged_and_narrowed_down(api: Api) -> None:
     assert nobody == {"items": [], "next": None}
 
 
-async def test_a_change_leaves_alone_what_it_does_not_name(api: Api) -> None:
+async def test_patch_keeps_fields_that_it_does_not_name(api: Api) -> None:
     await api.http.post("/api/sessions", json={"id": "p", "strategy": "full", "metadata": {"a": 1}})
     changed = (await api.http.patch("/api/sessions/p", json={"epoch": {"stride": 4}})).json()
     assert (changed["strategy"], changed["epoch"], changed["metadata"]) == ("full", {"stride": 4}, {"a": 1})

@@ -40,7 +40,7 @@ async def test_a_good_state_block_is_kept_and_the_answer_names_the_way_out(api: 
     assert await state(api) == before
 
 
-async def test_a_model_that_fails_leaves_the_block_as_it_is(database: Database) -> None:
+async def test_failed_rebuild_keeps_the_state_block(database: Database) -> None:
     settings: dict[str, Any] = {
         "summarizer_model": "m",
         "summarizer_base_url": "http://127.0.0.1:9/v1",
@@ -65,9 +65,7 @@ async def test_no_goal_no_block(api: Api) -> None:
 
 
 @pytest.mark.parametrize("is_cleared", [False, True])
-async def test_where_there_is_no_block_an_extract_is_made_without_markup_and_numbers(
-    api: Api, is_cleared: bool
-) -> None:
+async def test_rebuild_without_a_block_extracts_plain_text(api: Api, is_cleared: bool) -> None:
     if is_cleared:
         await api.append("s", {"role": "user", "content": "first"})
         await api.http.put("/api/sessions/s/state", json={"text": GOOD})

@@ -20,7 +20,7 @@ async def fill(api: Api, *last: dict[str, str]) -> None:
     assert done.status_code == 201, done.text
 
 
-async def test_statistics_name_the_levels_what_came_back_and_the_last_compression(api: Api) -> None:
+async def test_statistics_name_levels_retrieved_turns_and_last_compression(api: Api) -> None:
     await fill(api, {"role": "user", "content": "back to the payments service deploy: which step failed?"})
     stats = (await api.http.get("/api/sessions/s/stats")).json()
     made = (await api.http.post("/api/sessions/s/context", json={})).json()

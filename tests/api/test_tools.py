@@ -46,7 +46,7 @@ async def test_tool_definitions_by_dialect(api: Api) -> None:
         assert item["description"]
 
 
-async def test_context_search_prints_what_the_document_prints(api: Api) -> None:
+async def test_context_search_prints_the_examples_of_the_document(api: Api) -> None:
     await api.append(
         "s", USER, REPLY, {"role": "user", "content": "Warmer greens?"}, {"role": "assistant", "content": "Done."}
     )
@@ -136,7 +136,7 @@ async def test_read_artifact_in_pieces(api: Api) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["{", "[]", 7, ["a"], '{"a": ' * 5_000, {"\ud800": 1}])
-async def test_malformed_arguments_are_answered_in_words(api: Api, arguments: object) -> None:
+async def test_malformed_arguments_get_an_error_text(api: Api, arguments: object) -> None:
     await api.append("s", USER)
     for name in TOOLS:
         text = await refused(api, name, arguments)

@@ -189,7 +189,7 @@ def in_dialects() -> dict[str, list[dict[str, object]]]:
 
 
 @pytest.mark.parametrize("dialect", ["openai_chat", "openai_responses", "anthropic", "gemini"])
-async def test_the_dialect_is_told_by_the_messages_where_nobody_names_it(api: Api, dialect: str) -> None:
+async def test_import_detects_the_dialect_from_the_messages(api: Api, dialect: str) -> None:
     messages = in_dialects()[dialect]
     made = await api.http.post("/api/sessions/import", json={"id": "i", "context": messages})
     assert made.status_code == 201, made.text
@@ -216,7 +216,7 @@ async def test_shapes_of_several_dialects_are_refused_with_their_places(api: Api
     assert (await api.http.get("/api/sessions/m")).status_code == 404
 
 
-async def test_plain_words_and_a_named_dialect_are_taken_as_ever(api: Api) -> None:
+async def test_import_accepts_plain_text_and_a_named_dialect(api: Api) -> None:
     words = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [{"type": "text", "text": "hello"}]}]
     for session, more in (("p", {}), ("q", {"dialect": "anthropic"})):
         assert (await api.http.post("/api/sessions/import", json={"id": session, "context": words, **more})).is_success

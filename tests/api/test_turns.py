@@ -74,7 +74,7 @@ async def test_undo_takes_turns_back_one_by_one_and_numbers_are_not_reused(api: 
     assert await contents(api) == []
 
 
-async def test_a_removed_turn_leaves_nothing_but_its_numbers(api: Api, database) -> None:
+async def test_removed_turn_keeps_only_its_numbers(api: Api, database) -> None:
     await fill(api)
     before = (await api.http.get("/api/sessions/s")).json()["tokens"]
     assert (await api.http.delete("/api/sessions/s/turns/t2")).status_code == 204

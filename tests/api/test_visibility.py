@@ -118,7 +118,7 @@ async def test_calls_and_results_are_hidden_together(filled: Api, seq: int) -> N
     assert [message["role"] for message in await context(filled)][:4] == ["user", "assistant", "tool", "tool"]
 
 
-async def test_a_log_and_a_summary_tell_nothing_of_what_is_hidden(filled: Api) -> None:
+async def test_log_and_summary_omit_hidden_messages(filled: Api) -> None:
     assert (await change(filled, 6, model_visible=False)).status_code == 200
     log = (await filled.http.get("/api/sessions/s/terse")).json()["items"]
     assert [entry["summary"] for entry in log] == ["saw a stork"]
@@ -128,7 +128,7 @@ async def test_a_log_and_a_summary_tell_nothing_of_what_is_hidden(filled: Api) -
     assert "Two herons" not in memory
 
 
-async def test_a_summary_is_made_anew_when_a_part_of_its_range_is_hidden(filled: Api) -> None:
+async def test_summary_is_rewritten_when_a_message_of_its_range_is_hidden(filled: Api) -> None:
     await filled.http.post("/api/sessions/s/clear")
     assert "the heron" in (await filled.http.get("/api/memory?session=s")).text
     assert (await change(filled, 2, model_visible=False)).status_code == 200
@@ -191,7 +191,7 @@ async def both(database) -> AsyncIterator[tuple[Api, Model]]:
 
 
 @pytest.mark.parametrize("flag", ["model_visible", "client_visible"])
-async def test_a_client_that_resends_its_history_goes_on_in_its_session(both, flag: str) -> None:
+async def test_client_that_resends_its_history_continues_its_session(both, flag: str) -> None:
     """What is hidden from the model is not sent on, though the client sends it; nothing is stored twice."""
     api, model = both
     history: list[dict[str, Any]] = []

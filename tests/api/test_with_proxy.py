@@ -61,7 +61,7 @@ async def test_a_dropped_turn_is_not_sent_any_more(both) -> None:
     assert b"beta" not in sent
 
 
-async def test_a_preview_is_what_the_next_call_sends(both) -> None:
+async def test_preview_equals_the_context_of_the_next_call(both) -> None:
     api, model = both
     await talk(api, model)
     wish = {

@@ -35,7 +35,7 @@ def test_ctrl_c_forgets_the_line_and_then_leaves(running: Running, session: str)
     assert said[0] == "whole"
 
 
-def test_a_prompt_says_where_one_is_and_what_can_be_typed(running: Running, session: str) -> None:
+def test_chat_prompt_names_session_and_commands(running: Running, session: str) -> None:
     terminal = running.at_terminal("chat", "-s", session, "--model", "some-model")
     said = terminal.wait_for("/exit leaves.")
     assert f"Session {session}, model some-model." in said
@@ -54,7 +54,7 @@ def test_ctrl_d_leaves(running: Running, session: str) -> None:
     assert terminal.end() == 0
 
 
-def test_ctrl_c_stops_a_reply_and_the_chat_goes_on(running: Running, session: str) -> None:
+def test_ctrl_c_stops_a_reply_and_the_chat_continues(running: Running, session: str) -> None:
     slow = ScriptedReply(message={"role": "assistant", "content": LONG}, delay=0.2)
     model = running.script(slow, ScriptedReply(message={"role": "assistant", "content": "at once"}))
     terminal = chat(running, session, "--model", model)
@@ -119,7 +119,7 @@ def test_a_context_taller_than_the_terminal_is_opened(running: Running, session:
 
 
 @pytest.mark.parametrize("program", ["", "/no/such/program"])
-def test_without_an_editor_it_is_printed(running: Running, session: str, say: Say, program: str) -> None:
+def test_text_is_printed_without_an_editor(running: Running, session: str, say: Say, program: str) -> None:
     say("\n".join(f"line {i}" for i in range(60)))
     terminal = chat(running, session, EDITOR=program or "cat")
     terminal.type("/context show", ENTER)
@@ -151,7 +151,7 @@ def test_a_new_chat_can_be_configured_before_its_first_message(running: Running,
         (ScriptedReply(status=401, body=b'{"error":{"message":"no such key"}}'), "", "no such key"),
     ],
 )
-def test_a_reply_that_fails_is_told_of(
+def test_failed_reply_is_reported_in_the_chat(
     running: Running, session: str, reply: ScriptedReply, shown: str, error: str
 ) -> None:
     model = running.script(reply, ScriptedReply(message={"role": "assistant", "content": "fine again"}))
@@ -164,7 +164,7 @@ def test_a_reply_that_fails_is_told_of(
     assert error in done.errors
 
 
-def test_calls_are_told_of(running: Running, session: str) -> None:
+def test_tool_calls_are_shown_in_the_chat(running: Running, session: str) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
     reply = ScriptedReply(message={"role": "assistant", "content": None, "tool_calls": [call]})
     done = running.run("chat", "-s", session, "--model", running.script(reply), said=b"one\n")
@@ -196,7 +196,7 @@ def test_an_error_is_one_line_and_an_exit_code(
     assert "Traceback" not in done.errors
 
 
-def test_a_piped_chat_goes_on_after_what_went_wrong(running: Running, session: str) -> None:
+def test_piped_chat_continues_after_an_error(running: Running, session: str) -> None:
     done = running.run("chat", "-s", session, said=b"/undo\n\xff\n\n/session scratchpad\n")
     assert done.code == 1
     assert done.out.endswith("The scratchpad is empty.\n")

@@ -24,7 +24,7 @@ async def read(*lines: str) -> list[str]:
     return [piece async for piece in read_reply(given())]
 
 
-async def test_text_comes_as_it_comes() -> None:
+async def test_reply_text_is_printed_as_it_arrives() -> None:
     lines = (
         ": heartbeat",
         "",

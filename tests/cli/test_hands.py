@@ -185,7 +185,7 @@ def test_export_says_where_to(typed: Typed, session: str, say: Say, tmp_path: Pa
         typed("export", "/nonexistent/x")
 
 
-def test_text_that_is_no_text(typed: Typed) -> None:
+def test_text_that_is_not_utf8_is_refused(typed: Typed) -> None:
     with pytest.raises(CommandError, match="standard input is not UTF-8 text"):
         typed("add", "user", "-", said=b"\xff\xfe")
     with pytest.raises(CommandError, match="not UTF-8 text"):

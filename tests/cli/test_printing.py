@@ -56,7 +56,7 @@ def test_stored_text_has_no_power_over_a_terminal(
         assert EVIL in piped.out
 
 
-def test_memos_and_session_ids_have_none_either(running: Running, session: str) -> None:
+def test_memos_and_session_ids_are_printed_without_escape_sequences(running: Running, session: str) -> None:
     running.ask("POST", "/memos", json={"content": f"{session} {EVIL}", "tags": []}).raise_for_status()
     terminal = running.at_terminal("memos", session, COLUMNS="160")
     assert terminal.end() == 0
@@ -73,7 +73,7 @@ def _compressed(running: Running, session: str, **given: str) -> Terminal:
     return terminal
 
 
-def test_progress_and_colours_are_what_the_user_wants(running: Running, session: str, say: Say) -> None:
+def test_progress_and_colours_follow_flags_and_environment(running: Running, session: str, say: Say) -> None:
     say("one", "two")
     assert "\x1b[" in _compressed(running, session).shown
     for plain in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
@@ -88,7 +88,7 @@ def test_progress_and_colours_are_what_the_user_wants(running: Running, session:
     assert "\x1b" not in running.run("sessions").out
 
 
-def test_tables_are_as_wide_as_the_terminal_or_as_what_they_say(running: Running, session: str, say: Say) -> None:
+def test_tables_fit_the_terminal_or_their_content(running: Running, session: str, say: Say) -> None:
     long = "Why does the build of the north wind fail since Monday, and who is to mend it before the end of the week?"
     say("Why?", f"So. <terse>{long}</terse>")
     terminal = running.at_terminal("show", "-s", session)

@@ -102,7 +102,7 @@ async def test_a_replay_removes_its_sessions(database: Database) -> None:
         await connection.close()
 
 
-async def test_a_reply_that_was_altered_on_the_way_is_told(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_altered_reply_is_reported(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     def altered(text: str, seed: tuple[object, ...], share: float) -> str:
         del seed, share
         return text.replace("Done:", "Done, ")
@@ -115,7 +115,7 @@ async def test_a_reply_that_was_altered_on_the_way_is_told(database: Database, m
     assert "greenhouse (line 1), message 15: content differs at character 4" in told[0]
 
 
-async def test_a_refused_request_is_told(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refused_request_is_reported(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tersely.replay.run.RecordedModel", lambda window: model_side.RecordedModel(window=40))
     (result,) = await play_here(database, Variant(strategy="full", epoch="auto"))
     assert any("the upstream refused it: \"This model's maximum" in str(failure) for failure in result.failures)
@@ -157,7 +157,7 @@ def raws(*messages: Mapping[str, Any]) -> list[bytes]:
     return [raw_json.dump(message) for message in messages]
 
 
-def test_annotations_are_no_part_of_what_is_sent(tmp_path: Path) -> None:
+def test_annotations_are_not_sent(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(
         '{"id": "a", "meta": {}, "x_by": 1, "messages": [{"role": "user", "content": "hi", "x_ts": 1}, '
@@ -174,7 +174,7 @@ def test_annotations_are_no_part_of_what_is_sent(tmp_path: Path) -> None:
     "text", ["Done.", "One.\n\nTwo.", "```py\nx\n```", "See:\n\n```py\nx\n```\nDone.", "a <terse> b", "~~~\nx", "  "]
 )
 @pytest.mark.parametrize("place", range(12))
-def test_tags_are_where_they_can_be_taken_out(text: str, place: int) -> None:
+def test_tags_are_written_where_they_can_be_stripped(text: str, place: int) -> None:
     tagged = with_tag(text, ("s", place), 1.0)
     if tagged == text:
         assert text.startswith(("```", "~~~")) or OPEN in text or not text.strip()
@@ -183,7 +183,7 @@ def test_tags_are_where_they_can_be_taken_out(text: str, place: int) -> None:
         assert strip_terse(tagged)[0] == text
 
 
-def test_the_share_of_tags_is_about_what_was_asked_for() -> None:
+def test_share_of_tags_is_near_the_requested_share() -> None:
     def tagged(share: float) -> int:
         return sum(with_tag("Done.", (n,), share) != "Done." for n in range(1000))
 

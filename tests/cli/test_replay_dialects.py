@@ -309,7 +309,7 @@ async def test_a_conversation_comes_through_in_its_dialect(
     assert slim.tally.losses.referring == full.tally.losses.referring > 0
 
 
-async def test_plain_words_keep_their_form_within_an_epoch(database: Database, tmp_path: Path) -> None:
+async def test_plain_text_keeps_its_form_within_an_epoch(database: Database, tmp_path: Path) -> None:
     """A string cannot carry a mark of Anthropic's cache, and marks move from call to call."""
     said = [(role, f"{role} {number}: caf\u00e9") for number in range(12) for role in ("user", "assistant")]
     path = tmp_path / "plain.jsonl"
@@ -321,9 +321,7 @@ async def test_plain_words_keep_their_form_within_an_epoch(database: Database, t
         assert result.tally.calls == 12
 
 
-async def test_a_reply_that_was_altered_on_the_way_is_told(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_altered_reply_is_reported(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tersely.replay.model.with_tag", lambda text, seed, share: text.replace("degrees", "inches"))
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps(_anthropic(TALK[:1])) + "\n")

@@ -113,7 +113,7 @@ def test_files_that_a_line_names_lie_beside_it(tmp_path: Path) -> None:
         load_transcript(write(tmp_path / "below" / "index.jsonl", {**line, "request_file": "../a.json"}))
 
 
-def test_a_request_goes_on_from_the_reply_that_was_given_instead(tmp_path: Path) -> None:
+def test_request_continues_from_the_reply_id_that_was_given(tmp_path: Path) -> None:
     first = {"model": "m", "input": "a"}
     second = {"model": "m", "input": "c", "previous_response_id": "resp_recorded"}
     calls = [{"path": "/v1/responses", "body": each} for each in (first, second)]
@@ -332,7 +332,7 @@ def check_all(conversation: Conversation, check: Any) -> None:
 # What is wrong
 
 
-def test_a_line_in_no_dialect_is_told_with_its_number_and_what_was_looked_for(tmp_path: Path) -> None:
+def test_line_in_no_dialect_is_reported_with_number_and_expected_members(tmp_path: Path) -> None:
     good = {"messages": [user("a"), assistant("b")]}
     path = write(tmp_path / "t.jsonl", good, {"prompt": "a", "completion": "b"}, good)
     with pytest.raises(BadTranscript) as told:
@@ -348,7 +348,7 @@ def test_a_line_in_no_dialect_is_told_with_its_number_and_what_was_looked_for(tm
 @pytest.mark.parametrize(
     "bad", [b"{", b"7", b'{"messages": [7]}', b'{"messages": 7}', b"\xff\xfe", b'{"contents": {}}']
 )
-def test_whatever_stands_in_a_line_is_told(bad: bytes, tmp_path: Path) -> None:
+def test_invalid_lines_are_reported_without_a_traceback(bad: bytes, tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(bad + b"\n")
     with pytest.raises(BadTranscript, match=r"t\.jsonl, line 1: not a conversation"):

@@ -43,7 +43,7 @@ def test_a_closed_terminal_ends_the_database_too(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_the_greeting_names_the_port_and_stands_alone(workers: str) -> None:
+def test_greeting_names_the_port_and_is_the_only_output(workers: str) -> None:
     process = start("--port", "0", "--workers", workers, DATABASE_URL=AWAY)
     try:
         found = re.search(r"http://127\.0\.0\.1:(\d+)", greeting(process))

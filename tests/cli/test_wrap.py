@@ -92,7 +92,7 @@ def test_every_agent_is_pointed_at_the_service_and_given_the_key():
         assert key not in str(launch_of(agent, base, None))
 
 
-def test_doctor_says_what_is_wrong_and_what_to_do(database: Database, agents: Path, tmp_path: Path):
+def test_doctor_names_the_problem_and_its_remedy(database: Database, agents: Path, tmp_path: Path):
     with scripted() as model, serve(database, model.url) as service:
         hosts = {
             "TERSELY_OPENAI_BASE_URL": model.url,

@@ -140,7 +140,7 @@ async def test_without_keys_pages_of_other_hosts_are_refused(store: Database) ->
             assert "httponly" in page.headers["set-cookie"].lower()
 
 
-async def test_a_page_says_what_to_do_when_the_database_is_away(store: Database) -> None:
+async def test_page_explains_an_unavailable_database(store: Database) -> None:
     with serve(store, "http://127.0.0.1:9/v1", dsn="postgresql://nobody@127.0.0.1:9/none") as service:
         async with httpx.AsyncClient(base_url=service.url, timeout=30) as http:
             page = await http.get("/console/sessions")

@@ -193,7 +193,7 @@ def test_a_pin_is_set_and_taken_away(watched: Watched, demo: Demo) -> None:
     expect(page.locator("#m2 .role").first).not_to_contain_text("pinned")
 
 
-def test_priority_is_set_after_it_was_shown_what_that_changes(watched: Watched, demo: Demo) -> None:
+def test_priority_is_set_after_a_preview_of_its_effect(watched: Watched, demo: Demo) -> None:
     page = watched.open("console/session", id=demo.other, seq=2)
     page.get_by_role("link", name="Priority of message 2").click()
     page.get_by_label("Priority").fill("80")
@@ -222,7 +222,7 @@ def test_another_strategy_is_tried_and_kept(watched: Watched, demo: Demo) -> Non
     expect(page.get_by_label("Instead")).to_contain_text("slim, epoch")
 
 
-def test_a_turn_is_dropped_after_it_was_shown_what_that_changes(watched: Watched, demo: Demo) -> None:
+def test_turn_is_dropped_after_a_preview_of_its_effect(watched: Watched, demo: Demo) -> None:
     page = watched.open("console/session/hands", id=demo.other)
     page.get_by_role("link", name="Drop t1").click()
     expect(page.get_by_role("alert")).to_contain_text("messages")
@@ -241,7 +241,7 @@ def test_state_and_scratchpad_are_edited(watched: Watched, demo: Demo) -> None:
     expect(page.get_by_label("Scratchpad")).to_have_value("milk")
 
 
-def test_live_shows_a_call_as_it_ends(watched: Watched, demo: Demo) -> None:
+def test_live_page_shows_a_finished_call(watched: Watched, demo: Demo) -> None:
     page = watched.open("console/live")
     expect(page.get_by_role("status")).to_have_text("connected")
     page.request.post(
@@ -307,7 +307,7 @@ def test_demo_is_played_from_the_first_page(watched: Watched, demo: Demo) -> Non
     expect(page.get_by_role("heading", name="Replays")).to_be_visible()
 
 
-def test_dropped_file_is_played_or_its_fault_is_told(watched: Watched, demo: Demo, tmp_path: Path) -> None:
+def test_dropped_file_is_played_or_its_error_is_shown(watched: Watched, demo: Demo, tmp_path: Path) -> None:
     page = watched.open("console/replay")
     good = tmp_path / "mine.jsonl"
     messages = [{"role": role, "content": f"{role} {n}"} for n in range(3) for role in ("user", "assistant")]

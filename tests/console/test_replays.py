@@ -284,7 +284,7 @@ async def test_demo_saves_a_third_or_more(there: tuple[Service, httpx.AsyncClien
     assert float(found[1]) < 0.67 * float(found[2])
 
 
-async def test_demo_is_what_its_script_writes() -> None:
+async def test_demo_transcript_equals_the_output_of_its_script() -> None:
     written = json.loads(demo_transcript.OUTPUT.read_text(encoding="utf-8"))
     assert written == await demo_transcript.make()
     assert sum(message["role"] == "assistant" for message in written["messages"]) == DEMO_CALLS

@@ -106,7 +106,7 @@ async def test_newest_reply_is_shown_as_client_and_model_know_it(fronting: Servi
         assert "And the export." not in older
 
 
-async def test_page_of_a_long_session_builds_only_what_it_shows(
+async def test_page_of_a_long_session_builds_only_the_shown_rows(
     fronting: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = 0

@@ -201,7 +201,7 @@ def test_every_image_can_be_pinned_by_digest():
     assert all(f"`{name}`" in told for name in variables)
 
 
-def test_the_image_copies_only_what_the_builder_is_sent():
+def test_image_copies_only_files_of_the_build_context():
     sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = set(re.findall(r"^COPY (?!--from)(\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
     assert copied == sent

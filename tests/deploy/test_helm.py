@@ -142,7 +142,7 @@ def test_every_manifest_is_valid(helm: Helm, values: dict[str, Any], version: st
     assert unknown <= {"ServiceMonitor"}
 
 
-def test_the_schemas_find_what_is_wrong(helm: Helm) -> None:
+def test_kubernetes_schemas_refuse_an_invalid_chart(helm: Helm) -> None:
     manifest = by_kind(helm.render(EXISTING), "StatefulSet")
     manifest["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
     validator = schema("StatefulSet", "apps/v1", KUBERNETES[-1])

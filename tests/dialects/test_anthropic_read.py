@@ -92,7 +92,7 @@ def test_malformed_requests_are_refused(body: bytes, field: str | None, words: s
         b'{"role":"user","content":["x"]}', b'{"role":"user","content":"\\ud800","system":7}', b'{"role":5}',
     ],
 )  # fmt: skip
-def test_the_provider_judges_messages_that_nobody_understands(message: bytes):
+def test_unreadable_messages_are_left_to_the_provider(message: bytes):
     request = read_request(b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x"},' + message + b"]}")
     assert request.unreadable
     assert request.messages == ()
@@ -136,7 +136,7 @@ def test_calls_and_results_are_read():
     )
 
 
-def test_results_with_words_of_the_user_start_a_turn():
+def test_results_with_user_text_start_a_turn():
     both = read("user", result("c"), text("and now?"))
     assert (both.role, both.starts_turn, both.text) == ("user", True, "and now?")
     reminded = read("user", result("c"), text("<system-reminder>x</system-reminder>"))
@@ -161,7 +161,7 @@ def test_media_are_read():
     assert len({part.digest for part in kinds}) == 5
 
 
-def test_the_providers_own_tools_are_no_calls_of_ours():
+def test_providers_own_tools_are_not_read_as_calls():
     search = {"type": "server_tool_use", "id": "srv", "name": "web_search", "input": {"query": "x"}}
     found = {"type": "web_search_tool_result", "tool_use_id": "srv", "content": [{"encrypted_content": "E"}]}
     said = read("assistant", search, found, text("a"))

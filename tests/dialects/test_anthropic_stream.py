@@ -196,7 +196,7 @@ def test_recorded_bodies_come_through_byte_for_byte(path: Path):
 # Streams of our own
 
 
-def test_tags_are_taken_out_and_the_rest_keeps_its_bytes():
+def test_tags_are_stripped_and_the_rest_keeps_its_bytes():
     before = [HEAD, start(), PING, delta("Hi "), delta("there")]
     after = [stop(), LAST, DONE]
     sent, reply = run([*before, delta("\n<ter"), delta("se>did x</"), delta("terse>"), *after])
@@ -210,7 +210,7 @@ def test_tags_are_taken_out_and_the_rest_keeps_its_bytes():
     assert (usage.input, usage.cached, usage.output) == (125, 100, 9)
 
 
-def test_state_blocks_are_taken_out():
+def test_state_blocks_are_stripped():
     sent, reply = run([HEAD, *words("Hello.\n\n", "### STA", "TE\ntask: x", "\nnext: y"), LAST, DONE], extract=BOTH)
     assert assembled(sent) == [{"type": "text", "text": "Hello."}]
     assert reply.choices[0].state == "task: x\nnext: y"
@@ -251,7 +251,7 @@ def test_a_text_without_a_word_left_is_not_shown():
     assert json.loads(restored)["content"] == model
 
 
-def test_blanks_that_were_said_alone_go_out_as_they_came():
+def test_blank_text_passes_unchanged():
     chunks = [HEAD, *words("\n", "\n"), *words(index=1), *words("a", index=2), LAST, DONE]
     assert run(chunks)[0] == b"".join(chunks)
 
@@ -292,7 +292,7 @@ def test_escaped_brackets_and_halves_of_characters():
     assert read_reply(reply.choices[0].model_message).text.startswith("a")
 
 
-def test_citations_and_events_nobody_knows_keep_their_places():
+def test_citations_and_unknown_events_keep_their_places():
     cite = {"type": "content_block_delta", "index": 0, "delta": {"type": "citations_delta", "citation": {"n": 1.0}}}
     odd = event({"type": "content_block_delta", "index": 0, "delta": {"type": "odd_delta", "content": "z", "n": [1]}})
     new = event({"type": "brand_new", "index": 0, "x": 1})
@@ -312,7 +312,7 @@ def test_an_unclosed_tag_is_text(ending: list[bytes]):
     assert bool(reply.choices[0].finish_reason) == (LAST in ending)
 
 
-def test_an_error_in_the_stream_comes_after_what_was_held_back():
+def test_error_in_a_stream_follows_the_held_back_text():
     error = event({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}})
     chunks = [HEAD, start(), delta("a <ter"), error]
     sent, reply = run(chunks)
@@ -440,7 +440,7 @@ def test_split_reply():
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"{}", b'{"content":null}', b'{"content":[1]}'])
-def test_split_reply_lets_through_what_is_none(body: bytes):
+def test_split_reply_passes_a_body_that_is_no_reply(body: bytes):
     assert split_reply(body, ClientView(tags=TERSE)) == (body, Reply(unread=(body,) if body else ()))
 
 

@@ -66,7 +66,7 @@ def test_only_the_messages_change():
     )
 
 
-def test_a_body_that_is_none_is_refused():
+def test_invalid_body_is_refused():
     for body in (b"{", b"[]"):
         with pytest.raises(InvalidRequest):
             write_request(body, RequestPatch(messages=[]))
@@ -212,7 +212,7 @@ TAG = "<terse>x</terse>"
         ([text("a"), CALL], [text(f"a{TAG}")], [text(f"a{TAG}"), CALL]),
     ],
 )
-def test_the_models_own_words_are_put_back(echo: Any, said: list[dict[str, Any]], expected: Any):
+def test_restore_reply_restores_the_models_text(echo: Any, said: list[dict[str, Any]], expected: Any):
     raw = json.dumps({"role": "assistant", "content": echo, "x": 1.0}).encode()
     restored = json.loads(restore_reply(raw, assistant(*said)))
     assert restored == {"role": "assistant", "content": expected, "x": 1.0}

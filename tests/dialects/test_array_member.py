@@ -65,5 +65,5 @@ def test_array_member_leaves_other_bodies_to_their_reader(body: bytes) -> None:
 @pytest.mark.parametrize(
     "more", [b"", b"1", b",", b",1,", b",1]", b',"messages":1', b',"a":1', b",\xff", b',"\xff"', b"," + b"[" * 500]
 )
-def test_array_member_refuses_what_adds_no_elements(more: bytes) -> None:
+def test_array_member_refuses_values_without_elements(more: bytes) -> None:
     assert read_more(more) is None

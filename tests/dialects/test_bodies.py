@@ -32,7 +32,7 @@ def test_split_body_keeps_the_bytes_of_values() -> None:
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deep"),
     ],
 )
-def test_split_body_says_why_it_refuses(body: bytes, complaint: str) -> None:
+def test_split_body_names_the_reason_of_a_refusal(body: bytes, complaint: str) -> None:
     with pytest.raises(InvalidRequest, match=complaint):
         split_body(body)
 
@@ -65,7 +65,7 @@ def test_body_decoder_reads_lone_surrogates_as_the_standard_library_does() -> No
 
 
 @pytest.mark.parametrize("raw", [b"5", b"{}", b'{"text": 5}', b'{"text"'])
-def test_message_decoder_refuses_what_it_cannot_read(raw: bytes) -> None:
+def test_message_decoder_refuses_unreadable_messages(raw: bytes) -> None:
     with pytest.raises(InvalidRequest):
         MessageDecoder(Item).decode(raw)
     assert try_decode(msgspec.json.Decoder(Item), raw) is None

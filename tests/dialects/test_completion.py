@@ -93,7 +93,7 @@ def test_an_unreadable_answer_is_refused(name: Dialect, body: bytes) -> None:
         read_completion(DIALECTS[name], body)
 
 
-def test_a_model_that_refuses_system_text_is_told_all_in_one_message() -> None:
+def test_model_without_system_text_gets_one_message() -> None:
     write = COMPLETIONS["gemini"].write
     question = write(model="gemma-3-27b-it", instructions="Sum up.", message="All.", max_tokens=9)
     body = json.loads(question.body)

@@ -364,7 +364,7 @@ def test_separate_contents_stay_separate():
     assert json.loads(write(sent, read_request(sent).messages)) == json.loads(sent)
 
 
-def test_no_call_stands_behind_another_content_of_the_model():
+def test_calls_never_follow_another_content_of_the_model():
     """A context is cut within a turn: its head ends with an acknowledgement, its tail begins with a call."""
     chunks = [content({"text": "a"}, role="model"), content(call("f", "c1"), role="model")]
     results = content(response("f", {"output": "1"}, "c1"))
@@ -415,7 +415,7 @@ def test_parts_are_read():
     assert message.calls == (ToolCall(id="c1", name="f", arguments='{"x":1}'),)
 
 
-def test_identity_is_what_was_said():
+def test_identity_ignores_pieces_and_signatures():
     said = content({"text": "Hel"}, {"text": "lo"}, {**call("f", x=1.0), "thoughtSignature": "s"}, role="model")
     echo = content({"text": "Hello"}, {**call("f", x=1), "thoughtSignature": NO_SIGNATURE}, role="model")
     assert canonical(read_message(raw(said))) == canonical(read_message(raw(echo)))
@@ -452,7 +452,7 @@ def test_replies_become_input():
     assert json.loads(as_input(b"{}")) == content({"text": ""}, role="model")
 
 
-def test_the_models_words_are_put_back_where_it_said_them():
+def test_restore_reply_restores_texts_in_their_places():
     signed = {**call("f", "c1"), "thoughtSignature": "s"}
     said = raw(content({"text": "a <terse>x</terse>"}, signed, {"text": "<terse>y</terse>"}, role="model"))
     echo = raw(content({"text": "t", "thought": True}, {"text": "a "}, signed, role="model"))

@@ -185,7 +185,7 @@ def test_text_that_only_begins_like_a_tag_passes_unchanged():
     assert reader.feed(stream[-10:]) == stream
 
 
-def test_an_event_that_was_nothing_but_a_tag_is_left_out():
+def test_event_of_a_tag_alone_is_dropped():
     events = [event(text("Hi")), event(text("<terse>x</terse>")), event(text(""), finish="STOP")]
     assert run([as_sse(events)])[0] == as_sse([events[0], events[2]])
     last = [event(text("Hi")), event(text("<terse>x</terse>"), finish="STOP", usageMetadata={"promptTokenCount": 1})]
@@ -197,7 +197,7 @@ def test_an_event_that_was_nothing_but_a_tag_is_left_out():
     assert json.loads(reply.usage) == {"promptTokenCount": 1}
 
 
-def test_words_beside_a_call_leave_and_the_signature_stays():
+def test_tag_beside_a_call_is_stripped_and_the_signature_stays():
     call = {"functionCall": {"name": "f", "args": {"x": 1.0}}, "thoughtSignature": "c2ln"}
     sent, reply = run(
         [as_sse([event(text("<terse>x</terse>"), call, text("", thoughtSignature="b3Ro"), finish="STOP")])]
@@ -224,7 +224,7 @@ def test_a_state_block_at_the_end(frame: Callable[..., bytes]):
 
 
 @by_framing
-def test_an_error_in_the_middle_comes_behind_what_was_held(frame: Callable[..., bytes]):
+def test_error_in_a_stream_follows_the_held_back_text(frame: Callable[..., bytes]):
     error = {"error": {"code": 503, "message": "overloaded", "status": "UNAVAILABLE"}}
     stream = frame([event(text("a <terse>b")), error])
     sent, reply = run(cut(stream, list(range(0, len(stream), 3))))
@@ -252,7 +252,7 @@ def test_a_blocked_prompt_is_an_end():
 
 
 @by_framing
-def test_a_stream_that_breaks_off_is_told_apart(frame: Callable[..., bytes]):
+def test_broken_off_stream_is_not_done(frame: Callable[..., bytes]):
     whole = frame([event(text("Hi <terse>x")), event(text("y</terse>"), finish="STOP")])
     for end in range(len(whole)):
         sent, reply = run([whole[:end]])

@@ -65,13 +65,13 @@ def test_googles_key_goes_to_google_alone() -> None:
     assert own_headers("anthropic", headers) == [("a", "b")]
 
 
-def test_headers_that_choose_another_account_are_taken_out() -> None:
+def test_headers_that_choose_another_account_are_removed() -> None:
     assert without_account_headers(
         [("openai-organization", "org"), ("x-http-method-override", "DELETE"), ("a", "b")]
     ) == [("a", "b")]
 
 
-def test_the_client_gets_no_cookie_and_no_header_of_ours_from_the_host() -> None:
+def test_hosts_cookies_and_tersely_headers_do_not_reach_the_client() -> None:
     got = downstream_headers(
         [("Set-Cookie", "s"), ("X-Tersely-Session", "forged"), ("Retry-After", "1"), ("Date", "d")]
     )

@@ -67,6 +67,6 @@ def test_the_placeholder_of_media_in_a_result_is_written_once():
         ),
     ],
 )  # fmt: skip
-def test_a_text_goes_in_front_of_a_user_s_words(content: bytes, expected: bytes):
+def test_with_prefix_precedes_the_users_text(content: bytes, expected: bytes):
     raw = b'{"name":"n" ,"role":"user","content":' + content + b"}"
     assert with_prefix(raw, "memo") == b'{"name":"n","role":"user","content":' + expected + b"}"

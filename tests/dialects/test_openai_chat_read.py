@@ -79,7 +79,7 @@ def test_malformed_requests_are_refused(body: bytes, field: str | None, text: st
     [b'{"role":"wizard","content":"x"}', b'{"content":"x"}', b'"hi"', b"null", b'{"role":"user","content":5}',
      b'{"role":"user","content":"\\ud800","tool_calls":7}', b'{"role":"assistant","tool_calls":[1]}', b'{"role":5}']
 )  # fmt: skip
-def test_the_provider_judges_messages_that_nobody_understands(message: bytes):
+def test_unreadable_messages_are_left_to_the_provider(message: bytes):
     request = read_request(b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x"},' + message + b"]}")
     assert request.unreadable
     assert request.messages == ()
@@ -164,7 +164,7 @@ def test_reasoning_comes_first_and_once(members: dict[str, Any]):
     "members",
     [{"content": None, "refusal": "no"}, {"refusal": "no"}, {"content": [{"type": "refusal", "refusal": "no"}]}],
 )
-def test_a_refusal_is_something_said(members: dict[str, Any]):
+def test_refusal_is_read_as_text(members: dict[str, Any]):
     assert read(role="assistant", **members) == (Text(text="no", is_refusal=True),)
 
 

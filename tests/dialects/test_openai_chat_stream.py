@@ -116,7 +116,7 @@ def test_recorded_streams_come_through_byte_for_byte(path: Path):
 
 @needs_recordings
 @pytest.mark.parametrize("path", STREAMS, ids=lambda path: path.stem[:60])
-def test_recorded_streams_lose_only_the_usage_that_was_asked_for(path: Path):
+def test_recorded_streams_lose_only_the_usage_that_tersely_requested(path: Path):
     stream = path.read_bytes()
     sent, reply = run([stream], strip_usage=True)
     before = payloads(stream)
@@ -191,7 +191,7 @@ def test_recorded_bodies_come_through_byte_for_byte(path: Path):
 # Streams of our own
 
 
-def test_tags_are_taken_out_and_the_rest_keeps_its_bytes():
+def test_tags_are_stripped_and_the_rest_keeps_its_bytes():
     head = [event({"role": "assistant", "content": ""}), *said("Hi ", "there")]
     tag = said("\n<ter", "se>did ", "x</", "terse>")
     tail = [event({}, "stop"), DONE]
@@ -212,7 +212,7 @@ def test_tags_are_taken_out_and_the_rest_keeps_its_bytes():
     assert (choice.terse, choice.finish_reason) == (("did x",), "stop")
 
 
-def test_an_event_goes_out_as_soon_as_its_words_cannot_be_a_tag():
+def test_event_is_sent_once_its_text_cannot_begin_a_tag():
     reader = ReplyStream(ClientView(tags=TERSE))
     sent = [texts(reader.feed(chunk))[0] for chunk in said("a <", "b <te", "r", "e> <terse", ">x")]
     assert sent == ["", "a <", "", "b <ter", ""]
@@ -246,7 +246,7 @@ def test_a_finish_chunk_that_carries_text():
     assert sent == b"".join([event({"content": "a "}), event({"content": "b"}, "length"), DONE])
 
 
-def test_a_call_ends_the_words_before_it():
+def test_tool_call_ends_the_text_before_it():
     call = {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
     reader = ReplyStream(ClientView(tags=BOTH))
     assert reader.feed(event({"content": "Let me see.\n\n"})) == b""
@@ -290,7 +290,7 @@ def test_only_the_content_changes():
     assert reply.usage == b'{"x":1.50}'
 
 
-def test_an_event_without_words_left_stays_when_it_says_more():
+def test_event_with_other_members_stays_without_its_text():
     tag = "<terse>x</terse>"
     assert payloads(run([event({"content": tag})])[0]) == []
     for chunk in (
@@ -335,7 +335,7 @@ def test_line_ends_padding_comments_and_events_without_data():
         assert run([stream[at : at + size] for at in range(0, len(stream), size)]) == (expected, reply)
 
 
-def test_an_error_in_the_stream_comes_after_what_was_held_back():
+def test_error_in_a_stream_follows_the_held_back_text():
     error = b'data: {"error":{"message":"boom"}}\n\n'
     sent, reply = run([*said("a <ter"), error])
     assert [list(each) for each in payloads(sent)][-1] == ["error"]
@@ -406,7 +406,7 @@ def test_a_chunk_of_unknown_shape_with_usage_passes(chunk: bytes, extract: TagKi
     assert run([stream], extract=extract, strip_usage=True)[0] == stream
 
 
-def test_usage_that_only_we_asked_for():
+def test_usage_requested_by_tersely_alone_is_stripped():
     chunks = [
         event({"content": "a"}, usage=None),
         event({"content": ',"usage":null} <b>'}, usage=None),
@@ -517,7 +517,7 @@ def test_split_reply_with_parts():
 @pytest.mark.parametrize(
     "body", [b"", b"<html>", b"[]", b'{"choices":null}', b'{"choices":[1]}', b'{"choices":[{"message":5}]}']
 )
-def test_split_reply_lets_through_what_is_none(body: bytes):
+def test_split_reply_passes_a_body_that_is_no_reply(body: bytes):
     unread = (body,) if body else ()
     assert split_reply(body, ClientView(tags=TERSE)) == (
         body,
@@ -533,7 +533,7 @@ def test_split_reply_of_an_error():
 # State blocks
 
 
-def test_a_state_block_is_taken_out():
+def test_state_block_is_stripped():
     pieces = ["Hi", " there.", "\n\n", "###", " STATE", "\n", "Goal", ": x", "\n", "Context: y"]
     sent, reply = run([*said(*pieces), event({}, "stop"), DONE], extract=STATE)
     assert sent == b"".join([*said("Hi", " there."), event({}, "stop"), DONE])

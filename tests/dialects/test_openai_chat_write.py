@@ -45,13 +45,13 @@ def test_only_the_messages_change():
         (b',"stream_options":{"x":1.0,"include_usage":false}', b'{"x":1.0,"include_usage":true}'),
     ],
 )
-def test_usage_is_asked_for(options: bytes, expected: bytes):
+def test_include_usage_sets_the_stream_option(options: bytes, expected: bytes):
     written = write_request(b'{"messages":[]' + options + b"}", RequestPatch(messages=[], include_usage=True))
     assert written == b'{"messages":[],"stream_options":' + expected + b"}"
     assert read_request(written).include_usage
 
 
-def test_a_body_that_is_none_is_refused():
+def test_invalid_body_is_refused():
     for body in (b"{", b"[]", b'{"messages":[],"stream_options":5}'):
         with pytest.raises(InvalidRequest):
             write_request(body, RequestPatch(messages=[], include_usage=True))
@@ -157,7 +157,7 @@ def test_a_reply_as_input_keeps_the_bytes_of_its_members():
         ),
     ],
 )
-def test_the_models_own_words_are_put_back(echo: bytes, text: str | None, expected: bytes):
+def test_restore_reply_restores_the_models_text(echo: bytes, text: str | None, expected: bytes):
     assert with_text(echo, text) == expected
 
 

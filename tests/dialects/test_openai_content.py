@@ -20,7 +20,7 @@ IMAGE = b'{"type": "image_url",  "image_url": {"url": "https://example.com/a.png
         (5, False),
     ],
 )
-def test_text_parts_are_told_from_others(part: object, expected: bool) -> None:
+def test_text_parts_are_distinguished_from_others(part: object, expected: bool) -> None:
     assert is_text(part) is expected
 
 
@@ -34,7 +34,7 @@ def test_replace_text_adds_a_part_where_there_is_no_text() -> None:
     assert replace_text([IMAGE], "") == [IMAGE]
 
 
-def test_with_words_replaces_a_string_and_the_text_of_a_list() -> None:
+def test_with_text_replaces_a_string_and_the_text_of_a_list() -> None:
     assert with_words(b'"old"', "new") == b'"new"'
     assert with_words(b'["old"]', "new") == b'["new"]'
     assert with_words(b'"old"', None) == b"null"

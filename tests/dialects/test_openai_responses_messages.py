@@ -123,7 +123,7 @@ def test_malformed_requests_are_refused(sent: bytes, field: str | None):
     "item",
     [7, "x", {"role": "wizard", "content": ""}, {"content": "x"}, {**USER, "content": [7]}, {**USER, "content": 7}],
 )
-def test_the_provider_judges_items_that_nobody_understands(item: object):
+def test_unreadable_items_are_left_to_the_provider(item: object):
     request = read_request(body(USER, item))
     assert request.unreadable
     assert request.messages == ()
@@ -298,7 +298,7 @@ def test_media_are_read():
     assert parts({"type": "image_generation_call", "id": "i", "result": "b64"})[0].kind == "image"  # type: ignore[union-attr]
 
 
-def test_a_refusal_is_something_said():
+def test_refusal_is_read_as_text():
     item = {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
     assert parts(item) == (Text(text="no", is_refusal=True),)
     assert parts({"role": "assistant", "content": [{"type": "refusal", "refusal": ""}]}) == ()
@@ -324,7 +324,7 @@ def test_usage_is_read(sent: bytes, expected: Usage):
 # Writing requests
 
 
-def test_only_what_is_said_changes():
+def test_write_request_changes_only_the_messages():
     sent = b'{ "x": 1.0, "input": [], "store":false,"previous_response_id":"r","include":[ "a" ]}'
     written = write_request(sent, RequestPatch(messages=[raw(USER)]))
     assert (
@@ -351,7 +351,7 @@ def test_instructions_stand_beside_the_input(more: dict[str, Any], ours: str | N
     assert ("instructions" in written) == (expected is not None or "instructions" in more)
 
 
-def test_beside_a_stored_prompt_ours_lead_the_input():
+def test_instructions_beside_a_stored_prompt_lead_the_input():
     written = json.loads(
         write_request(body(USER, prompt={"id": "p"}), RequestPatch(messages=[raw(USER)], instructions="T"))
     )
@@ -359,7 +359,7 @@ def test_beside_a_stored_prompt_ours_lead_the_input():
     assert written["input"] == [{"type": "message", "role": "developer", "content": "T"}, USER]
 
 
-def test_a_context_that_brings_the_whole_history_refers_to_none():
+def test_whole_history_is_sent_without_references():
     sent = b'{"model":"m", "conversation":"c","input":"x","previous_response_id":"r"}'
     assert OPENAI_RESPONSES.without_history(sent) == b'{"model":"m","input":"x"}'
     assert without_history(b'{"model": "m"}') == b'{"model": "m"}'
@@ -427,7 +427,7 @@ def test_a_reply_as_input():
     assert json.loads(as_reply(run(SAID, CALL))) == {"output": [SAID, CALL]}
 
 
-def test_the_models_own_words_are_put_back():
+def test_restore_reply_restores_the_models_text():
     tagged = {**SAID, "content": [{"type": "output_text", "text": "I <terse>x</terse>look.", "annotations": [1]}]}
     said = run(THOUGHT, tagged, CALL)
     restored = restore_reply(run(THOUGHT, SAID, CALL), said)
@@ -509,7 +509,7 @@ def test_requests_of_real_clients_are_understood(client: str, number: int, sent:
 
 @pytest.mark.skipif(not CLIENTS, reason=MISSING)
 @pytest.mark.parametrize("client", ["copilot-cli", "langchain", "llamaindex", "pi", "pydantic-ai", "vercel-ai-sdk"])
-def test_replies_are_known_again_in_what_real_clients_send_back(client: str):
+def test_replies_are_recognised_as_real_clients_resend_them(client: str):
     sent = {number: body for name, number, body in CLIENTS if name == client}
     lines = map(json.loads, (SHARED / "clients" / client / "responses.jsonl").read_text().splitlines())
     replies = [read_message(raw({"output": line["reply"]})) for line in lines if line["n"] in sent]

@@ -267,7 +267,7 @@ def _tagged(value: Any) -> Any:
 # Streams of our own
 
 
-def test_the_same_is_taken_out_of_deltas_and_of_what_repeats_them():
+def test_tags_are_stripped_from_deltas_and_their_repetitions():
     sent, reply = run([written(whole(["Hi ", "<ter", "se>did", " x</terse>", "there"]))])
     assert sent == written(whole(["Hi ", "there"]))
     (choice,) = reply.choices
@@ -302,13 +302,13 @@ def test_events_go_out_as_soon_as_their_text_is_certain():
     assert reader.feed(written([third])) == written([second, third])
 
 
-def test_a_text_of_nothing_but_a_tag_is_empty():
+def test_text_of_a_tag_alone_is_empty():
     sent, reply = run([written(whole([TAG]))])
     assert sent == written(whole([]))
     assert json.loads(reply.choices[0].client_message)["output"] == [message(""), CALL]
 
 
-def test_a_state_block_is_taken_out():
+def test_state_block_is_stripped():
     sent, reply = run([written(whole(["Done.\n\n", "### STATE\nGoal: x", "\nNext: y"]))], extract=BOTH)
     assert "STATE" not in sent.decode()
     assert "Goal" in (reply.choices[0].state or "")
@@ -337,7 +337,7 @@ def test_annotations_and_logprobs_follow():
     assert payloads(run([written(numbered(tagged))])[0]) == numbered(plain)
 
 
-def test_several_texts_and_numbers_in_between():
+def test_sequence_numbers_of_interleaved_texts():
     other = {"type": "response.web_search_call.searching", "output_index": 5, "item_id": "ws_1"}
     events = numbered([delta("a <", 0), delta(f"b{TAG}", 1), other, delta("terse>x</terse>c", 0)])
     sent, _ = run([written(events)])
@@ -345,7 +345,7 @@ def test_several_texts_and_numbers_in_between():
     assert [each["sequence_number"] for each in payloads(sent)] == [0, 1, 2, 3]
 
 
-def test_refusals_thoughts_and_what_nobody_knows_are_untouched():
+def test_refusals_thoughts_and_unknown_items_are_unchanged():
     events = [
         {"type": kind, "output_index": 0, "content_index": 0, "delta": TAG}
         for kind in ("response.refusal.delta", "response.reasoning_summary_text.delta", "response.brand_new.delta")
@@ -387,7 +387,7 @@ def test_a_failed_reply():
 
 
 @pytest.mark.parametrize("nested", [True, False])
-def test_an_error_in_the_stream_comes_after_what_was_held_back(nested: bool):
+def test_error_in_a_stream_follows_the_held_back_text(nested: bool):
     details = {"message": "no", "code": "server_error"}
     error = {"type": "error", **({"error": details} if nested else details)}
     stream = written([delta("a <ter"), error])
@@ -472,7 +472,7 @@ def tool(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("own", [{"tools": [tool("own"), {"type": "web_search"}]}, {}])
-def test_the_client_is_told_what_it_asked(own: dict[str, Any]):
+def test_response_repeats_the_clients_own_request(own: dict[str, Any]):
     told = {"previous_response_id": None, "conversation": None, "tool_choice": "none"}
     theirs = own.get("tools", [])
     upstream = response("completed", message("a"), instructions="S\n\nT", tools=[*theirs, tool("ours")], **told)

@@ -32,7 +32,7 @@ def test_the_pieces_shown_are_the_text_shown(words: list[str], ends: list[int]):
     assert not any(piece.waiting for piece in pieces)
 
 
-def test_a_piece_waits_for_what_it_may_be_part_of():
+def test_piece_waits_while_it_may_begin_a_tag():
     first, second = Piece("a <ter"), Piece("n> b")
     sieve = PieceFilter(BOTH)
     sieve.feed(first)

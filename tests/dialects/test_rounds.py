@@ -206,7 +206,7 @@ def read_back(dialect: Dialect, stream: bytes) -> Reply:
     ids=["openai_chat", "anthropic", "gemini", "openai_responses"],
 )
 @given(rounds=histories, step=st.integers(1, 40), cut=st.integers(1, 300))
-def test_the_clients_view_has_no_trace_of_ours(dialect, write, rounds: list[Round], step: int, cut: int):
+def test_clients_view_has_no_trace_of_own_tools(dialect, write, rounds: list[Round], step: int, cut: int):
     out, kept = relayed(dialect, [write(n, said, step) for n, said in enumerate(rounds)], cut)
 
     assert MARK.encode() not in out
@@ -231,7 +231,7 @@ def test_the_clients_view_has_no_trace_of_ours(dialect, write, rounds: list[Roun
 
 
 @given(rounds=histories, step=st.integers(1, 40), cut=st.integers(1, 300))
-def test_a_client_of_responses_sees_one_stream_and_can_send_all_of_it_back(rounds: list[Round], step: int, cut: int):
+def test_responses_client_sees_one_stream_that_it_can_resend(rounds: list[Round], step: int, cut: int):
     streams = [responses_stream(number, said, step) for number, said in enumerate(rounds)]
     out, kept = relayed(OPENAI_RESPONSES, streams, cut)
 
@@ -276,7 +276,7 @@ def test_a_reply_without_our_tools_passes_byte_for_byte():
 
 
 @given(said=last_rounds, step=st.integers(1, 40), cut=st.integers(1, 300))
-def test_a_response_with_nothing_of_ours_goes_through_byte_for_byte(said: Round, step: int, cut: int):
+def test_response_without_own_calls_passes_byte_for_byte(said: Round, step: int, cut: int):
     theirs = Round(text=said.text, calls=tuple(call for call in said.calls if call[0] not in OURS))
     stream = responses_stream(0, theirs, step)
     assert relayed(OPENAI_RESPONSES, [stream], cut)[0] == stream

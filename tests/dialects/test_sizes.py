@@ -134,7 +134,7 @@ def test_a_value_is_about_as_long_as_its_json(value: object) -> None:
     assert written <= 6 * opaque_size(value)  # control characters are written as escapes
 
 
-def test_nesting_is_no_trouble() -> None:
+def test_deeply_nested_values_are_counted() -> None:
     deep: Any = []
     for _ in range(5_000):
         deep = [deep]

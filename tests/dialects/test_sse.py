@@ -68,7 +68,7 @@ def test_a_byte_order_mark_is_no_part_of_a_field():
     assert decode(b"\xef\xbb\xbfdata: x\n\n")[0].data == b"x"
 
 
-def test_an_event_comes_out_as_soon_as_it_is_whole():
+def test_complete_event_is_returned_at_once():
     decoder = SseDecoder()
     assert decoder.feed(b"data: 1\n") == []
     assert [event.data for event in decoder.feed(b"\ndata: 2\n\ndata")] == [b"1", b"2"]

@@ -48,7 +48,7 @@ def test_a_missing_history_is_recognised(status: int, body: bytes) -> None:
         (200, b'data: {"type":"response.created","response":{"error":null,"previous_response_id":null}}\n\n'),
     ],
 )
-def test_something_else_is_wrong(status: int, body: bytes) -> None:
+def test_other_refusals_are_not_missing_history(status: int, body: bytes) -> None:
     assert not lacks_history(status, body)
 
 
@@ -73,7 +73,7 @@ def test_a_reply_that_is_fetched_later_is_only_passed_on() -> None:
     assert not read_request(b'{"model":"m","input":"x","store":false}').is_stored
 
 
-def test_a_thought_that_is_left_out_takes_along_what_only_the_provider_knows() -> None:
+def test_omitted_thought_removes_items_that_depend_on_it() -> None:
     def reply(*items: object) -> bytes:
         return json.dumps({"output": items}).encode()
 

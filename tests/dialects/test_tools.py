@@ -56,7 +56,7 @@ def test_offers_stand_behind_the_clients_own_tools(dialect: Dialect, body: dict[
 
 
 @pytest.mark.parametrize(("dialect", "body"), BARE)
-def test_a_client_without_tools_gets_ours_alone(dialect: Dialect, body: dict[str, Any]) -> None:
+def test_request_without_tools_gets_own_tools_alone(dialect: Dialect, body: dict[str, Any]) -> None:
     assert names(dialect.add_tools(json.dumps(body).encode(), [OFFER])) == ["look"]
 
 
@@ -73,7 +73,7 @@ def test_forbidden_tools_stay_where_they_are(dialect: Dialect, body: dict[str, A
 
 
 @pytest.mark.parametrize(("dialect", "body"), BARE)
-def test_where_there_are_none_there_is_nothing_to_forbid(dialect: Dialect, body: dict[str, Any]) -> None:
+def test_forbid_tools_without_tools_changes_nothing(dialect: Dialect, body: dict[str, Any]) -> None:
     raw = json.dumps(body, separators=(",", ":")).encode()
     assert json.loads(dialect.forbid_tools(raw)) == body
 

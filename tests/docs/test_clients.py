@@ -31,7 +31,7 @@ def test_every_version_is_the_one_that_was_checked() -> None:
 
 
 @pytest.mark.parametrize("client", PAGES)
-def test_page_of_a_client_says_how_to_set_it_up_and_what_was_tried(client: str) -> None:
+def test_page_of_a_client_has_setup_and_tested_versions(client: str) -> None:
     assert [section for section in SECTIONS if f"\n{section}\n" not in PAGES[client]] == []
     assert f"\nVersion {ROWS[client]}," in PAGES[client]
     assert "127.0.0.1:8484" in PAGES[client].split("## Set it up")[1].split("\n## ")[0]
@@ -47,7 +47,7 @@ def test_every_program_is_run_in_a_version_of_the_table(name: str) -> None:
     assert PROGRAMS[name].version in SEEN.values()
 
 
-def test_the_newest_versions_are_asked_for_without_a_number() -> None:
+def test_newest_client_versions_are_installed_unpinned() -> None:
     newest = PROGRAMS["claude-code"].with_newest()
     assert newest.npm == ("@anthropic-ai/claude-code@latest",)
     assert PROGRAMS["vercel-ai-sdk-chat"].with_newest().npm[0] == "ai@latest"

@@ -36,7 +36,7 @@ def test_modules_that_are_named_exist() -> None:
     assert [name for name in MODULES if not (ROOT / "app" / "tersely" / name).exists()] == []
 
 
-def test_every_rule_says_where_it_is_and_a_rule_without_a_test_why() -> None:
+def test_every_rule_names_its_code_and_its_test_or_a_reason() -> None:
     rules = TEXT.partition("## Every rule of the documents")[2].partition("## What holds")[0]
     rows = [line.strip("| ").split(" | ") for line in rules.splitlines() if line.startswith("| ")]
     assert len(rows) > 120

@@ -101,7 +101,7 @@ def test_different_messages_have_different_digests(one: Message, other: Message)
         user("# AGENTS.md instructions for /p\n\n<INSTRUCTIONS>\nBe brief.\n</INSTRUCTIONS>"),
     ],
 )
-def test_messages_that_are_no_links(no_link: Message):
+def test_injected_and_instruction_messages_are_no_links(no_link: Message):
     assert canonical(no_link) == b""
     assert link(b"previous", no_link) == b"previous"
 
@@ -122,7 +122,7 @@ def test_the_chain_repeats_its_value_where_there_is_no_link():
     assert chain([user("b"), assistant("b")])[-1] != values[-1]
 
 
-def test_a_result_said_twice_counts_once():
+def test_repeated_result_counts_once():
     twice = replace(result("a", "x"), parts=result("a", "x").parts * 2)
     assert canonical(twice) == canonical(result("a", "x"))
 

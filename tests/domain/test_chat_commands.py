@@ -57,7 +57,7 @@ def test_text_for_the_model_is_no_command(text: str) -> None:
         "/message pin", "/message pin 0", "/message unpin t1", "/message important", "/message important 1 101",
     ],
 )  # fmt: skip
-def test_how_it_is_written(text: str) -> None:
+def test_malformed_command_is_refused(text: str) -> None:
     assert is_command(text)
     with pytest.raises(InvalidRequest):
         parse_command(text)
@@ -71,6 +71,6 @@ def test_usage_names_the_right_lines() -> None:
     assert HELP.count("\n") == 16
 
 
-def test_commands_that_write_are_told_from_those_that_look() -> None:
+def test_mutating_commands_are_distinguished_from_reading_ones() -> None:
     lines = ("/session scratchpad", "/session scratchpad x", "/config", "/config a b", "/help")
     assert [parse_command(line).is_mutating for line in lines] == [False, True, False, True, False]

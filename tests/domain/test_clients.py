@@ -35,7 +35,7 @@ def test_headers_come_before_the_body_and_earlier_ones_before_later_ones() -> No
 
 
 @pytest.mark.parametrize("value", ["", " abc", "a b", "a\nb", "ä", "x" * 257, 7, None, ["abc"]])
-def test_unusable_ids_are_no_ids(value: object) -> None:
+def test_unusable_client_ids_are_ignored(value: object) -> None:
     assert client_ids({}, {"session_id": value}) == ClientIds()
 
 
@@ -112,7 +112,7 @@ def test_planning_calls_stop_at_their_mark_and_have_no_tools() -> None:
         [*TASK[:2], assistant("Please create a detailed summary of the conversation so far"), user("No.")],
     ],
 )
-def test_words_about_side_calls_make_none(messages: list[Message]) -> None:
+def test_text_about_side_calls_is_no_side_call(messages: list[Message]) -> None:
     assert side_call({}, messages, has_tools=False) is None
 
 

@@ -57,7 +57,7 @@ def test_text_that_is_no_command(message: Message) -> None:
         say("assistant", "done"),
     ],
 )
-def test_text_that_is_no_command_answer(answer: Message) -> None:
+def test_text_without_a_mark_is_no_command_answer(answer: Message) -> None:
     history = [say("user", "/undo"), answer]
     assert without_traces(history, only) == history
 

@@ -54,5 +54,5 @@ def test_half_of_a_text_is_not_enough() -> None:
     assert not stands_in(OLD, [first, second])
 
 
-def test_short_values_leave_out_what_is_written() -> None:
+def test_short_values_omit_written_content() -> None:
     assert short_values(json.dumps({"path": "src/a.py", "text": "x" * 201})) == "src/a.py"

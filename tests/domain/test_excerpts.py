@@ -69,7 +69,7 @@ def test_ranges_that_overlap_or_touch_are_merged() -> None:
 
 
 @given(st.sets(st.integers(-3, 60)), st.integers(0, 5), st.integers(0, 5), st.integers(0, 50))
-def test_windows_cover_exactly_what_is_near_a_match(found: set[int], before: int, after: int, total: int) -> None:
+def test_windows_cover_exactly_the_neighbours_of_matches(found: set[int], before: int, after: int, total: int) -> None:
     ranges = plan_windows(found, before=before, after=after, total=total)
     covered = [n for r in ranges for n in range(r.first, r.last + 1)]
     real = [p for p in found if 1 <= p <= total]

@@ -44,7 +44,7 @@ PATHS: dict[str, Dialect] = {
         ),
     ],
 )
-def test_unknown_members_are_told_by_block(dialect: Dialect, message: dict[str, Any], blocks: list[str]) -> None:
+def test_unknown_members_are_reported_by_block(dialect: Dialect, message: dict[str, Any], blocks: list[str]) -> None:
     read = DIALECTS[dialect].read_message(json.dumps(message).encode())
 
     found = unknown_fields(dialect, read)

@@ -166,7 +166,7 @@ def test_an_unanswered_request_again_is_a_retry() -> None:
     assert stored.last_seq == 1
 
 
-def test_an_edited_question_leaves_what_followed_behind() -> None:
+def test_edited_question_supersedes_the_messages_after_it() -> None:
     stored = conversation()
     decision = stored.ask("s:1", "u:other", reply="a:other")
     assert decision.kind == "edited"
@@ -265,7 +265,7 @@ def test_a_summary_in_front_of_a_kept_tail_opens_its_turn() -> None:
     assert [p.is_new for p in decision.placed] == [False, True, False, False, False, True]
 
 
-def test_replies_are_kept_rather_than_what_stands_around_them() -> None:
+def test_alignment_prefers_replies_to_their_neighbours() -> None:
     """A reminder at the end of every request must not cost the reply its identity."""
     stored = Stored()
     stored.ask("u:1", "u:remember", "u:rules", reply="a:1")
@@ -313,7 +313,7 @@ def test_the_later_part_of_a_history_suffices() -> None:
     assert decision.placed[-1].turn == 3
 
 
-def test_hidden_messages_that_the_client_goes_on_sending_stay_hidden() -> None:
+def test_hidden_messages_stay_hidden_when_the_client_resends_them() -> None:
     stored = conversation()
     for seq in (4, 5):
         stored.rows[seq] = structs.replace(stored.rows[seq], status="undone")
@@ -409,7 +409,7 @@ def test_invariants_over_a_client_that_edits(requests: list[list[str]]) -> None:
 
 
 @given(st.lists(st.sampled_from(["u:1", "u:Ok.", "t:1"]), min_size=1, max_size=10), st.data())
-def test_a_client_that_only_goes_on_is_never_an_edit(questions: list[str], data: st.DataObject) -> None:
+def test_appended_messages_are_never_an_edit(questions: list[str], data: st.DataObject) -> None:
     stored = Stored()
     told: list[str] = []
     for number, question in enumerate(questions):
@@ -454,7 +454,9 @@ def test_questions_sent_without_their_replies_behind_a_summary_are_stored_once(
 
 
 @given(edits(), st.data())
-def test_the_tail_decides_what_everything_would(requests: list[list[str]], data: st.DataObject) -> None:
+def test_reconciling_the_tail_equals_reconciling_the_whole_history(
+    requests: list[list[str]], data: st.DataObject
+) -> None:
     """Where the rows before a cut are known to match, they need not be looked at."""
     stored = replay([(words, f"a:{number}") for number, words in enumerate(requests)])
     told = [word for word in stored.live if not word.startswith("s:")]
@@ -522,7 +524,7 @@ def test_long_and_hostile_histories_are_placed_quickly(case: str) -> None:
         st.tuples(st.integers(0, 9), st.sampled_from(["u:more", "u:same", "u:else"])), min_size=1, max_size=12
     ),
 )
-def test_each_live_message_stands_behind_what_it_follows_on_every_branch(steps: list[tuple[int, str]]) -> None:
+def test_live_messages_follow_their_predecessors_on_every_branch(steps: list[tuple[int, str]]) -> None:
     stored = Stored()
     histories: list[tuple[str, ...]] = [()]
     for number, (at, question) in enumerate(steps):

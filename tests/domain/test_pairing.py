@@ -43,7 +43,7 @@ def mends(*messages: Message) -> tuple[list[str], list[tuple[str, str, int]]]:
     return shape(mended), [(r.kind, r.call_id, r.seq) for r in repairs]
 
 
-def test_a_valid_history_comes_back_as_it_is() -> None:
+def test_valid_history_is_unchanged_by_pairing() -> None:
     history = entries(
         user("q"), assistant("a", call("1"), call("2")), result("2"), result("1"), assistant("done"), user("next")
     )
@@ -118,7 +118,7 @@ def test_an_empty_user_message_keeps_its_place() -> None:
     )
 
 
-def test_words_beside_results_close_the_group() -> None:
+def test_text_beside_results_closes_the_group() -> None:
     both = Message(role="user", parts=(ToolResult(call_id="1", text="ok"), Text(text="go on")), raw=b"{}")
     assert mends(user("q"), assistant(None, call("1"), call("2")), both) == (
         ["user: q", "assistant: call 1, call 2", f"*tool: 2={NO_RESULT}", "user: go on, 1=ok"],
@@ -126,7 +126,7 @@ def test_words_beside_results_close_the_group() -> None:
     )
 
 
-def test_words_beside_late_results_stay_where_they_were() -> None:
+def test_text_beside_late_results_keeps_its_place() -> None:
     both = Message(role="user", parts=(ToolResult(call_id="1", text="ok"), Text(text="go on")), raw=b"{}")
     assert mends(user("q"), assistant(None, call("1")), user("w"), both) == (
         ["user: q", "assistant: call 1", "*user: 1=ok", "user: w", "*user: go on"],
@@ -174,7 +174,7 @@ histories = st.lists(messages, max_size=14).map(lambda found: entries(*found))
 
 
 @given(histories)
-def test_whatever_came_in_what_goes_out_is_valid(history: tuple[Entry, ...]) -> None:
+def test_paired_history_is_valid_for_any_input(history: tuple[Entry, ...]) -> None:
     mended, _ = repair(history)
     prove_pairing([entry.message for entry in mended])
 
@@ -211,7 +211,7 @@ def test_every_change_of_a_history_is_reported_as_a_repair(history: tuple[Entry,
 
 
 @given(histories)
-def test_the_words_of_a_history_survive_in_order(history: tuple[Entry, ...]) -> None:
+def test_pairing_keeps_all_text_in_order(history: tuple[Entry, ...]) -> None:
     def said(sequence: Sequence[Entry]) -> list[str]:
         return [
             t for e in sequence if (t := e.message.text.strip()) and t != EMPTY_MESSAGE and e.message.role != "tool"
@@ -239,7 +239,7 @@ def test_no_safe_cut_parts_a_call_from_its_result(history: tuple[Entry, ...]) ->
             prove_pairing([entry.message for entry in parts])
 
 
-def test_a_history_grows_without_touching_what_was_there() -> None:
+def test_growing_history_keeps_its_paired_prefix() -> None:
     history = entries(user("q"), assistant(None, call("1")), user("w"), assistant(None, call("2")), result("2"))
     longer = (*history, *(replace(e, seq=e.seq + 5) for e in entries(assistant("a"), user("r"))))
     first, _ = repair(history)

@@ -242,7 +242,7 @@ def before(*, replies: int = 0, is_last: bool = True) -> EarlierQuestion:
     return EarlierQuestion(rows=(row,), replies=(row,) * replies, is_last=is_last)
 
 
-def test_the_same_words_after_a_whole_answer_are_said_once_more() -> None:
+def test_equal_text_after_a_whole_reply_is_a_new_question() -> None:
     assert not is_repetition(before(replies=1), is_retry=False, age=NOW, ended=NOW)
     assert is_repetition(before(replies=1), is_retry=True, age=NOW, ended=NOW)
 

@@ -133,7 +133,7 @@ def test_whole_turns_within_the_budget_and_none_for_the_sake_of_filling() -> Non
     assert rank_turns(history, "fix parser.js", budget=9) == ()
 
 
-def test_a_task_full_of_stop_words_brings_what_its_one_word_is_about() -> None:
+def test_query_of_stop_words_finds_memos_by_its_content_word() -> None:
     history = turns(*["please continue and go on with the next one"] * 8, "invoice export", "yes, go on")
     chosen = rank_turns(history, "ok, please continue with the next thing: the invoice", budget=1000)
     assert [each.turn.number for each in chosen] == [9]
@@ -185,7 +185,7 @@ def test_a_message_brings_the_memos_that_it_is_about(message: str, expected: lis
     assert [each.number for each in found] == expected
 
 
-def test_where_there_are_no_memos_none_come() -> None:
+def test_selection_without_memos_is_empty() -> None:
     assert rank_documents([], ["anything"]) == ()
 
 
@@ -279,7 +279,7 @@ def test_fuse_ranks_every_document_of_both_once(words: list[tuple[int, float]], 
         assert dict(words)[order[0]] == best
 
 
-def test_fuse_lets_meaning_decide_between_documents_that_words_rank_alike() -> None:
+def test_fuse_ranks_equal_word_scores_by_embedding() -> None:
     words = [Ranked(number=1, score=2.0), Ranked(number=2, score=1.9)]
 
     assert fuse(words, [Ranked(number=2, score=0.9), Ranked(number=3, score=0.1)]) == [2, 1, 3]

@@ -26,7 +26,7 @@ def test_every_header_has_a_mark_of_its_own() -> None:
 
 @pytest.mark.parametrize(("header", "value", "kind"), [mark[1:] for mark in SIDE_HEADERS])
 @pytest.mark.parametrize("has_tools", [False, True])
-def test_a_header_marks_whatever_is_said(header: str, value: str, kind: SideCall, has_tools: bool) -> None:
+def test_side_call_header_wins_over_the_text(header: str, value: str, kind: SideCall, has_tools: bool) -> None:
     assert side_call({header: value}, TASK, has_tools=has_tools) == kind
     assert side_call({header: value}, [], has_tools=has_tools) == kind
     for other in ("", value.upper(), f" {value}", f"{value}-x", value[:-1]):
@@ -35,7 +35,7 @@ def test_a_header_marks_whatever_is_said(header: str, value: str, kind: SideCall
 
 
 @pytest.mark.parametrize(("mark", "kind"), CODEX_MARKS.items())
-def test_codex_says_what_a_call_is_for(mark: tuple[str, str], kind: SideCall) -> None:
+def test_codex_metadata_names_the_purpose_of_a_call(mark: tuple[str, str], kind: SideCall) -> None:
     name, value = mark
     assert side_call(codex(**{name: value, "turn_id": "t"}), TASK, has_tools=True) == kind
     assert side_call(codex(**{name: f"{value}s"}), TASK, has_tools=True) is None
@@ -62,7 +62,7 @@ def test_metadata_that_says_nothing(metadata: str) -> None:
     assert side_call({CODEX_METADATA: metadata}, TASK, has_tools=True) is None
 
 
-def test_a_turn_of_codex_is_none() -> None:
+def test_turn_of_codex_is_no_side_call() -> None:
     assert side_call(codex(request_kind="turn", thread_source="user"), TASK, has_tools=True) is None
 
 

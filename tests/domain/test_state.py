@@ -125,7 +125,7 @@ def by_lines(text: str) -> tuple[str, tuple[str, ...]]:
         ("  ### STATE\nx", "  ### STATE\nx", ()),
     ],
 )
-def test_state_blocks_are_taken_out_of_a_text(text: str, shown: str, entries: tuple[str, ...]):
+def test_state_blocks_are_stripped_from_a_text(text: str, shown: str, entries: tuple[str, ...]):
     assert strip_state(text) == (shown, entries)
     assert stream(list(text)) == (shown, entries)
     assert by_lines(text) == (shown, entries)
@@ -146,7 +146,7 @@ def test_the_longest_block():
 
 
 @given(TEXTS)
-def test_it_is_the_rule_line_by_line(text: str):
+def test_state_extraction_equals_the_line_by_line_rule(text: str):
     assert strip_state(text) == by_lines(text)
 
 

@@ -44,7 +44,7 @@ def test_pages_that_overlap_give_the_same_index_as_one_page(listed: list[list[st
 
 
 @given(documents)
-def test_a_page_is_read_as_it_was_written(listed: list[list[str]]) -> None:
+def test_index_page_round_trips(listed: list[list[str]]) -> None:
     page = make_page(3, listed)
 
     assert read_page(write_page(page)) == page

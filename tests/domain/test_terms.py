@@ -39,7 +39,7 @@ def test_terms_of_any_text_are_bounded_and_not_empty(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from(["alpha", "src/parser.js", "maxRetries", "42", "the", "数据库"]), max_size=8))
-def test_the_terms_of_a_text_are_those_of_its_words(words: list[str]) -> None:
+def test_terms_of_a_text_are_the_terms_of_its_words(words: list[str]) -> None:
     assert tokenize(" ".join(words)) == [term for word in words for term in tokenize(word)]
 
 

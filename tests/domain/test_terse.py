@@ -112,7 +112,7 @@ def stream(pieces: list[str]) -> tuple[str, tuple[str, ...]]:
         ("<terse>x\n```\n</terse><terse>y</terse>", "<terse>y</terse>", ("x ```",)),
     ],
 )
-def test_terse_tags_are_taken_out_of_a_text(text: str, shown: str, entries: tuple[str, ...]):
+def test_terse_tags_are_stripped_from_a_text(text: str, shown: str, entries: tuple[str, ...]):
     assert strip_terse(text) == (shown, entries)
     assert stream(list(text)) == (shown, entries)
 

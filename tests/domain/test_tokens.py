@@ -121,7 +121,7 @@ def test_calibration_stays_in_bounds(reports: list[tuple[int, int]]) -> None:
 
 # The totals that the cookbook prints for its own example, as the provider reported them.
 @pytest.mark.parametrize(("model", "layout", "total"), [("gpt-4o", GPT_4O_TOOLS, 101), ("gpt-4", GPT_4_TOOLS, 105)])
-def test_the_cookbooks_example_comes_to_what_the_provider_reported(model: str, layout: ToolFormat, total: int) -> None:
+def test_cookbook_example_counts_as_the_provider_reported(model: str, layout: ToolFormat, total: int) -> None:
     said = [
         system("You are a helpful assistant that can answer to questions about the weather."),
         user("What's the weather like in San Francisco?"),

@@ -41,7 +41,7 @@ def test_order_1_over_the_threshold_in_runes_a_notice_with_the_checksum_replaces
     assert normalize("é" * (200 * 1024)).spilled_sha256 is None
 
 
-def test_without_a_way_to_the_whole_the_notice_is_followed_by_what_fits() -> None:
+def test_notice_without_retrieval_hint_is_followed_by_the_fitting_text() -> None:
     done = normalize("x" * 300_000)
     notice, _, rest = done.text.partition("\n")
     assert notice.startswith("[Large tool output: 300000 characters")
@@ -79,7 +79,7 @@ def test_order_2_then_bytes_never_inside_a_character() -> None:
     assert cut.partition("\n")[0] == "é" * 150
 
 
-def test_order_3_statistics_are_appended_when_something_was_cut() -> None:
+def test_order_3_statistics_are_appended_to_a_cut_result() -> None:
     assert normalize("x" * 60_000, way=WAY).text.endswith(
         f"\n[Output truncated: 1 of 1 lines, 51200 of 60000 characters, 51200 of 60000 bytes shown. {WAY}]"
     )

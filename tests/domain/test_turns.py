@@ -42,7 +42,7 @@ def test_instructions_belong_to_turn_0() -> None:
     assert number_turns([system("s"), user("a"), system("t"), assistant("b")]) == (0, 1, 0, 1)
 
 
-def test_numbering_goes_on_where_a_session_stands() -> None:
+def test_numbering_continues_from_the_session() -> None:
     assert number_turns([assistant("b"), user("c")], turn=7, opened=True) == (7, 8)
 
 

@@ -76,7 +76,7 @@ def test_use_counts_beyond_the_limit_and_unused_amounts_are_returned() -> None:
     assert (back.portion.tokens, back.use.tokens) == (30, 100)
 
 
-def test_slots_of_a_worker_that_is_gone_come_back_when_its_lease_ends() -> None:
+def test_slots_of_a_dead_worker_return_when_its_lease_ends() -> None:
     limits = Limits(concurrent=10)
     dead = grant(Use(), limits, UseRequest(holder="dead", slots=6, spare=2), NOON)
     other = grant(dead.use, limits, UseRequest(holder="b", slots=0, spare=10), NOON + timedelta(seconds=9))

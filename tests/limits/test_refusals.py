@@ -138,9 +138,7 @@ async def test_money_of_a_month_ends_where_the_price_is_known(worker: Worker, ne
         assert refused.headers["x-should-retry"] == "false"
 
 
-async def test_stored_bytes_refuse_what_would_be_stored_until_something_is_deleted(
-    worker: Worker, new_tenant: NewTenant
-) -> None:
+async def test_stored_bytes_limit_refuses_appends_until_a_deletion(worker: Worker, new_tenant: NewTenant) -> None:
     full = await new_tenant(stored_bytes=20_000)
     headers = {"X-Tersely-Key": full.key}
     status = 0

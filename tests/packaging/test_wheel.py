@@ -177,7 +177,7 @@ def test_wheel_carries_code_data_migrations_and_licence(files: set[str]) -> None
     assert any(re.fullmatch(r"tersely-[\d.]+\.dist-info/licenses/LICENSE", name) for name in files)
 
 
-def test_wheel_holds_nothing_but_the_package(files: set[str]) -> None:
+def test_wheel_contains_only_the_package(files: set[str]) -> None:
     tops = {name.partition("/")[0] for name in files}
     assert {re.sub(r"-\d+(\.\d+)*", "", top) for top in tops} == {"tersely", "tersely.dist-info"}
     assert not [name for name in files if re.search(r"(^|/)(tests|bench|conftest\.py)(/|$)|__pycache__", name)]

@@ -63,7 +63,7 @@ async def test_one_tenant_never_takes_every_place() -> None:
     await crowd.all_go()
 
 
-async def test_with_a_single_place_everybody_gets_it_in_turn() -> None:
+async def test_single_place_is_granted_in_order() -> None:
     crowd = Crowd(width=1)
     await crowd.come("a1", "a2")
     await crowd.all_go()
@@ -102,7 +102,7 @@ async def test_too_many_of_one_tenant_are_sent_away() -> None:
     await crowd.all_go()
 
 
-async def test_nobody_waits_for_ever() -> None:
+async def test_waiting_for_a_place_times_out() -> None:
     crowd = Crowd(width=2, patience=0.05)
     await crowd.come("a1")
     with pytest.raises(Busy):

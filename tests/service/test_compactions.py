@@ -92,7 +92,7 @@ async def test_a_strategy_without_summaries_is_cut_all_the_same(fill, pool, star
     assert not host.model.received
 
 
-async def test_a_cleared_context_begins_anew_and_its_state_is_empty(fill, compactions, pool, admin):
+async def test_cleared_context_is_empty_and_has_no_state(fill, compactions, pool, admin):
     await fill(turns=4)
     report = await compactions.clear("north", "s1", MEANS)
     assert (report.reason, report.cut, report.tokens_after) == ("clear", 9, 0)
@@ -106,7 +106,7 @@ async def test_a_cleared_context_begins_anew_and_its_state_is_empty(fill, compac
     assert await admin.fetchval("SELECT count(*) FROM messages WHERE status = 'live'") == 8
 
 
-async def test_the_state_is_made_anew_from_the_window(fill, compactions, pool, host, admin):
+async def test_state_is_rebuilt_from_the_window(fill, compactions, pool, host, admin):
     await fill(turns=4)
     await admin.execute("UPDATE sessions SET cut = 3")
     say(host, f"<think>hm</think>{STATE}")

@@ -23,7 +23,7 @@ def test_by_default_every_request_is_literally_the_documents_and_has_no_index():
     assert config.policy == EveryRequest()
 
 
-def test_an_index_that_is_asked_for_is_there_under_every_policy():
+def test_requested_index_is_present_under_every_policy():
     assert make(references=500).choose(epoch="every_request").strategy == Slim(references=500)
 
 

@@ -131,7 +131,7 @@ async def service(database: Database) -> AsyncIterator[Service]:
 # Tersely's own header
 
 
-async def test_our_own_header_names_the_session_and_permits_to_send_only_what_is_new(service: Service) -> None:
+async def test_session_header_names_the_session_and_permits_deltas(service: Service) -> None:
     first = await service.ask(system("Be brief."), user("one"), X_Tersely_Session="mine")
     second = await service.ask(user("two"), X_Tersely_Session="mine")
     assert (first.session, first.source, second.session, second.source) == ("mine", "header", "mine", "header")
@@ -140,7 +140,7 @@ async def test_our_own_header_names_the_session_and_permits_to_send_only_what_is
     assert await service.turns("mine") == [1, 1, 2, 2]
 
 
-async def test_a_whole_history_under_our_own_header_is_laid_beside_what_is_stored(service: Service) -> None:
+async def test_whole_history_under_the_session_header_is_reconciled(service: Service) -> None:
     first = await service.ask(user("one"), X_Tersely_Session="mine")
     second = await service.ask(user("one"), said(first), user("two"), X_Tersely_Session="mine")
     assert await service.live("mine") == ["one", said(first)["content"], "two", said(second)["content"]]
@@ -154,7 +154,7 @@ async def test_our_own_header_wins_over_a_history_of_another_session(service: Se
     assert await service.live(first.session) == ["one", said(first)["content"]]
 
 
-async def test_the_same_words_under_our_own_header_are_a_retry_only_if_unanswered_or_said_to_be_one(
+async def test_equal_delta_is_a_retry_only_if_unanswered_or_marked(
     service: Service,
 ) -> None:
     service.upstream.fail("one")
@@ -167,14 +167,14 @@ async def test_the_same_words_under_our_own_header_are_a_retry_only_if_unanswere
     assert await service.live("mine") == ["one", said(retried)["content"], "one", said(meant)["content"]]
 
 
-async def test_a_session_that_was_told_bit_by_bit_is_known_when_it_is_sent_whole(service: Service) -> None:
+async def test_session_stored_from_deltas_is_recognised_by_its_whole_history(service: Service) -> None:
     first = await service.ask(user("one"), X_Tersely_Session="mine")
     second = await service.ask(user("two"), X_Tersely_Session="mine")
     third = await service.ask(user("one"), said(first), user("two"), said(second), user("three"))
     assert (third.session, third.source) == ("mine", "lineage")
 
 
-async def test_deltas_are_not_taken_for_a_conversation_of_their_words_alone(service: Service) -> None:
+async def test_delta_is_not_matched_to_another_session_of_equal_text(service: Service) -> None:
     await service.ask(user("one"), X_Tersely_Session="mine")
     second = await service.ask(user("two"), X_Tersely_Session="mine")
     # Somebody else's history happens to consist of the second turn alone: its reply is ours all the same.
@@ -309,7 +309,7 @@ async def test_beginnings_that_are_under_way_at_once_stay_apart(service: Service
     assert first.session != second.session
 
 
-async def test_a_client_that_says_it_retries_gets_the_session_that_is_under_way(service: Service) -> None:
+async def test_marked_retry_joins_the_session_of_the_running_call(service: Service) -> None:
     held = service.upstream.hold("hello")
     first = asyncio.create_task(service.ask(user("hello")))
     await service.upstream.wait_for("hello")
@@ -326,7 +326,7 @@ async def test_a_client_that_says_it_retries_gets_the_session_that_is_under_way(
     assert await service.live(second.session) == ["hello", said(second)["content"]], "the later request's reply"
 
 
-async def test_a_failed_beginning_is_gone_on_with_by_whoever_sends_it_again(service: Service) -> None:
+async def test_failed_first_call_is_continued_by_its_retry(service: Service) -> None:
     service.upstream.fail("hello")
     await service.ask(user("hello"), expect=500)
     again = await service.ask(user("hello"))
@@ -420,7 +420,7 @@ async def test_short_replies_are_no_anchors(service: Service) -> None:
     assert (other.source, other.session != first.session) == ("new", True)
 
 
-async def test_a_client_that_goes_on_from_its_own_summary_is_found(service: Service) -> None:
+async def test_client_that_continues_from_its_own_summary_is_recognised(service: Service) -> None:
     first = await service.ask(user("one"))
     question = user("Please provide a concise summary of our conversation so far, capturing the key points.")
     summary = await service.ask(user("one"), said(first), question)
@@ -435,7 +435,7 @@ async def test_a_client_that_goes_on_from_its_own_summary_is_found(service: Serv
 # Races
 
 
-async def test_of_two_ways_to_go_on_the_later_wins_and_each_gets_the_context_that_it_carried(service: Service) -> None:
+async def test_later_of_two_continuations_wins_and_each_keeps_its_context(service: Service) -> None:
     first = await service.ask(user("one"))
     before = [user("one"), said(first)]
     held = service.upstream.hold("this way")
@@ -504,7 +504,7 @@ def two_choices() -> bytes:
     return json.dumps({"id": "c", "object": "chat.completion", "choices": choices}).encode()
 
 
-async def test_an_interrupted_reply_is_kept_and_gone_on_from_with_or_without_it(service: Service) -> None:
+async def test_interrupted_reply_is_stored_and_histories_with_or_without_it_continue(service: Service) -> None:
     first = await service.ask(user("one"))
     history = [user("one"), said(first), user("two")]
     text = "A long reply of which the client sees the beginning"

@@ -36,7 +36,7 @@ async def find(store: Store, text: str, **options: int) -> list[str]:
         return [memo.content for memo in found]
 
 
-async def test_a_message_brings_up_what_it_is_about(memos: Memos, store: Store) -> None:
+async def test_message_retrieves_memos_about_its_subject(memos: Memos, store: Store) -> None:
     for content, tags in (
         ("The billing worker retries three times, then parks the invoice.", ["billing", "gotcha"]),
         ("Ports 8480 to 8489 are reserved for the test servers.", ["ports"]),

@@ -71,7 +71,7 @@ async def until_done(summarizer):
             await asyncio.sleep(0.01)
 
 
-async def test_a_models_summary_is_stored_with_what_it_covers(fill, pool, host, start, clock):
+async def test_models_summary_is_stored_with_its_range(fill, pool, host, start, clock):
     await fill()
     say(host, GOOD)
     summarizer = await start(key="the-key")
@@ -194,14 +194,14 @@ async def test_after_repeated_failures_no_replica_asks_until_the_pause_is_over(f
         assert await connection.fetchval("SELECT count(*) FROM breakers") == 0
 
 
-async def test_without_a_model_nothing_is_asked(fill, host, start):
+async def test_summarizer_without_a_model_sends_no_request(fill, host, start):
     await fill()
     done = await (await start(model=None)).run_now(job())
     assert (done.result, done.error) == ("extractive", "")
     assert not host.model.received
 
 
-async def test_the_sessions_model_is_asked_with_the_callers_key_or_not_at_all(fill, pool, host, start):
+async def test_summary_by_the_sessions_model_needs_the_callers_key(fill, pool, host, start):
     await fill()
     say(host, GOOD)
     summarizer = await start(own=False, model=SESSION)
@@ -297,7 +297,7 @@ async def test_messages_at_hand_are_not_loaded_unless_history_was_edited(fill, p
 # What counts, and what does not any more
 
 
-async def test_a_summary_of_what_was_undone_does_not_count(fill, pool, host, start, admin):
+async def test_summary_of_undone_messages_is_ignored(fill, pool, host, start, admin):
     await fill()
     say(host, GOOD)
     summarizer = await start()
@@ -313,7 +313,7 @@ async def test_a_summary_of_what_was_undone_does_not_count(fill, pool, host, sta
     assert [summary.last_seq for summary in await newest(pool, up_to=7, limit=9)] == [4]
 
 
-async def test_a_summary_of_what_changes_meanwhile_is_not_stored(fill, pool, host, start, admin):
+async def test_summary_of_a_range_that_changes_meanwhile_is_not_stored(fill, pool, host, start, admin):
     await fill()
 
     async def script(_received):
@@ -478,7 +478,7 @@ async def test_tenants_see_nothing_of_each_other(fill, pool, host, start):
         assert await summaries.newest(connection, "north", "s1", ["checkpoint"]) == []
 
 
-async def test_neither_keys_nor_content_are_logged_or_told(fill, pool, host, start, monkeypatch, admin):
+async def test_neither_keys_nor_content_are_logged_or_shown(fill, pool, host, start, monkeypatch, admin):
     written = io.StringIO()
     monkeypatch.setattr(sys, "stderr", written)
     root = logging.getLogger()

@@ -78,7 +78,7 @@ async def test_a_transaction_of_another_tenant_leaves_nothing_behind(opened: tup
         assert await connection.fetchval(ALL) == "of-north"
 
 
-async def test_only_what_is_our_own_keeps_what_was_set(opened: tuple[Database, bool]) -> None:
+async def test_only_own_connections_keep_session_settings(opened: tuple[Database, bool]) -> None:
     database, is_own = opened
     raw: list[Any] = []
     async with database.statements("north") as connection:

@@ -133,7 +133,7 @@ def test_an_older_database_is_taken_over_and_the_old_files_stay(old_cluster: Pat
     }
 
 
-def test_wrong_programs_leave_all_as_it_was(old_cluster: Path, old_programs: Path) -> None:
+def test_upgrade_with_wrong_programs_changes_nothing(old_cluster: Path, old_programs: Path) -> None:
     with pytest.raises(EmbeddedPostgresError, match="cannot run"):
         upgrade_cluster(old_cluster, old_programs.parent)
     for name in ("global", "base"):

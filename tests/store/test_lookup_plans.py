@@ -71,7 +71,7 @@ async def connection(database: Database) -> AsyncIterator[asyncpg.Connection[asy
         await connection.close()
 
 
-async def test_every_lookup_goes_by_its_index(connection: asyncpg.Connection[asyncpg.Record]) -> None:
+async def test_every_lookup_uses_its_index(connection: asyncpg.Connection[asyncpg.Record]) -> None:
     assert await connection.fetchval("SELECT count(*) FROM messages") == 60_000, "the other tenant's are not seen"
     # The service prepares its statements: after a few runs the server plans them without looking at the values.
     for mode in ("force_custom_plan", "force_generic_plan"):

@@ -185,7 +185,7 @@ async def test_an_edit_is_seen(database: Database) -> None:
     await is_right(worker, talk, remembered=False)
 
 
-async def test_another_session_of_the_same_name_version_and_words_is_another(database: Database) -> None:
+async def test_recreated_session_with_equal_content_is_another_session(database: Database) -> None:
     worker, other, talk = Worker(database), Worker(database), Talk("s")
     await worker.turn(talk, "first", "one", at=0)
     async with database.transaction(TENANT) as connection:

@@ -190,7 +190,7 @@ def test_the_question_that_is_taken_back_takes_the_instructions_along() -> None:
     assert shown(after)[:-1] == shown(context)[:-1]
 
 
-def test_a_shortened_result_brings_the_tools_that_read_it_back() -> None:
+def test_shortened_result_offers_the_tools_that_read_it() -> None:
     batches = [[user("Read it.")], [assistant("", call("c1", "read", {})), result("c1", "line\n" * 3_000)]]
 
     first, second = [context for _, context in play(batches, Compact(), Auto(high=200_000, instructions_at=0.5))]
@@ -206,7 +206,7 @@ def test_the_share_is_no_part_of_the_fingerprint() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 20), st.integers(20, 400))
-def test_the_answer_depends_on_what_is_stored_alone(turns: int, size: int) -> None:
+def test_additions_depend_on_stored_messages_alone(turns: int, size: int) -> None:
     """A process that has never seen the session decides as the one which has."""
     history, context = play(chat(*[size] * turns), Slim(), POLICY)[-1]
     stored = load(history, context.epoch, instructions=NOTE, read_back="context_search", calls=turns)
@@ -230,7 +230,7 @@ def test_instructions_and_memos_in_front_of_one_message_are_both_shown() -> None
 
 @quick
 @given(conversations, every_strategy, policies)
-def test_sums_alone_never_miss_what_is_due(batches: list[list[Message]], strategy: Strategy, policy: Policy) -> None:
+def test_token_sums_never_miss_a_due_epoch(batches: list[list[Message]], strategy: Strategy, policy: Policy) -> None:
     said: list[Message] = []
     calls = play(batches, strategy, policy)
     for number, (_, context) in enumerate(calls[:-1]):

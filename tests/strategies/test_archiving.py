@@ -97,7 +97,7 @@ def archive(history: tuple[Entry, ...], made: list[Summary], *, limit: int = 1_0
     return stage(Draft(tail=history))
 
 
-def test_a_result_whose_summary_finds_no_room_says_what_it_was() -> None:
+def test_archived_result_without_room_for_a_summary_names_its_call() -> None:
     history = work(4)
     draft = archive(history, [summary(seq, "w" * 80) for seq in (3, 5, 7, 9)], limit=55)
     shown = results(draft.tail)
@@ -109,7 +109,7 @@ def test_a_result_whose_summary_finds_no_room_says_what_it_was() -> None:
     assert [line[:3] for line in draft.head[0].text.split("\n")] == ["[Co", "(2 ", "#7:", "#9:"]
 
 
-def test_the_digest_lists_no_result_that_was_cut_or_stays_as_it_is() -> None:
+def test_digest_omits_results_that_were_cut_or_stay() -> None:
     history = place(
         user("go"), assistant(None, call("c1")), result("c1", "short"), assistant(None, call("c2")), result("c2", LONG)
     )

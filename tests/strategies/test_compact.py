@@ -135,7 +135,7 @@ def test_rebuild_without_a_models_checkpoint_there_is_one_all_the_same() -> None
     assert "question 1" in message.text
 
 
-def test_rebuild_what_was_compacted_stays_so_and_the_next_checkpoint_takes_it_up() -> None:
+def test_rebuild_keeps_compacted_results_until_the_next_checkpoint() -> None:
     small = Compact(keep_recent_tokens=0)
     first = built(LONG, small)
     second = call_model(load(chat(19, size=2_000), first.epoch), strategy=small, policy=LITERAL)
@@ -145,7 +145,7 @@ def test_rebuild_what_was_compacted_stays_so_and_the_next_checkpoint_takes_it_up
     assert (wanted.purpose, wanted.first_seq, wanted.last_seq) == ("checkpoint", 1, 30)
 
 
-def test_visibility_what_is_archived_or_spilled_counts_for_what_is_left_of_it() -> None:
+def test_visibility_counts_archived_results_by_their_remaining_text() -> None:
     huge = place(user("go"), assistant(None, call("c1")), result("c1", "x" * 300_000), assistant("done"), user("next"))
     context = built(huge, Compact(max_tokens=30_000))
     assert context.epoch.cut == 1

@@ -343,7 +343,7 @@ def test_a_split_that_would_take_nothing_is_no_reason_for_an_epoch() -> None:
     assert {step.context.epoch.number for step in steps} == {1}
 
 
-def test_summaries_are_not_told_twice_however_often_epochs_follow() -> None:
+def test_summaries_are_never_repeated_over_epochs() -> None:
     player = Player(Trim(max_context_turns=4), EveryRequest(), summary_words=3)
     for step in play([[user("the task")], *(chatting(number) for number in range(80))], player):
         (text,) = [prefix.text for prefix in step.context.epoch.prefixes] or [""]

@@ -157,7 +157,7 @@ def test_every_reason_is_bounded_and_short() -> None:
     assert decided(replace(SHORT, epoch=None), overflow=True) == "overflow"
 
 
-def test_full_advances_only_when_told_to() -> None:
+def test_full_advances_only_on_request() -> None:
     never = Needs(cuts=False)
     assert decided(replace(LONG, window=10), needs=never) == "keep"
     assert decided(LONG, needs=never, overflow=True) == "overflow"
@@ -191,7 +191,7 @@ def test_without_progress_there_is_no_epoch() -> None:
     assert decided(stuck) == "keep"
 
 
-def test_marks_hold_within_the_window_and_above_what_must_stay() -> None:
+def test_watermarks_lie_between_the_fixed_part_and_the_window() -> None:
     assert compute_watermarks(SHORT, Auto(), NEEDS).high == 32_000
     tight = compute_watermarks(replace(SHORT, window=9_000, fixed_tokens=1_000), Auto(), NEEDS)
     assert (tight.high, tight.low, tight.room) == (8_000, 4_000, 8_000)

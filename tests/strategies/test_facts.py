@@ -149,7 +149,7 @@ def test_facts_are_true_wherever_the_history_is_cut(entries, cuts, limit):
 
 
 @given(histories, st.sampled_from([1, 2, 3, 5]))
-def test_covering_piece_by_piece_says_what_covering_at_once_says(entries, size):
+def test_facts_covered_in_pieces_equal_facts_covered_at_once(entries, size):
     pieces = CoveredFacts()
     for start in range(0, len(entries), size):
         pieces = cover(pieces, entries[start : start + size])

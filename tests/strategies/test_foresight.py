@@ -39,7 +39,7 @@ def test_trim_foresees_by_tokens_too() -> None:
     assert upcoming_summaries(Trim(max_context_tokens=6_000), load(chat(6, size=4_000), None))
 
 
-def test_a_checkpoint_is_foreseen_from_the_beginning_and_fits_when_it_is_wanted() -> None:
+def test_checkpoint_is_prefetched_early_and_fits_when_needed() -> None:
     small = Compact(max_tokens=4_000, keep_recent_tokens=1_000)
     assert upcoming_summaries(small, load(chat(5, size=1_200), None)) == ()
     (early,) = upcoming_summaries(small, load(chat(11, size=1_200), None))
@@ -48,7 +48,7 @@ def test_a_checkpoint_is_foreseen_from_the_beginning_and_fits_when_it_is_wanted(
     assert early.last_seq < due.epoch.cut
 
 
-def test_a_checkpoint_is_not_asked_for_with_every_message() -> None:
+def test_checkpoint_is_not_requested_with_every_message() -> None:
     small = Compact(max_tokens=20_000)
     wanted = [
         upcoming_summaries(small, load(work(steps, size=1_200), None, fixed_tokens=2_000)) for steps in range(30, 50)

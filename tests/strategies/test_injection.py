@@ -176,13 +176,13 @@ def test_a_block_that_is_a_message_of_its_own_is_cut_with_the_message_behind_it(
 
 
 @given(st.text(alphabet="<>/systemreminder- \n", max_size=200))
-def test_words_and_blocks_make_up_a_text(text: str) -> None:
+def test_text_consists_of_words_and_blocks(text: str) -> None:
     words, blocks = split_injected(text)
     assert len(words) + sum(len(block.text) for block in blocks) == len(text)
     assert not split_injected(words)[1] or "<system-reminder>" in "".join(block.text for block in blocks)
 
 
-def test_unclosed_blocks_are_words_and_take_no_time() -> None:
+def test_unclosed_blocks_are_text_and_parse_quickly() -> None:
     text = "<system-reminder>" * 60_000
     assert split_injected(text) == (text, ())
     assert split_injected(text)[0] is text

@@ -112,16 +112,16 @@ def test_one_common_keyword_anywhere_in_the_session_is_a_tie(tie: str) -> None:
 
 
 @pytest.mark.parametrize("words", ["Do it again", "And then", "Instead", "As before", "You still have to"])
-def test_a_message_that_refers_back_is_none(words: str) -> None:
+def test_message_that_refers_back_is_no_new_task(words: str) -> None:
     assert not is_new(f"{words}: {BAKERY}")
 
 
 @pytest.mark.parametrize("question", ["continue", "yes", "go on", "Please fix that", "write a sonnet about autumn", ""])
-def test_a_short_message_is_none_however_long_the_pause(question: str) -> None:
+def test_short_message_after_a_pause_is_no_new_task(question: str) -> None:
     assert not is_new(question, minutes=100_000)
 
 
-def test_the_first_turn_is_none_and_later_steps_do_not_change_the_verdict() -> None:
+def test_first_turn_is_no_new_task_and_later_steps_change_nothing() -> None:
     *before, running = history("New task: " + BAKERY, minutes=0)
     assert not starts_new_task(running, [], pause=300)
     later = replace(running, entries=(*running.entries, *place(assistant("I begin."))))

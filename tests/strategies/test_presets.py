@@ -76,14 +76,14 @@ def test_defaults_are_those_of_the_documents() -> None:
     assert (tiered.working_age, tiered.session_age) == (300, 1_800)
 
 
-def test_a_strategy_says_what_it_is() -> None:
+def test_strategy_has_name_and_parameters() -> None:
     assert strategy_name(Full()) == "full"
     assert strategy_text(Slim()) == "slim(derive_terse=True, recent_turns=3, references=None)"
     assert needs_of(Slim(recent_turns=5)).recent_turns == 5
     assert not needs_of(Full()).cuts
 
 
-def test_the_instructions_ask_for_what_was_done_and_the_key_decisions() -> None:
+def test_instructions_ask_for_actions_and_key_decisions() -> None:
     """flo.monster: "Write good summaries": one line, what was done, key decisions, specific names."""
     for wanted in ("one line", "what was done", "key decisions", "with names"):
         assert wanted in TERSE_INSTRUCTIONS

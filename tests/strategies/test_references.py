@@ -57,7 +57,7 @@ def test_identifiers_of_a_text(name: str) -> None:
 @pytest.mark.parametrize(
     "words", ["and so on.", "I/O or", "it was 12 of 999", "Yes. No, e.g. this", "well-known", "a = b", "=====", "3.14"]
 )
-def test_ordinary_words_and_small_numbers_are_none(words: str) -> None:
+def test_ordinary_words_and_small_numbers_are_no_identifiers(words: str) -> None:
     assert [name for name in extract_identifiers(words) if name != "I/O"] == []
 
 

@@ -88,7 +88,7 @@ def test_a_hint_names_the_tool_that_the_model_has_or_none() -> None:
     assert alone.endswith("x... [TRUNCATED 30000 characters to 5000]")
 
 
-def test_tiers_of_an_epoch_hold_for_what_comes_later() -> None:
+def test_tiers_of_an_epoch_apply_to_later_messages() -> None:
     history = place(*steps("a", LONG), *steps("b", LONG, LONG))
     before = apply_tiers(history[:5], window_tiers(history[:5]), encode=estimate_text)
     after = apply_tiers(history, window_tiers(history[:5]), encode=estimate_text)
@@ -208,7 +208,7 @@ def test_entries_that_need_nothing_are_the_same_objects() -> None:
     assert all(new is old for old, new in zip(history, apply_tiers(history, tiers, encode=estimate_text), strict=True))
 
 
-def test_a_text_is_left_alone_where_the_notice_would_make_it_longer() -> None:
+def test_text_is_unchanged_if_the_notice_would_lengthen_it() -> None:
     history = place(*steps("a", "x" * 310), *steps("b", "y"))
     assert apply_tiers(history, window_tiers(history, read_back="query_db"), encode=estimate_text) == history
 

@@ -31,7 +31,7 @@ def recording(tmp_path: Path) -> Path:
     return path
 
 
-def test_full_costs_what_full_costs_and_loses_nothing(recording: Path) -> None:
+def test_full_saves_nothing_and_loses_nothing(recording: Path) -> None:
     (conversation,) = load(recording)
     tally = simulate(conversation, Full(), Auto())
     assert (tally.calls, tally.price, tally.tokens) == (60, tally.full_price, tally.full_tokens)

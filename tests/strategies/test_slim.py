@@ -68,7 +68,7 @@ def test_up_to_k_turns_there_is_no_log() -> None:
     assert context.is_whole
 
 
-def test_a_literal_context_carries_an_index_only_when_asked() -> None:
+def test_literal_context_has_an_index_only_on_request() -> None:
     history = place(user("open src/app.py"), assistant("done"), user("next"))
     plain = call_model(load(history, None), strategy=Slim(recent_turns=1), policy=LITERAL)
     asked = call_model(load(history, None), strategy=Slim(recent_turns=1, references=500), policy=LITERAL)
@@ -139,7 +139,7 @@ def test_a_long_turn_is_cut_by_steps_and_keeps_its_task() -> None:
     )
 
 
-def test_the_log_of_a_running_turn_says_what_its_cut_steps_did_from_epoch_to_epoch() -> None:
+def test_log_of_a_running_turn_describes_its_cut_steps_over_epochs() -> None:
     history = work(120, size=100)
     epoch = None
     for end in range(1, len(history) + 1, 2):
@@ -285,7 +285,7 @@ def test_within_an_epoch_the_head_stays_and_the_tail_grows() -> None:
     assert len(longer.messages) == len(epoch.messages) + 2
 
 
-def test_the_report_names_layers_and_what_became_of_each_turn() -> None:
+def test_report_names_layers_and_the_fate_of_each_turn() -> None:
     context = call_model(
         load(chat(5), None, fixed_tokens=50),
         strategy=Slim(),

@@ -45,7 +45,7 @@ def test_each_purpose_has_instructions_of_its_own():
     assert len(set(INSTRUCTIONS.values())) == len(PURPOSES) == 7
 
 
-def test_a_checkpoint_is_asked_for_in_sections():
+def test_checkpoint_prompt_asks_for_sections():
     """The sections of the extract that stands in for it, so that either takes up the other."""
     found = re.findall(r"^## (.+)$", INSTRUCTIONS["checkpoint"], re.MULTILINE)
     assert tuple(found) == SECTIONS == ("Goals", "Decisions", "Done", "Files and names", "Errors", "Open")
@@ -59,7 +59,7 @@ def test_a_task_is_summarised_with_the_documents_prompt():
     )
 
 
-def test_a_state_is_asked_for_in_the_documents_form():
+def test_state_prompt_has_the_documents_form():
     """std::slop, "State Format"."""
     for line in ("### STATE", "Goal: [", "Context: [", "Resolved: [", "Technical Anchors: ["):
         assert line in INSTRUCTIONS["state"]
@@ -161,7 +161,7 @@ def test_a_results_summary_has_at_most_1200_runes():
 
 
 @given(st.text(max_size=500), st.booleans(), st.sampled_from(["stop", "length", "", "tool_calls"]))
-def test_whatever_is_answered_is_shorter_or_refused(text, has_calls, finish):
+def test_summary_is_shorter_than_its_input_or_refused(text, has_calls, finish):
     answer = SummaryReply(text=text, has_calls=has_calls, finish=finish)
     try:
         kept = check_reply("trim", answer, replaced=40, limit=1_000, encode=estimate_text)

@@ -45,7 +45,7 @@ def seqs(context: Context) -> list[int]:
 NARROW = Tiered(total_budget=4_000, session_budget=4_000)
 
 
-def test_level_3_working_memory_is_what_was_said_in_the_last_five_minutes() -> None:
+def test_level_3_working_memory_holds_the_last_five_minutes() -> None:
     history = talk(6)
     context = call_model(load(history, None), strategy=NARROW, policy=LITERAL, now=at(history))
     assert seqs(context) == [5, 6, 7, 8, 9, 10, 11]
@@ -60,7 +60,7 @@ def test_level_3_has_a_budget_of_8000_tokens() -> None:
     assert sum(entry.tokens for entry in body) <= 8_000
 
 
-def test_level_2_session_memory_says_what_aged_turns_came_to() -> None:
+def test_level_2_session_memory_summarises_aged_turns() -> None:
     history = talk(6)
     context = call_model(load(history, None), strategy=NARROW, policy=LITERAL, now=at(history))
     assert session_memory(context) == ["[t1] parser answer 1.", "[t2] parser answer 2."]
@@ -100,7 +100,7 @@ def test_level_2_is_compressed_after_thirty_minutes_and_bounded() -> None:
     assert lines[0].startswith("[t3")  # the newest come first when room is short
 
 
-def test_level_2_what_is_spoken_of_comes_first_when_room_is_short() -> None:
+def test_level_2_relevant_entries_come_first_when_room_is_short() -> None:
     said = [user("why does lexer.py drop tokens"), assistant("an off by one in lexer.py")]
     for number in range(60):
         said += [user(f"chat about the weather number {number}"), assistant("it rains " * 12)]
@@ -141,7 +141,7 @@ def test_a_turn_of_low_score_is_summarised_although_there_is_room() -> None:
     assert [int(line[2 : line.index("]")]) for line in session_memory(context)] == sorted(set(low) & set(old))
 
 
-def test_a_repeated_error_brings_back_what_was_done_about_it() -> None:
+def test_repeated_error_retrieves_the_turn_that_handled_it() -> None:
     failing = "Traceback (most recent call last)\nOSError: [Errno 98] address {} already in use"
     said = [
         user("start the server"),
@@ -187,7 +187,7 @@ def test_levels_are_measured() -> None:
     assert (volatile.messages, volatile.tokens) == (2, topic[0].tokens + topic[1].tokens)
 
 
-def test_level_4_has_what_permanent_memory_leaves() -> None:
+def test_level_4_has_the_budget_that_permanent_memory_leaves() -> None:
     said = [user("why does lexer.py drop tokens"), assistant("an off by one " + "x" * 10_000)]
     rules = [user("parser rules"), assistant("rule " * 2_500)]
     history = place(*said, *rules, *[e.message for e in talk(6)[:-1]], user("does lexer.py drop parser tokens"))
@@ -287,7 +287,7 @@ def test_under_auto_80_percent_of_the_total_is_the_limit() -> None:
     assert getattr(decision, "reason", "") == "high_watermark"
 
 
-def test_the_title_stands_over_the_memory() -> None:
+def test_title_precedes_the_memory() -> None:
     history = talk(6)
     context = call_model(load(history, None), strategy=NARROW, policy=LITERAL, now=at(history))
     head = context.messages[0]

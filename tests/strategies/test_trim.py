@@ -105,14 +105,14 @@ def test_2_more_than_20_turns_lose_the_oldest_half_of_the_complete_ones() -> Non
     assert turns(literal(chat(21))) == list(range(11, 22))
 
 
-def test_2_what_is_trimmed_stays_trimmed() -> None:
+def test_2_trimmed_messages_stay_trimmed() -> None:
     first = literal(chat(21))
     second = call_model(load(chat(22), first.epoch), strategy=Trim(), policy=LITERAL)
     assert turns(second) == list(range(11, 23))
 
 
 @pytest.mark.parametrize("policy", [LITERAL, Auto()], ids=["every_request", "auto"])
-def test_2_what_was_trimmed_never_comes_back(policy: Policy) -> None:
+def test_2_trimmed_messages_never_return(policy: Policy) -> None:
     epoch, gone = None, 0
     for number in range(15, 90):
         context = call_model(load(chat(number), epoch), strategy=Trim(), policy=policy)
@@ -153,7 +153,7 @@ def test_2_trimmed_messages_are_to_be_summarised_for_the_days_memory() -> None:
     assert (wanted.purpose, wanted.first_seq, wanted.last_seq) == ("trim", 1, 20)
 
 
-def test_2_the_summary_stands_in_front_of_the_first_retained_user_message_once_it_is_ready() -> None:
+def test_2_finished_summary_precedes_the_first_retained_user_message() -> None:
     first = literal(chat(21))
     before = entries(first)[0].prefix
     assert "question 1" in before  # until the model's is ready, what can be said without one
@@ -179,7 +179,7 @@ def test_3_fewer_than_5_turns_keep_the_first_user_text_and_the_last_reply() -> N
     assert seqs(context) == [1, 4, 5, 8, 9, 12, 13]
 
 
-def test_3_of_5_turns_or_more_the_first_half_goes_and_is_told_in_a_summary() -> None:
+def test_3_first_half_of_5_or_more_turns_becomes_a_summary() -> None:
     context = literal(tool_turns(6, size=19_000), Trim(max_context_tokens=6_000))
     assert turns(context) == [4, 5, 6]
     assert "question 1" in entries(context)[0].prefix
@@ -208,7 +208,7 @@ def test_4_small_turns_are_limited_to_5_all_the_same() -> None:
     assert len(turns(context)) <= 5
 
 
-def test_4_what_goes_is_summarised_first() -> None:
+def test_4_messages_are_summarised_before_they_leave() -> None:
     history = chat(9)
     (wanted,) = after_cut(Trim(), load(history, None), refused(history, 1).epoch)
     assert (wanted.purpose, wanted.first_seq) == ("trim", 1)

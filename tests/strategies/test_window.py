@@ -56,7 +56,7 @@ def test_2_truncation_of_inactive_groups_at_300() -> None:
     assert [len(text.partition("... [TRUNCATED")[0]) for text in found.values()] == [300, 300]
 
 
-def test_2_the_hint_is_the_documents_where_the_model_has_query_db_and_none_where_it_has_no_tool() -> None:
+def test_2_hint_is_the_documents_with_query_db_and_absent_without_tools() -> None:
     history = place(user("go"), *steps(1, 9_000), assistant("done"), user("next"))
     with_tool = results_of(call_model(load(history, None, read_back="query_db"), strategy=Window(), policy=LITERAL))
     hint = '... [TRUNCATED. Use query_db(sql="SELECT content FROM messages WHERE id=3") to see full output]'
@@ -75,7 +75,7 @@ def test_3_layers_state_then_scratchpad_then_history() -> None:
     assert scratchpad.text == f"{prompts.SCRATCHPAD_TITLE}\n{NOTES.scratchpad}"
 
 
-def test_3_what_is_empty_is_no_layer() -> None:
+def test_3_empty_layers_are_omitted() -> None:
     context = call_model(load(chat(2), None), strategy=Window(), policy=LITERAL)
     assert shape(context) == ["1 user", "2 assistant", "3 user"]
 
@@ -98,7 +98,7 @@ def test_under_auto_results_keep_their_tier_for_the_whole_epoch() -> None:
     assert second.messages[: len(first.messages)] == first.messages
 
 
-def test_names_in_what_was_shortened_are_in_the_index_of_names() -> None:
+def test_names_of_shortened_messages_are_in_the_index_of_names() -> None:
     said = [assistant(None, call("c1")), result("c1", "x" * 5_000 + " src/deep/module_seven.py")]
     history = place(user("go"), *said, assistant("done"), user("next " + "y" * 6_000))
     context = call_model(load(history, None), strategy=Window(references=300), policy=Auto(high=2_500, low=1_800))

@@ -222,7 +222,7 @@ async def test_a_host_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize("url", ["", "ftp://h/", "http://", "h:80"])
-async def test_a_base_url_that_is_none(url: str) -> None:
+async def test_invalid_base_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="base URL"):
         await Upstream(url, QUICK).open()
 
@@ -247,7 +247,7 @@ async def test_a_login_in_the_base_url() -> None:
         assert b"authorization: Basic dXNAZXI6cGFzcw==\r\n" in host.requests[0]
 
 
-async def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     async with running(answer) as (upstream, _):
@@ -295,7 +295,7 @@ async def test_chunk_sizes_alone_are_silence() -> None:
     assert asyncio.get_running_loop().time() - began < 0.6
 
 
-async def test_peek_and_trailer_wait_no_longer_than_told() -> None:
+async def test_peek_and_trailer_respect_their_timeouts() -> None:
     async with running(stalls(b"HTTP/1.1 200 OK\r\n\r\n")) as (upstream, _):
         reply = await upstream.send("GET", "/", [], b"")
         assert await reply.peek(0.03) == b""

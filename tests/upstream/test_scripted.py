@@ -49,7 +49,7 @@ async def test_answers_the_official_client():
             await client.embeddings.create(model="m", input="x")
 
 
-async def test_calls_a_tool_when_asked_and_tags_when_the_system_text_asks():
+async def test_scripted_model_calls_tools_and_writes_tags_on_request():
     async with run_scripted() as server, openai.AsyncOpenAI(base_url=server.base_url, api_key="x") as client:
         system = {"role": "system", "content": "End with <terse>...</terse>."}
         messages: list[Any] = [system, {"role": "user", "content": 'call ls {"path": "."}'}]
@@ -104,7 +104,7 @@ ASKED: Any = {"messages": [{"role": "user", "content": "Rate it."}]}
         ),
     ],
 )
-async def test_answers_in_the_shape_that_is_asked_for(path: str, request_: Any):
+async def test_scripted_model_answers_in_the_requested_shape(path: str, request_: Any):
     async with run_scripted() as server, aiohttp.ClientSession(server.root) as http:
         answer = await (await http.post(path, json={"model": "m", **request_})).text()
         assert json.dumps('{"score":1,"why":"scripted"}') in answer
@@ -160,7 +160,7 @@ async def test_refuses_over_the_window_with_openais_error():
         (["x"], "expected an object"),
     ],
 )
-def test_refuses_what_a_provider_refuses(messages: list[Any], text: str):
+def test_strict_model_refuses_requests_that_the_provider_refuses(messages: list[Any], text: str):
     refusal = check({"model": "m", "messages": messages})
     assert refusal is not None
     assert text in refusal.message
@@ -185,7 +185,7 @@ def test_refuses_what_a_provider_refuses(messages: list[Any], text: str):
         ],
     ],
 )
-def test_takes_what_a_provider_takes(messages: list[Any]):
+def test_strict_model_accepts_requests_that_the_provider_accepts(messages: list[Any]):
     assert check({"model": "m", "messages": messages}) is None
     assert check_pairing(messages) is None
 

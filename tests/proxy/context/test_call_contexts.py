@@ -107,7 +107,7 @@ async def session_of(service: Service, name: str) -> str:
 
 @pytest.mark.parametrize("strategy", [*STRATEGIES])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_call_gives_what_the_model_received(
+async def test_call_context_equals_the_request_to_the_model(
     fronting: Service, answering: Model, kind: str, strategy: str
 ) -> None:
     talk = Conversation(url=fronting.url, kind=kind)
@@ -140,7 +140,7 @@ async def test_removed_messages_are_not_reconstructed(fronting: Service, answeri
     assert "removed" in told["reason"]
 
 
-async def test_a_client_that_spells_its_history_anew_is_followed(store: Database) -> None:
+async def test_history_with_another_spelling_is_recognised(store: Database) -> None:
     """Clients write spaces, escapes and cache marks differently from call to call: the bytes are those of the call."""
     with scripted() as model, serve(store, model.url, instructions="off") as service:
         noted = Recorder(service, model, "anthropic")
@@ -178,7 +178,7 @@ async def test_another_process_gives_the_same(store: Database, answering: Model)
             await noted.compare_all()
 
 
-async def test_calls_say_what_they_cost(fronting: Service, answering: Model) -> None:
+async def test_calls_have_their_cost(fronting: Service, answering: Model) -> None:
     talk = Conversation(url=fronting.url, kind="chat")
     async with aiohttp.ClientSession(headers={"user-agent": "claude-cli/2.1 (external)"}) as http:
         for _ in range(2):
@@ -204,7 +204,7 @@ async def test_calls_say_what_they_cost(fronting: Service, answering: Model) -> 
     assert row["money"]["sent"] == pytest.approx(listed["money"]["sent"], abs=1e-5)
 
 
-async def test_a_call_that_was_sent_again_with_less_gives_what_was_answered(store: Database) -> None:
+async def test_context_of_a_shortened_retry_is_the_answered_one(store: Database) -> None:
     """Of an overflow and the smaller request after it, the call shows the request that the model answered."""
     words = "the quick brown fox jumps over the lazy dog " * 30
     history: list[dict[str, Any]] = []
@@ -230,7 +230,7 @@ async def test_a_call_that_was_sent_again_with_less_gives_what_was_answered(stor
 
 
 @pytest.mark.parametrize("strategy", ["full", "slim"])
-async def test_a_call_of_a_live_session_gives_what_the_model_received(
+async def test_context_of_a_live_call_equals_the_request_to_the_model(
     store: Database, answering: Model, strategy: str
 ) -> None:
     with serve(store, answering.url, live_sessions="64", epoch='{"stride": 2}') as service:

@@ -276,7 +276,7 @@ def test_a_newer_version_replaces_the_older_one_with_the_next_epoch(
 
 
 @pytest.mark.parametrize("name", FIRST_REQUESTS)
-def test_requests_that_bring_only_what_is_new_have_the_stored_blocks(
+def test_delta_requests_keep_the_stored_injected_blocks(
     service: Service, model: Model, http: httpx.Client, key: str, name: str
 ) -> None:
     client, markers = new_client(service, model, http, name, key, x_tersely_session=key, x_tersely_epoch=SMALL)

@@ -121,7 +121,7 @@ async def test_a_copy_is_described_like_the_original(service: Service, key: str)
 
 
 @pytest.mark.parametrize(("strategy", "is_deleted"), [("trim", True), ("slim", False)])
-async def test_cleanup_goes_by_what_the_last_call_used(
+async def test_cleanup_follows_the_strategy_of_the_last_call(
     service: Service, key: str, strategy: str, is_deleted: bool
 ) -> None:
     await call(service, key, strategy=strategy)

@@ -126,7 +126,7 @@ def test_the_preview_equals_the_sent_context_after_an_overflow(
     assert len(shown) < 10
 
 
-def test_within_an_epoch_nothing_changes_and_with_the_next_all_is_chosen_anew(
+def test_memos_are_fixed_within_an_epoch_and_chosen_again_with_the_next(
     service: Service, model: Model, key: str, animal: str
 ) -> None:
     talk = Session(service, model, key, '{"name": "window", "context_size": 10}', "auto")
@@ -172,7 +172,7 @@ def test_rest_contexts_contain_memos_that_stay(service: Service, model: Model, k
     assert "9911" not in json.dumps(talk.preview(user("well?")))
 
 
-def test_a_copy_shows_what_the_session_shows(service: Service, model: Model, key: str, animal: str) -> None:
+def test_copied_session_has_the_same_context(service: Service, model: Model, key: str, animal: str) -> None:
     talk = Session(service, model, key, "window", "auto")
     first = save(service, f"{animal} is at 9911")
     talk.call(user(f"the {animal}?"))

@@ -47,7 +47,7 @@ def ask(service: Service, key: str, **lookup: Any) -> dict[str, Any]:
     return dict(found.json())
 
 
-async def test_a_search_finds_what_was_said_and_no_search(searching: Service, model: Model, key: str) -> None:
+async def test_search_finds_messages_and_no_earlier_search_results(searching: Service, model: Model, key: str) -> None:
     await searched(searching, model, key)
     hidden = httpx.get(f"{searching.url}/api/sessions/{key}/messages", params={"view": "all"}).json()["items"]
     assert len([each for each in hidden if not each["client_visible"]]) == 5, "the model did use our tools"
@@ -63,7 +63,7 @@ async def test_a_search_finds_what_was_said_and_no_search(searching: Service, mo
     assert "of 8 ---" in ask(searching, key, mode="tail", last=20)["text"]
 
 
-async def test_a_copy_has_it_where_it_was(searching: Service, model: Model, key: str) -> None:
+async def test_imported_session_keeps_own_calls_in_place(searching: Service, model: Model, key: str) -> None:
     await searched(searching, model, key)
     exported = httpx.get(f"{searching.url}/api/sessions/{key}/export").content
     assert len(json.loads(exported)["context"]) == 8
@@ -89,7 +89,7 @@ async def test_a_copy_has_it_where_it_was(searching: Service, model: Model, key:
     assert b"zz_note" in seen(key)[3]
 
 
-async def test_a_head_tells_nothing_of_it(searching: Service, model: Model, key: str) -> None:
+async def test_head_omits_own_calls(searching: Service, model: Model, key: str) -> None:
     await searched(searching, model, key)
     await post(searching, body_of("The last one.", user=key), X_Tersely_Session=key, **SHAPE)
     sent = json.loads(model.requests(key)[-1].body)["messages"]

@@ -154,7 +154,7 @@ async def test_a_history_that_cannot_be_reduced_gets_the_error(behind_raw: Servi
     assert len(raw.requests) == before + 1
 
 
-async def test_an_overflow_told_in_pieces_after_a_comment(behind_raw: Service, raw: RawUpstream, key: str):
+async def test_overflow_error_in_pieces_after_a_comment_is_recognised(behind_raw: Service, raw: RawUpstream, key: str):
     event = b'data: {"error":{"code":"context_length_exceeded","message":"This model\'s maximum context length"}}\n\n'
     seen: list[RawRequest] = []
 

@@ -212,7 +212,9 @@ async def test_a_full_window_before_the_first_word_is_tried_with_less(
     assert json.loads((await messages_by_number(behind_raw, key))[-1].raw)["content"][0]["text"] == FITS
 
 
-async def test_a_full_window_told_long_after_the_preamble(behind_raw: Service, raw: RawUpstream, key: str) -> None:
+async def test_overflow_error_after_a_long_preamble_is_recognised(
+    behind_raw: Service, raw: RawUpstream, key: str
+) -> None:
     pieces = _message_events("", "model_context_window_exceeded").split(b"event: ping")
     seen: list[RawRequest] = []
 

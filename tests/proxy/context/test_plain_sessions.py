@@ -120,7 +120,7 @@ async def test_a_cut_puts_instructions_and_tools_in_front(
     assert not any(TERSE_INSTRUCTIONS.encode() in raw for raw in question)
 
 
-async def test_tags_are_taken_out_before_they_are_asked_for(
+async def test_tags_are_stripped_before_instructions_request_them(
     replicas: tuple[Service, Service], model: Model, key: str
 ) -> None:
     model.script(key, ScriptedReply(message={"role": "assistant", "content": "Done.<terse>did it</terse>"}))
@@ -132,7 +132,7 @@ async def test_tags_are_taken_out_before_they_are_asked_for(
     assert answer.json["choices"][0]["message"]["content"] == "Done."
 
 
-async def test_a_restart_goes_on_where_the_session_was(store: Database, model: Model, key: str) -> None:
+async def test_session_continues_after_a_restart(store: Database, model: Model, key: str) -> None:
     with serve(store, model.url, epoch=POLICY) as before:
         early = await talk([before], model, key, "openai_chat", "slim", stream=False, turns=5)
     noted = [raw for raw in sent_messages("openai_chat", early[-1][1]) if TERSE_INSTRUCTIONS.encode() in raw]

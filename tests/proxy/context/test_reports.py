@@ -83,7 +83,7 @@ async def test_pinned_messages_are_permanent_in_the_report(service: Service) -> 
     assert before["working"] - after["working"] == tokens
 
 
-async def test_a_state_that_is_made_anew_is_no_summary(service: Service) -> None:
+async def test_rebuilt_state_is_not_reported_as_a_summary(service: Service) -> None:
     session = made(service, "window", user("Please ship src/app.py"), assistant("Shipped src/app.py to 10.0.0.1."))
     rebuilt = httpx.post(f"{service.url}/api/sessions/{session}/state/rebuild", json={}, timeout=60)
     assert rebuilt.status_code == 200, rebuilt.text

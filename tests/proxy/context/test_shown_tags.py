@@ -143,7 +143,7 @@ async def test_once_the_context_shows_no_tag_any_more_a_tag_is_text(service: Ser
 
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("dialect", PATHS)
-async def test_a_tag_behind_the_end_of_a_fence_is_taken_out(
+async def test_tag_after_a_code_fence_is_stripped(
     service: Service, model: Model, key: str, dialect: str, streams: bool
 ) -> None:
     client = Client(service, model, key, dialect, streams)
@@ -199,7 +199,7 @@ def test_a_history_that_is_named_shows_tags_too(service: Service, model: Model, 
             last = reply.id
 
 
-def test_over_rest_an_appended_reply_loses_what_its_context_shows(service: Service, key: str) -> None:
+def test_appended_reply_is_stripped_of_tags_that_its_context_shows(service: Service, key: str) -> None:
     url = f"{service.url}/api/sessions/{key}"
     httpx.post(f"{service.url}/api/sessions", json={"id": key, "strategy": "slim"})
     for number, strategy in enumerate(("slim", "full", "window", "trim")):

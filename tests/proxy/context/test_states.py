@@ -72,7 +72,7 @@ async def test_a_state_whose_reply_was_regenerated_no_longer_counts(service: Ser
     assert "Goal: wrong" not in sent
 
 
-async def test_a_state_that_broke_off_is_none(service: Service, model: Model) -> None:
+async def test_incomplete_state_block_is_ignored(service: Service, model: Model) -> None:
     text = "First.\n\n### STATE\nGoal: half of it"
     key = model.script(
         "state-broken",

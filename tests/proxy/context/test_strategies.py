@@ -56,7 +56,7 @@ class Client:
         return sent
 
 
-def test_window_takes_the_state_out_and_shows_it_to_the_model_alone(service: Service, model: Model) -> None:
+def test_window_strips_the_state_and_shows_it_to_the_model_alone(service: Service, model: Model) -> None:
     client = Client(service, model, "w1", '{"name": "window", "context_size": 1}')
     first = client.ask(user("begin"), reply=f"Hello.\n\n{STATE}")
     assert "### STATE" in first["messages"][0]["content"]  # the guidelines ask for it
@@ -127,7 +127,7 @@ def test_compact_puts_a_checkpoint_in_front(service: Service, model: Model) -> N
     assert session["messages"] == 16
 
 
-def test_tiered_brings_a_past_topic_back(service: Service, model: Model) -> None:
+def test_tiered_retrieves_a_past_topic(service: Service, model: Model) -> None:
     strategy = '{"name": "tiered", "total_budget": 3000, "session_budget": 500, "working_budget": 700}'
     client = Client(service, model, "r1", strategy, "auto")
     client.ask(user("the kraken parser drops tentacles in kraken_parser.py"), reply="off by one in kraken_parser.py")
@@ -153,7 +153,7 @@ def ask_delta(service: Service, model: Model, session: str, text: str, strategy:
     return model.requests(key)[-1].body.decode()
 
 
-def test_tiered_brings_every_past_topic_back_that_is_spoken_of(service: Service, model: Model) -> None:
+def test_tiered_retrieves_every_past_topic_of_the_question(service: Service, model: Model) -> None:
     strategy = '{"name": "tiered", "total_budget": 6000, "session_budget": 1000, "working_budget": 2000}'
     filled = httpx.post(f"{service.url}/api/sessions/topics/messages", json={"messages": conversation()})
     assert filled.status_code == 201, filled.text
@@ -203,7 +203,7 @@ def test_a_first_call_is_answered_under_every_strategy(service: Service, model: 
 
 
 @pytest.mark.parametrize("strategy", ["full", "slim", "window", "trim", "compact", "tiered"])
-def test_after_a_clear_the_model_sees_only_what_is_new(service: Service, model: Model, strategy: str) -> None:
+def test_cleared_context_contains_only_new_messages(service: Service, model: Model, strategy: str) -> None:
     client = Client(service, model, f"clear-{strategy}", strategy, "auto")
     client.ask(user("the secret is xyzzy"), reply="noted: xyzzy")
     client.ask(user("say it"), reply="xyzzy")

@@ -214,7 +214,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("is_delta", [False, True], ids=["resent", "delta"])
 @pytest.mark.parametrize(("strategy", "epoch", "other", "other_epoch", "turns"), CHANGES)
-def test_other_parameters_and_another_policy_show_what_they_would_have_shown(
+def test_context_after_a_switch_equals_the_one_without_a_switch(
     services: dict[str, Service],
     model: Model,
     key: str,
@@ -237,9 +237,7 @@ def test_other_parameters_and_another_policy_show_what_they_would_have_shown(
     assert len(shown) == turns, shown
 
 
-def test_a_header_that_comes_and_goes_shows_each_time_what_its_strategy_shows(
-    services: dict[str, Service], model: Model, key: str
-) -> None:
+def test_strategy_header_decides_each_call_by_itself(services: dict[str, Service], model: Model, key: str) -> None:
     agent = Agent(model, key, epoch="every_request")
     for _ in range(12):
         agent.ask(services["full"])

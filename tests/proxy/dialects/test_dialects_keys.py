@@ -77,7 +77,7 @@ TSK = f"tsk_0123456789abcdef_{'s' * 40}"
         ("POST", "/v1internal:loadCodeAssist", {}, "gemini_gca", False),
     ],
 )
-def test_an_address_says_whose_it_is(
+def test_path_and_headers_name_the_dialect(
     method: str, target: str, headers: dict[str, str], dialect: str, is_call: bool
 ) -> None:
     path = target.partition("?")[0]
@@ -116,7 +116,7 @@ def test_keys_in_the_query_become_headers(target: str, dialect: str, path: str, 
     assert [name for name, _ in found.with_keys([("x-goog-api-key", "own")])].count("x-goog-api-key") == 1
 
 
-def test_a_reply_that_is_asked_for_again() -> None:
+def test_stored_reply_is_returned_again() -> None:
     for method, path, name in (
         ("GET", "/v1/responses/resp_1", "resp_1"),
         ("DELETE", "/v1/responses/resp_1", ""),

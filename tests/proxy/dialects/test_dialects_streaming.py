@@ -115,7 +115,9 @@ SPEAKERS = {
 
 
 @pytest.mark.parametrize("name", SPEAKERS)
-async def test_the_end_is_told_when_it_is_on_disk(behind_raw: Service, raw: RawUpstream, key: str, name: str) -> None:
+async def test_stream_ends_after_the_reply_is_stored(
+    behind_raw: Service, raw: RawUpstream, key: str, name: str
+) -> None:
     speaker = SPEAKERS[name]
     raw.answer(http_head(), speaker.beginning, 0.1, speaker.end, 1.2 if speaker.hangs else 0.0)
     async with wire(behind_raw) as line:

@@ -313,7 +313,7 @@ async def test_an_odd_reply_passes_and_is_stored(
 
 @pytest.mark.parametrize("way", ["plain_behind_raw", "slim"])
 @pytest.mark.parametrize("dialect", PATHS)
-async def test_after_an_odd_reply_the_session_goes_on_with_requests_that_a_host_takes(
+async def test_session_continues_with_valid_requests_after_an_odd_reply(
     request: pytest.FixtureRequest, raw: RawUpstream, key: str, dialect: str, way: str
 ) -> None:
     """What could not be understood is in no context, and nothing that reads the session fails at it."""

@@ -198,7 +198,7 @@ async def test_errors_come_back_as_they_are(
     assert caught.value.response.headers["retry-after"] == "17"
 
 
-async def test_errors_of_ours_have_anthropics_shape(client: anthropic.Anthropic) -> None:
+async def test_own_errors_have_anthropics_shape(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError) as caught:
         client.messages.create(
             model=MODEL,

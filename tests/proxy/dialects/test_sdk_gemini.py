@@ -126,7 +126,7 @@ async def test_errors_come_back_as_they_are(client: genai.Client, model: Model, 
     assert caught.value.status == "RESOURCE_EXHAUSTED"
 
 
-async def test_errors_of_ours_have_googles_shape(client: genai.Client) -> None:
+async def test_own_errors_have_googles_shape(client: genai.Client) -> None:
     headers = {"X-Tersely-Strategy": "none such"}
     options = types.GenerateContentConfig(http_options=types.HttpOptions(headers=headers))
     with pytest.raises(errors.ClientError) as caught:
@@ -198,7 +198,7 @@ async def test_files_go_up_in_pieces_and_come_back(
     assert model.last.headers["x-goog-api-key"] == "mine"
 
 
-async def test_where_a_file_goes_is_said_as_google_says_it(service: Service, model: Model) -> None:
+async def test_upload_address_has_googles_form(service: Service, model: Model) -> None:
     start = {"X_Goog_Upload_Protocol": "resumable", "X_Goog_Upload_Command": "start"}
     answer = await post(service, b"{}", path="/upload/v1/files", X_Goog_Upload_Header_Content_Length="5", **start)
 

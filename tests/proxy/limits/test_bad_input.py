@@ -134,7 +134,7 @@ async def test_duplicate_and_conflicting_call_ids(service: Service, key: str):
         b"$1 {0} %s ${jndi}",
     ],
 )
-async def test_odd_text_is_stored_as_it_is(service: Service, key: str, text: bytes):
+async def test_odd_text_is_stored_unchanged(service: Service, key: str, text: bytes):
     for _ in range(2):
         body = b'{"model":"%s","messages":[{"role":"user","content":"%s"}],"user":"%s"}' % (text, text, text)
         answer = await post(service, body, X_Tersely_Session=key)
@@ -170,7 +170,7 @@ async def test_unusable_session_ids(service: Service, session: str):
 
 
 @pytest.mark.parametrize("session", ["\u30bb\u30c3\u30b7\u30e7\u30f3", "caf\u00e9", "a/b?c=d&e", '"quoted"', "x" * 256])
-async def test_any_printable_session_id_comes_back_as_it_was(service: Service, session: str):
+async def test_printable_session_ids_round_trip(service: Service, session: str):
     async with wire(service) as line:
         request = request_bytes(body_of("x"), connection="close").replace(
             b"\r\n\r\n", b"\r\nx-tersely-session: " + session.encode() + b"\r\n\r\n", 1

@@ -200,7 +200,7 @@ EXAMPLES = int(os.environ.get("TERSELY_TEST_EXAMPLES", "120"))
 
 @by_dialect
 @pytest.mark.parametrize("way", ["plain_behind_raw", "slim"])
-async def test_something_odd_anywhere_in_a_real_request(
+async def test_odd_value_anywhere_in_a_real_request(
     request: pytest.FixtureRequest, judge: RawUpstream, key: str, dialect: str, way: str
 ) -> None:
     service = request.getfixturevalue(way)
@@ -242,7 +242,7 @@ async def test_json_that_is_no_request_is_refused(slim: Service, judge: RawUpstr
 
 
 @by_dialect
-async def test_deep_or_odd_words_where_a_reader_looks(
+async def test_deep_or_odd_values_in_read_members(
     plain_behind_raw: Service, judge: RawUpstream, key: str, dialect: str
 ) -> None:
     judge.answer(http_head("application/json", x_request_id="judged"), REPLY)

@@ -148,7 +148,7 @@ async def test_deltas_that_race_into_an_empty_session_are_all_kept(workers: tupl
 
 
 @pytest.mark.parametrize("epoch", ["auto", "every_request"])
-async def test_a_delta_that_is_tried_again_keeps_what_came_before(
+async def test_retried_delta_keeps_the_messages_before_it(
     workers: tuple[Service, Service], model: Model, key: str, epoch: str
 ):
     shape = {"X_Tersely_Session": key, "X_Tersely_Strategy": '{"name": "slim", "recent_turns": 1}'}
@@ -168,7 +168,7 @@ async def test_a_delta_that_is_tried_again_keeps_what_came_before(
     assert sum(each["content"] == "three" for each in first) == 1
 
 
-async def test_a_failed_delta_is_said_once(workers: tuple[Service, Service], model: Model, key: str):
+async def test_failed_delta_is_stored_once(workers: tuple[Service, Service], model: Model, key: str):
     await post(workers[0], body_of("one"), X_Tersely_Session=key)
     failing = model.script(key, ScriptedReply(status=500, body=b'{"error": {"message": "no"}}'))
     assert (await post(workers[0], body_of("two", user=failing), X_Tersely_Session=key)).status == 500

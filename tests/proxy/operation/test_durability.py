@@ -191,7 +191,7 @@ async def test_another_replica_takes_the_next_call(
 
 
 @pytest.mark.parametrize("kind", ["chat", "chat stream", "anthropic", "gemini stream", "responses"])
-async def test_a_conversation_that_began_without_the_store_goes_on_elsewhere(
+async def test_conversation_started_without_a_database_continues_elsewhere(
     database: Database, model: Model, replicas: tuple[Service, Relay, Service], kind: str
 ) -> None:
     one, way, other = replicas

@@ -136,7 +136,7 @@ async def test_away_from_the_start(store: Database, model: Model, key: str, how:
 
 @pytest.mark.parametrize("how", ["cut", "freeze"])
 @pytest.mark.parametrize("streams", [False, True])
-async def test_gone_while_the_model_speaks(store: Database, raw: RawUpstream, key: str, how: str, streams: bool):
+async def test_database_lost_during_a_reply(store: Database, raw: RawUpstream, key: str, how: str, streams: bool):
     with many(relay(store)) as (way,), serve(store, raw.url, dsn=way.dsn, database_timeout=LIMIT) as service:
         await healed_with(service, raw, key)
         reply = {"index": 0, "message": {"role": "assistant", "content": "hello again"}, "finish_reason": "stop"}

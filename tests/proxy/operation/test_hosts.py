@@ -104,7 +104,7 @@ async def test_azure_s_own_paths_and_version_pass(store: Database, raw: RawUpstr
         assert (nowhere.status, "azure" in json.dumps(nowhere.json)) == (404, True)
 
 
-async def test_tenants_reach_of_a_named_account_what_they_may(store: Database):
+async def test_tenants_reach_permitted_paths_of_a_named_account(store: Database):
     keyring = Store(dsn=store.dsn)
     await keyring.open()
     one = await tenant(keyring)

@@ -640,7 +640,7 @@ def forget_at_random(monkeypatch: pytest.MonkeyPatch, draw: random.Random) -> No
 
 @pytest.mark.parametrize("dialect", ["openai_chat", "anthropic"])
 @pytest.mark.parametrize("seed", range(12))
-def test_live_sessions_send_and_store_what_the_full_path_does(
+def test_live_sessions_send_and_store_the_same_as_the_full_path(
     server: Server, monkeypatch: pytest.MonkeyPatch, dialect: str, seed: int
 ) -> None:
     draw = random.Random(f"forget {seed}")

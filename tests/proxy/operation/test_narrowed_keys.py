@@ -36,7 +36,7 @@ async def status(service: Service, key: str, method: str, path: str, body: bytes
     ).status
 
 
-async def test_a_key_may_do_what_it_was_made_for(store: Database, model: Model):
+async def test_narrowed_key_works_within_its_scope(store: Database, model: Model):
     every, read, proxy = [await make_key(store, scope=scope) for scope in (None, "read", "proxy")]
     future = await make_key(store, scope="something-of-a-later-version")
     message = b'{"messages": [{"role": "user", "content": "hello"}]}'
@@ -71,9 +71,7 @@ async def test_a_key_may_do_what_it_was_made_for(store: Database, model: Model):
     }
 
 
-async def test_an_expired_key_lets_nobody_in_even_where_it_was_just_used(
-    store: Database, model: Model, monkeypatch: pytest.MonkeyPatch
-):
+async def test_expired_key_is_refused_even_if_cached(store: Database, model: Model, monkeypatch: pytest.MonkeyPatch):
     expired = await make_key(store, days=1, age=timedelta(days=2))
     lasting = await make_key(store, days=1)
     ahead = timedelta()

@@ -261,7 +261,7 @@ async def test_a_response_belongs_to_the_tenant_that_made_it(
     assert (await ask(shared, ours, RESPONSES, response("more", previous_response_id=made))).status == 200
 
 
-async def test_an_unknown_id_and_anothers_cannot_be_told_apart(shared: Service, ours: Tenant, theirs: Tenant) -> None:
+async def test_unknown_ids_and_foreign_ids_get_the_same_error(shared: Service, ours: Tenant, theirs: Tenant) -> None:
     made = (await ask(shared, ours, RESPONSES, response("secret"))).json["id"]
     unknown = made[:-4] + "0000"
     answers = [
@@ -556,7 +556,7 @@ async def test_a_refusal_does_not_wait_for_the_body(shared: Service, ours: Tenan
         assert b" 403 " in await line.until(b"\r\n\r\n", limit=2)
 
 
-async def test_a_spoken_reply_may_be_named_by_its_tenant(
+async def test_audio_reply_may_be_referenced_by_its_tenant(
     shared: Service, model: Model, ours: Tenant, theirs: Tenant, key: str
 ) -> None:
     audio = {"id": f"audio_{key}", "data": "UklGRg==", "expires_at": 1, "transcript": "hello"}

@@ -221,7 +221,7 @@ async def test_items_of_a_conversation_belong_to_its_tenant(
     await passes_for_its_tenant_alone([shared, replica], host, ours, theirs, RESPONSES, body)
 
 
-async def test_nobody_claims_an_item_by_bringing_its_id_into_a_conversation(
+async def test_item_id_in_a_conversation_does_not_claim_the_item(
     shared: Service, host: Host, ours: Tenant, theirs: Tenant, key: str
 ) -> None:
     conversation = await open_conversation(shared, host, theirs, key)

@@ -154,7 +154,7 @@ async def test_a_path_cannot_climb_out_of_the_base_url(behind_raw: Service, raw:
     assert len(raw.requests) == before
 
 
-async def test_headers_of_ours_and_of_the_network_stay_here(behind_raw: Service, raw: RawUpstream, key: str):
+async def test_own_and_hop_by_hop_headers_are_not_forwarded(behind_raw: Service, raw: RawUpstream, key: str):
     raw.answer(reply_of(ODD_REPLY, set_cookie="a=b", x_tersely_session="spoofed"))
 
     answer = await post(
@@ -253,7 +253,7 @@ async def test_a_compressed_reply_elsewhere_stays_compressed(behind_raw: Service
     assert (answer.body, answer.headers["content-encoding"]) == (packed, "gzip")
 
 
-async def test_a_compressed_request_goes_on_as_it_is(behind_raw: Service, raw: RawUpstream, key: str):
+async def test_compressed_request_is_forwarded_unchanged(behind_raw: Service, raw: RawUpstream, key: str):
     raw.answer(reply_of(ODD_REPLY))
     packed = gzip.compress(ODD_BODY)
 

@@ -68,7 +68,7 @@ async def test_full_changes_no_byte_of_a_history_with_refusals(plain: Service, m
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_a_conversation_goes_on_from_a_refusal_that_was_relayed(
+async def test_conversation_continues_after_a_relayed_refusal(
     service: Service, model: Model, key: str, strategy: str, streams: bool
 ) -> None:
     model.script(key, ScriptedReply(message={"content": None, "refusal": WORDS}))
@@ -83,7 +83,7 @@ async def test_a_conversation_goes_on_from_a_refusal_that_was_relayed(
     assert said_to(model, "messages") == sent
 
 
-async def test_a_refusal_can_be_searched_for_and_crosses_dialects_as_words(
+async def test_refusal_is_searchable_and_becomes_text_in_other_dialects(
     service: Service, model: Model, key: str
 ) -> None:
     model.script(key, ScriptedReply(message={"content": None, "refusal": WORDS}))

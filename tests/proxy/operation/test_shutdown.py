@@ -133,7 +133,7 @@ async def test_open_calls_get_their_time_and_new_ones_503(
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-async def test_after_the_grace_they_end_with_an_error_and_what_was_said_is_stored(
+async def test_streams_cut_at_shutdown_end_with_an_error_and_are_stored(
     store: Database, raw: RawUpstream, key: str, workers: str
 ) -> None:
     kinds = {
@@ -217,7 +217,7 @@ async def test_a_second_signal_ends_them_at_once(store: Database, raw: RawUpstre
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-async def test_without_calls_it_ends_soon(store: Database, raw: RawUpstream, workers: str) -> None:
+async def test_idle_service_shuts_down_at_once(store: Database, raw: RawUpstream, workers: str) -> None:
     with running(store, raw, workers=workers) as ending:
         async with wire(ending.service) as idle, wire(ending.service) as half:
             await begin(idle, b"", path="/healthz", until=b"\r\n\r\n")

@@ -115,7 +115,7 @@ async def test_a_live_call_has_the_same_steps(database: Database, model: Model, 
         assert {child.name for child in collector.children(call) if child.kind == 1} == STEPS
 
 
-async def test_failures_are_marked_without_their_words(database: Database, model: Model, collector: Receiver) -> None:
+async def test_traces_mark_failures_without_message_text(database: Database, model: Model, collector: Receiver) -> None:
     refused = ScriptedReply(status=429, body=json.dumps({"error": {"message": f"no more of {SECRET}"}}).encode())
     with serve(database, model.url) as service, httpx.Client(base_url=service.url, timeout=30) as http:
         model.script("limited", refused)

@@ -111,7 +111,7 @@ def _searched() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
-async def test_where_no_tool_can_be_added_none_is_spoken_of(
+async def test_instructions_omit_tools_that_cannot_be_offered(
     offering: Service, model: Model, key: str, is_wrapped: bool
 ) -> None:
     path = "/v1internal:generateContent" if is_wrapped else GENERATE.format("gemini-2.5-pro")

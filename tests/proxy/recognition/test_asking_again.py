@@ -110,7 +110,7 @@ def named(*pairs: tuple[str, str]) -> list[Said]:
 @pytest.mark.parametrize("how", ["drop", "undo", "remove"])
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("sends_all", [True, False], ids=["resent", "delta"])
-async def test_a_question_behind_hidden_turns_is_answered_anew(
+async def test_question_after_hidden_turns_starts_a_new_turn(
     asked: Service,
     answers: Answers,
     dialect: Wire,
@@ -204,7 +204,7 @@ async def test_histories_by_id(asked: Service, answers: Answers, key: str, how: 
     assert [name for kind, name in await listed(asked, session) if kind == "question"] == [f"one-{key}", "two", "three"]
 
 
-async def test_a_client_that_does_not_know_goes_on_without_the_hidden_turn(
+async def test_client_that_resends_a_hidden_turn_continues_without_it(
     asked: Service, answers: Answers, dialect: Wire, key: str
 ) -> None:
     answers.are_numbered = True

@@ -263,9 +263,7 @@ async def test_subagents_of_opencode_are_children_of_their_session(recordings: P
 
 
 @pytest.mark.parametrize("client", SESSIONS)
-async def test_contexts_keep_the_order_of_what_the_client_sent(
-    client: str, recordings: Path, database: Database
-) -> None:
+async def test_contexts_keep_the_clients_order(client: str, recordings: Path, database: Database) -> None:
     """With everything on, a short conversation goes up whole, in the client's order, compaction or not."""
     upstream = Upstream()
     async with (

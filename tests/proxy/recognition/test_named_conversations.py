@@ -61,7 +61,7 @@ async def test_the_hosts_conversation_stays_its_own(service: Service, model: Mod
     ]
 
 
-async def test_a_reply_of_a_conversation_is_gone_on_from_at_the_host(service: Service, model: Model, key: str) -> None:
+async def test_reply_of_a_conversation_continues_at_the_host(service: Service, model: Model, key: str) -> None:
     """The host may have more of it than ever came by here."""
     name = open_at(model)
     said, _ = say(service, key, name, "one")
@@ -72,7 +72,7 @@ async def test_a_reply_of_a_conversation_is_gone_on_from_at_the_host(service: Se
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_conversation_that_the_host_does_not_have_is_ours(
+async def test_conversation_unknown_to_the_host_is_rebuilt_locally(
     before_forgetful: Service, forgetful: Model, key: str, streams: bool
 ) -> None:
     name = f"conv_{key}"

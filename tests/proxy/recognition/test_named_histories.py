@@ -128,7 +128,7 @@ async def test_a_host_that_has_the_history_gets_the_bytes_as_they_came(plain: Se
     assert len(model.requests(key)) == 3
 
 
-async def test_a_host_that_has_none_is_asked_once_in_vain(
+async def test_host_without_the_history_is_asked_once(
     plain_before_forgetful: Service, forgetful: Model, key: str
 ) -> None:
     talk = Talk(plain_before_forgetful, key)

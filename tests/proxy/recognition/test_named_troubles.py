@@ -83,7 +83,7 @@ async def test_two_at_once_from_one_reply(service: Service, model: Model, key: s
         assert words(upstream_input(model, key))[0] == "root"
 
 
-async def test_a_client_that_left_goes_on_from_what_it_saw(service: Service, model: Model, key: str) -> None:
+async def test_client_continues_from_the_part_that_it_received(service: Service, model: Model, key: str) -> None:
     talk = Talk(service, key)
     root = talk.say("root")
     model.script(key, ScriptedReply(message={"content": "one two three four " * 20}, chunk_chars=5, delay=0.05))
@@ -104,7 +104,7 @@ async def test_a_client_that_left_goes_on_from_what_it_saw(service: Service, mod
     assert words(upstream_input(model, key)) == ["root", "-", "tell", "-", "go on"]
 
 
-async def test_under_an_id_of_ours(service: Service, model: Model, key: str) -> None:
+async def test_session_header_beside_a_reference_names_the_session(service: Service, model: Model, key: str) -> None:
     talk = Talk(service, key)
     first = talk.say("one")
     own = await ask(service, key, "two", first.id, X_Tersely_Session=talk.session)
@@ -141,7 +141,7 @@ async def test_an_overflow_is_retried_with_a_smaller_context(
         assert [each.status for each in await talk.stored()] == ["live"] * 20
 
 
-async def test_with_the_database_away_it_is_refused(store: Database, model: Model, key: str) -> None:
+async def test_reference_is_refused_without_a_database(store: Database, model: Model, key: str) -> None:
     with relay(store) as way, serve(store, model.url, dsn=way.dsn, database_timeout=1.0) as running:
         talk = Talk(running, key)
         first = talk.say("one")
@@ -221,7 +221,7 @@ async def test_commands_are_answered_in_the_session_that_is_named(store: Databas
         assert words(upstream_input(model, key)) == ["one", "-", "three"]
 
 
-async def test_a_refusal_for_other_reasons_stands(plain: Service, model: Model, key: str) -> None:
+async def test_refusal_for_another_reason_is_relayed(plain: Service, model: Model, key: str) -> None:
     talk = Talk(plain, key)
     first = talk.say("one")
     for status, words_of_it in (
@@ -238,7 +238,7 @@ async def test_a_refusal_for_other_reasons_stands(plain: Service, model: Model, 
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_tools_of_ours_are_part_of_the_history(store: Database, model: Model, key: str, streams: bool) -> None:
+async def test_own_tool_calls_are_part_of_the_history(store: Database, model: Model, key: str, streams: bool) -> None:
     def call(name: str) -> dict[str, Any]:
         head = {"type": "function_call", "id": f"fc_{name}{key}", "call_id": f"{name}{key}", "status": "completed"}
         return {**head, "name": "manage_scratchpad", "arguments": '{"action": "append", "content": "noted"}'}
@@ -264,7 +264,7 @@ async def test_tools_of_ours_are_part_of_the_history(store: Database, model: Mod
 TITLE = "You are a title generator. You output ONLY a thread title."
 
 
-async def test_a_side_call_is_shown_the_history_that_it_names(
+async def test_side_call_gets_the_history_that_it_references(
     before_forgetful: Service, forgetful: Model, plain: Service, model: Model, key: str
 ) -> None:
     talk = Talk(before_forgetful, key)

@@ -157,9 +157,7 @@ async def test_calls_at_once_are_turns_of_one_conversation(
 
 
 @pytest.mark.parametrize("host", ["keeps"], indirect=True)
-async def test_a_call_that_the_host_refuses_meanwhile_is_no_part(
-    services: list[Service], host: Model, key: str
-) -> None:
+async def test_refused_call_is_no_part_of_a_racing_conversation(services: list[Service], host: Model, key: str) -> None:
     """Hosts may take one call at a time: the others get an error."""
     conversation = open_conversation(host, key)
     for turn in range(3):

@@ -241,7 +241,7 @@ async def test_a_delta_that_was_cut_off_and_sent_again_is_one_turn(
     assert [name for _, name in found[2:4]] == ["again", "again"]
 
 
-async def test_the_same_words_after_a_reply_that_the_host_broke_off_go_on(
+async def test_equal_text_after_a_broken_off_reply_continues(
     pair: tuple[Service, Service], answering: Model, key: str, dialect: Wire
 ) -> None:
     broken = ScriptedReply(message={"content": "answer <go-on> and words without an end " * 9}, break_after=9)
@@ -261,7 +261,7 @@ async def test_the_same_words_after_a_reply_that_the_host_broke_off_go_on(
     assert {each.status for each in found} == {"live"}
 
 
-async def test_the_same_words_later_are_a_turn_of_their_own(pair: tuple[Service, Service], key: str) -> None:
+async def test_equal_text_later_is_a_new_turn(pair: tuple[Service, Service], key: str) -> None:
     for _ in range(3):
         await say(WIRES["openai_chat"], pair[0], key, "question <go-on>")
     found = await listed(pair[0], key)

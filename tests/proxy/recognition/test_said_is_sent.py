@@ -77,7 +77,7 @@ async def test_a_message_that_was_left_behind_is_sent_when_it_comes_back(
 
 
 @pytest.mark.parametrize("kept_links", [1, 3, 5])
-async def test_a_client_that_goes_back_behind_the_cut_is_heard(
+async def test_history_returning_before_the_cut_is_sent_whole(
     service: Service, model: Model, key: str, kept_links: int
 ) -> None:
     strategy = '{"name": "slim", "recent_turns": 1}'

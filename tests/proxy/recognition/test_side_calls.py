@@ -73,7 +73,7 @@ async def test_a_side_call_is_forwarded_and_forgotten(
     assert f'kind="{kind}"' in told
 
 
-async def test_a_question_that_only_looks_like_it_is_stored(behind_raw: Service, raw: RawUpstream, key: str) -> None:
+async def test_question_resembling_a_side_call_is_stored(behind_raw: Service, raw: RawUpstream, key: str) -> None:
     raw.answer(http_head("application/json"), REPLY)
     body = json.dumps({"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": "quota"}]}).encode()
     answer = await post(behind_raw, body, path="/v1/messages", X_Tersely_Session=key)

@@ -79,7 +79,9 @@ async def test_a_stranger_begins_a_conversation_of_its_own(
 
 
 @pytest.mark.parametrize("known_by", list(CLIENTS))
-async def test_each_goes_on_from_its_own_summary(service: Service, model: Model, key: str, known_by: str) -> None:
+async def test_each_conversation_continues_from_its_own_summary(
+    service: Service, model: Model, key: str, known_by: str
+) -> None:
     both = [Client(service, model, key, headers) for headers in CLIENTS[known_by]]
     first = [
         await client.ask(f"Question {number} of {key}", f"A reply of some length, {number}")
@@ -98,9 +100,7 @@ async def test_each_goes_on_from_its_own_summary(service: Service, model: Model,
         assert before.session == after.session == last.session
 
 
-async def test_two_that_cannot_be_told_apart_begin_anew_rather_than_mix(
-    service: Service, model: Model, key: str
-) -> None:
+async def test_indistinguishable_conversations_start_new_sessions(service: Service, model: Model, key: str) -> None:
     both = [Client(service, model, key, {}) for _ in range(2)]
     first = [await client.ask(f"Question {n} of {key}", f"A reply to {n}") for n, client in enumerate(both)]
     for client in both:

@@ -51,14 +51,14 @@ async def test_a_refused_reply_without_calls_keeps_its_session(service: Service,
     assert live == [task, REFUSED, REFUSED, "", "2", REFUSED, "Done."]
 
 
-async def test_of_two_equal_tasks_none_is_guessed(service: Service, model: Model, key: str) -> None:
+async def test_ambiguous_task_is_not_matched_by_guessing(service: Service, model: Model, key: str) -> None:
     task = f"Solve the issue of {key}"
     both = [await ask(service, model, key, task, reply="I would list the files.") for _ in range(2)]
     again = await ask(service, model, key, task, REFUSED, reply="I would really list them.")
     assert len({each.session for each in (*both, again)}) == 3
 
 
-async def test_other_words_do_not_continue_an_answered_task(service: Service, model: Model, key: str) -> None:
+async def test_other_text_does_not_continue_an_answered_task(service: Service, model: Model, key: str) -> None:
     task = f"Solve the issue of {key}"
     first = await ask(service, model, key, task, reply="I would list the files.")
     for words in ("Go on.", f"What does this mean? {REFUSED}"):
@@ -102,7 +102,7 @@ class SummaryMemory:
         self.history = [{"role": "system", "content": summary}]
 
 
-async def test_a_history_of_nothing_but_a_summary_goes_on(service: Service, model: Model, key: str) -> None:
+async def test_history_of_a_summary_alone_continues(service: Service, model: Model, key: str) -> None:
     memory = SummaryMemory(service, model, key)
     answers = []
     for number in range(3):

@@ -82,7 +82,7 @@ async def test_a_long_whole_reply_passes_through_unread(limited: Service, raw: R
     assert body.startswith(json.loads(beginning.raw).encode())
 
 
-async def test_an_endless_stream_holds_nobody_up(store: Database, raw: RawUpstream, key: str) -> None:
+async def test_endless_stream_does_not_block_other_calls(store: Database, raw: RawUpstream, key: str) -> None:
     more = sse("some words here for you " * 2000)
 
     async def endless(_: RawRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -110,7 +110,7 @@ async def test_an_endless_stream_holds_nobody_up(store: Database, raw: RawUpstre
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-async def test_a_long_reply_within_the_limit_holds_nobody_up(
+async def test_long_reply_does_not_block_other_calls(
     store: Database, raw: RawUpstream, key: str, *, is_streamed: bool
 ) -> None:
     text = "some words here for you " * (6 * MIB // 24)

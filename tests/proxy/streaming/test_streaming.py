@@ -72,7 +72,7 @@ async def test_events_go_out_as_they_come(behind_raw: Service, raw: RawUpstream,
     assert b"content-type: text/event-stream" in head
 
 
-async def test_tags_are_taken_out_wherever_they_are_cut(behind_raw: Service, raw: RawUpstream, key: str):
+async def test_tags_are_stripped_wherever_chunks_are_cut(behind_raw: Service, raw: RawUpstream, key: str):
     said = "a < b <terse>the log</terse> c<ter<terse>two</terse>se>"
     raw.answer(http_head(), sse(role=True), *(sse(letter) for letter in said), sse(finish="stop"), DONE)
 
@@ -126,7 +126,7 @@ async def test_usage_and_calls_are_untouched(behind_raw: Service, raw: RawUpstre
     assert tuple(row) == (10, 5)
 
 
-async def test_usage_that_only_we_asked_for_is_taken_out(service: Service, model: Model, key: str):
+async def test_usage_requested_by_tersely_alone_is_stripped(service: Service, model: Model, key: str):
     got = await post(service, body_of("count", stream=True, user=key), X_Tersely_Session=key)
 
     assert b"usage" not in got.body
@@ -328,7 +328,7 @@ async def test_a_client_that_leaves_at_the_very_end(behind_raw: Service, raw: Ra
         assert [each.text for each in stored] == ["whole, as it turned out"]
 
 
-async def test_after_a_client_has_left_the_session_goes_on(behind_raw: Service, raw: RawUpstream, key: str):
+async def test_session_continues_after_the_client_left(behind_raw: Service, raw: RawUpstream, key: str):
     raw.answer(http_head(), sse("what was said until then", role=True), 20.0)
     async with wire(behind_raw) as line:
         await line.send(request_bytes(body_of("one", stream=True), X_Tersely_Session=key))

@@ -169,7 +169,7 @@ async def test_a_command_between_two_turns(
 
 
 @pytest.mark.parametrize("chat", CHATS)
-async def test_a_command_before_anything_was_said(
+async def test_command_as_the_first_message(
     commanded: Service, model: Model, key: str, chat: Callable[..., Say]
 ) -> None:
     say = chat(commanded, {"X-Script": key}, streams=True)
@@ -215,7 +215,7 @@ async def sessions_of(service: Service, key: str) -> list[str]:
     return [row["session_id"] for row in rows]
 
 
-async def test_the_response_says_what_it_is(commanded: Service, key: str) -> None:
+async def test_command_response_is_labelled_as_a_command(commanded: Service, key: str) -> None:
     await post(commanded, body_of("hello"), X_Tersely_Session=key)
     answer = await post(commanded, body_of("  /config\n"), X_Tersely_Session=key)
 
@@ -231,7 +231,7 @@ def text_of(answer: Answered) -> str:
 
 
 @pytest.mark.parametrize("text", ["/contexts", "/help me", "/context\nand more", "what does /context do?", "/"])
-async def test_other_words_go_to_the_model(commanded: Service, model: Model, key: str, text: str) -> None:
+async def test_text_that_is_no_command_goes_to_the_model(commanded: Service, model: Model, key: str, text: str) -> None:
     answer = await post(commanded, body_of(text), X_Tersely_Session=key, X_Script=key)
     assert answer.context == "built"
     assert json.loads(received(model, key)[-1].body)["messages"][-1]["content"] == text
@@ -266,14 +266,14 @@ async def test_a_parameter_of_another_strategy_names_its_owner(commanded: Servic
     assert session.json["strategy"] == {"name": "trim", "max_context_turns": 30}
 
 
-async def test_wrong_commands_are_told_how_they_are_written(commanded: Service, model: Model, key: str) -> None:
+async def test_wrong_command_gets_its_usage(commanded: Service, model: Model, key: str) -> None:
     await post(commanded, body_of("hello"), X_Tersely_Session=key)
     answer = await post(commanded, body_of("/context shut"), X_Tersely_Session=key, X_Script=key)
     assert "/context show" in text_of(answer)
     assert not received(model, key)
 
 
-async def test_only_a_command_with_its_answer_is_taken_out(commanded: Service, model: Model, key: str) -> None:
+async def test_only_a_command_with_its_answer_is_removed(commanded: Service, model: Model, key: str) -> None:
     history = [
         "hello",
         {"role": "assistant", "content": f"{MARK}\nis what I call it"},
@@ -299,7 +299,7 @@ async def test_text_beside_a_command_stays(commanded: Service, model: Model, key
     assert b"/context" not in sent
 
 
-async def test_a_chain_of_responses_goes_on_from_the_providers_own(commanded: Service, model: Model, key: str) -> None:
+async def test_chain_of_responses_continues_from_the_providers_id(commanded: Service, model: Model, key: str) -> None:
     async def ask(text: str, previous: str | None) -> Any:
         body = json.dumps({"model": MODEL, "input": text, "previous_response_id": previous}).encode()
         return (await post(commanded, body, path="/v1/responses", X_Script=key)).json
@@ -330,7 +330,7 @@ async def test_google_in_every_shape(commanded: Service, key: str, dialect: str,
     assert candidate["content"]["parts"][0]["text"].startswith(MARK)
 
 
-async def test_off_a_command_is_like_other_words(service: Service, model: Model, key: str) -> None:
+async def test_disabled_command_goes_to_the_model(service: Service, model: Model, key: str) -> None:
     answered = {"role": "assistant", "content": f"{MARK}\n1 messages"}
     await post(service, body_of("/context", answered, "/context"), X_Tersely_Session=key, X_Script=key)
     sent = json.loads(received(model, key)[-1].body)["messages"]
@@ -353,7 +353,7 @@ async def test_bypassed_calls_are_left_alone(commanded: Service, model: Model, k
     assert received(model, key)[-1].body == body
 
 
-async def test_another_tenants_session_is_none(store: Database, model: Model, key: str) -> None:
+async def test_command_cannot_reach_another_tenants_session(store: Database, model: Model, key: str) -> None:
     database = Store(dsn=store.dsn)
     await database.open()
     with serve(store, model.url, chat_commands="on", auth="keys") as locked:
@@ -375,7 +375,7 @@ async def _key(database: Store) -> str:
     return text
 
 
-async def test_a_database_that_is_away_is_told_in_the_chat(store: Database, model: Model, key: str) -> None:
+async def test_unavailable_database_is_reported_in_the_chat(store: Database, model: Model, key: str) -> None:
     with relay(store) as way, serve(store, model.url, dsn=way.dsn, database_timeout=1.0, chat_commands="on") as service:
         await post(service, body_of("hello"), X_Tersely_Session=key)
         way.cut()

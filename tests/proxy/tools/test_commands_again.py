@@ -103,7 +103,7 @@ async def test_a_command_sent_twice_at_once_runs_once(workers: tuple[Service, Se
     assert await undone(workers[0], answers[0]) == [4]
 
 
-async def test_typed_twice_it_is_done_twice(workers: tuple[Service, Service], key: str) -> None:
+async def test_command_typed_twice_runs_twice(workers: tuple[Service, Service], key: str) -> None:
     history = await told(workers[0], f"one of {key}", "two", "three")
     first = await post(workers[0], body_of(*history, "/undo"))
     exchange = ["/undo", first.json["choices"][0]["message"]]
@@ -114,7 +114,7 @@ async def test_typed_twice_it_is_done_twice(workers: tuple[Service, Service], ke
 
 
 @pytest.mark.parametrize("between", ["a turn", "/context"])
-async def test_bit_by_bit_with_something_in_between_it_is_meant(
+async def test_repeated_command_after_another_message_runs_again(
     workers: tuple[Service, Service], key: str, between: str
 ) -> None:
     for words in ("one", "two", "/undo", between):

@@ -108,9 +108,7 @@ def said(client: openai.OpenAI, streams: bool, **request: Any) -> dict[str, Any]
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_call_of_ours_is_answered_and_the_client_sees_one_reply(
-    client: openai.OpenAI, model: Model, key: str, streams: bool
-):
+def test_own_tool_call_is_answered_within_one_reply(client: openai.OpenAI, model: Model, key: str, streams: bool):
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
     model.script(key, calling(PAD, content="Let me note that.", usage=usage), saying("Noted.", usage=usage))
     first = [{"role": "user", "content": f"note this {key}"}]
@@ -230,7 +228,9 @@ def test_an_unknown_name_is_the_clients_business(client: openai.OpenAI, model: M
     assert [call["function"]["name"] for call in seen["tool_calls"]] == ["no_such_tool"]
 
 
-def test_ours_are_there_whatever_the_choice_but_not_for_several_replies(client: openai.OpenAI, model: Model, key: str):
+def test_own_tools_are_offered_for_any_tool_choice_but_not_for_several_replies(
+    client: openai.OpenAI, model: Model, key: str
+):
     asked: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key, "tools": [THEIRS]}
     for choice in ("auto", "none", {"type": "function", "function": {"name": "add"}}):
         client.chat.completions.create(**(asked | {"tool_choice": choice}))
@@ -255,7 +255,7 @@ def test_after_eight_rounds_the_model_has_to_answer(client: openai.OpenAI, model
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_where_a_call_is_required_ours_are_taken_away_in_the_end(
+def test_required_tool_choice_drops_own_tools_in_the_last_round(
     client: openai.OpenAI, model: Model, key: str, streams: bool
 ):
     model.script(key, *[calling(PAD) for _ in range(8)], calling(("t", "add", {"a": 1})))
@@ -455,7 +455,7 @@ async def test_two_at_once_leave_one_turn(offering: Service, model: Model, key: 
     assert sorted(seqs) == list(range(1, len(seqs) + 1))
 
 
-async def test_a_client_that_goes_away_leaves_what_it_heard(offering: Service, model: Model, key: str):
+async def test_partial_reply_is_stored_when_the_client_leaves(offering: Service, model: Model, key: str):
     model.script(key, calling(PAD, content="Wait."), saying("never heard", first_delay=5))
     body = body_of("go", user=key, stream=True)
     async with wire(offering) as there:
@@ -475,7 +475,7 @@ async def test_a_client_that_goes_away_leaves_what_it_heard(offering: Service, m
 # What is offered, and when
 
 
-def test_slim_offers_a_search_once_something_is_out_of_view(service: Service, model: Model, key: str):
+def test_slim_offers_search_once_messages_are_omitted(service: Service, model: Model, key: str):
     client = openai.OpenAI(base_url=service.base_url, api_key="sk", max_retries=0)
     asked: dict[str, Any] = {
         "model": MODEL,
@@ -506,7 +506,7 @@ def test_tools_can_be_switched_off(store: Database, model: Model, key: str):
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_a_hint_is_shown_to_a_model_that_can_use_it_alone(store: Database, model: Model, key: str, is_on: bool):
+def test_hint_is_shown_only_to_models_with_the_tool(store: Database, model: Model, key: str, is_on: bool):
     history: list[dict[str, Any]] = []
     headers = {"X-Tersely-Epoch": "every_request"}
     with serve(
@@ -625,7 +625,7 @@ async def test_geminis_client_sees_one_content_too(
     assert [part["functionResponse"]["name"] for part in contents[3]["parts"]] == ["manage_scratchpad", "add"]
 
 
-async def test_an_empty_reply_leaves_the_epoch_that_it_was_asked_in(offering: Service, model: Model, key: str) -> None:
+async def test_empty_reply_does_not_stop_the_next_epoch(offering: Service, model: Model, key: str) -> None:
     model.script(key, ScriptedReply(message={"content": "Well."}), ScriptedReply(message={"content": None}))
     headers = {"X-Tersely-Session": key, "X-Tersely-Epoch": "every_request"}
     messages: list[dict[str, Any]] = []

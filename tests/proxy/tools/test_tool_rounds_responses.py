@@ -141,7 +141,7 @@ def stored(service: Service, session: str, view: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_call_of_ours_is_answered_and_the_client_sees_one_response(
+def test_own_tool_call_is_answered_within_one_response(
     client: openai.OpenAI, model: Model, key: str, streams: bool
 ) -> None:
     model.script(
@@ -235,7 +235,7 @@ def test_turns_with_calls_of_both_kinds_hang_together(
     assert {each["status"] for each in stored(offering, key, "all")} == {"live"}
 
 
-async def test_of_an_asynchronous_stream_words_come_at_once(offering: Service, model: Model, key: str) -> None:
+async def test_asynchronous_stream_delivers_text_at_once(offering: Service, model: Model, key: str) -> None:
     model.script(
         key,
         said(words("1", "one two three four"), noting("c1"), delay=0.05, chunk_chars=4),
@@ -281,7 +281,7 @@ def test_items_before_the_rounds_stay_before_them(client: openai.OpenAI, model: 
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_state_block_of_any_round_is_taken_out(
+def test_state_block_of_any_round_is_stripped(
     client: openai.OpenAI, model: Model, offering: Service, key: str, streams: bool
 ) -> None:
     state = "\n\n### STATE\nGoal: milk\nContext: {}\nResolved: none\nTechnical Anchors: none"
@@ -302,7 +302,7 @@ def test_a_state_block_of_any_round_is_taken_out(
 
 
 @pytest.mark.parametrize("number", [1, 17], ids=["tools in their list", "tools among the items"])
-async def test_codex_sees_one_response_and_goes_on_from_it(
+async def test_codex_sees_one_response_and_continues_from_it(
     offering: Service, model: Model, key: str, shared_data: Path, number: int
 ) -> None:
     path = shared_data / "clients" / "codex" / "requests.jsonl"
@@ -347,9 +347,7 @@ async def test_codex_sees_one_response_and_goes_on_from_it(
     assert third["input"][-6]["encrypted_content"] == "secret 2"
 
 
-def test_a_session_that_goes_on_with_chat_completions_takes_words_alone_along(
-    client: openai.OpenAI, model: Model, key: str
-) -> None:
+def test_session_switching_to_chat_completions_keeps_only_text(client: openai.OpenAI, model: Model, key: str) -> None:
     headers = {"X-Tersely-Session": key}
     model.script(key, said(thought("1"), words("1", "Noting."), noting("c1")), said(words("2", "Noted.")))
     seen = ask(client, True, input=[user("go")], user=key, extra_headers=headers)
@@ -390,7 +388,7 @@ def test_a_body_sent_again_has_another_reply_and_the_first_can_come_back(
     assert [item["call_id"] for item in shown if "call_id" in item] == ["c1", "c1"]
 
 
-def test_slim_offers_a_search_once_something_is_out_of_view(service: Service, model: Model, key: str) -> None:
+def test_slim_offers_search_once_messages_are_omitted(service: Service, model: Model, key: str) -> None:
     client = openai.OpenAI(base_url=service.base_url, api_key="sk", max_retries=0)
     asked: dict[str, Any] = {"user": key, "extra_headers": {"X-Tersely-Epoch": '{"high": 1500, "low": 500}'}}
     history: list[dict[str, Any]] = []
@@ -409,7 +407,7 @@ def test_slim_offers_a_search_once_something_is_out_of_view(service: Service, mo
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_client_that_goes_on_by_id_alone_loses_nothing(
+def test_client_that_continues_by_id_keeps_the_whole_history(
     client: openai.OpenAI, model: Model, key: str, streams: bool
 ) -> None:
     asked: dict[str, Any] = {"user": key, "tools": [THEIRS]}
@@ -435,9 +433,7 @@ def test_a_client_that_goes_on_by_id_alone_loses_nothing(
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_history_that_the_host_keeps_is_gone_on_with_in_rounds(
-    client: openai.OpenAI, model: Model, key: str, streams: bool
-) -> None:
+def test_host_side_history_continues_over_rounds(client: openai.OpenAI, model: Model, key: str, streams: bool) -> None:
     conversation = f"conv_{key}"
     asked: dict[str, Any] = {"user": key, "tools": [THEIRS], "conversation": conversation}
     for number in range(3):
@@ -513,7 +509,7 @@ def test_a_tool_of_the_clients_keeps_its_name(
     assert len(model.requests(key)) == 1
 
 
-def test_ours_are_there_whatever_the_choice(client: openai.OpenAI, model: Model, key: str) -> None:
+def test_own_tools_are_offered_for_any_tool_choice(client: openai.OpenAI, model: Model, key: str) -> None:
     asked: dict[str, Any] = {"model": MODEL, "input": [user(f"go {key}")], "user": key, "tools": [THEIRS]}
     one = {"type": "function", "name": "add"}
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [one]}
@@ -566,7 +562,7 @@ def test_after_eight_rounds_the_model_has_to_answer(
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_where_a_call_is_required_ours_are_taken_away_in_the_end(
+def test_required_tool_choice_drops_own_tools_in_the_last_round(
     client: openai.OpenAI, model: Model, key: str, streams: bool
 ) -> None:
     model.script(key, *[said(noting(f"c{n}")) for n in range(8)], said(called("t", "add", {"a": 1})))
@@ -672,7 +668,7 @@ def test_a_later_round_that_overflows_is_tried_with_less(
     assert kinds(third)[-3:] == ["reasoning", "function_call", "function_call_output"]
 
 
-async def test_a_client_that_goes_away_leaves_what_it_heard(offering: Service, model: Model, key: str) -> None:
+async def test_partial_reply_is_stored_when_the_client_leaves(offering: Service, model: Model, key: str) -> None:
     model.script(key, said(thought("1"), words("1", "Wait."), noting("c1")), said(words("2", "never"), first_delay=5))
     body = json.dumps({"model": MODEL, "input": [user("go")], "user": key, "stream": True}).encode()
     async with wire(offering) as there:
@@ -698,7 +694,7 @@ async def test_a_client_that_goes_away_leaves_what_it_heard(offering: Service, m
     assert kinds(sent(model, key, -1)) == ["message", "reasoning", "message", "message"]
 
 
-async def test_a_long_thought_of_ours_is_no_silence(offering: Service, model: Model, key: str) -> None:
+async def test_long_own_round_sends_heartbeats(offering: Service, model: Model, key: str) -> None:
     long = called("c1", PAD[0], {"action": "append", "content": "x" * 400})
     model.script(key, said(thought("1"), long, delay=0.05, chunk_chars=20), said(words("2", "Ok.")))
     body = json.dumps({"model": MODEL, "input": [user(f"go {key}")], "user": key, "stream": True}).encode()
