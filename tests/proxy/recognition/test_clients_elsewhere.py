@@ -91,7 +91,7 @@ def read_recording(directory: Path, client: str, dialect: Dialect) -> list[Recor
         for each in _lines(directory / client / "requests.jsonl")
         if each["path"].startswith(PATHS[dialect])
         and each["method"] == "POST"
-        # What a recorded id names no host here has kept: `test_named_histories` is about those.
+        # What a recorded id names no host here has kept: `test_referenced_histories` is about those.
         and not each["body"].get("previous_response_id")
     ]
 
