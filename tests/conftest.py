@@ -2,7 +2,8 @@
 
 One embedded server serves all workers of a run (the first starts it, the others join it), without flushing to disk.
 ``TEST_DATABASE_URL``, a superuser's, names a server to be used instead. The schema is migrated once into a template;
-each test that asks for ``database`` gets a copy of it.
+each test that asks for ``database`` gets a copy of it. ``TERSELY_TEST_DISTRIBUTED_URL``, a superuser's, names the
+coordinator of a Citus cluster to be used instead: there the template is distributed, and copied on every node.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import asyncpg
@@ -30,7 +31,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tersely.embedded_postgres import open_embedded_postgres
+from tersely.store.db.distribution import distribute
 from tersely.store.db.migrations import migrate
+
+T = TypeVar("T")
 
 # The console script of the environment that runs the tests: what a user calls.
 TERSELY = str(Path(sys.executable).with_name("tersely"))
@@ -39,6 +43,10 @@ SHARED_DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 
 # The service's login in tests: owns the tables, as the user of a rented database does, and is no superuser.
 OWNER = "tersely_test_owner"
+
+_DISTRIBUTED = "TERSELY_TEST_DISTRIBUTED_URL"
+# Few parts make few files to copy for each test, and each worker still gets some.
+SHARDS = 6
 
 _RUN_DIR = "TERSELY_TEST_RUN_DIR"
 _TEMPLATE_LOCK = "template.lock"
@@ -65,6 +73,13 @@ class Server:
     admin_dsn: str
     password: str
     template: str
+    nodes: tuple[tuple[str, int], ...] = ()
+    """The workers of a Citus cluster, beside the server itself."""
+
+    @property
+    def admin_dsns(self) -> list[str]:
+        """The superuser's addresses of the server and the other nodes."""
+        return [self.admin_dsn, *(_at(self.admin_dsn, host, port) for host, port in self.nodes)]
 
     def dsn(self, database: str, *, user: str | None = None) -> str:
         """The address of ``database`` for ``user``, by default for the superuser."""
@@ -94,7 +109,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
     run_dir = Path(os.environ.pop(_RUN_DIR))
-    given = os.environ.get("TEST_DATABASE_URL")
+    given = _given_server()
     if given and (run_dir / _TEMPLATE_LOCK).exists():
         _outside_of_any_loop(_drop_template(given, _template_name(run_dir)))
     shutil.rmtree(run_dir, ignore_errors=True)
@@ -120,7 +135,7 @@ def shared_data() -> Path:
 def server() -> Iterator[Server]:
     """The Postgres server of this run, with the schema in a template database."""
     run_dir = Path(os.environ[_RUN_DIR])
-    given = os.environ.get("TEST_DATABASE_URL")
+    given = _given_server()
     if given:
         yield _prepared(run_dir, given)
         return
@@ -133,25 +148,23 @@ def server() -> Iterator[Server]:
 async def database(server: Server) -> AsyncIterator[Database]:
     """A fresh database with the current schema, dropped at the end."""
     name = f"tersely_test_{secrets.token_hex(6)}"
-    admin = await asyncpg.connect(server.admin_dsn)
-    try:
-        await admin.execute(f"CREATE DATABASE {name} TEMPLATE {server.template} OWNER {OWNER} STRATEGY FILE_COPY")
-    finally:
-        await admin.close()
+    await _execute(server, _copy(server, name))
     yield Database(name=name, dsn=server.dsn(name, user=OWNER), admin_dsn=server.dsn(name))
-    admin = await asyncpg.connect(server.admin_dsn)
-    try:
-        await admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-    finally:
-        await admin.close()
+    await _execute(server, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+def _copy(server: Server, name: str) -> str:
+    return f"CREATE DATABASE {name} TEMPLATE {server.template} OWNER {OWNER} STRATEGY FILE_COPY"
 
 
 async def _execute(server: Server, statement: str) -> None:
-    admin = await asyncpg.connect(server.admin_dsn)
-    try:
-        await admin.execute(statement)
-    finally:
-        await admin.close()
+    """Execute a statement on every node."""
+    for dsn in server.admin_dsns:
+        admin = await asyncpg.connect(dsn)
+        try:
+            await admin.execute(statement)
+        finally:
+            await admin.close()
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +176,7 @@ def store(server: Server) -> Iterator[Database]:
         def run(statement: str) -> None:
             pool.submit(asyncio.run, _execute(server, statement)).result()
 
-        run(f"CREATE DATABASE {name} TEMPLATE {server.template} OWNER {OWNER} STRATEGY FILE_COPY")
+        run(_copy(server, name))
         yield Database(name=name, dsn=server.dsn(name, user=OWNER), admin_dsn=server.dsn(name))
         run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
@@ -187,47 +200,102 @@ def _prepared(run_dir: Path, admin_dsn: str) -> Server:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.seek(0)
         password = lock.read()
-        template = _template_name(run_dir)
+        nodes = _outside_of_any_loop(_workers(admin_dsn)) if os.environ.get(_DISTRIBUTED) else ()
+        server = Server(
+            admin_dsn=admin_dsn,
+            password=password or secrets.token_hex(16),
+            template=_template_name(run_dir),
+            nodes=nodes,
+        )
         if not password:
-            password = secrets.token_hex(16)
-            server = Server(admin_dsn=admin_dsn, password=password, template=template)
             _outside_of_any_loop(_make_template(server))
-            lock.write(password)
+            lock.write(server.password)
             lock.flush()
-    return Server(admin_dsn=admin_dsn, password=password, template=template)
+    return server
+
+
+def _given_server() -> str | None:
+    return os.environ.get(_DISTRIBUTED) or os.environ.get("TEST_DATABASE_URL")
+
+
+async def _workers(admin_dsn: str) -> tuple[tuple[str, int], ...]:
+    """Return host and port of the cluster's workers."""
+    admin = await asyncpg.connect(admin_dsn)
+    try:
+        found = await admin.fetch("SELECT nodename, nodeport FROM pg_dist_node WHERE groupid > 0 ORDER BY groupid")
+    finally:
+        await admin.close()
+    assert found, f"{_DISTRIBUTED} names no Citus coordinator with workers"
+    return tuple((node["nodename"], node["nodeport"]) for node in found)
 
 
 async def _make_template(server: Server) -> None:
-    admin = await asyncpg.connect(server.admin_dsn)
-    try:
-        if not await admin.fetchval("SELECT 1 FROM pg_roles WHERE rolname = $1", OWNER):
-            await admin.execute(f"CREATE ROLE {OWNER}")
-        await admin.execute(f"ALTER ROLE {OWNER} LOGIN NOSUPERUSER NOBYPASSRLS CREATEROLE PASSWORD '{server.password}'")
-        await admin.execute(f"CREATE DATABASE {server.template} OWNER {OWNER}")
-        await migrate(server.dsn(server.template, user=OWNER))
-    finally:
-        await admin.close()
+    for dsn in server.admin_dsns:
+        admin = await asyncpg.connect(dsn)
+        try:
+            if server.nodes:
+                await admin.execute("SET citus.enable_ddl_propagation = off")
+            if not await admin.fetchval("SELECT 1 FROM pg_roles WHERE rolname = $1", OWNER):
+                await admin.execute(f"CREATE ROLE {OWNER}")
+            await admin.execute(
+                f"ALTER ROLE {OWNER} LOGIN NOSUPERUSER NOBYPASSRLS CREATEROLE PASSWORD '{server.password}'"
+            )
+            await admin.execute(f"CREATE DATABASE {server.template} OWNER {OWNER}")
+        finally:
+            await admin.close()
+    if server.nodes:
+        await _join_template(server)
+    owner = server.dsn(server.template, user=OWNER)
+    await migrate(owner)
+    if server.nodes:
+        await distribute(owner, shards=SHARDS, report=print)
+        await _execute(server, f"ALTER DATABASE {server.template} WITH ALLOW_CONNECTIONS false")
+        await _execute(
+            server, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{server.template}'"
+        )
+
+
+async def _join_template(server: Server) -> None:
+    """Make a cluster of the template's databases. What Citus knows of its nodes is in the database, and copied with
+    it.
+    """
+    for dsn in reversed(server.admin_dsns):  # the coordinator last, which adds the others
+        admin = await asyncpg.connect(_address(dsn, database=server.template))
+        try:
+            await admin.execute("CREATE EXTENSION citus")
+            if dsn == server.admin_dsn:
+                at = urlsplit(dsn)
+                await admin.fetch("SELECT citus_set_coordinator_host($1, $2)", at.hostname, at.port or 5432)
+                for host, port in server.nodes:
+                    await admin.fetch("SELECT citus_add_node($1, $2)", host, port)
+        finally:
+            await admin.close()
 
 
 async def _drop_template(admin_dsn: str, template: str) -> None:
-    admin = await asyncpg.connect(admin_dsn)
-    try:
-        await admin.execute(f"DROP DATABASE IF EXISTS {template} WITH (FORCE)")
-    finally:
-        await admin.close()
+    nodes = await _workers(admin_dsn) if os.environ.get(_DISTRIBUTED) else ()
+    server = Server(admin_dsn=admin_dsn, password="", template=template, nodes=nodes)
+    await _execute(server, f"DROP DATABASE IF EXISTS {template} WITH (FORCE)")
 
 
 def _template_name(run_dir: Path) -> str:
     return f"tersely_template_{hashlib.sha256(run_dir.name.encode()).hexdigest()[:12]}"
 
 
-def _outside_of_any_loop(work: Coroutine[Any, Any, None]) -> None:
+def _outside_of_any_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run ``work`` to its end without touching the event loop of the calling thread."""
     with ThreadPoolExecutor(max_workers=1) as pool:
-        pool.submit(asyncio.run, work).result()
+        return pool.submit(asyncio.run, work).result()
 
 
-def _address(dsn: str, *, database: str, user: str | None, password: str | None) -> str:
+def _at(dsn: str, host: str, port: int) -> str:
+    """The same address on another node."""
+    parts = urlsplit(dsn)
+    login, separator, _ = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{login}{separator}{host}:{port}"))
+
+
+def _address(dsn: str, *, database: str, user: str | None = None, password: str | None = None) -> str:
     parts = urlsplit(dsn)
     netloc = parts.netloc
     if user is not None:

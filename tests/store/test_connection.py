@@ -12,6 +12,7 @@ import pytest
 
 from tersely.domain.errors import StoreUnavailable
 from tersely.store.db.connection import Connection, Database
+from tersely.store.db.server import Server
 from tersely.store.history import sessions
 from tersely.store.history.sessions import Configuration
 from tests import conftest
@@ -20,18 +21,18 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 WHO = "SELECT current_user::text || ' ' || current_setting('app.tenant')"
 ALL = "SELECT string_agg(id, ' ' ORDER BY id) FROM sessions"
 
-Dial = Callable[[Database, dict[str, str]], Awaitable[Connection]]
-_dial: Dial = Database._dial
+Dial = Callable[[Server, dict[str, str]], Awaitable[Connection]]
+_dial: Dial = Server._dial
 
 
-async def _refuse(database: Database, settings: dict[str, str]) -> Connection:
+async def _refuse(database: Server, settings: dict[str, str]) -> Connection:
     """A pooler that refuses what it does not know."""
     if settings:
         raise asyncpg.ProtocolViolationError("unsupported startup parameter: role")
     return await _dial(database, settings)
 
 
-async def _ignore(database: Database, settings: dict[str, str]) -> Connection:
+async def _ignore(database: Server, settings: dict[str, str]) -> Connection:
     """A pooler that was told to ignore it."""
     del settings
     return await _dial(database, {})
@@ -44,7 +45,7 @@ async def opened(
     """A database with one connection and a session of each of two tenants, and whether that connection is our own."""
     stubs: dict[str, Dial] = {"pooler that refuses": _refuse, "pooler that ignores": _ignore}
     if request.param in stubs:
-        monkeypatch.setattr(Database, "_dial", stubs[request.param])
+        monkeypatch.setattr(Server, "_dial", stubs[request.param])
     one = Database(dsn=database.dsn, size=1, timeout=20, pooler=request.param == "pooler")
     await one.open()
     for tenant in ("north", "south"):
@@ -115,7 +116,7 @@ async def test_a_given_up_statement_ends_at_the_server(opened: tuple[Database, b
         async with database.statements("north") as connection:
             sleeping = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query ~ $1"
             assert await connection.fetchval(sleeping, "^SELECT pg_sleep") == 0
-    assert not database.is_away
+    assert not database.is_away()
 
 
 async def test_a_tenant_leaves_connections_to_the_others(database: conftest.Database) -> None:

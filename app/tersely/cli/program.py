@@ -153,6 +153,28 @@ def migrate(
 
 
 @app.command()
+def distribute(
+    shards: Annotated[
+        int, typer.Option(min=1, max=1024, help="Parts that tenants are divided into; at most one node each.")
+    ] = 32,
+    any_size: Annotated[
+        bool, typer.Option(help="However much is stored: tables are locked while it is copied.")
+    ] = False,
+) -> None:
+    """Distribute the database by tenant over the nodes of a Citus cluster. The service must not be running."""
+    from tersely.cli.commands import operator as operating
+
+    with show_progress("distributing the tables"):
+        done = operating.distribute(shards, any_size=any_size, report=print_error)
+    if not done.by_tenant and not done.everywhere:
+        print_text(f"Nothing to do: all tables are distributed over {done.nodes} nodes.")
+        return
+    print_text(f"Distributed by tenant: {', '.join(done.by_tenant) or 'none'}")
+    print_text(f"On every node: {', '.join(done.everywhere) or 'none'}")
+    print_text(f"{done.nodes} nodes, {done.rows} rows moved. Start the service.")
+
+
+@app.command()
 def backup(
     file: Annotated[Path, typer.Argument(help="The file to write, for example tersely.tgz.")],
     force: Annotated[bool, typer.Option(help="Replace the file if it exists.")] = False,

@@ -221,7 +221,7 @@ async def test_a_server_without_a_free_connection_is_waited_for(server: Server, 
                 return int(await connection.fetchval("SELECT 1 FROM pg_sleep(0.2)"))
 
         assert await asyncio.gather(*(work() for _ in range(8))) == [1] * 8
-        assert not store.is_away
+        assert not store.is_away()
     finally:
         await store.close()
 

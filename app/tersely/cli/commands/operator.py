@@ -21,6 +21,8 @@ from tersely.service.sessions.forgetting import Forgetting
 from tersely.settings import Settings
 from tersely.store.commit.spool import has_records, spool_directory
 from tersely.store.db.connection import TENANT, Database
+from tersely.store.db.distribution import Distribution, DistributionError, Report
+from tersely.store.db.distribution import distribute as distribute_tables
 from tersely.store.db.migrations import is_newer
 from tersely.store.ops import keys, limits
 from tersely.store.ops.backup import DATABASE_ERRORS, BackupError, Manifest, load_backup, read_manifest, write_backup
@@ -32,6 +34,25 @@ def migrate() -> None:
     """Bring the database to the current schema. Raises `CommandError`."""
     with plainly(), database_of(Settings()) as url:
         asyncio.run(up_to_date(url))
+
+
+def distribute(shards: int, *, any_size: bool, report: Report) -> Distribution:
+    """Distribute the database by tenant. Raises `CommandError`."""
+    settings = Settings()
+    if settings.database_url is None:
+        raise CommandError("the embedded Postgres cannot be distributed: DATABASE_URL names a Citus coordinator")
+
+    async def work(url: str) -> Distribution:
+        await up_to_date(url)
+        return await distribute_tables(url, shards=shards, any_size=any_size, report=report)
+
+    with plainly(), database_of(settings) as url:
+        try:
+            return asyncio.run(work(url))
+        except DistributionError as error:
+            raise CommandError(error.detail) from error
+        except DATABASE_ERRORS as error:
+            raise CommandError(f"the database refused: {type(error).__name__}: {str(error)[:200]}") from error
 
 
 def upgrade_embedded(old_programs: Path) -> int:

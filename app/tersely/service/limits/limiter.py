@@ -140,7 +140,7 @@ class Limiter:
 
     def _give_back(self, account: Account) -> None:
         """Give slots back at once where other workers may be waiting for them."""
-        if account.is_scarce and not self._database.is_away:
+        if account.is_scarce and not self._database.is_away(account.subject.tenant):
             self._start_refill(account, wants=False)
 
     async def _wait_for_slot(self, account: Account) -> None:
@@ -240,7 +240,7 @@ class Limiter:
         while True:
             await asyncio.sleep(TICK)
             try:
-                if self._monotonic() - self._refreshed > REFRESH and not self._database.is_away:
+                if self._monotonic() - self._refreshed > REFRESH and not self._database.is_away():
                     await self.refresh()
             except StoreUnavailable:
                 self._refreshed = self._monotonic()
@@ -265,8 +265,8 @@ class Limiter:
             task.cancel()
         for account in self._accounts.values():
             account.used_at = -math.inf
-        if not self._database.is_away:
-            await self._sync_all([each for each in self._accounts.values() if not each.is_empty])
+        held = [each for each in self._accounts.values() if not each.is_empty]
+        await self._sync_all([each for each in held if not self._database.is_away(each.subject.tenant)])
 
 
 async def _gather(work: list[Coroutine[Any, Any, None]]) -> None:

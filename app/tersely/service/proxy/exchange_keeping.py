@@ -180,7 +180,7 @@ class ExchangeKeeper:
         """Try to store the exchange until ``end``, in the loop's time; return whether it is stored."""
         now = asyncio.get_running_loop().time
         while (left := end - now()) > 0:
-            if not await self._database.wait_until_back(left):
+            if not await self._database.wait_until_back(left, exchange.tenant):
                 return False
             try:
                 await self._write(exchange, limit=max(end - now(), RETRY_EVERY))
@@ -260,7 +260,7 @@ class ExchangeKeeper:
         now = asyncio.get_running_loop().time
         end = now() + self._database.timeout
         while not is_clear() or (is_delta and self._others_wait()):
-            if self._database.is_away or now() >= end:
+            if self._database.is_away(tenant) or now() >= end:
                 raise StoreUnavailable("earlier calls of this session are not in the database yet")
             self._replayed.clear()
             with suppress(TimeoutError):  # the file of another process tells nobody that it is empty
@@ -288,24 +288,29 @@ class ExchangeKeeper:
                 await self._replay(waiting)
             except StoreUnavailable as error:
                 self._note_failure(waiting, error)
-                await self._database.wait_until_back(RETRY_EVERY)
+                await self._database.wait_until_back(RETRY_EVERY, waiting.tenant)
                 await asyncio.sleep(RETRY_EVERY)
                 continue
             await self._finish(waiting)
 
     def _next(self) -> _Waiting | None:
-        """Return the first exchange that may be tried now and continues none that waits for its next try."""
+        """Return the first exchange that may be tried now and continues none that waits for its next try. Exchanges of
+        tenants whose part of the database is away let the others pass.
+        """
         now = asyncio.get_running_loop().time()
         stuck: set[Key] = set()
+        away: dict[str, bool] = {}
         for waiting in self._queue:
-            if waiting.retry_at <= now and stuck.isdisjoint(waiting.keys):
+            if waiting.tenant not in away:
+                away[waiting.tenant] = self._database.is_away(waiting.tenant)
+            if waiting.retry_at <= now and not away[waiting.tenant] and stuck.isdisjoint(waiting.keys):
                 return waiting
             stuck |= waiting.keys
         return None
 
     def _note_failure(self, waiting: _Waiting, error: StoreUnavailable) -> None:
         """Count a failure, unless the database is away; after too many, postpone the next try."""
-        if self._database.is_away:
+        if self._database.is_away(waiting.tenant):
             return
         waiting.failures += 1
         if waiting.failures >= MOST_FAILURES:

@@ -201,9 +201,9 @@ async def restore(
 async def _insert(connection: Connection, tenant: str, session_id: str, table: str, rows: Sequence[TableRow]) -> None:
     kinds = columns(table)
     arrays = ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(kinds.values(), 3))
-    sql = (
-        f"INSERT INTO {table} (tenant_id, session_id, {', '.join(kinds)}) SELECT $1, $2, u.* FROM unnest({arrays}) AS u"
-    )
+    names = ", ".join(("tenant_id", "session_id", *kinds))
+    # Citus takes this under row-level security only with RETURNING.
+    sql = f"INSERT INTO {table} ({names}) SELECT $1, $2, u.* FROM unnest({arrays}) AS u RETURNING 1"
     for start in range(0, len(rows), PORTION):
         some = rows[start : start + PORTION]
         await connection.execute(sql, tenant, session_id, *([row.get(name) for row in some] for name in kinds))

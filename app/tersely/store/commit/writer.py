@@ -48,7 +48,10 @@ from tersely.store.commit.records import (
 )
 from tersely.store.db.connection import Connection, Database, refusal
 from tersely.store.db.statements import (
+    HOLD_SESSION,
+    INSERT_ROW,
     INSERTS,
+    MAKE_SESSION,
     NEW,
     TABLES,
     UPDATE_SESSION,
@@ -144,7 +147,9 @@ class Writer:
         self._held: dict[tuple[str, str], tuple[_Job, asyncio.TimerHandle]] = {}
         # Of each session that has writes under way: in which lane, and how many.
         self._sessions: dict[tuple[str, str], tuple[_Lane, int]] = {}
-        self._places = {False: _Places(lanes, SLOW_AFTER[False]), True: _Places(1, SLOW_AFTER[True])}
+        self._lanes = lanes
+        # Places by what fails together, and whether they are for what is large.
+        self._places: dict[tuple[object, bool], _Places] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def write(self, write: RequestWrite) -> Outcome:
@@ -240,7 +245,7 @@ class Writer:
         tenant, is_large = lane
         try:
             while queue:
-                async with self._places[is_large].take():
+                async with self._places_of(tenant, is_large=is_large).take():
                     await self._commit(tenant, [queue.popleft()] if is_large else _take(queue))
         finally:
             self._busy.discard(lane)
@@ -248,6 +253,12 @@ class Writer:
                 self._start(lane)
             else:
                 self._queues.pop(lane, None)
+
+    def _places_of(self, tenant: str, *, is_large: bool) -> _Places:
+        group = self._database.group_of(tenant), is_large
+        if group not in self._places:
+            self._places[group] = _Places(1 if is_large else self._lanes, SLOW_AFTER[is_large])
+        return self._places[group]
 
     async def _commit(self, tenant: str, jobs: list[_Job]) -> None:
         try:
@@ -414,14 +425,19 @@ class _Attempt:
         """Return the shape of the statement that stores this attempt."""
         return self.expected is None, shape_of((table, len(getattr(self.rows, table))) for table in TABLES)
 
-    def arguments(self, tenant: str) -> list[object]:
-        """Return the parameters of that statement."""
+    def session_arguments(self, tenant: str) -> list[object]:
+        """Return the parameters of the statement that holds or makes the session."""
         state = self.state
         found: list[object] = [tenant, state.id, *counters_of(state), *figures_of(state)]
         if self.create is None:
             found.append(self.expected)
         else:
             found += [getattr(self.create, name) for name in NEW]
+        return found
+
+    def arguments(self, tenant: str) -> list[object]:
+        """Return the parameters of that statement."""
+        found = self.session_arguments(tenant)
         for table in TABLES:
             if rows := getattr(self.rows, table):
                 found += flat(rows)
@@ -488,6 +504,8 @@ def _prepare_attempts(writes: list[Write]) -> tuple[list[_Attempt], list[Write]]
 
 async def _write_unchanged_sessions(database: Database, tenant: str, attempts: list[_Attempt]) -> list[_Attempt]:
     """Write what is as expected, all of it or nothing; return what is not."""
+    if await database.is_distributed():
+        return await _write_row_by_row(database, tenant, attempts)
     shapes: defaultdict[tuple[bool, Shape], list[_Attempt]] = defaultdict(list)
     for attempt in attempts:
         shapes[attempt.shape].append(attempt)
@@ -498,6 +516,24 @@ async def _write_unchanged_sessions(database: Database, tenant: str, attempts: l
             statement = write_at_once(shape, makes=makes)
             rows = await connection.fetchmany(statement, [attempt.arguments(tenant) for attempt in alike])
             held.update(row["id"] for row in rows)
+    return [attempt for attempt in attempts if attempt.state.id not in held]
+
+
+async def _write_row_by_row(database: Database, tenant: str, attempts: list[_Attempt]) -> list[_Attempt]:
+    """Do the same with one statement for each row: a node of a distributed Postgres keeps plans of such alone."""
+    held: set[str] = set()
+    async with database.transaction(tenant) as connection:
+        for makes, statement in ((False, HOLD_SESSION), (True, MAKE_SESSION)):
+            alike = [attempt.session_arguments(tenant) for attempt in attempts if (attempt.create is not None) is makes]
+            if alike:
+                held.update(row["id"] for row in await connection.fetchmany(statement, alike))
+        for table, statement in INSERT_ROW.items():
+            rows: list[Record] = []
+            for attempt in attempts:
+                if attempt.state.id in held:
+                    rows += ((tenant, *row) for row in getattr(attempt.rows, table))
+            if rows:
+                await connection.executemany(statement, rows)
     return [attempt for attempt in attempts if attempt.state.id not in held]
 
 

@@ -12,6 +12,8 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy.exc import DBAPIError
 
+from tersely.store.db.distribution import distribute_new_tables
+
 _log = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -67,6 +69,7 @@ async def migrate(dsn: str, revision: str = "head") -> None:
     for attempt in range(ATTEMPTS):
         try:
             await asyncio.to_thread(_upgrade, dsn, revision)
+            await distribute_new_tables(dsn)
             return
         except DBAPIError:
             if attempt == ATTEMPTS - 1:

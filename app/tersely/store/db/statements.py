@@ -151,6 +151,15 @@ def _rank(value: str) -> str:
 # Of a session that is locked. Parameters: tenant, session, counters, figures.
 UPDATE_SESSION = f"UPDATE sessions SET {_assignments(3)} WHERE tenant_id = $1 AND id = $2"
 
+
+def _insert_row(table: str) -> str:
+    """One row: the tenant, the session, then the columns."""
+    columns, types = TABLES[table]
+    values = _Parameters(0).take(["text", "text", *types.split(",")])
+    return f"INSERT INTO {table} (tenant_id, session_id, {columns}) VALUES ({values}){_conflict(table)}"
+
+
+INSERT_ROW: dict[str, str] = {table: _insert_row(table) for table in TABLES}
 Shape = tuple[tuple[str, int], ...]
 
 
@@ -167,6 +176,26 @@ def write_at_once(shape: Shape, *, makes: bool) -> str:
     then the rows of each table of ``shape``, value by value, or by column as arrays.
     """
     parameters = _Parameters(2)
+    parts = [f"held AS ({_hold_session(parameters, makes=makes)})"]
+    for table, count in shape:
+        columns, types = TABLES[table]
+        kinds = types.split(",")
+        if count:
+            source = f"(VALUES {', '.join(f'({parameters.take(kinds)})' for _ in range(count))})"
+        else:
+            source = f"unnest({parameters.take(kinds, '[]')})"
+        parts.append(
+            f"to_{table} AS (INSERT INTO {table} (tenant_id, session_id, {columns}) "
+            f"SELECT $1, $2, u.* FROM held, {source} AS u{_conflict(table)} RETURNING 1)"
+        )
+    return f"WITH {', '.join(parts)} SELECT id FROM held"
+
+
+def _hold_session(parameters: _Parameters, *, makes: bool) -> str:
+    """Make a session, or update it if its version is the expected one. Returns its id on success.
+
+    Parameters: tenant, session, counters, figures, then `NEW` if it ``makes`` the session, else the expected version.
+    """
     if makes:
         columns = ", ".join((*COUNTERS, *_MADE, *NEW))
         counters = parameters.take(COUNTERS.values())
@@ -180,30 +209,19 @@ def write_at_once(shape: Shape, *, makes: bool) -> str:
         }
         values = ", ".join((counters, *(made[name] for name in _MADE), parameters.take(NEW.values())))
         touched = 2 + list(COUNTERS).index("updated_at") + 1
-        held = (
+        return (
             f"INSERT INTO sessions (tenant_id, id, {columns}, created_at) VALUES ($1, $2, {values}, ${touched}) "
             "ON CONFLICT (tenant_id, id) DO NOTHING RETURNING id"
         )
-    else:
-        parameters.count += len(COUNTERS) + len(FIGURES)
-        expected = parameters.take(["bigint"])
-        held = (
-            f"UPDATE sessions SET {_assignments(3)} WHERE tenant_id = $1 AND id = $2 AND version = {expected} "
-            "RETURNING id"
-        )
-    parts = [f"held AS ({held})"]
-    for table, count in shape:
-        columns, types = TABLES[table]
-        kinds = types.split(",")
-        if count:
-            source = f"(VALUES {', '.join(f'({parameters.take(kinds)})' for _ in range(count))})"
-        else:
-            source = f"unnest({parameters.take(kinds, '[]')})"
-        parts.append(
-            f"to_{table} AS (INSERT INTO {table} (tenant_id, session_id, {columns}) "
-            f"SELECT $1, $2, u.* FROM held, {source} AS u{_conflict(table)} RETURNING 1)"
-        )
-    return f"WITH {', '.join(parts)} SELECT id FROM held"
+    parameters.count += len(COUNTERS) + len(FIGURES)
+    expected = parameters.take(["bigint"])
+    return (
+        f"UPDATE sessions SET {_assignments(3)} WHERE tenant_id = $1 AND id = $2 AND version = {expected} RETURNING id"
+    )
+
+
+HOLD_SESSION = _hold_session(_Parameters(2), makes=False)
+MAKE_SESSION = _hold_session(_Parameters(2), makes=True)
 
 
 def flat(rows: Sequence[Record]) -> list[object]:

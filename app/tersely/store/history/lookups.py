@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from asyncpg import Record
 
 from tersely.domain.errors import StoreUnavailable
 from tersely.domain.history.links import StoredLink
+from tersely.domain.history.sessions import Session
 from tersely.store.db.connection import Connection, Database
-from tersely.store.history.messages import RAN_OUT, UNKNOWN, TailRow
+from tersely.store.history.messages import RAN_OUT, UNKNOWN, TailRow, tail_rows_in_steps
 from tersely.store.history.sessions import COLUMNS, ReplyMatch, session_from
 from tersely.store.history.tail_cache import CachedTail, TailCache, cached_tail
 
@@ -83,6 +84,13 @@ SELECT $4::integer AS request, h.*, t.* FROM (
 ) AS t ON true
 """
 
+# The same in steps, each a look at one table, for a distributed Postgres.
+REPLIES = """
+SELECT $3::integer AS request, session_id, seq, chain, status FROM messages
+WHERE tenant_id = $1 AND chain = ANY($2::bytea[])
+"""
+SESSIONS = f"SELECT {COLUMNS} FROM sessions WHERE tenant_id = $1 AND id = ANY($2::text[])"
+
 
 @dataclass(slots=True)
 class _Question:
@@ -140,6 +148,8 @@ class Lookups:
     async def _find(
         self, connection: Connection, tenant: str, questions: dict[int, _Question]
     ) -> dict[int, ReplyMatch]:
+        if await self._database.is_distributed():
+            return await self._find_in_steps(connection, tenant, questions)
         found = await self._check(connection, tenant, questions)
         left = [
             (tenant, question.chains, question.client_id, number)
@@ -152,6 +162,43 @@ class Lookups:
                 if hit.tail is not None:
                     self._tail_cache.put(tenant, cached_tail(hit.session, hit.tail, None))
         return found
+
+    async def _find_in_steps(
+        self, connection: Connection, tenant: str, questions: dict[int, _Question]
+    ) -> dict[int, ReplyMatch]:
+        asked = [(tenant, question.chains, number) for number, question in questions.items()]
+        replies = await connection.fetchmany(REPLIES, asked)
+        if not replies:
+            return {}
+        ids = sorted({reply["session_id"] for reply in replies})
+        sessions = {row["id"]: session_from(row) for row in await connection.fetch(SESSIONS, tenant, ids)}
+        found: dict[int, ReplyMatch] = {}
+        for number, question in questions.items():
+            hit = _preferred(question, [reply for reply in replies if reply["request"] == number], sessions)
+            if hit is not None:
+                found[number] = await self._with_tail(connection, tenant, hit, question)
+        return found
+
+    async def _with_tail(self, connection: Connection, tenant: str, hit: ReplyMatch, question: _Question) -> ReplyMatch:
+        """Return a match with the session's tail, which is read unless it is cached."""
+        session = hit.session
+        if not hit.is_current or hit.seq < session.cut:
+            return hit
+        cached = self._tail_cache.ending_with(tenant, question.chains[0])
+        if cached is not None and (
+            cached.session.id,
+            cached.session.version,
+            cached.session.created_at,
+        ) == (session.id, session.version, session.created_at):
+            return replace(hit, session=cached.session, tail=cached.rows)
+        # Rows that were written since the session was read are not part of it.
+        rows = [
+            row
+            for row in await tail_rows_in_steps(connection, tenant, session.id, session.cut)
+            if row.row.seq <= session.last_seq
+        ]
+        self._tail_cache.put(tenant, cached_tail(session, rows, None))
+        return replace(hit, tail=rows)
 
     async def _check(
         self, connection: Connection, tenant: str, questions: dict[int, _Question]
@@ -189,6 +236,33 @@ def _fail(questions: list[_Question], error: StoreUnavailable) -> None:
     for question in questions:
         if not question.answer.done():
             question.answer.set_exception(error)
+
+
+def _preferred(question: _Question, replies: Sequence[Record], sessions: Mapping[str, Session]) -> ReplyMatch | None:
+    """Return the match that `FIND` prefers."""
+
+    def order(reply: Record) -> tuple[object, ...]:
+        session = sessions[reply["session_id"]]
+        is_own = question.client_id is not None and session.client_id == question.client_id
+        is_last = reply["seq"] == session.last_seq
+        return places[reply["chain"]], not is_own, not is_last, -session.updated_at.timestamp(), session.id
+
+    places = {chain: place for place, chain in reversed(list(enumerate(question.chains)))}
+    fitting = [
+        reply
+        for reply in replies
+        if (session := sessions.get(reply["session_id"])) is not None
+        and (question.client_id is None or session.client_id is None or session.client_id == question.client_id)
+    ]
+    if not fitting:
+        return None
+    best = min(fitting, key=order)
+    return ReplyMatch(
+        session=sessions[best["session_id"]],
+        seq=best["seq"],
+        chain=best["chain"],
+        is_current=best["status"] != "superseded",
+    )
 
 
 def _hit(record: Record) -> ReplyMatch:

@@ -59,14 +59,9 @@ HERE = "tenant_id = $1 AND session_id = $2"
 FIRST_MESSAGES = 16
 
 # Instructions are found by an index of their own, so that the cost depends on the tail alone.
-TAIL_ROWS = f"""
-SELECT {TAIL} FROM messages
-WHERE {HERE} AND seq >= $3 AND status <> 'superseded' AND turn > 0
-UNION ALL
-SELECT {TAIL} FROM messages
-WHERE {HERE} AND turn = 0 AND status = 'live'
-ORDER BY place, seq
-"""
+TURNS_FROM = f"SELECT {TAIL} FROM messages WHERE {HERE} AND seq >= $3 AND status <> 'superseded' AND turn > 0"
+CURRENT_INSTRUCTIONS = f"SELECT {TAIL} FROM messages WHERE {HERE} AND turn = 0 AND status = 'live'"
+TAIL_ROWS = f"{TURNS_FROM} UNION ALL {CURRENT_INSTRUCTIONS} ORDER BY place, seq"
 
 ALL_ROWS = f"SELECT {TAIL} FROM messages WHERE {HERE} ORDER BY place, seq"
 
@@ -133,7 +128,7 @@ SELECT {TAIL} FROM messages
 WHERE {HERE} AND seq > $3 AND status = 'live' AND turn > 0 AND client_visible ORDER BY place, seq
 """
 
-INSTRUCTION_ROWS = f"SELECT {TAIL} FROM messages WHERE {HERE} AND turn = 0 AND status = 'live' ORDER BY place, seq"
+INSTRUCTION_ROWS = f"{CURRENT_INSTRUCTIONS} ORDER BY place, seq"
 
 # For a reply its finish; otherwise the end of the newest call that ended with this message. `calls` is read from its
 # newest rows on.
@@ -252,6 +247,15 @@ async def tail_rows(
 ) -> list[TailRow]:
     """Return the current rows from ``cut`` on and the current instructions, in order, without their content."""
     return await _rows(await connection.fetch(TAIL_ROWS, tenant, session_id, cut), last)
+
+
+async def tail_rows_in_steps(connection: Connection, tenant: str, session_id: str, cut: int) -> list[TailRow]:
+    """Return the same with two simple statements, for a distributed Postgres."""
+    records = [
+        *await connection.fetch(TURNS_FROM, tenant, session_id, cut),
+        *await connection.fetch(CURRENT_INSTRUCTIONS, tenant, session_id),
+    ]
+    return sorted(await _rows(records, None), key=lambda tail: (tail.row.position, tail.row.seq))
 
 
 async def links_before(connection: Connection, tenant: str, session_id: str, cut: int) -> list[bytes]:

@@ -33,7 +33,7 @@ FIND = f"SELECT {COLUMNS} FROM keys WHERE id = $1"
 LIST = f"SELECT {COLUMNS} FROM keys WHERE tenant_id = $1 ORDER BY created_at, id"
 LIST_ALL = f"SELECT {COLUMNS} FROM keys ORDER BY tenant_id, created_at, id"
 VALID_AMONG = "SELECT id FROM keys WHERE id = ANY($1::text[]) AND revoked_at IS NULL"
-REVOKE = "UPDATE keys SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL RETURNING id"
+REVOKE = "UPDATE keys SET revoked_at = $3 WHERE tenant_id = $1 AND id = $2 AND revoked_at IS NULL RETURNING id"
 ADD_TENANT = "INSERT INTO tenants (tenant_id, created_at) VALUES ($1, $2) ON CONFLICT DO NOTHING"
 ADD = """
 INSERT INTO keys (tenant_id, id, secret_hash, label, created_at, scope, expires_at, client)
@@ -57,21 +57,21 @@ def _key(record: Record) -> Key:
 
 async def find(database: Database, key_id: str) -> Key | None:
     """Return the key with that id, of any tenant: a request's key is looked up before its tenant is known."""
-    async with database.transaction("", key_id=key_id) as connection:
+    async with database.transaction("", key_id=key_id, is_anywhere=True) as connection:
         record = await connection.fetchrow(FIND, key_id)
     return None if record is None else _key(record)
 
 
 async def valid_among(database: Database, key_ids: Collection[str]) -> set[str]:
     """Return those ids whose keys are there and not revoked, of any tenant."""
-    async with database.transaction("") as connection:
+    async with database.transaction("", is_anywhere=True) as connection:
         await connection.execute("SET LOCAL app.list_keys = 'on'")
         return {record["id"] for record in await connection.fetch(VALID_AMONG, list(key_ids))}
 
 
 async def add(database: Database, key: Key) -> None:
     """Store a new key, and its tenant with its first one."""
-    async with database.transaction(key.tenant) as connection:
+    async with database.transaction(key.tenant, is_everywhere=True) as connection:
         await connection.execute(ADD_TENANT, key.tenant, key.created_at)
         narrowed = (key.scope, key.expires_at, key.client)
         await connection.execute(ADD, key.tenant, key.id, key.secret_hash, key.label, key.created_at, *narrowed)
@@ -98,5 +98,5 @@ async def tenant_of(database: Database, key_id: str) -> str | None:
 
 async def revoke(database: Database, tenant: str, key_id: str, now: datetime) -> bool:
     """Revoke a key; False when the tenant has no such valid key."""
-    async with database.transaction(tenant) as connection:
-        return await connection.fetchval(REVOKE, key_id, now) is not None
+    async with database.transaction(tenant, is_everywhere=True) as connection:
+        return await connection.fetchval(REVOKE, tenant, key_id, now) is not None

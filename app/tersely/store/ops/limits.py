@@ -60,14 +60,14 @@ class Subject:
 
 async def retentions(database: Database) -> dict[str, int]:
     """Return the days after which each tenant's idle sessions go; tenants without a number of their own are absent."""
-    async with database.transaction("") as connection:
+    async with database.transaction("", is_anywhere=True) as connection:
         await connection.execute(LIST)
         return {row["tenant_id"]: row["retention_days"] for row in await connection.fetch(ALL)}
 
 
 async def set_retention(database: Database, tenant: str, days: int | None, now: datetime) -> None:
     """Set a tenant's retention; None: as the service is configured."""
-    async with database.transaction(tenant) as connection:
+    async with database.transaction(tenant, is_everywhere=True) as connection:
         await connection.execute(SET, tenant, days, now)
 
 
@@ -77,7 +77,7 @@ def _limits(row: Record) -> Limits:
 
 async def read_all(database: Database) -> dict[Subject, Limits]:
     """Return the limits of everybody who has some. O(their number)."""
-    async with database.transaction("") as connection:
+    async with database.transaction("", is_anywhere=True) as connection:
         await connection.execute(LIST)
         return {Subject(row["tenant_id"], row["key_id"]): _limits(row) for row in await connection.fetch(LIMITS)}
 
@@ -100,7 +100,7 @@ async def read_tenants(
 
 async def write(database: Database, subject: Subject, limits: Limits, now: datetime) -> None:
     """Set the limits of a tenant or of a key."""
-    async with database.transaction(subject.tenant) as connection:
+    async with database.transaction(subject.tenant, is_everywhere=True) as connection:
         if limits.is_empty:
             await connection.execute(UNSET_LIMITS, subject.tenant, subject.key_id)
         else:
@@ -168,7 +168,7 @@ async def tenant_since(database: Database, tenant: str) -> datetime | None:
 
 async def add_tenant(database: Database, tenant: str, now: datetime) -> bool:
     """Make a tenant without keys; False where it is there already."""
-    async with database.transaction(tenant) as connection:
+    async with database.transaction(tenant, is_everywhere=True) as connection:
         return await connection.fetchval(ADD_TENANT, tenant, now) is not None
 
 

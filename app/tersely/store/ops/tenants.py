@@ -38,7 +38,7 @@ LIMIT = 60.0
 async def forget(database: Database, tenant: str) -> Counter[str]:
     """Remove a tenant with everything that is its own; table -> rows. Its keys end first."""
     removed: Counter[str] = Counter()
-    async with database.transaction(tenant, limit=LIMIT) as connection:
+    async with database.transaction(tenant, limit=LIMIT, is_everywhere=True) as connection:
         tables = await connection.fetch(TABLES)
         removed["keys"] += _count(await connection.execute("DELETE FROM keys WHERE tenant_id = $1", tenant))
     while True:
@@ -47,7 +47,7 @@ async def forget(database: Database, tenant: str) -> Counter[str]:
         if not ids:
             break
         removed += await forget_sessions(database, tenant, ids)
-    async with database.transaction(tenant, limit=LIMIT) as connection:
+    async with database.transaction(tenant, limit=LIMIT, is_everywhere=True) as connection:
         for table in tables:
             deleted = await connection.execute(f'DELETE FROM "{table["name"]}" WHERE tenant_id = $1', tenant)
             removed[table["name"]] += _count(deleted)
