@@ -28,7 +28,7 @@ SELECT tenant_id, session_id, epoch, first_seq, last_seq, runs, strategy, dialec
 FROM pending_memory WHERE due_at <= $1 AND tries < $2 ORDER BY due_at LIMIT $3
 """
 TAKE_OVER = f"""
-UPDATE pending_memory SET tries = tries + 1, due_at = $6 + $7::interval * (2 ^ tries)
+UPDATE pending_memory SET tries = tries + 1, due_at = ($7::timestamptz[])[least(tries + 1, cardinality($7))]
 WHERE {HERE} AND epoch = $3 AND first_seq = $4 AND last_seq = $5 AND due_at <= $6
 RETURNING tries
 """
@@ -116,7 +116,8 @@ async def due(database: Database, now: datetime, *, limit: int) -> list[DueMemor
 async def take_over(connection: Connection, each: DueMemory, now: datetime) -> bool:
     """Claim a due entry; False if it has been written or claimed meanwhile."""
     entry = each.entry
+    times = [now + GRACE * 2**tries for tries in range(MOST_TRIES)]
     taken = await connection.fetchval(
-        TAKE_OVER, each.tenant, each.session_id, entry.epoch, entry.first_seq, entry.last_seq, now, GRACE
+        TAKE_OVER, each.tenant, each.session_id, entry.epoch, entry.first_seq, entry.last_seq, now, times
     )
     return taken is not None

@@ -58,9 +58,9 @@ SELECT min(seq) AS first_seq, max(seq) AS last_seq FROM (
 ADD = f"""
 INSERT INTO summaries (tenant_id, session_id, number, purpose, first_seq, last_seq, basis, tokens, source, model,
     created_at, text)
-SELECT $1, $2, (SELECT coalesce(max(number), 0) + 1 FROM summaries WHERE {HERE}), $5, $3, $4, $6, $7, $8, $9, $10, $11
-WHERE {_basis("$3", "$4")} = $6
-  AND EXISTS (SELECT FROM leases WHERE {HERE} AND holder = $12)
+SELECT tenant_id, session_id, (SELECT coalesce(max(number), 0) + 1 FROM summaries WHERE {HERE}),
+    $5, $3, $4, $6, $7, $8, $9, $10, $11
+FROM leases WHERE {HERE} AND holder = $12 AND {_basis("$3", "$4")} = $6
 ON CONFLICT DO NOTHING RETURNING number
 """
 # One query for each purpose, so that each reads its index backwards and stops at the first few valid rows.
