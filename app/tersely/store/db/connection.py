@@ -141,9 +141,7 @@ class Database:
         """
         if self._is_alone:
             return self._server.use(tenant, key_id, limit, is_one=True)
-        return self._routed(
-            tenant, key_id, limit, is_one=True, is_everywhere=is_everywhere, is_anywhere=is_anywhere
-        )
+        return self._routed(tenant, key_id, limit, is_one=True, is_everywhere=is_everywhere, is_anywhere=is_anywhere)
 
     def statements(self, tenant: str, *, limit: float | None = None) -> AbstractAsyncContextManager[Connection]:
         """Like `transaction`, for statements that need no common transaction. Each is committed at the latest at the
