@@ -35,7 +35,7 @@ from tersely.service.search.tenant_search import Mode, TenantSearch
 from tersely.service.sessions.activity import Activity, Happening
 from tersely.service.sessions.artifact_removal import ArtifactRemoval
 from tersely.service.sessions.artifacts import Artifacts
-from tersely.service.sessions.calls import Calls
+from tersely.service.sessions.calls import Calls, text_of_instructions
 from tersely.service.sessions.compactions import CompactionOptions, Compactions
 from tersely.service.sessions.comparisons import MAX_CHARS, Comparisons, blocks_of, readable
 from tersely.service.sessions.notes import Notes
@@ -238,6 +238,7 @@ class Views:
             gaps_before=_gaps(0, compared.start), seq=seen.number("seq"),
             gaps_after=_gaps(compared.start + len(compared.rows), compared.total),
             link_rows=self._link_rows(seen, number), reason=compared.context.reason,
+            instructions=readable(text_of_instructions(compared.context.instructions or b"null"))[:MAX_ARTIFACT],
             replay=_replay_of(listed.session.metadata) if seen.is_replay else {},
         )  # fmt: skip
 

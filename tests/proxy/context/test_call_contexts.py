@@ -241,3 +241,40 @@ async def test_context_of_a_live_call_equals_the_request_to_the_model(
                 assert (await talk.ask(http)).has_ended
                 await noted.note(await session_of(service, talk.name))
         await noted.compare_all()
+
+
+@pytest.mark.parametrize("kind", ["chat", "anthropic", "gemini", "responses"])
+async def test_instructions_of_the_client_are_never_called_left_out(
+    fronting: Service, answering: Model, kind: str
+) -> None:
+    """Most dialects send them beside the list of messages."""
+    said = "You are a careful engineer."
+    bodies: dict[str, tuple[str, dict[str, Any]]] = {
+        "chat": (
+            "/v1/chat/completions",
+            {"model": "m", "messages": [{"role": "system", "content": said}, {"role": "user", "content": "hi"}]},
+        ),
+        "anthropic": (
+            "/v1/messages",
+            {"model": "m", "max_tokens": 9, "system": said, "messages": [{"role": "user", "content": "hi"}]},
+        ),
+        "gemini": (
+            "/v1beta/models/m:generateContent",
+            {
+                "systemInstruction": {"parts": [{"text": said}]},
+                "contents": [{"role": "user", "parts": [{"text": "hi"}]}],
+            },
+        ),
+        "responses": ("/v1/responses", {"model": "m", "instructions": said, "input": "hi"}),
+    }
+    path, body = bodies[kind]
+    headers = {"X-Tersely-Session": f"told-{kind}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as http,
+        http.post(f"{fronting.url}{path}", json=body) as response,
+    ):
+        assert response.status == 200, await response.text()
+    told = json.loads(await get(fronting, f"/sessions/told-{kind}/calls/1/context"))
+    kept = {line["role"]: (line["kept"], line["reason"]) for line in told["lines"] if line["seq"] is not None}
+    assert {role: kept for role, (kept, _) in kept.items()} == {"system": "full", "user": "full"}
+    assert ("beside the messages" in kept["system"][1]) == (kind != "chat")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,10 +12,12 @@ from typing import Literal
 
 import msgspec
 
+from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest, NotFound
 from tersely.domain.history.context import TurnReport
 from tersely.domain.history.history import Epoch
 from tersely.service.common import tokens
+from tersely.service.sessions.messages import dialect_of
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history import messages, sent_contexts, sessions
 from tersely.store.history.messages import StoredMessage
@@ -105,6 +107,7 @@ class ContextWindow:
     call: CallInfo
     dialect: str
     messages: tuple[bytes, ...] | None
+    instructions: bytes | None
     reason: str | None
     lines: tuple[Line, ...]
     start: int
@@ -188,7 +191,8 @@ class Calls:
             epoch = await _epoch_of(connection, tenant, row)
             places = await calls.places(connection, tenant, session_id, row.last_seq)
             rebuilt = await _rebuild(connection, tenant, row)
-        order = _Order(rebuilt.elements, [place.seq for place in places])
+            order = _Order(rebuilt.elements, [place.seq for place in places])
+            beside = await _sent_beside(connection, tenant, session_id, rebuilt, order, places)
         return CallContext(
             call=info(row),
             dialect=rebuilt.dialect,
@@ -196,7 +200,7 @@ class Calls:
             instructions=rebuilt.instructions,
             reason=rebuilt.reason,
             rounds=rebuilt.rounds,
-            lines=_lines(order, order.keys, places, rebuilt, row, epoch),
+            lines=_lines(order, order.keys, places, rebuilt, row, epoch, beside),
         )
 
     async def window(
@@ -218,12 +222,15 @@ class Calls:
             places = await calls.places_of(connection, tenant, session_id, [key for key in shown if key > 0])
             sent_places = [place for place in places if place.seq <= row.last_seq]
             sent_keys = shown[: max(0, len(order.keys) - start)]
-            lines = _lines(order, sent_keys, sent_places, rebuilt, row, await _epoch_of(connection, tenant, row))
+            beside = await _sent_beside(connection, tenant, session_id, rebuilt, order, sent_places)
+            epoch = await _epoch_of(connection, tenant, row)
+            lines = _lines(order, sent_keys, sent_places, rebuilt, row, epoch, beside)
             earlier = await _kept_earlier(connection, tenant, session_id, number, sent_places)
         return ContextWindow(
             call=info(row),
             dialect=rebuilt.dialect,
             messages=None if rebuilt.raws is None else tuple(rebuilt.raws),
+            instructions=rebuilt.instructions,
             reason=rebuilt.reason,
             lines=(*lines, *(_reply(place) for place in places if place.seq > row.last_seq)),
             start=start,
@@ -260,13 +267,60 @@ async def _kept_earlier(
     known = [place for place in places if place.seq <= row.last_seq]
     sent = decode(row.sent) if row.sent is not None else None
     elements: Sequence[SentMessage] = ()
+    instructions: bytes | None = None
     if sent is not None:
         with suppress(msgspec.DecodeError):
-            elements, _ = await _elements(connection, tenant, session_id, sent) or ((), {})
+            elements, found = await _elements(connection, tenant, session_id, sent) or ((), {})
+            instructions = found.get(sent.instructions)
+    rebuilt = _Rebuilt(elements=elements, instructions=instructions)
     order = _Order(elements, [place.seq for place in known])
     epoch = await _epoch_of(connection, tenant, row)
-    lines = _lines(order, [place.seq for place in known], known, _Rebuilt(elements=elements), row, epoch)
+    beside = await _sent_beside(connection, tenant, session_id, rebuilt, order, known)
+    lines = _lines(order, [place.seq for place in known], known, rebuilt, row, epoch, beside)
     return {line.seq: line.kept for line in lines if line.seq is not None}
+
+
+async def _sent_beside(
+    connection: Connection,
+    tenant: str,
+    session_id: str,
+    rebuilt: _Rebuilt,
+    order: _Order,
+    places: Sequence[MessagePlace],
+) -> set[int]:
+    """Return which stored instructions are in those that the call sent beside its list of messages."""
+    asked = [place.seq for place in places if place.turn == 0 and place.seq not in order.sent]
+    if not asked or rebuilt.instructions is None:
+        return set()
+    sent = text_of_instructions(rebuilt.instructions)
+    stored = await messages.content(connection, tenant, session_id, asked)
+    found = set()
+    for each in stored:
+        text = dialect_of(each.dialect).read_message(each.raw).text if each.raw else ""
+        if text and text in sent:
+            found.add(each.seq)
+    return found
+
+
+def text_of_instructions(raw: bytes) -> str:
+    """Return the text of instructions beside a list of messages, whatever their dialect; empty if unreadable."""
+    try:
+        return "\n\n".join(_texts(raw_json.load(raw)))
+    except ValueError:
+        return ""
+
+
+def _texts(value: object) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case list():
+            for each in value:
+                yield from _texts(each)
+        case dict():
+            yield from _texts(value.get("text", value.get("parts")))
+        case _:
+            pass
 
 
 async def _elements(
@@ -368,8 +422,11 @@ def _lines(
     rebuilt: _Rebuilt,
     row: CallRow,
     epoch: Epoch | None,
+    beside: Collection[int],
 ) -> tuple[Line, ...]:
-    """Return the lines of ``keys``. ``places`` has the stored messages among them."""
+    """Return the lines of ``keys``. ``places`` has the stored messages among them; ``beside`` are those that were sent
+    beside the list.
+    """
     known = {place.seq: place for place in places}
     # The same for every turn before the cut, and asked for once: a session may have thousands.
     cut = report_cut_turns(epoch, [0])[0] if epoch is not None and epoch.number == row.epoch else None
@@ -377,6 +434,8 @@ def _lines(
     for key in keys:
         if key < 0:
             lines.append(_added(-1 - key, rebuilt.elements[-1 - key], rebuilt.raws or ()))
+        elif key in beside:
+            lines.append(_beside(known[key]))
         elif key in known:
             at = order.sent.get(key)
             lines.append(_sent(known[key], *at, row) if at is not None else _not_sent(known[key], row, cut))
@@ -392,6 +451,13 @@ def _added(index: int, element: SentMessage, raws: Sequence[bytes]) -> Line:
         "added": "needed by the provider's format",
     }.get(layer, f"added by Tersely: {layer.replace('_', ' ')}")
     return Line(seq=None, turn=None, role="", kept="added", reason=reason, tokens=count, index=index, layer=layer)
+
+
+def _beside(place: MessagePlace) -> Line:
+    return Line(
+        seq=place.seq, turn=place.turn, role=place.role, kept="full", reason="instructions, beside the messages",
+        tokens=place.tokens,
+    )  # fmt: skip
 
 
 def _sent(place: MessagePlace, index: int, element: SentMessage, row: CallRow) -> Line:
