@@ -272,6 +272,20 @@ def _base(settings: Settings, database_url: str, openai_base_url: str) -> _Base:
     models = Models(config, own=own_host, hosts=hosts, named=summary_hosts(settings, further), metrics=metrics)
     embeddings = embeddings_host(settings)
     writer = Writer(database)
+    prices = Prices(read_prices(settings.prices) if settings.prices else None)
+    limiter = Limiter(
+        database,
+        metrics,
+        defaults=Limits(**settings.limits.model_dump()),
+        clock=clock,
+        monotonic=time.monotonic,
+        name=new_id(),
+    )
+
+    def charge_embeddings(tenant: str, tokens: int) -> None:
+        price = prices.of(settings.embeddings_model or "")
+        limiter.charge(tenant, tokens, 0.0 if price is None else tokens * price.input)
+
     return _Base(
         database=database,
         writer=writer,
@@ -287,20 +301,23 @@ def _base(settings: Settings, database_url: str, openai_base_url: str) -> _Base:
         hosts=hosts,
         named_hosts=further,
         own_host=own_host,
-        summarizer=Summarizer(database, models, metrics, clock=clock, monotonic=time.monotonic, name=new_id()),
-        embedder=Embedder(database, embeddings, monotonic=time.monotonic) if embeddings else None,
-        live=LiveSessions(settings.live_sessions_budget),
-        metrics=metrics,
-        prices=Prices(read_prices(settings.prices) if settings.prices else None),
-        calibrations=Calibrations(),
-        limiter=Limiter(
+        summarizer=Summarizer(
             database,
+            models,
             metrics,
-            defaults=Limits(**settings.limits.model_dump()),
             clock=clock,
             monotonic=time.monotonic,
             name=new_id(),
+            charge=limiter.charge,
         ),
+        embedder=Embedder(database, embeddings, monotonic=time.monotonic, charge=charge_embeddings)
+        if embeddings
+        else None,
+        live=LiveSessions(settings.live_sessions_budget),
+        metrics=metrics,
+        prices=prices,
+        calibrations=Calibrations(),
+        limiter=limiter,
         board=CallBoard(clock=clock),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -20,8 +21,21 @@ class _Item(msgspec.Struct):
     embedding: list[float]
 
 
+class _Usage(msgspec.Struct):
+    total_tokens: int = 0
+
+
 class _Reply(msgspec.Struct):
     data: list[_Item]
+    usage: _Usage | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedded:
+    """Vectors, and the tokens that the host counted for them (None: it did not)."""
+
+    vectors: list[array[float]]
+    tokens: int | None
 
 
 _reply_decoder = msgspec.json.Decoder(_Reply)
@@ -46,8 +60,8 @@ class EmbeddingsHost:
         """Close every connection."""
         await self._upstream.close()
 
-    async def embed(self, texts: Sequence[str]) -> list[array[float]]:
-        """Return one vector of 32-bit floats for each text, all of one length.
+    async def embed(self, texts: Sequence[str]) -> Embedded:
+        """Return one vector of 32-bit floats for each text, all of one length, and what they cost.
 
         Raises `UpstreamRefused` if the host refuses these texts, `UpstreamUnavailable` for any other failure.
         """
@@ -65,9 +79,10 @@ class EmbeddingsHost:
         return _read(content, len(texts))
 
 
-def _read(content: bytes, count: int) -> list[array[float]]:
+def _read(content: bytes, count: int) -> Embedded:
     try:
-        items = sorted(_reply_decoder.decode(content).data, key=lambda item: item.index)
+        reply = _reply_decoder.decode(content)
+        items = sorted(reply.data, key=lambda item: item.index)
         vectors = [array("f", item.embedding) for item in items]
     except (msgspec.DecodeError, UnicodeDecodeError, OverflowError) as error:
         raise UpstreamUnavailable("the embedding model's reply cannot be read") from error
@@ -75,4 +90,4 @@ def _read(content: bytes, count: int) -> list[array[float]]:
         raise UpstreamUnavailable("the embedding model's reply does not fit the texts")
     if not all(vectors):
         raise UpstreamUnavailable("the embedding model's reply holds an empty vector")
-    return vectors
+    return Embedded(vectors=vectors, tokens=reply.usage.total_tokens if reply.usage is not None else None)

@@ -95,22 +95,21 @@ class CallTrace:
 
     def finish(self, line: Mapping[str, Any]) -> None:
         """End every span. ``line``: the fields of the call's log line."""
-        for name in _SHOWN:
-            if line.get(name) is not None:
-                self._span.set_attribute(f"tersely.{name}", line[name])
-        if "session" in line:
-            self._span.set_attribute("gen_ai.conversation.id", line["session"])
         status = line.get("status", 499)
-        self._span.set_attribute("http.response.status_code", status)
+        attributes = {f"tersely.{name}": line[name] for name in _SHOWN if line.get(name) is not None}
+        attributes["http.response.status_code"] = status
+        if "session" in line:
+            attributes["gen_ai.conversation.id"] = line["session"]
+        if "route" in line:
+            attributes["http.route"] = line["route"]
+        # One call for all: each takes a lock.
+        self._span.set_attributes(attributes)
         if status >= 500:
             self._span.set_status(Status(StatusCode.ERROR))
-        if "route" in line:
-            self._span.set_attribute("http.route", line["route"])
         if self._upstream:
             # A call with several rounds reports the usage of all rounds with the last one.
-            for field, attribute in _USAGE.items():
-                if line.get(field) is not None:
-                    self._upstream[-1].span.set_attribute(attribute, line[field])
+            usage = {to: line[name] for name, to in _USAGE.items() if line.get(name) is not None}
+            self._upstream[-1].span.set_attributes(usage)
         for each in self._upstream:
             each.end()
         self._span.end()

@@ -111,6 +111,14 @@ class Account:
             self.money -= money
         return Hold(self, tokens, money, is_concurrent=need.is_concurrent)
 
+    def charge(self, tokens: float, money: float) -> None:
+        """Count use that no request has reserved. What is owed by it is settled in the background."""
+        self._begin_period()
+        if self.limits.tokens_per_day is not None:
+            self.tokens -= tokens
+        if self.limits.money_per_month is not None:
+            self.money -= money
+
     def wait(self, name: LimitName) -> float:
         """Return the seconds that a refused client is told to wait."""
         return retry_after(name, self.use, self.limits, self.clock())

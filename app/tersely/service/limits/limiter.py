@@ -110,6 +110,11 @@ class Limiter:
                 raise self._refusal(account, used_up)
             await self._wait_for_slot(account)
 
+    def charge(self, tenant: str, tokens: float, money: float) -> None:
+        """Count tokens and USD that were spent for a tenant outside of its requests: on summaries and embeddings."""
+        for account in self._accounts_of(tenant, ""):
+            account.charge(tokens, money)
+
     def _accounts_of(self, tenant: str, key_id: str) -> list[Account]:
         if not self._limits and self._defaults.is_empty:
             return []

@@ -31,13 +31,28 @@ COMPARED = 200
 QUERY_LIMIT = 2.0
 REST = 30.0
 
+CHARS_PER_TOKEN = 4
+
 _log = logging.getLogger(__name__)
+
+
+def charge_nobody(_tenant: str, _tokens: int) -> None:
+    """Count nothing."""
 
 
 class Embedder:
     """Embeds sessions in the background, and finds messages by meaning."""
 
-    def __init__(self, database: Database, host: EmbeddingsHost, *, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        host: EmbeddingsHost,
+        *,
+        monotonic: Callable[[], float],
+        charge: Callable[[str, int], None] = charge_nobody,
+    ) -> None:
+        """``charge`` counts tokens for a tenant's limits."""
+        self._charge = charge
         self._database = database
         self._host = host
         self._monotonic = monotonic
@@ -73,7 +88,7 @@ class Embedder:
             return []
         try:
             async with asyncio.timeout(QUERY_LIMIT):
-                (vector,) = await self._host.embed([text[:EMBEDDED]])
+                (vector,) = await self._embed(tenant, [text[:EMBEDDED]])
         except (UpstreamUnavailable, UpstreamRefused, TimeoutError) as error:
             self._rest(error)
             return []
@@ -113,7 +128,7 @@ class Embedder:
         if edits is None or not content:
             return False
         texts = {each.seq: words for each in content if (words := document_words(each)[:EMBEDDED].strip())}
-        vectors = dict(zip(texts, await self._embed(list(texts.values())), strict=True))
+        vectors = dict(zip(texts, await self._embed_all(tenant, list(texts.values())), strict=True))
         async with self._database.transaction(tenant, limit=LIMIT) as connection:
             now = await pages.edits(connection, tenant, session_id, lock=True)
             # Messages that were removed meanwhile must not come back: then the batch is read again.
@@ -122,14 +137,20 @@ class Embedder:
                 await embeddings.add(connection, tenant, session_id, model, rows)
         return now is not None
 
-    async def _embed(self, texts: Sequence[str]) -> Sequence[array[float] | None]:
+    async def _embed_all(self, tenant: str, texts: Sequence[str]) -> Sequence[array[float] | None]:
         """Return a vector for each text; None for a text that the model refuses."""
         if not texts:
             return []
         try:
-            return await self._host.embed(texts)
+            return await self._embed(tenant, texts)
         except UpstreamRefused:
             if len(texts) == 1:
                 return [None]
         middle = len(texts) // 2
-        return [*await self._embed(texts[:middle]), *await self._embed(texts[middle:])]
+        return [*await self._embed_all(tenant, texts[:middle]), *await self._embed_all(tenant, texts[middle:])]
+
+    async def _embed(self, tenant: str, texts: Sequence[str]) -> Sequence[array[float]]:
+        found = await self._host.embed(texts)
+        # Some hosts report no usage.
+        self._charge(tenant, sum(map(len, texts)) // CHARS_PER_TOKEN if found.tokens is None else found.tokens)
+        return found.vectors

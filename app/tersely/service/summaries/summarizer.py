@@ -22,7 +22,7 @@ from tersely.service.common.metrics import Metrics
 from tersely.service.summaries.caller_keys import CallerKeys
 from tersely.service.summaries.jobs import Job, Source, load_source
 from tersely.service.summaries.models import Models
-from tersely.service.summaries.writing import SummaryWriter, Written
+from tersely.service.summaries.writing import Charge, SummaryWriter, Written, charge_nobody
 from tersely.store.db import leases
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history import sessions
@@ -85,11 +85,14 @@ class Summarizer:
         workers: int = 2,
         room: int = 256,
         room_each: int = 64,
+        charge: Charge = charge_nobody,
     ) -> None:
-        """``name`` identifies this process. ``room_each``: the maximum of jobs of one session."""
+        """``name`` identifies this process. ``room_each``: the maximum of jobs of one session. ``charge`` counts tokens
+        and USD for a tenant's limits.
+        """
         self.config = models.config
         self._database = database
-        self._scribe = SummaryWriter(database, models, metrics, clock=clock)
+        self._scribe = SummaryWriter(database, models, metrics, clock=clock, charge=charge)
         self._metrics = metrics
         self._clock = clock
         self._monotonic = monotonic

@@ -57,6 +57,14 @@ class Written:
     error: str = ""
 
 
+# Tenant, tokens, USD.
+Charge = Callable[[str, float, float], None]
+
+
+def charge_nobody(_tenant: str, _tokens: float, _money: float) -> None:
+    """Count nothing."""
+
+
 class LimitReached(Exception):
     """The session's summaries have cost what they may cost in a day. The reason is a fixed text."""
 
@@ -64,7 +72,17 @@ class LimitReached(Exception):
 class SummaryWriter:
     """Writes summaries. Reads nothing but breakers and costs, and holds no connection while a model works."""
 
-    def __init__(self, database: Database, models: Models, metrics: Metrics, *, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        models: Models,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], datetime],
+        charge: Charge = charge_nobody,
+    ) -> None:
+        """``charge`` counts tokens and USD for a tenant's limits."""
+        self._charge = charge
         self._database = database
         self._models = models
         self._metrics = metrics
@@ -184,6 +202,7 @@ class SummaryWriter:
         price = self._models.config.price_of(costs.input_tokens, costs.output_tokens)
         if price:
             self._metrics.summarizer_cost.inc(price)
+        self._charge(job.tenant, costs.input_tokens + costs.output_tokens, price or 0.0)
         async with self._database.transaction(job.tenant) as connection:
             await summary_costs.add(connection, *job.place, day, chosen.name, costs)
 

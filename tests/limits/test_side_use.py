@@ -1,0 +1,79 @@
+"""What is spent for a tenant beside its requests counts towards its limits: summaries and embeddings."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from tests.conftest import Database
+from tests.limits.conftest import ADMIN_KEY, admin, make_tenant
+from tests.support.services import Worker, run_worker
+from tests.support.tenants import Tenant
+from tests.support.upstreams import Model
+
+LIMIT = 1_000_000
+
+
+async def used(worker: Worker, tenant: Tenant) -> float:
+    """Tokens of the day that the tenant's record has."""
+    found = await admin(worker.http, worker.base_url, "GET", f"/tenants/{tenant.name}")
+    return float(found["used"]["tokens_per_day"] or 0)
+
+
+async def fill(worker: Worker, tenant: Tenant) -> None:
+    """Store a session, without any model call."""
+    said = [{"role": role, "content": f"{role} says {n} " * 60} for n in range(20) for role in ("user", "assistant")]
+    path = f"{worker.base_url}/api/sessions/s/messages"
+    async with worker.http.post(path, json={"messages": said}, headers={"X-Tersely-Key": tenant.key}) as answer:
+        assert answer.status == 201, await answer.text()
+
+
+async def test_tokens_of_a_summary_count_for_its_tenant(store: Database, model: Model) -> None:
+    settings = {"summarizer_model": "m", "summarizer_base_url": model.url, "summarizer_api_key": "k"}
+    async with run_worker(store, model.url, auth="keys", admin_key=ADMIN_KEY, **settings) as worker:
+        tenant = await make_tenant(worker.http, worker.base_url, tokens_per_day=LIMIT)
+        other = await make_tenant(worker.http, worker.base_url, tokens_per_day=LIMIT)
+        await asyncio.sleep(2.5)
+        await fill(worker, tenant)
+        body = {"strategy": "compact"}
+        path = f"{worker.base_url}/api/sessions/s/compact"
+        async with worker.http.post(path, json=body, headers={"X-Tersely-Key": tenant.key}) as answer:
+            assert answer.status == 200, await answer.text()
+            assert "model" in str((await answer.json())["summary"])
+        async with asyncio.timeout(30):
+            while await used(worker, tenant) < 1_000:
+                await asyncio.sleep(0.2)
+        assert await used(worker, tenant) < 100_000
+        assert await used(worker, other) == 0
+
+
+async def test_tokens_of_embeddings_count_for_their_tenant(store: Database, model: Model) -> None:
+    async def embed(request: web.Request) -> web.Response:
+        texts = (await request.json())["input"]
+        data = [{"index": n, "embedding": [1.0, 0.5]} for n in range(len(texts))]
+        return web.json_response({"data": data, "usage": {"total_tokens": 700 * len(texts)}})
+
+    app = web.Application()
+    app.router.add_post("/v1/embeddings", embed)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    settings = {"embeddings_base_url": url, "embeddings_model": "little"}
+    try:
+        async with run_worker(store, model.url, auth="keys", admin_key=ADMIN_KEY, **settings) as worker:
+            tenant = await make_tenant(worker.http, worker.base_url, tokens_per_day=LIMIT)
+            await asyncio.sleep(2.5)
+            await fill(worker, tenant)
+            path = f"{worker.base_url}/api/sessions/s/search"
+            asked = {"mode": "relevant", "query": "says"}
+            async with worker.http.post(path, json=asked, headers={"X-Tersely-Key": tenant.key}) as answer:
+                assert answer.status == 200, await answer.text()
+            # 40 messages and the query, 700 tokens each as the host says.
+            async with asyncio.timeout(30):
+                while await used(worker, tenant) < 40 * 700:
+                    await asyncio.sleep(0.2)
+            assert await used(worker, tenant) <= 42 * 700
+    finally:
+        await runner.cleanup()
