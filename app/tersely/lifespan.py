@@ -78,7 +78,7 @@ async def migrate_when_there(database: Database, url: str) -> None:
                 _log.info("the database is still away: %s", type(error).__name__)
             elif time.monotonic() - last_report >= REFUSAL_SECONDS:
                 last_report = time.monotonic()
-                _log.warning("the database refuses us (%s): check the authorization in DATABASE_URL", refused)
+                _log.warning("the database refused the login (%s): check the authorization in DATABASE_URL", refused)
             await asyncio.sleep(RETRY_SECONDS)
 
 

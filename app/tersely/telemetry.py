@@ -54,7 +54,7 @@ def _provider(environment: Mapping[str, str]) -> Any:
     """Return a provider that exports by OTLP over HTTP. It is not the global one, so no other library uses it."""
     protocol = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environment.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     if protocol not in (None, "", "http/protobuf"):
-        _log.warning("spans are exported by OTLP over HTTP (http/protobuf), not as asked for by OTEL_*_PROTOCOL")
+        _log.warning("spans are exported over http/protobuf: the protocol of OTEL_*_PROTOCOL is not supported")
     resources = import_module("opentelemetry.sdk.resources")
     sdk = import_module("opentelemetry.sdk.trace")
     export = import_module("opentelemetry.sdk.trace.export")

@@ -109,7 +109,7 @@ def test_files_that_a_line_names_lie_beside_it(tmp_path: Path) -> None:
     line = {"method": "POST", "url": "https://h/v1/messages", "request_file": "a.json", "file": "a.sse", "stream": True}
     (step,) = only(write(tmp_path / "index.jsonl", line)).steps
     assert step.reply == {"role": "assistant", "content": []}
-    with pytest.raises(BadTranscript, match=r"line 1: \.\./a\.json cannot be read \(it lies elsewhere\)"):
+    with pytest.raises(BadTranscript, match=r"line 1: \.\./a\.json cannot be read \(outside of"):
         load_transcript(write(tmp_path / "below" / "index.jsonl", {**line, "request_file": "../a.json"}))
 
 

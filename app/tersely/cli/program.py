@@ -138,7 +138,7 @@ def doctor(
 def migrate(
     old_postgres: Annotated[
         Path | None,
-        typer.Option(help="The bin directory of the Postgres that made an embedded database: take that over first."),
+        typer.Option(help="The bin directory of the Postgres that made an embedded database: upgrade it first."),
     ] = None,
 ) -> None:
     """Bring the database to the current schema."""

@@ -118,7 +118,7 @@ def create_cluster(layout: Layout, *, durable: bool, has_checksums: bool = True,
     if other and not is_upgrade:
         raise EmbeddedPostgresError(
             f"{layout.home / other[0]} was made by another major version of Postgres than {MAJOR}, which is installed: "
-            "take it over with `tersely migrate --old-postgres BIN`, see docs/backup.md, or move the directory away"
+            "upgrade it with `tersely migrate --old-postgres BIN`, see docs/backup.md, or move the directory away"
         )
     unfinished = layout.cluster.with_suffix(".new")
     shutil.rmtree(unfinished, ignore_errors=True)

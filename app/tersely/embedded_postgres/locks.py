@@ -50,7 +50,7 @@ def exclusive(path: Path, *, deadline: float, abandoned: Callable[[], bool]) -> 
     try:
         while not lock.try_exclusive():
             if abandoned():
-                raise EmbeddedPostgresError("starting Postgres was called off")
+                raise EmbeddedPostgresError("the start of Postgres was cancelled")
             if time.monotonic() > deadline:
                 raise EmbeddedPostgresError(f"another process has held {path} for too long while starting or stopping")
             time.sleep(0.02)

@@ -176,7 +176,7 @@ class _Server:
                 self._leave()
         except EmbeddedPostgresError:
             # Another process is starting or joining the server, and will stop it.
-            _log.warning("left the embedded Postgres to another process")
+            _log.warning("the embedded Postgres keeps running for another process")
             self._use.close()
 
     def _deciding(self, timeout: float) -> contextlib.AbstractContextManager[None]:
@@ -252,7 +252,7 @@ class _Server:
 
     def _pause(self, deadline: float) -> None:
         if self._leaving.wait(_POLL_SECONDS):
-            raise EmbeddedPostgresError("starting Postgres was called off")
+            raise EmbeddedPostgresError("the start of Postgres was cancelled")
         if time.monotonic() > deadline:
             raise EmbeddedPostgresError(f"Postgres was not ready after {self._start_timeout:.0f} s; {self._log_tail()}")
 

@@ -38,7 +38,7 @@ class Gate:
     async def _wait(self, tenant: str) -> None:
         queue = self._queues.setdefault(tenant, deque())
         if len(queue) >= self._waiting:
-            raise Busy("too many queries of yours are waiting")
+            raise Busy("too many of your queries are waiting")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue.append(turn)
         self._let_in()

@@ -108,7 +108,7 @@ class ChildPool(Generic[K]):
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise Busy("the service is going down")
+            raise Busy("the service is shutting down")
 
     def _rest(self, slot: ChildSlot[K]) -> None:
         if self._is_closed or not slot.child.is_alive:

@@ -154,10 +154,10 @@ def _completed(body: bytes) -> dict[str, Any]:
     if whole is None:
         raise _Unfinished("the stream did not end with response.completed")
     if [items[index] for index in sorted(items)] != whole["output"]:
-        raise _Unfinished("the items of the stream are not those of its end")
+        raise _Unfinished("the items of the stream differ from those of its last event")
     for (index, part), text in texts.items():
         if items[index]["content"][part]["text"] != text:
-            raise _Unfinished("the pieces of a text are not the whole")
+            raise _Unfinished("the pieces of a text differ from the whole text")
     return whole
 
 

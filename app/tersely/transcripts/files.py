@@ -99,7 +99,7 @@ def _read_beside(directory: Path, max_line: int, name: str) -> bytes:
     """Return a file that a line names. Raises OSError, or ValueError for a file outside the directory."""
     path = (directory / name).resolve()
     if not path.is_relative_to(directory.resolve()):
-        raise ValueError("it lies elsewhere")
+        raise ValueError("outside of the transcript's directory")
     if path.stat().st_size > max_line:
         raise ValueError(f"longer than {max_line:,} bytes")
     return path.read_bytes()

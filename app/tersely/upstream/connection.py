@@ -276,7 +276,7 @@ class Connection(asyncio.Protocol):
         # Most names are of another length, and this is called for each.
         if len(name) == 17 and name.lower() == b"transfer-encoding":
             if self._has_framing or value.strip(b" \t").lower() != b"chunked":
-                raise ValueError("a transfer coding that was not asked for")
+                raise ValueError("the host used a transfer coding that was not requested")
             self._has_framing = True
         elif len(name) == 14 and name.lower() == b"content-length":
             self._has_framing = True
@@ -288,9 +288,9 @@ class Connection(asyncio.Protocol):
             return
         status = self._parser.get_status_code()
         if status == 101:
-            raise ValueError("a change of protocol that was not asked for")
+            raise ValueError("the host changed the protocol without a request")
         if self._overhead > MAX_HEAD + READ_BUFFER or sum(len(n) + len(v) for n, v in self.headers) > MAX_HEAD:
-            raise ValueError("a head that is too long")
+            raise ValueError("the head of the reply is too long")
         if 100 <= status < 200:
             self.headers = []
             self._has_framing = False

@@ -98,5 +98,5 @@ def _read_place(cursor: str) -> MemoryCursor:
     at, item = read_cursor(cursor)
     steps = item.split(" ", 2)
     if len(steps) != 3 or not all(step.isascii() and step.isdigit() and len(step) < 19 for step in steps[:2]):
-        raise InvalidRequest("after must be the `next` of a page before", field="after")
+        raise InvalidRequest("after must be the `next` of an earlier page", field="after")
     return at, steps[2], int(steps[0]), int(steps[1])

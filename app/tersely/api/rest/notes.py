@@ -97,5 +97,5 @@ def _write_scratchpad(scratchpad: Scratchpad) -> dict[str, Any]:
 def _read_place(cursor: str) -> StateCursor:
     seq, _, number = cursor.partition(".")
     if not (seq.isdecimal() and number.isdecimal() and int(seq) <= MAX_SEQ and int(number) <= MAX_TURN):
-        raise InvalidRequest("after must be the `next` of a page before", field="after")
+        raise InvalidRequest("after must be the `next` of an earlier page", field="after")
     return int(seq), int(number)

@@ -74,6 +74,6 @@ def _read_place(text: str | None) -> LogCursor:
         return 0, 0, 0
     steps = text.split(".")
     if len(steps) != 3 or not all(step.isascii() and step.isdigit() and len(step) < 19 for step in steps):
-        raise InvalidRequest("after must be the `next` of a page before", field="after")
+        raise InvalidRequest("after must be the `next` of an earlier page", field="after")
     turn, seq, number = map(int, steps)
     return min(turn, MAX_TURN), seq, min(number, MAX_TURN)

@@ -225,7 +225,7 @@ def openapi() -> bytes:
 def check_tenant(tenant: str | None) -> None:
     """Raise `CommandError` for what can be no tenant's name."""
     if tenant is not None and not TENANT.fullmatch(tenant):
-        raise CommandError(f"{tenant!r} is no tenant's name")
+        raise CommandError(f"{tenant!r} is not a valid tenant name")
 
 
 def with_database(work: Callable[[Database], Awaitable[T]]) -> T:

@@ -148,7 +148,7 @@ def _read_described_reply(raw: bytes) -> Message:
                 raise InvalidRequest("a block without a type", field="content")
     for call in message.calls:
         if not (call.id and call.name and call.arguments[:1] in ("", "{")):
-            raise InvalidRequest("a call of an undescribed shape", field="content")
+            raise InvalidRequest("a call of an unknown form", field="content")
     return message
 
 

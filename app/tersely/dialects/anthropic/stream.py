@@ -189,7 +189,7 @@ class _Accumulator:
             return block, string_member(start, "text")
         found = self.blocks.get(index)
         if found is None:
-            raise ValueError("a block that has not begun")
+            raise ValueError("a delta of a block that was not started")
         if kind == "content_block_stop":
             found.is_open = False
             return found, ""

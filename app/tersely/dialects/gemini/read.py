@@ -78,7 +78,7 @@ def read_message(raw: bytes, *, default_role: str = "user") -> Message:
     try:
         content = raw_json.load(raw)
     except ValueError as error:
-        raise InvalidRequest(f"a content that cannot be understood: {error}") from error
+        raise InvalidRequest(f"a content that cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise InvalidRequest("a content that is no object")
     for key in INSTRUCTION_KEYS:
@@ -108,12 +108,12 @@ def _read_described_reply(raw: bytes) -> Message:
     """As `read_message`, but for parts that the provider does not take back as they are."""
     message = read_message(raw, default_role="model")
     if not message.parts and undescribed.has_unknown_text(raw_json.load(raw), _SILENT):
-        raise InvalidRequest("a content of an undescribed shape")
+        raise InvalidRequest("a content of an unknown form")
     if b"unction" in raw and message.role == "assistant":
         for part in parts_of(raw_json.load(raw)):
             call = part.get("functionCall", part.get("function_call"))
             if call is not None and not _is_described_call(call):
-                raise InvalidRequest("a call of an undescribed shape", field="parts")
+                raise InvalidRequest("a call of an unknown form", field="parts")
     return message
 
 

@@ -243,7 +243,7 @@ class ReplyStream:
         members = raw_json.split_object(data)
         payload = self._unwrap(members)
         if not payload.keys() & _KNOWN and "error" not in members:
-            raise ValueError("an event of a shape nobody has described")
+            raise ValueError("an event of an unknown form")
         self._id = self._id or _string(payload.get("responseId"))
         self._model = self._model or _string(payload.get("modelVersion"))
         self._usage = _given(payload, "usageMetadata") or self._usage
@@ -256,7 +256,7 @@ class ReplyStream:
             index = raw_json.load(candidate.get("index", b"null"))
             state = self._candidates.setdefault(index if isinstance(index, int) else place, _Candidate(self._tags))
             if candidate and not candidate.keys() & _KNOWN_OF_CANDIDATE:
-                raise ValueError("a candidate of a shape nobody has described")
+                raise ValueError("a candidate of an unknown form")
             if content := _given(candidate, "content"):
                 contents[place] = _read_content(content)
                 state.add(contents[place])

@@ -131,7 +131,7 @@ def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) ->
 
 
 def read_message(raw: bytes, *, default_role: str = "") -> Message:
-    """Read one message; ``raw`` is kept. Raises ``InvalidRequest`` for a message that cannot be understood.
+    """Read one message; ``raw`` is kept. Raises ``InvalidRequest`` for a message that cannot be read.
 
     Content is a string, a list of parts, null or absent. ``tool_calls``, the older ``function_call`` and the role
     ``function`` are read. The reasoning fields of several providers become ``Reasoning``; parts of an unknown type
@@ -174,11 +174,11 @@ def _read_described_reply(raw: bytes) -> Message:
     """
     message = read_message(raw, default_role="assistant")
     if not message.parts and undescribed.has_unknown_text(raw_json.load(raw), _SILENT):
-        raise InvalidRequest("a message of an undescribed shape")
+        raise InvalidRequest("a message of an unknown form")
     if message.role == "assistant" and message.calls:
         calls = raw_json.load(raw).get("tool_calls")
         if isinstance(calls, list) and not all(map(_is_described_call, calls)):
-            raise InvalidRequest("a call that no host takes back", field="tool_calls")
+            raise InvalidRequest("a call that hosts refuse in a history", field="tool_calls")
     return message
 
 

@@ -81,7 +81,7 @@ class ItemAccumulator:
     def add(self, kind: str, members: dict[str, bytes]) -> None:
         """Add any other event. Raises ValueError for one of a shape nobody has described."""
         if kind in _GROWING:
-            raise ValueError("words of a shape nobody has described")
+            raise ValueError("a text delta of an unknown form")
         item = members.get("item", b"")
         if kind in {"response.output_item.added", "response.output_item.done"}:
             if not item.startswith(b"{"):

@@ -137,7 +137,7 @@ def read_message(raw: bytes) -> Message:
     try:
         item = raw_json.load(raw)
     except ValueError as error:
-        raise InvalidRequest(f"an item that cannot be understood: {error}") from error
+        raise InvalidRequest(f"an item that cannot be read: {error}") from error
     if not isinstance(item, dict):
         raise InvalidRequest("an item that is no object", field="input")
     if item.keys() == {INSTRUCTIONS}:
@@ -170,12 +170,12 @@ def _check_item(item: object) -> None:
         raise InvalidRequest("an item that is no object", field="output")
     kind = item_type(item)
     if kind == "message" and item.get("role", "assistant") != "assistant":
-        raise InvalidRequest("words of somebody else", field="role")
+        raise InvalidRequest("a reply with a message of another role", field="role")
     if kind == "message" and not item.get("content") and undescribed.has_unknown_text(item, _SILENT):
-        raise InvalidRequest("a message of an undescribed shape", field="content")
+        raise InvalidRequest("a message of an unknown form", field="content")
     named = (CALLS[kind].id, *(("name",) if kind == "function_call" else ())) if kind in CALLS else ()
     if any(item.get(name) is not None and not isinstance(item[name], str) for name in named):
-        raise InvalidRequest("a call of an undescribed shape", field="call_id")
+        raise InvalidRequest("a call of an unknown form", field="call_id")
 
 
 def _mend_reply(raw: bytes) -> bytes:

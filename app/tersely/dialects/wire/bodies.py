@@ -63,7 +63,7 @@ class MessageDecoder(Generic[_Struct]):
         try:
             return self._decoder.decode(raw)
         except msgspec.ValidationError as error:
-            raise InvalidRequest(f"a message that cannot be understood: {error}") from error
+            raise InvalidRequest(f"a message that cannot be read: {error}") from error
         except msgspec.DecodeError:
             pass
         except RecursionError as error:
@@ -71,7 +71,7 @@ class MessageDecoder(Generic[_Struct]):
         try:
             return msgspec.convert(raw_json.load(raw), self._kind)
         except ValueError as error:  # msgspec's errors are ValueErrors too
-            raise InvalidRequest(f"a message that cannot be understood: {error}") from error
+            raise InvalidRequest(f"a message that cannot be read: {error}") from error
 
 
 def check_caller(role: str, parts: Iterable[Part]) -> None:

@@ -22,5 +22,5 @@ def read_cursor(cursor: str) -> tuple[datetime, str]:
         if moment.tzinfo is None or "\x00" in item_id:
             raise ValueError
     except ValueError:
-        raise InvalidRequest("after must be the `next` of a page before", field="after") from None
+        raise InvalidRequest("after must be the `next` of an earlier page", field="after") from None
     return moment, item_id

@@ -221,7 +221,7 @@ class Limiter:
             size = await limits.measure_stored(self._database, account.subject.tenant)
             await limits.note_stored(self._database, account.subject, size, self._clock())
         except StoreUnavailable:
-            _log.info("what a tenant has stored was not measured: the database is away")
+            _log.info("the stored bytes of a tenant were not measured: the database is away")
             return
         account.use.stored = size
         self._measure_every = max(MEASURE, MEASURE_FACTOR * (self._monotonic() - began))
@@ -277,4 +277,4 @@ class Limiter:
 async def _gather(work: list[Coroutine[Any, Any, None]]) -> None:
     for result in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(result, Exception):
-            _log.error("limits were not brought up to date", exc_info=result)
+            _log.error("limits were not updated", exc_info=result)

@@ -155,7 +155,7 @@ class Tenants:
     async def set_key_limits(self, key_id: str, given: Limits) -> LimitedKey:
         """Set the limits of a key, beside those of its tenant. Raises `NotFound`, `InvalidRequest`."""
         if given.stored_bytes is not None:
-            raise InvalidRequest("what is stored belongs to the tenant: limit stored_bytes there", field="stored_bytes")
+            raise InvalidRequest("stored_bytes can be limited for a tenant only", field="stored_bytes")
         owner = await self._owner(key_id)
         await limits.write(self._database, Subject(owner, key_id), given, self._clock())
         await self._limiter.refresh()

@@ -210,7 +210,7 @@ class ExchangeKeeper:
                 except OSError as error:
                     del self._unwritten[: len(batch)]
                     self._metrics.write_failures.labels("lost").inc(len(batch))
-                    _log.error("the spool took no exchange: %s", error.strerror or type(error).__name__)
+                    _log.error("an exchange was not written to the spool: %s", error.strerror or type(error).__name__)
                     for each in batch:
                         _fail(each.done, StoreUnavailable("the database is away, and the spool takes nothing more"))
                     continue
@@ -351,7 +351,7 @@ class ExchangeKeeper:
         try:
             path = await asyncio.to_thread(spool.keep_refused, self._directory, name, payload)
         except OSError as failure:
-            raise StoreUnavailable("what the database refuses cannot be set aside") from failure
+            raise StoreUnavailable("a refused exchange cannot be set aside") from failure
         self._metrics.write_failures.labels("refused").inc()
         _log.error("an exchange could not be stored (%s) and is kept in %s", type(error).__name__, path)
 

@@ -107,7 +107,7 @@ class Forwarder:
             if not self._fail_open:
                 raise
             self._metrics.fail_open.labels("read").inc()
-            _log.warning("a stored reply is returned as the host has it: %s", error)
+            _log.warning("a stored reply is returned without the client's own fields: %s", error)
         self._timer.observe(call, sent_at, ended_at)
         return ProxyResponse(
             status=reply.status, headers=downstream_headers(reply.headers) + labels.headers(), body=body

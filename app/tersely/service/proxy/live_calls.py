@@ -402,7 +402,7 @@ class LiveCalls:
         request, arrival = self._matcher.read_whole(call)
         found = continued(arrival, hints, hit, is_beginning_known=True)
         if found is None:
-            raise RuntimeError("a live session is not what its session has stored")
+            raise RuntimeError("a live session differs from its stored session")
         return request, arrival, found
 
     # Keeping

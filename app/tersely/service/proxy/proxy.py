@@ -457,7 +457,7 @@ class Proxy:
             try:
                 await self._side_calls.remember(call, request, reply)
             except StoreUnavailable as error:
-                _log.warning("a summary was not remembered: %s", error)
+                _log.warning("a client's summary was not stored: %s", error)
 
         on_reply = remember if kind == "summary" else None
         context: ContextKind = "passthrough"

@@ -249,7 +249,7 @@ class Replays:
             metadata = {"replay": {"file": replay.name, "trouble": replay.trouble[:400]}}
             await self._sessions.change(replay.tenant, replay.sessions[-1], Change(metadata=metadata))
         except TerselyError:
-            _log.warning("the trouble of a replay could not be noted")
+            _log.warning("the error of a replay could not be stored")
 
 
 def _read(name: str, content: bytes) -> Transcript:
@@ -262,6 +262,6 @@ def _read(name: str, content: bytes) -> Transcript:
             return load_transcript(path)
         except BadTranscript as error:
             message = str(error).replace(f"{directory}/", "")
-            raise InvalidRequest(f"that is no transcript: {message[:400]}", field="file") from error
+            raise InvalidRequest(f"not a transcript: {message[:400]}", field="file") from error
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-            raise InvalidRequest("that is no transcript that can be read", field="file") from error
+            raise InvalidRequest("the transcript cannot be read", field="file") from error

@@ -116,7 +116,7 @@ class Embedder:
 
     def _rest(self, error: Exception) -> None:
         self._rests_until = self._monotonic() + REST
-        _log.warning("embeddings: %s; searches do without for %.0f s", type(error).__name__, REST)
+        _log.warning("embeddings: %s; searching without them for %.0f s", type(error).__name__, REST)
 
     async def _embed_some(self, tenant: str, session_id: str) -> bool:
         """Embed the next batch; False when there is nothing left to do."""

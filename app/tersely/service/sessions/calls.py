@@ -536,5 +536,5 @@ def _read_cursor(cursor: str) -> tuple[datetime, str, int]:
         if moment.tzinfo is None or "\x00" in session_id or not 0 <= int(number) < 2**62:
             raise ValueError
     except ValueError:
-        raise InvalidRequest("after must be the `next` of a page before", field="after") from None
+        raise InvalidRequest("after must be the `next` of an earlier page", field="after") from None
     return moment, session_id, int(number)

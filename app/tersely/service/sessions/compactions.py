@@ -121,7 +121,7 @@ class Compactions:
             await self._remember(session, tenant, options)
         except StoreUnavailable as error:
             # The context is cleared all the same, and nothing is lost.
-            _log.warning("what was cleared is not in the memory: %s", error)
+            _log.warning("cleared messages were not added to the memory: %s", error)
         return report
 
     async def _remember(self, before: Session, tenant: str, options: CompactionOptions) -> None:

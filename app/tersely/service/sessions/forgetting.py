@@ -35,7 +35,7 @@ class Forgetting:
         found = await self._count(names)
         files = await asyncio.to_thread(self._refused, tenant, None)
         if not found and not files:
-            raise NotFound(f"there is nothing of a tenant {tenant}")
+            raise NotFound(f"there is no data of a tenant {tenant}")
         if not is_dry:
             found = Counter()
             for name in names:

@@ -266,7 +266,7 @@ def _read_place(cursor: str, sort: Sort) -> Place:
         elif not all(isinstance(each, int) and abs(each) < 2**62 for each in (rank, value)) or abs(rank) > 2**15 - 1:
             raise ValueError
     except (ValueError, TypeError):
-        raise InvalidRequest("after must be the `next` of a page before, in the same order", field="after") from None
+        raise InvalidRequest("after must be the `next` of an earlier page, in the same order", field="after") from None
     return Place(rank=rank, value=value, id=session_id)
 
 

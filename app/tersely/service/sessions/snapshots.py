@@ -242,7 +242,7 @@ def _read_content(row: TableRow) -> list[Artifact]:
     except (InvalidRequest, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidRequest(f"{field} is no message of {row['dialect']}", field=field) from error
     if any(message.role != row["role"] for message in (read[-1:] if is_reply else read)):
-        raise InvalidRequest(f"{field} is not said by {row['role']}", field=field)
+        raise InvalidRequest(f"{field} is not a message of the role {row['role']}", field=field)
     return outputs
 
 

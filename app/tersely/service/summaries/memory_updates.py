@@ -107,9 +107,9 @@ class MemoryUpdates:
         while True:
             try:
                 if count := await self.resume():
-                    _log.info("memory entries taken over: %d", count)
+                    _log.info("memory entries updated: %d", count)
             except StoreUnavailable:
-                _log.info("no memory entries taken over: the database is away")
+                _log.info("no memory entries updated: the database is away")
             await asyncio.sleep(RESUME_EVERY.total_seconds())
 
     async def resume(self) -> int:

@@ -127,7 +127,7 @@ class SummaryWriter:
         prolong: Callable[[], Awaitable[None]],
     ) -> Written:
         if await self._database.run(self._is_open(job, chosen), tenant=job.tenant):
-            raise ModelFailed("the model is left alone after repeated failures")
+            raise ModelFailed("the model is paused after repeated failures")
         try:
             text = await self._piece_by_piece(job, source, entries, chosen, encode, prolong)
         except ModelFailed:
@@ -216,7 +216,7 @@ class SummaryWriter:
             opened = await breakers.fail(connection, job.tenant, chosen.name, self._clock())
         if opened:
             self._metrics.breaker_opened.inc()
-            _log.warning("the summarizer's model failed repeatedly and is left alone for a while")
+            _log.warning("the summarizer's model failed repeatedly and is paused")
 
     async def _forget_failures(self, job: Job, chosen: SelectedModel) -> None:
         async with self._database.transaction(job.tenant) as connection:

@@ -120,7 +120,7 @@ def _read(value: object, kind: str, field: str) -> object:
             return b64decode(value, validate=True)
     except (ValueError, OverflowError):
         pass
-    raise InvalidRequest(f"{field} is no {kind} that is taken here", field=field)
+    raise InvalidRequest(f"{field} is no {kind} in this document", field=field)
 
 
 async def counters(connection: Connection, tenant: str, session_id: str) -> TableRow:
@@ -193,9 +193,7 @@ async def restore(
         await _insert(connection, tenant, session_id, "artifacts", pointers)
         await connection.execute(RESTORE, tenant, session_id, *counted)
     except (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError) as error:
-        raise InvalidRequest(
-            "rows of the document repeat each other, or something is missing", field="tersely"
-        ) from error
+        raise InvalidRequest("the document has duplicate rows, or rows are missing", field="tersely") from error
 
 
 async def _insert(connection: Connection, tenant: str, session_id: str, table: str, rows: Sequence[TableRow]) -> None:

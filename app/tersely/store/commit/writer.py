@@ -331,7 +331,7 @@ def _translate_error(error: Exception) -> Exception:
     if isinstance(error, asyncpg.UniqueViolationError):
         return Conflict("that id is already taken")
     if isinstance(error, asyncpg.ForeignKeyViolationError):
-        return NotFound("the session is gone")
+        return NotFound("the session was deleted")
     if isinstance(error, asyncpg.PostgresError):
         return refusal(error)
     return error
@@ -647,7 +647,7 @@ async def lock_sessions(connection: Connection, tenant: str, writes: list[Write]
         for row in await connection.fetch(LOCK, tenant, rest):
             states[row["id"]] = state_of(session_from(row))
     if len(states) < len(wanted):
-        raise NotFound("the session is gone")
+        raise NotFound("the session was deleted")
     return states
 
 

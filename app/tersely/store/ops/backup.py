@@ -170,7 +170,7 @@ def read_manifest(path: Path) -> Manifest:
     expected = {member.file: member.sha256 for member in manifest.members}
     if digests != expected:
         wrong = sorted(name for name in expected.keys() | digests.keys() if expected.get(name) != digests.get(name))
-        raise BackupError(f"{path} is damaged: {wrong[0]} is not what was written")
+        raise BackupError(f"{path} is damaged: {wrong[0]} has another digest")
     return manifest
 
 
@@ -286,7 +286,7 @@ async def _revision(connection: Connection) -> str:
 
 async def _see(connection: Connection, tenant: str) -> None:
     if not TENANT.fullmatch(tenant):
-        raise BackupError(f"{tenant!r} is no tenant's name")
+        raise BackupError(f"{tenant!r} is not a valid tenant name")
     await connection.execute(f"SET LOCAL app.tenant = '{tenant}'")
 
 
