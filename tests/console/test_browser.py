@@ -316,7 +316,7 @@ def test_dropped_file_is_played_or_its_error_is_shown(watched: Watched, demo: De
     bad.write_text("<b>nothing</b>")
     page.get_by_label("Session file").set_input_files(bad)
     page.get_by_role("button", name="Play it").click()
-    expect(page.locator("transcript-drop [role=status]")).to_contain_text("no transcript", timeout=20_000)
+    expect(page.locator("transcript-drop [role=status]")).to_contain_text("not a transcript", timeout=20_000)
     page.evaluate(
         """text => {
             const transfer = new DataTransfer();

@@ -498,7 +498,7 @@ async def test_neither_keys_nor_content_are_logged_or_shown(fill, pool, host, st
     finally:
         root.handlers[:], root.level = before
     assert "a summary was not made: ValueError" in written.getvalue(), "there is something to look at"
-    assert "left alone" in written.getvalue()
+    assert "is paused" in written.getvalue()
     assert "marker77" not in written.getvalue()
     assert "marker77" not in json.dumps([event.body for event in await told(pool)])
     for table in ("summaries", "memory", "leases", "breakers", "events"):
