@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from tests.support.services import Service
 
 
+# What `X-Tersely-Context` says of calls that are stored. Short sessions pass through as the client sent them.
+STORED = frozenset({"built", "passthrough"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
     """What the client got; header names in lower case."""

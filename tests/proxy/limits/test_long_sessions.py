@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.conftest import Database
-from tests.support.http import body_of, post
+from tests.support.http import STORED, body_of, post
 from tests.support.loop_time import callback_times
 from tests.support.services import serve
 from tests.support.upstreams import RawUpstream, http_head
@@ -33,6 +33,7 @@ async def test_a_delta_shows_a_long_session_without_holding_the_loop(
         await post(service, body_of("warm up"))
         with callback_times(service) as times:
             reply = await post(service, body_of("Go on."), X_Tersely_Session=key)
-    assert (reply.status, reply.headers["x-tersely-context"]) == (200, "built")
+    assert reply.status == 200
+    assert reply.headers["x-tersely-context"] in STORED
     assert json.loads(raw.requests[-1].body)["messages"] == [*said, {"role": "user", "content": "Go on."}]
     assert times.worst[0] < LONGEST, times.worst

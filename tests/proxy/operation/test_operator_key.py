@@ -13,7 +13,7 @@ from tersely.fakellm.scripted import ScriptedReply
 from tersely.settings import Settings
 from tersely.store.db.connection import Database as Store
 from tests.conftest import Database
-from tests.support.http import Answered, post, request_bytes, wire
+from tests.support.http import STORED, Answered, post, request_bytes, wire
 from tests.support.loops import eventually
 from tests.support.relay import Relay, relay
 from tests.support.services import Service, serve
@@ -544,7 +544,7 @@ async def test_ids_are_not_believed_while_the_database_is_away(store: Database, 
         cut.restore()
 
         async def is_back() -> bool:
-            return (await ask(service, who, RESPONSES, response("hello"))).context == "built"
+            return (await ask(service, who, RESPONSES, response("hello"))).context in STORED
 
         assert await eventually(is_back)
 

@@ -75,7 +75,7 @@ class Auto:
     write_price: float = 1.25
     read_price: float = 0.1
     cache_ttl: int = 300
-    instructions_at: float = 0.0
+    instructions_at: float = 0.5
 
 
 Policy = EveryRequest | Stride | Auto
