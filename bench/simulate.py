@@ -1,6 +1,6 @@
 """What a cut costs and what it loses: the strategies run over recorded conversations, without a server.
 
-    python -m bench.simulate [FILE.jsonl ...]
+    python -m bench.simulate [--repeats] [FILE.jsonl ...]
 
 One model call per assistant message. A request is ``[fixed part][head][kept][tail]``; tokens are characters / 4.
 Prices are relative to sending the whole history with a perfect prefix cache: an unchanged prefix costs the read
@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import perf_counter
@@ -127,8 +127,12 @@ def _time_of(given: dict[str, Any], last: datetime) -> datetime:
     return last + timedelta(seconds=10)
 
 
-def simulate(conversation: Conversation, strategy: Strategy, policy: Policy, *, warm: bool = True) -> Tally:
-    """Play the conversation; ``warm`` leaves the clock still, so that no cache ever goes cold."""
+def simulate(
+    conversation: Conversation, strategy: Strategy, policy: Policy, *, warm: bool = True, repeats: bool = False
+) -> Tally:
+    """Play the conversation. ``warm`` leaves the clock still, so that no cache ever goes cold; ``repeats`` replaces
+    repeated text by references.
+    """
     tally = Tally()
     epoch: Epoch | None = None
     last_call: datetime | None = None
@@ -142,6 +146,7 @@ def simulate(conversation: Conversation, strategy: Strategy, policy: Policy, *, 
         history = conversation.entries[:place]
         now = history[0].created_at if warm else history[-1].created_at
         snapshot = _snapshot(history, epoch, conversation.fixed, tally.calls, last_call, older)
+        snapshot = replace(snapshot, folds_repeats=repeats)
         started = perf_counter()
         decision = decide(snapshot, strategy=strategy, policy=policy, now=now)
         if isinstance(decision, Advance) or epoch is None:
@@ -197,7 +202,8 @@ def _terse_log(entries: Sequence[Entry]) -> list[TerseEntry]:
 
 def _render(message: ContextMessage) -> tuple[bytes, int]:
     if isinstance(message, Entry):
-        return message.message.raw or repr(message.message.parts).encode(), message.tokens
+        raw = b"" if message.is_shortened else message.message.raw
+        return raw or readable_text(message.message).encode("utf-8", "replace"), message.tokens
     return message.text.encode(), message.tokens
 
 
@@ -271,7 +277,9 @@ COLUMNS = (
 )
 
 
-def write_table(paths: Sequence[Path], variants: Sequence[tuple[str, Strategy, Policy]] = VARIANTS) -> str:
+def write_table(
+    paths: Sequence[Path], variants: Sequence[tuple[str, Strategy, Policy]] = VARIANTS, *, repeats: bool = False
+) -> str:
     rows = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for path in paths:
         conversations = list(load(path))
@@ -279,7 +287,7 @@ def write_table(paths: Sequence[Path], variants: Sequence[tuple[str, Strategy, P
             total = Tally()
             worst = 0.0
             for conversation in conversations:
-                tally = simulate(conversation, strategy, policy)
+                tally = simulate(conversation, strategy, policy, repeats=repeats)
                 total.add(tally)
                 worst = max(worst, tally.price[0] / tally.full_price[0] if tally.full_price[0] else 0.0)
             rows.append(_row(path.stem, name, total, worst))
@@ -313,11 +321,12 @@ def _share(part: int, whole: int) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    paths = [Path(argument) for argument in arguments] or sorted(TRANSCRIPTS.glob("*.jsonl"))
+    repeats = "--repeats" in arguments
+    paths = [Path(argument) for argument in arguments if argument != "--repeats"] or sorted(TRANSCRIPTS.glob("*.jsonl"))
     if not paths:
         print(f"skipped: no transcripts in {TRANSCRIPTS}")
         return 0
-    print(write_table(paths))
+    print(write_table(paths, repeats=repeats))
     return 0
 
 

@@ -383,6 +383,7 @@ def configs_of(settings: Settings, tools: Tools | None = None) -> ContextConfigs
         epoch=settings.epoch,
         references=settings.references,
         instructions=settings.instructions == "on",
+        repeats=settings.repeats == "on",
         derive_terse=settings.derive_terse == "on",
         cache_ttl=settings.cache_ttl,
     )

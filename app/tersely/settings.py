@@ -123,6 +123,7 @@ class Settings(BaseSettings):
     references: int | None = Field(default=None, ge=0, le=100_000)
     tools: str | None = None
     instructions: OnOff = "on"
+    repeats: OnOff = "off"
     chat_commands: OnOff = "off"
     derive_terse: OnOff = "on"
     fail_open: OnOff = "on"

@@ -43,6 +43,7 @@ from tersely.strategies.epochs.policies import (
 from tersely.strategies.head.injection import blocks_for_head, count_other_blocks, must_restate, write_blocks
 from tersely.strategies.pipeline import Draft, Stage, run, seal
 from tersely.strategies.presets import Compact, Full, Slim, Strategy, Trim, strategy_text
+from tersely.strategies.reduction.repeats import fold_entries, fold_repeats
 from tersely.strategies.reduction.shortening import apply_tiers, shorten_results
 from tersely.strategies.stages import keep_within
 
@@ -95,7 +96,7 @@ def surely_keeps(
     epoch = snapshot.epoch
     if epoch is None or snapshot.edited or snapshot.ran_out or not isinstance(strategy, Slim | Full):
         return False
-    if epoch.must_rebuild or epoch.tiers or epoch.injected:
+    if epoch.must_rebuild or epoch.tiers or epoch.folds_repeats or epoch.injected:
         return False
     if epoch.fingerprint != fingerprint_of(strategy, policy, snapshot.read_back):
         return False
@@ -163,19 +164,22 @@ def may_need_epoch(
 
 def is_unchanged(epoch: Epoch) -> bool:
     """Return whether ``epoch`` shows everything unchanged, so that it need not be stored."""
-    return epoch.cut == 1 and not (epoch.head or epoch.kept or epoch.tiers or epoch.prefixes)
+    return epoch.cut == 1 and not (epoch.head or epoch.kept or epoch.tiers or epoch.prefixes or epoch.folds_repeats)
 
 
 def with_tiers_applied(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot as its epoch shows it: shortened messages count with their remaining tokens."""
-    tiers = snapshot.epoch.tiers if snapshot.epoch else ()
-    if not tiers:
+    """Return the snapshot as its epoch shows it: shortened messages count with their remaining tokens, text that is
+    repeated with those of its reference.
+    """
+    epoch = snapshot.epoch
+    if epoch is None or not (epoch.tiers or epoch.folds_repeats):
         return snapshot
-    return replace(
-        snapshot,
-        kept=apply_tiers(snapshot.kept, tiers, encode=estimate_text),
-        entries=apply_tiers(snapshot.entries, tiers, encode=estimate_text),
-    )
+    kept = apply_tiers(snapshot.kept, epoch.tiers, encode=estimate_text)
+    entries = apply_tiers(snapshot.entries, epoch.tiers, encode=estimate_text)
+    if epoch.folds_repeats:
+        folded = fold_entries((*kept, *entries), encode=estimate_text)
+        kept, entries = folded[: len(kept)], folded[len(kept) :]
+    return replace(snapshot, kept=kept, entries=entries)
 
 
 def needs_full_plan(epoch: Epoch, *, strategy: Strategy, policy: Policy) -> bool:
@@ -266,6 +270,7 @@ def plan_epoch(
         injected=blocks,
         has_injected=True,
         is_plain=is_plain,
+        folds_repeats=snapshot.folds_repeats,
     )
 
 
@@ -277,7 +282,7 @@ def _with_additions(
     """
     note = place_note(snapshot, policy, needs_of(strategy, snapshot), encode)
     others = tuple(prefix for prefix in epoch.prefixes if prefix.layer != LAYER)
-    is_shortened = any(entry.is_shortened for entry in with_tiers_applied(snapshot).entries)
+    is_shortened = any(entry.is_shortened for entry in apply_tiers(snapshot.entries, epoch.tiers, encode=estimate_text))
     return structs.replace(
         epoch,
         number=epoch.number + 1,
@@ -344,7 +349,8 @@ def build_context(snapshot: Snapshot, epoch: Epoch, *, strategy: Strategy, encod
     request fits.
     """
     budget = None if isinstance(strategy, Full) else snapshot.window
-    stages = (shorten_results(epoch.tiers, encode=encode), *closing_of(strategy, encode))
+    fold = (fold_repeats(encode=encode),) if epoch.folds_repeats else ()
+    stages = (shorten_results(epoch.tiers, encode=encode), *fold, *closing_of(strategy, encode))
     draft = run(_restore(snapshot, epoch), stages)
     stated = replace(draft, head=(*write_blocks(epoch), *draft.head))
     return seal(stated, snapshot=snapshot, epoch=epoch, budget=budget, injected=count_other_blocks(snapshot, epoch))

@@ -51,10 +51,10 @@ class Entry:
 
     ``tokens`` is the stored count without the newest versions of injected blocks, which count as instructions.
     ``priority`` is 0 to 100; an important message has at least ``IMPORTANT``. ``is_shortened``: texts of ``message``
-    differ from its raw form. ``prefix`` is Tersely's own text in front of the message's text. ``is_ours``: a call to a
-    tool of Tersely's own, or its result; summaries do not quote it. ``client_view`` is set on replies that the client
-    was shown in another form; messages of one call share it. ``answered``: ids of calls whose results are stored here
-    or right before, in another dialect, and not shown.
+    differ from its raw form; ``is_folded``: by references for repeated text. ``prefix`` is Tersely's own text in front
+    of the message's text. ``is_ours``: a call to a tool of Tersely's own, or its result; summaries do not quote it.
+    ``client_view`` is set on replies that the client was shown in another form; messages of one call share it.
+    ``answered``: ids of calls whose results are stored here or right before, in another dialect, and not shown.
     """
 
     seq: int
@@ -65,6 +65,7 @@ class Entry:
     pinned: bool = False
     priority: int = DEFAULT_PRIORITY
     is_shortened: bool = False
+    is_folded: bool = False
     prefix: str = ""
     is_ours: bool = False
     client_view: ClientView | None = None
@@ -216,6 +217,7 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_EPOCH):
 
     ``is_plain``: requests show everything as the client sent it, without instructions and tools of Tersely's in front
     (`tersely.strategies.epochs.additions`). Plans of earlier releases had both from their first request on.
+    ``folds_repeats``: references replace repeated text in tool results (`tersely.strategies.reduction.repeats`).
 
     ``cleared_at``: contexts leave out everything before this sequence number, where the session was last cleared.
     ``summary_covers_to``: the carried-over summary covers messages before this sequence number (0: none is carried
@@ -249,6 +251,7 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_EPOCH):
     has_injected: bool = False
     covered: CoveredFacts | None = None
     is_plain: bool = False
+    folds_repeats: bool = False
 
     def without_messages(
         self,
@@ -308,7 +311,7 @@ class Snapshot:
     is the time of the session's last upstream call, ``calls`` their number. ``older_tokens`` counts the live messages
     before ``entries``, kept ones included, for the report. ``injected`` are the newest versions of all blocks that the
     client injected into the history, in order. ``instructions`` are Tersely's own for the model, where the
-    request takes any.
+    request takes any. ``folds_repeats``: epochs that start now replace repeated text by references.
     """
 
     entries: tuple[Entry, ...]
@@ -325,6 +328,7 @@ class Snapshot:
     read_back: ReadBack = ""
     injected: tuple[InjectedBlock, ...] = ()
     instructions: str | None = None
+    folds_repeats: bool = False
 
     @property
     def injected_tokens(self) -> int:

@@ -23,7 +23,8 @@ from tersely.strategies.presets import Full, Slim, Strategy, Window
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextConfig:
     """Strategy and epoch policy of a request, Tersely's own ``instructions`` for the model (None: none), and the tools
-    that Tersely may offer to the model (``offers``; ``offers_always``: in plain epochs too).
+    that Tersely may offer to the model (``offers``; ``offers_always``: in plain epochs too). ``folds_repeats``: new
+    epochs replace repeated text by references.
     """
 
     strategy: Strategy
@@ -31,6 +32,7 @@ class ContextConfig:
     instructions: str | None
     offers: tuple[ToolOffer, ...] = ()
     offers_always: bool = False
+    folds_repeats: bool = False
 
     @property
     def read_back(self) -> ReadBack:

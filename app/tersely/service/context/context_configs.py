@@ -39,17 +39,19 @@ class ContextConfigs:
         cache_ttl: float = 300,
         offers: Callable[[str], tuple[ToolOffer, ...]] | None = None,
         offers_always: bool = False,
+        repeats: bool = False,
     ) -> None:
         """Set the defaults.
 
         ``references``: tokens of the reference index (None: 2,000, but 0 under ``every_request``). ``cache_ttl``:
         seconds that the upstream keeps a prompt cache. ``instructions``: whether the model is asked for terse
         summaries. ``offers``: maps a strategy's name to the tools that it offers to models. ``offers_always``:
-        from the first request of a session on.
+        from the first request of a session on. ``repeats``: whether repeated text is replaced by references.
         """
         self._cache_ttl = int(cache_ttl)
         self._offers = offers or _none
         self._offers_always = offers_always
+        self._repeats = repeats
         self._strategy = strategy
         self._epoch = epoch
         self._references = references
@@ -72,6 +74,7 @@ class ContextConfigs:
             instructions=_instructions_for(chosen) if self._instructions else None,
             offers=self._offers(strategy_name(chosen)),
             offers_always=self._offers_always,
+            folds_repeats=self._repeats,
         )
 
     def choose_outside_calls(

@@ -278,6 +278,7 @@ def _snapshot(
         older_tokens=0 if epoch is None or cut == 1 else _older_tokens(epoch, entries),
         read_back=config.read_back,
         instructions=config.instructions,
+        folds_repeats=config.folds_repeats,
     )
 
 

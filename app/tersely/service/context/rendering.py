@@ -19,7 +19,7 @@ from tersely.domain.messages import (
 )
 from tersely.service.context.hidden_messages import first_hidden
 from tersely.service.context.history import BlockMessage, History
-from tersely.service.context.sent_contexts import ADDED, FULL, INSTRUCTIONS, SHORTENED, Source
+from tersely.service.context.sent_contexts import ADDED, FULL, INSTRUCTIONS, REPEATS, SHORTENED, Source
 from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.service.recognition.session_lookup import SessionMatch
 
@@ -81,7 +81,7 @@ def _source(message: ContextMessage, raw: bytes, epoch: Epoch) -> Source:
     """Return the source of a rendered message."""
     if isinstance(message, HeadMessage):
         return Source(raw, 0, ADDED, message.layer)
-    layer = ""
+    layer = REPEATS if message.is_folded else ""
     if message.prefix:
         layer = next((prefix.layer for prefix in epoch.prefixes if prefix.seq == message.seq), "memos")
     return Source(raw, message.seq, SHORTENED if message.is_shortened else FULL, layer)

@@ -52,6 +52,8 @@ RECENT_BYTES = 64 * 1024
 _ENTRY_BYTES = 160
 """What a digest takes in memory with its key, about."""
 INSTRUCTIONS = "instructions"
+REPEATS = "repeats"
+"""The layer of a message that has references for repeated text."""
 
 
 class Source(NamedTuple):
@@ -303,7 +305,7 @@ def _element(
             return element
         patch = _patch(stored if stored is not None else _same_as_stored(source, known), raw)
         if patch is not None:
-            element = SentMessage(seq, shows, b"", *patch)
+            element = SentMessage(seq, shows, b"", *patch, layer=layer if layer == REPEATS else "")
             patched[seq] = digest, element
             return element
     return SentMessage(seq, shows, literal(raw), layer=layer)

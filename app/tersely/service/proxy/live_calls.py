@@ -690,6 +690,8 @@ def _shows_plainly(epoch: Epoch, built: BuiltContext) -> bool:
     # Instructions in front of a question are part of the body that went upstream.
     if any(prefix.layer != NOTE_LAYER for prefix in epoch.prefixes):
         return False
+    if epoch.folds_repeats:
+        return False
     return not (epoch.is_stale or epoch.must_rebuild or epoch.tiers or epoch.injected or epoch.retrieved)
 
 

@@ -17,6 +17,7 @@ from tersely.domain.errors import InvalidRequest, NotFound
 from tersely.domain.history.context import TurnReport
 from tersely.domain.history.history import Epoch
 from tersely.service.common import tokens
+from tersely.service.context.sent_contexts import REPEATS
 from tersely.service.sessions.messages import dialect_of
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history import messages, sent_contexts, sessions
@@ -465,7 +466,7 @@ def _sent(place: MessagePlace, index: int, element: SentMessage, row: CallRow) -
     if place.turn == 0:
         reason = "instructions"
     elif kept == "truncated":
-        reason = "shortened"
+        reason = "shortened: text that stands above" if element.layer == REPEATS else "shortened"
     elif place.seq < row.cut:
         reason = "kept before the cut"
     else:

@@ -47,7 +47,7 @@ def is_due(snapshot: Snapshot, policy: Policy, needs: Needs) -> bool:
     epoch = snapshot.epoch
     if epoch is None or not epoch.is_plain or isinstance(policy, EveryRequest):
         return False
-    if epoch.tiers and snapshot.read_back and any(entry.is_shortened for entry in snapshot.entries):
+    if epoch.tiers and snapshot.read_back and any(e.is_shortened and not e.is_folded for e in snapshot.entries):
         return True
     return _due_question(snapshot, epoch, policy, needs) is not None
 

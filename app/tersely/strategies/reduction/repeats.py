@@ -1,0 +1,340 @@
+"""Send repeated text once: runs of lines in tool results that already stand in the context become references.
+
+A result is looked at once, against what stands before it, so what it looks like never changes while the messages before
+it stay: no cached prefix is lost. A new epoch starts with other messages; what has lost its first copy is whole there.
+References are lossless: `expand` gives the original from the context alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from tersely.domain.history.history import Entry
+from tersely.domain.messages import Part, ToolCall, ToolResult
+from tersely.domain.text.clipping import head
+from tersely.domain.tokens import Encode, count_message
+from tersely.strategies.pipeline import Draft, Edit, Stage
+
+REASON = "repeated text by reference"
+# Lines: the shortest run that is replaced. Characters: shorter results are left alone, and so are runs that save less.
+MIN_RUN = 4
+MIN_RESULT = 400
+MIN_SAVED = 100
+# So many places with the same four lines are tried; files of equal lines would have thousands.
+PLACES = 4
+NAME_LENGTH = 120
+
+BEGIN = "[Repeated text: lines "
+# As `cat -n` and agents' read tools number lines.
+_NUMBER = re.compile(r" *(0|[1-9]\d{0,8})(→|\t)")
+_REFERENCE = re.compile(
+    r"\[Repeated text: lines (numbered )?(\d+) to (\d+) of (.*?)"
+    r"(?:, (unnumbered)|, numbered from \"( *)(\d+)(→|\t)\")?\]"
+)
+_PATHS = ("file_path", "filePath", "path", "target_file", "notebook_path")
+
+
+class _Number(NamedTuple):
+    """The number in front of a line: its value, the characters before the mark, and the mark."""
+
+    value: int
+    width: int
+    mark: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """A text by lines: as ``written``, and ``bare`` of their numbers; ``numbers`` of the lines that have one.
+
+    ``references`` are the lines that stand for others: no reference points at them.
+    """
+
+    written: list[str]
+    bare: list[str]
+    numbers: dict[int, _Number]
+    references: frozenset[int]
+
+
+class _Match(NamedTuple):
+    source: int
+    first: int
+    length: int
+    is_same: bool
+
+
+def fold_repeats(*, encode: Encode) -> Stage:
+    """Make a stage that replaces repeated text in tool results. Changed turns are reported as truncated."""
+
+    def stage(draft: Draft) -> Draft:
+        folded = fold_entries(draft.entries, encode=encode)
+        turns = {new.turn for old, new in zip(draft.entries, folded, strict=True) if new is not old}
+        if not turns:
+            return draft
+        known = {edit.turn for edit in draft.edits}
+        edits = tuple(
+            Edit(stage="fold_repeats", turn=turn, kept="truncated", reason=REASON) for turn in sorted(turns - known)
+        )
+        count = len(draft.kept)
+        return replace(draft, kept=folded[:count], tail=folded[count:], edits=(*draft.edits, *edits))
+
+    return stage
+
+
+def fold_entries(entries: Sequence[Entry], *, encode: Encode) -> tuple[Entry, ...]:
+    """Return ``entries``, in the order of the context, with references for repeated text; O(characters).
+
+    Unchanged entries are the same objects. ``encode`` recounts the others.
+    """
+    texts = _Texts()
+    read_by_reference: set[str] = set()
+    calls: dict[str, ToolCall] = {}
+    shown: list[Entry] = []
+    for entry in entries:
+        # A result that quotes a reference could not be told from one that has some.
+        may_fold = not entry.is_ours and not any(map(_has_reference, entry.message.results))
+        parts: list[Part] = []
+        for part in entry.message.parts:
+            if isinstance(part, ToolCall):
+                calls[part.id] = part
+                texts.add_arguments(part)
+            elif isinstance(part, ToolResult):
+                call = calls.get(part.call_id)
+                text = part.text
+                if call is not None and may_fold and len(text) >= MIN_RESULT:
+                    subject = _subject(call)
+                    if subject in read_by_reference:
+                        read_by_reference.discard(subject)
+                    elif (text := texts.fold(part.text)) is not part.text:
+                        read_by_reference.add(subject)
+                if call is not None:
+                    texts.add(text, f"the result of {_name(call)}")
+                parts.append(part if text is part.text else replace(part, text=text))
+                continue
+            parts.append(part)
+        is_same = all(new is old for new, old in zip(parts, entry.message.parts, strict=True))
+        shown.append(entry if is_same else _folded(entry, tuple(parts), encode))
+    return tuple(shown)
+
+
+def expand(entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Return ``entries`` with the text that references stand for, told by the entries alone."""
+    texts = _Texts()
+    calls: dict[str, ToolCall] = {}
+    whole: list[Entry] = []
+    for entry in entries:
+        parts: list[Part] = []
+        for part in entry.message.parts:
+            if isinstance(part, ToolCall):
+                calls[part.id] = part
+                texts.add_arguments(part)
+            text = part.text if isinstance(part, ToolResult) else ""
+            if isinstance(part, ToolResult) and (call := calls.get(part.call_id)) is not None:
+                if entry.is_folded:
+                    text = "\n".join(line for each in part.text.split("\n") for line in texts.expand_line(each))
+                texts.add(part.text, f"the result of {_name(call)}")
+            parts.append(replace(part, text=text) if isinstance(part, ToolResult) else part)
+        whole.append(replace(entry, message=replace(entry.message, parts=tuple(parts))))
+    return tuple(whole)
+
+
+def _folded(entry: Entry, parts: tuple[Part, ...], encode: Encode) -> Entry:
+    message = replace(entry.message, parts=parts)
+    # One count may be of a vocabulary and the other an estimate; a reference never makes a message longer.
+    tokens = min(entry.tokens, count_message(message, encode))
+    return replace(entry, message=message, is_shortened=True, is_folded=True, tokens=tokens)
+
+
+@dataclass(slots=True)
+class _Texts:
+    """The texts of a context so far, and where four lines first stand together."""
+
+    lines: list[_Lines] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    by_name: dict[str, int] = field(default_factory=dict)
+    places: dict[tuple[str, str, str, str], list[tuple[int, int]]] = field(default_factory=dict)
+    uses: dict[str, int] = field(default_factory=dict)
+    numbered: dict[int, dict[int, int]] = field(default_factory=dict)
+
+    def add_arguments(self, call: ToolCall) -> None:
+        """Add the texts of several lines among a call's arguments."""
+        for key, value in _long_arguments(call):
+            self.add(value, f"the argument {key} of {_name(call)}")
+
+    def add(self, text: str, name: str) -> None:
+        """Add a text. Where several have one name, later ones are told apart by their number."""
+        self.uses[name] = use = self.uses.get(name, 0) + 1
+        if text.count("\n") < MIN_RUN - 1:
+            return
+        name = name if use == 1 else f"{name} (number {use})"
+        lines = _read(text)
+        source = len(self.lines)
+        self.lines.append(lines)
+        self.names.append(name)
+        self.by_name[name] = source
+        for place, key in enumerate(_runs(lines)):
+            known = self.places.get(key)
+            if known is None:
+                self.places[key] = [(source, place)]
+            elif len(known) < PLACES:
+                known.append((source, place))
+
+    def fold(self, text: str) -> str:
+        """Return ``text`` with references; the same object where nothing is repeated."""
+        if text.count("\n") < MIN_RUN - 1:
+            return text
+        lines = _read(text)
+        keys = list(_runs(lines))
+        written = lines.written
+        out: list[str] = []
+        place = 0
+        is_folded = False
+        while place < len(written):
+            places = self.places.get(keys[place], ()) if place < len(keys) else ()
+            match = self._longest(places, lines, place) if places else None
+            if match is None:
+                out.append(written[place])
+                place += 1
+                continue
+            reference = self._write(match, lines.numbers.get(place))
+            size = sum(map(len, written[place : place + match.length])) + match.length - 1
+            if size - len(reference) >= MIN_SAVED:
+                out.append(reference)
+                is_folded = True
+            else:
+                out += written[place : place + match.length]
+            place += match.length
+        return "\n".join(out) if is_folded else text
+
+    def expand_line(self, line: str) -> Iterator[str]:
+        """Yield the lines that a line of a folded text stands for."""
+        found = _REFERENCE.fullmatch(line)
+        source = self.by_name.get(found[4]) if found else None
+        if found is None or source is None:
+            yield line
+            return
+        first, last = int(found[2]), int(found[3])
+        place = self._numbers_of(source)[first] if found[1] else first - 1
+        lines = self.lines[source]
+        for count in range(last - first + 1):
+            if found[7]:
+                width = len(found[6]) + len(found[7])
+                yield f"{int(found[7]) + count:>{width}}{found[8]}{lines.bare[place + count]}"
+            else:
+                yield (lines.bare if found[5] else lines.written)[place + count]
+
+    def _longest(self, places: Sequence[tuple[int, int]], lines: _Lines, place: int) -> _Match | None:
+        best: _Match | None = None
+        for source, first in places:
+            for is_same in (True, False):
+                count = _count_equal(self.lines[source], first, lines, place, is_same=is_same)
+                if count >= MIN_RUN and (best is None or count > best.length):
+                    best = _Match(source, first, count, is_same)
+        return best
+
+    def _write(self, match: _Match, number: _Number | None) -> str:
+        numbering = ""
+        if not match.is_same and number is None:
+            numbering = ", unnumbered"
+        elif not match.is_same and number is not None:
+            numbering = f', numbered from "{number.value:>{number.width}}{number.mark}"'
+        return f"[Repeated text: lines {self._place_of(match)} of {self.names[match.source]}{numbering}]"
+
+    def _place_of(self, match: _Match) -> str:
+        """Name lines by their own numbers where they have some, as a reader would; else by their place in the text."""
+        numbers = self.lines[match.source].numbers
+        run = [numbers.get(place) for place in range(match.first, match.first + match.length)]
+        if run[0] is not None and self._numbers_of(match.source)[run[0].value] == match.first:
+            start = run[0].value
+            if all(number is not None and number.value == start + count for count, number in enumerate(run)):
+                return f"numbered {start} to {start + match.length - 1}"
+        return f"{match.first + 1} to {match.first + match.length}"
+
+    def _numbers_of(self, source: int) -> dict[int, int]:
+        """Map the numbers of a text's lines to the first place of each."""
+        if source not in self.numbered:
+            places = self.numbered[source] = {}
+            for place, number in self.lines[source].numbers.items():
+                places.setdefault(number.value, place)
+        return self.numbered[source]
+
+
+def _read(text: str) -> _Lines:
+    written = text.split("\n")
+    numbers: dict[int, _Number] = {}
+    bare = written
+    if "\t" in text or "→" in text:
+        bare = written.copy()
+        for place, line in enumerate(written):
+            found = _NUMBER.match(line)
+            if found is not None:
+                numbers[place] = _Number(int(found[1]), found.end(1), found[2])
+                bare[place] = line[found.end() :]
+    references: frozenset[int] = frozenset()
+    if BEGIN in text:
+        references = frozenset(place for place, line in enumerate(written) if _REFERENCE.fullmatch(line))
+    return _Lines(written, bare, numbers, references)
+
+
+def _runs(lines: _Lines) -> Iterator[tuple[str, str, str, str]]:
+    """Yield each four lines that follow one another, bare of their numbers."""
+    bare = lines.bare
+    return zip(bare, bare[1:], bare[2:], bare[3:], strict=False)
+
+
+def _count_equal(source: _Lines, first: int, lines: _Lines, place: int, *, is_same: bool) -> int:
+    """Return how many lines are equal from there on: with their numbers, or with numbers that go on one by one."""
+    there, here = (source.written, lines.written) if is_same else (source.bare, lines.bare)
+    start = None if is_same else lines.numbers.get(place)
+    most = min(len(there) - first, len(here) - place)
+    for count in range(most):
+        if there[first + count] != here[place + count] or first + count in source.references:
+            return count
+        if not is_same and not _goes_on(start, lines.numbers.get(place + count), count):
+            return count
+    return most
+
+
+def _goes_on(start: _Number | None, here: _Number | None, count: int) -> bool:
+    """Return whether a line is numbered as the one ``count`` lines before it says, or both have no number."""
+    if start is None or here is None:
+        return start is here
+    value = start.value + count
+    return here == _Number(value, max(start.width, len(str(value))), start.mark)
+
+
+def _has_reference(result: ToolResult) -> bool:
+    return BEGIN in result.text
+
+
+def _long_arguments(call: ToolCall) -> Iterable[tuple[str, str]]:
+    values = _decode(call)
+    return (
+        (key, value) for key, value in values.items() if isinstance(value, str) and value.count("\n") >= MIN_RUN - 1
+    )
+
+
+def _name(call: ToolCall) -> str:
+    """Name a call by tool and short arguments: ``read(path=src/app.py, offset=20)``."""
+    values = _decode(call)
+    short = (f"{key}={value}" for key, value in values.items() if isinstance(value, str | int) and len(str(value)) < 80)
+    text = " ".join(f"{call.name}({', '.join(short) if values else call.arguments})".split())
+    return head(text, NAME_LENGTH).replace("]", ")")
+
+
+def _subject(call: ToolCall) -> str:
+    """Return what a call asks for: a file, or else exactly these arguments."""
+    values = _decode(call)
+    path = next((values[key] for key in _PATHS if isinstance(values.get(key), str)), None)
+    return f"{call.name} {call.arguments if path is None else path}"
+
+
+def _decode(call: ToolCall) -> dict[str, object]:
+    try:
+        values = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}

@@ -1,0 +1,129 @@
+"""`TERSELY_REPEATS`: repeated text goes up once; store, client and console know all of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tersely.dialects.registry import DIALECTS
+from tests.conftest import Database
+from tests.support.dialect_wires import WIRES
+from tests.support.http import post
+from tests.support.services import Service, serve
+from tests.support.upstreams import Model
+
+SIGNATURE = "skip_thought_signature_validator"
+FILE = "\n".join(f"def function_{n}(argument: int) -> int: return argument + {n}" for n in range(40))
+
+
+@pytest.fixture(scope="module")
+def folding(store: Database, model: Model) -> Iterator[Service]:
+    with serve(store, model.url, repeats="on", live_sessions="64") as running:
+        yield running
+
+
+def step(dialect: str, number: int, text: str) -> list[dict[str, Any]]:
+    """A call that reads the file, and its result."""
+    name, given, arguments = f"call_{number}", {"path": "src/app.py"}, '{"path": "src/app.py"}'
+    match dialect:
+        case "openai_chat":
+            called = {"id": name, "type": "function", "function": {"name": "read", "arguments": arguments}}
+            return [
+                {"role": "assistant", "content": None, "tool_calls": [called]},
+                {"role": "tool", "tool_call_id": name, "content": text},
+            ]
+        case "openai_responses":
+            return [
+                {"type": "function_call", "call_id": name, "name": "read", "arguments": arguments},
+                {"type": "function_call_output", "call_id": name, "output": text},
+            ]
+        case "anthropic":
+            use = {"type": "tool_use", "id": name, "name": "read", "input": given}
+            answer = {"type": "tool_result", "tool_use_id": name, "content": [{"type": "text", "text": text}]}
+            return [{"role": "assistant", "content": [use]}, {"role": "user", "content": [answer]}]
+        case _:
+            response = {"name": "read", "response": {"output": text}}
+            return [
+                {
+                    "role": "model",
+                    "parts": [{"functionCall": {"name": "read", "args": given}, "thoughtSignature": SIGNATURE}],
+                },
+                {"role": "user", "parts": [{"functionResponse": response}]},
+            ]
+
+
+def body_for(dialect: str, key: str, steps: int, *, stream: bool) -> bytes:
+    member = {"openai_responses": "input", "gemini": "contents"}.get(dialect, "messages")
+    body = json.loads(WIRES[dialect].body(f"Read it, {key}.", stream=stream))
+    for number in range(steps):
+        body[member] += step(dialect, number, FILE)
+    return json.dumps(body).encode()
+
+
+def sent(dialect: str, body: bytes) -> list[bytes]:
+    return [message.raw for message in DIALECTS[dialect].read_request(body).messages]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("strategy", ["full", "slim"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("dialect", WIRES)
+async def test_repeated_results_go_up_as_references(
+    folding: Service, model: Model, key: str, dialect: str, stream: bool, strategy: str
+) -> None:
+    way = WIRES[dialect]
+    path = way.stream_path if stream and way.stream_path else way.path
+    ups: list[bytes] = []
+    session = ""
+    for steps in (1, 2, 3):
+        body = body_for(dialect, key, steps, stream=stream)
+        answer = await post(
+            folding, body, path=path, X_Script=key, X_Tersely_Strategy=strategy, X_Tersely_Session=f"{key}-{steps}"
+        )
+        assert answer.status == 200, answer.body
+        session = answer.session
+        ups.append(model.last.body)
+
+    once, twice, thrice = (sent(dialect, body) for body in ups)
+    assert twice[: len(once)] == once
+    assert thrice[: len(twice)] == twice
+    assert b"Repeated text: lines" not in b"".join(once)
+    assert twice[-1].count(b"Repeated text: lines 1 to 40 of the result of read(path=src/app.py)") == 1
+    assert b"function_7(" not in twice[-1]
+    # Whoever asks again gets the whole text.
+    assert b"function_7(" in thrice[-1]
+
+    stored = await post(folding, b"", method="GET", path=f"/api/sessions/{session}/messages?view=client")
+    assert json.dumps(stored.json["items"]).count("function_7(") == 3
+    told = (await post(folding, b"", method="GET", path=f"/api/sessions/{session}/calls/1/context")).json
+    assert json.dumps(told["messages"]).count("function_7(") == 2
+    reasons = [line["reason"] for line in told["lines"] if line["kept"] == "truncated"]
+    assert reasons == ["shortened: text that stands above"]
+
+
+async def test_a_session_goes_on_with_its_references(folding: Service, model: Model, key: str) -> None:
+    ups: list[list[bytes]] = []
+    for steps in (1, 2, 4):
+        await post(folding, body_for("anthropic", key, steps, stream=False), path="/v1/messages", X_Script=key)
+        ups.append(sent("anthropic", model.last.body))
+
+    marked = [b"".join(each).count(b"Repeated text: lines") for each in ups]
+    assert marked == [0, 1, 2]
+    assert ups[2][:3] == ups[1][:3]
+
+
+async def test_contexts_over_rest_are_those_of_calls(folding: Service, key: str) -> None:
+    messages = json.loads(body_for("openai_chat", key, 2, stream=False))["messages"]
+    await post(folding, json.dumps({"messages": messages}).encode(), path=f"/api/sessions/{key}/messages")
+    made = (await post(folding, b"{}", path=f"/api/sessions/{key}/context")).json
+
+    assert json.dumps(made["messages"]).count("function_7(") == 1
+    assert "Repeated text: lines 1 to 40" in json.dumps(made["messages"])
+
+
+async def test_off_is_the_default(service: Service, model: Model, key: str) -> None:
+    body = body_for("anthropic", key, 2, stream=False)
+    await post(service, body, path="/v1/messages", X_Script=key)
+    assert model.last.body == body

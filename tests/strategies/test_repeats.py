@@ -1,0 +1,199 @@
+"""Repeated text is sent once: without loss, without changing what was sent, and only where it is allowed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tersely.domain.history.context import Context
+from tersely.domain.history.history import Entry, Epoch, EpochInputs
+from tersely.domain.messages import Message
+from tersely.domain.tokens import estimate_text
+from tersely.strategies.epochs.policies import Auto, EveryRequest, Policy
+from tersely.strategies.presets import Compact, Full, Slim, Strategy, Tiered, Trim, Window
+from tersely.strategies.reduction.repeats import BEGIN, expand, fold_entries
+from tests.builders import assistant, call, result, user
+from tests.strategies.histories import call_model, load, place
+from tests.strategies.test_properties import quick
+
+FILE = [f"def function_{n}(argument: int) -> int: return argument + {n}" for n in range(40)]
+NUMBERED = "\n".join(f"{n:>6}\t{line}" for n, line in enumerate(FILE, start=1))
+PLAIN = "\n".join(FILE)
+
+
+def texts(entries: tuple[Entry, ...]) -> list[str]:
+    return [each.text for entry in entries for each in entry.message.results]
+
+
+def fold(*messages: Message) -> tuple[Entry, ...]:
+    return fold_entries(place(*messages), encode=estimate_text)
+
+
+def read(number: int, text: str, *, path: str = "src/app.py", name: str = "read", **more: object) -> list[Message]:
+    return [assistant("", call(f"c{number}", name, {"path": path, **more})), result(f"c{number}", text)]
+
+
+# Few different lines, so that histories repeat themselves; some look like numbers, references or nothing.
+lines = st.one_of(
+    st.sampled_from(FILE[:9]),
+    st.sampled_from(
+        ["", "}", "12\tx", "007\tx", "  3→y", "a\tb", "[Repeated text: lines 1 to 4 of the result of f()]"]
+    ),
+)
+
+
+@st.composite
+def listings(draw: st.DrawFn) -> str:
+    """A text: pieces of one file in order, with or without numbers, and lines of all kinds between them."""
+    out: list[str] = []
+    for _ in range(draw(st.integers(1, 3))):
+        first = draw(st.integers(0, 30))
+        piece = FILE[first : first + draw(st.integers(0, 20))]
+        start = draw(st.sampled_from([0, first + 1, 95, 998]))
+        width, mark = draw(st.sampled_from([(6, "\t"), (0, "\t"), (6, "→"), (3, "→")]))
+        out += [f"{start + n:>{width}}{mark}{line}" for n, line in enumerate(piece)] if start else piece
+        out += draw(st.lists(lines, max_size=5))
+    return "\n".join(out)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[list[Message]]:
+    """Batches: the new messages of each call."""
+    batches: list[list[Message]] = [[user("Begin.")]]
+    for number in range(draw(st.integers(1, 8))):
+        path = draw(st.sampled_from(["a.py", "b.py", "c]d.py"]))
+        name = draw(st.sampled_from(["read", "write", "bash"]))
+        content = {"content": draw(listings())} if name == "write" else {}
+        batches.append(read(number, draw(listings()), path=path, name=name, **content))
+        if draw(st.booleans()):
+            batches[-1].append(user("Go on."))
+    return batches
+
+
+@quick
+@given(histories())
+def test_references_give_the_original_back(batches: list[list[Message]]) -> None:
+    entries = place(*(message for batch in batches for message in batch))
+    folded = fold_entries(entries, encode=estimate_text)
+    assert texts(expand(folded)) == texts(entries)
+    assert all(after.tokens <= before.tokens for before, after in zip(entries, folded, strict=True))
+
+
+def play(batches: list[list[Message]], strategy: Strategy, policy: Policy) -> list[Context]:
+    said: list[Message] = []
+    epoch: Epoch | None = None
+    contexts: list[Context] = []
+    for number, batch in enumerate(batches):
+        said += batch
+        snapshot = replace(load(place(*said), epoch, calls=number), folds_repeats=True)
+        context = call_model(snapshot, strategy=strategy, policy=policy, material=EpochInputs())
+        epoch = context.epoch
+        contexts.append(context)
+    return contexts
+
+
+def shown(context: Context) -> list[str]:
+    return [m.prefix + repr(m.message) if isinstance(m, Entry) else m.text for m in context.messages]
+
+
+every_strategy = st.sampled_from([Full(), Slim(), Window(), Trim(), Compact(), Tiered(total_budget=3_000)])
+
+
+@quick
+@given(histories(), every_strategy, st.sampled_from([Auto(), Auto(high=2_000, low=800), EveryRequest()]))
+def test_what_was_sent_never_changes_within_an_epoch(
+    batches: list[list[Message]], strategy: Strategy, policy: Policy
+) -> None:
+    for first, second in pairwise(play(batches, strategy, policy)):
+        if first.epoch.number == second.epoch.number and not (first.must_answer or second.must_answer):
+            before = shown(first)
+            assert shown(second)[: len(before)] == before
+
+
+@quick
+@given(histories(), every_strategy)
+def test_contexts_hold_what_their_references_point_at(batches: list[list[Message]], strategy: Strategy) -> None:
+    originals = {entry.seq: entry for entry in place(*(message for batch in batches for message in batch))}
+    for context in play(batches, strategy, Auto(high=2_000, low=800)):
+        entries = tuple(message for message in context.messages if isinstance(message, Entry))
+        whole = [(e, originals[e.seq]) for e in expand(entries) if e.is_folded and not context.epoch.tiers]
+        for entry, original in whole:
+            assert entry.message.results == original.message.results
+
+
+def test_a_file_that_is_read_again_is_a_reference() -> None:
+    folded = fold(user("Read."), *read(1, NUMBERED), *read(2, NUMBERED, offset=1))
+    assert texts(folded)[1] == "[Repeated text: lines numbered 1 to 40 of the result of read(path=src/app.py)]"
+    assert folded[-1].tokens < folded[2].tokens / 4
+
+
+def test_numbers_of_lines_are_no_difference() -> None:
+    written = [assistant("", call("c0", "write", {"path": "src/app.py", "content": PLAIN})), result("c0", "ok")]
+    moved = "\n".join(f"{n:>6}\t{line}" for n, line in enumerate(FILE, start=7))
+    folded = fold(user("Write."), *written, *read(1, NUMBERED), *read(2, moved, name="view"))
+    source = "the argument content of write(path=src/app.py)"
+    assert texts(folded)[1] == f'[Repeated text: lines 1 to 40 of {source}, numbered from "     1\t"]'
+    assert texts(folded)[2].endswith('numbered from "     7\t"]')
+
+
+def test_whoever_asks_twice_gets_the_whole_text() -> None:
+    folded = fold(user("Read."), *read(1, PLAIN), *read(2, PLAIN), *read(3, PLAIN), *read(4, PLAIN))
+    assert [BEGIN in text for text in texts(folded)] == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    "again",
+    [user(PLAIN), assistant(PLAIN), assistant("", call("c2", "write", {"path": "b.py", "content": PLAIN}))],
+    ids=["user", "model", "arguments"],
+)
+def test_only_results_are_shortened(again: Message) -> None:
+    folded = fold(user("Read."), *read(1, PLAIN), again)
+    assert folded[-1].message == again
+
+
+def test_small_results_and_short_runs_stay() -> None:
+    small = "\n".join(FILE[:6])
+    assert len(small) < 400
+    mixed = "\n".join(line for n, each in enumerate(FILE) for line in ([each] if n % 3 else [each, f"new {n}"]))
+    folded = fold(user("Read."), *read(1, PLAIN), *read(2, small, path="b.py"), *read(3, mixed, path="c.py"))
+    assert BEGIN not in "".join(texts(folded))
+
+
+def test_results_of_terselys_own_tools_stay() -> None:
+    entries = place(user("Read."), *read(1, PLAIN), *read(2, PLAIN, name="context_search"))
+    own = (*entries[:-1], replace(entries[-1], is_ours=True))
+    assert texts(fold_entries(own, encode=estimate_text))[1] == PLAIN
+
+
+def test_an_epoch_that_loses_the_first_copy_writes_it_out() -> None:
+    long = PLAIN + "\n" + "x" * 3_000
+    batches = [[user("Read.")], read(1, long), read(2, PLAIN), read(3, "y" * 2_800, path="b.py"), [user("Next?")]]
+    contexts = play(batches, Slim(references=0), Auto(high=2_200, low=1_650))
+
+    def copies(context: Context) -> list[str]:
+        return texts(tuple(m for m in context.messages if isinstance(m, Entry)))
+
+    assert BEGIN in copies(contexts[2])[1]
+    assert contexts[-1].epoch.cut == 4
+    assert copies(contexts[-1])[0] == PLAIN
+
+
+def test_time_is_linear_in_the_text() -> None:
+    def seconds(lines_each: int) -> float:
+        text = "\n".join(f"line {n % 7} of {lines_each}" for n in range(lines_each))
+        other = "\n".join(f"line {n % 7} of {lines_each}" + "!" * (n % 5 == 0) for n in range(lines_each))
+        entries = place(user("Read."), *read(1, text), *read(2, other, path="b.py"), *read(3, text, path="c.py"))
+        best = 60.0
+        for _ in range(3):
+            started = time.process_time()
+            fold_entries(entries, encode=estimate_text)
+            best = min(best, time.process_time() - started)
+        return best
+
+    # Eight times the text; a quadratic fold takes 64 times as long.
+    assert seconds(16_000) < 30 * max(seconds(2_000), 0.002)
