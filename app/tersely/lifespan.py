@@ -111,10 +111,12 @@ def _tune_gc() -> None:
 
 
 def return_freed_memory() -> None:
-    """Have the C library's allocator return freed memory to the system; takes some milliseconds, without the GIL.
+    """Have the C library's allocator return freed memory to the system; takes some milliseconds.
 
     By default glibc keeps most of the memory of large bodies after they are freed. Other C libraries lack the call.
+    Garbage of a large request is young, and would be collected late (`_tune_gc`).
     """
+    gc.collect(1)
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)

@@ -79,7 +79,9 @@ async def test_commands_that_pin(talk: Api) -> None:
 
 
 async def test_clear_and_rebuild(talk: Api) -> None:
-    assert "Goal: Question 3" in await told(talk, "/context rebuild")
+    refused = await talk.http.post("/api/sessions/s/commands", json={"text": "/context rebuild"})
+    assert refused.status_code == 409
+    assert "TERSELY_SUMMARIZER_MODEL" in refused.json()["detail"]
     assert (await told(talk, "/context clear")).startswith("The context is empty now")
     assert (await told(talk, "/context")).startswith("1 messages: 1 system")
     assert "Question 1" in (await talk.http.post("/api/sessions/s/search", json={"mode": "head"})).json()["text"]

@@ -31,6 +31,15 @@ async def use_up(worker: Worker, tenant: Tenant) -> Answered:
     raise AssertionError("nothing was refused")
 
 
+async def test_refusals_carry_the_callers_request_id(worker: Worker, new_tenant: NewTenant) -> None:
+    north = await new_tenant(requests_per_minute=1)
+    await use_up(worker, north)
+    headers = {"X-Tersely-Key": north.key, "X-Request-Id": "mine-429"}
+    for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1beta/models/m:generateContent"):
+        async with worker.http.post(f"{worker.base_url}{path}", data=body_of("hello"), headers=headers) as refused:
+            assert (refused.status, refused.headers["x-request-id"]) == (429, "mine-429")
+
+
 def _ask_whole(google: Models) -> None:
     google.generate_content(model="gemini-x", contents="hello")
 

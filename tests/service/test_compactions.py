@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tersely.domain.errors import NotFound
+from tersely.domain.errors import Conflict, NotFound
 from tersely.fakellm.scripted import ScriptedReply
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.metrics import Metrics
@@ -126,12 +126,12 @@ async def test_state_is_rebuilt_from_the_window(fill, compactions, pool, host, a
     assert state.text.startswith("Goal: beta")
 
 
-async def test_without_a_model_the_state_is_made_all_the_same(fill, pool, start, clock, admin):
+async def test_without_a_model_no_state_is_made(fill, pool, start, clock, admin):
     await fill(turns=2)
     await admin.execute("UPDATE messages SET tokens = 3")
-    made = await compactions_with(pool, await start(model=None), clock).rebuild_state("north", "s1", MEANS)
-    assert made is not None
-    assert made.text.startswith("Goal: alpha user 2")
+    with pytest.raises(Conflict, match="TERSELY_SUMMARIZER_MODEL"):
+        await compactions_with(pool, await start(model=None), clock).rebuild_state("north", "s1", MEANS)
+    assert await admin.fetchval("SELECT count(*) FROM states") == 0
 
 
 async def test_the_model_is_that_of_the_last_call(fill, pool, start, host, clock, admin):

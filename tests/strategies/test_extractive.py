@@ -109,6 +109,24 @@ def test_a_state_has_the_documents_lines():
     assert "src/auth.py" in text.splitlines()[2]
 
 
+def test_a_state_takes_no_markup_and_no_bare_numbers():
+    markup = (
+        '<div class="grid-col-main" id="x_y_1"><span data-test-id="a-b-c">took 123456 ms</span></div>\n'
+        "# 4711 items\n| 20240501 | 99999 |\n&nbsp;&#8217;"
+    )
+    said = [
+        user(f"Fix src/parse.py on port 8484 and 10.0.0.7. MAX_DEPTH=12. {markup}"),
+        assistant(f"I fixed src/parse.py as you said.\n{markup}"),
+    ]
+    text = derive_state(place(*said), limit=600, encode=estimate_text)
+    lines = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    assert "Fix src/parse.py" in lines["Goal"]
+    assert "src/parse.py" in lines["Context"]
+    assert [each.strip() for each in lines["Technical Anchors"].split(";")] == ["port 8484", "10.0.0.7", "MAX_DEPTH=12"]
+    for noise in ("123456", "4711", "20240501", "99999", "grid-col", "a-b-c", "x_y_1", "span", "nbsp", "8217"):
+        assert noise not in lines["Context"] + lines["Technical Anchors"], noise
+
+
 @given(conversations, st.integers(1, 600), st.text(max_size=400))
 def test_any_history_gives_a_bounded_text(said, limit, earlier):
     entries = place(*chain.from_iterable(said))

@@ -14,7 +14,7 @@ from tests.conftest import Database
 from tests.support.chat_messages import assistant, user
 from tests.support.http import body_of, post
 from tests.support.services import FROM_THE_START, Service, serve
-from tests.support.upstreams import Model
+from tests.support.upstreams import Model, RawUpstream, http_head
 
 TIERED = {"name": "tiered", "total_budget": 3000, "session_budget": 500, "working_budget": 700}
 
@@ -83,12 +83,17 @@ async def test_pinned_messages_are_permanent_in_the_report(service: Service) -> 
     assert before["working"] - after["working"] == tokens
 
 
-async def test_rebuilt_state_is_not_reported_as_a_summary(service: Service) -> None:
-    session = made(service, "window", user("Please ship src/app.py"), assistant("Shipped src/app.py to 10.0.0.1."))
-    rebuilt = httpx.post(f"{service.url}/api/sessions/{session}/state/rebuild", json={}, timeout=60)
-    assert rebuilt.status_code == 200, rebuilt.text
-    assert rebuilt.json()["source"] == "rebuilt"
-    summaries = read(service, session, "stats")["summaries"]
+async def test_rebuilt_state_is_not_reported_as_a_summary(store: Database, raw: RawUpstream) -> None:
+    message = {"role": "assistant", "content": "### STATE\nGoal: Ship src/app.py"}
+    choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+    raw.answer(http_head("application/json"), json.dumps({"choices": choices}).encode())
+    options = {"summarizer_model": "m", "summarizer_base_url": f"{raw.url}/v1", "summarizer_api_key": "k"}
+    with serve(store, raw.url, **options) as service:
+        session = made(service, "window", user("Please ship src/app.py"), assistant("Shipped src/app.py to 10.0.0.1."))
+        rebuilt = await post(service, b"{}", path=f"/api/sessions/{session}/state/rebuild")
+        assert rebuilt.status == 200, rebuilt.body
+        assert rebuilt.json["source"] == "rebuilt"
+        summaries = read(service, session, "stats")["summaries"]
     assert (summaries["total"], summaries["compression_ratio"], summaries["last_at"]) == (0, None, None)
 
 

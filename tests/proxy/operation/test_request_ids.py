@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -14,9 +15,10 @@ from tersely.fakellm.scripted import ScriptedReply
 from tersely.server.run import log_as_json
 from tests.conftest import Database
 from tests.support.http import STORED, body_of, post, wire
+from tests.support.loops import eventually
 from tests.support.relay import relay
 from tests.support.services import Service, many, serve
-from tests.support.upstreams import Model, RawUpstream, http_head
+from tests.support.upstreams import Model, RawRequest, RawUpstream, http_head
 
 CALLS = [
     ("POST", "/v1/chat/completions", body_of("hello"), 200),
@@ -73,6 +75,44 @@ async def test_an_unparsable_request_has_an_id(service: Service) -> None:
         async with wire(service) as line:
             await line.send(sent)
             assert b"\r\nx-request-id: " in await line.until(b"\r\n\r\n")
+
+
+async def test_refusals_of_size_have_an_id(store: Database, model: Model) -> None:
+    with serve(store, model.url, max_body=1024 * 1024) as service:
+        for path in ("/v1/chat/completions", "/v1/messages", "/api/sessions/s/messages"):
+            too_large = await post(service, b"x" * (2 * 1024 * 1024), path=path, X_Request_Id="mine-413")
+            assert (too_large.status, too_large.headers["x-request-id"]) == (413, "mine-413")
+        async with wire(service) as line:
+            await line.send(b"GET / HTTP/1.1\r\nx-request-id: mine-431\r\nx-long: " + b"a" * 40_000 + b"\r\n\r\n")
+            head = await line.until(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 431")
+        assert b"\r\nx-request-id: mine-431\r\n" in head
+
+
+async def test_refusals_of_an_overloaded_service_have_an_id(store: Database, raw: RawUpstream, key: str) -> None:
+    """A large body without room."""
+    gate = asyncio.Event()
+
+    async def wait(_: RawRequest, __: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await gate.wait()
+        writer.write(http_head("application/json") + b'{"choices":[]}')
+        await writer.drain()
+
+    raw.handler = wait
+    large = body_of("x" * (3 * 1024 * 1024))
+    with serve(store, raw.url, body_memory=16) as service:
+        first = asyncio.create_task(post(service, large, X_Tersely_Session=key))
+        await eventually(lambda: is_taken(service))
+        for path in ("/v1/chat/completions", "/api/sessions/s/messages"):
+            refused = await post(service, large, path=path, X_Request_Id="mine-503")
+            assert (refused.status, refused.headers["x-request-id"]) == (503, "mine-503"), refused.body
+            assert refused.headers["retry-after"].isdigit()
+        gate.set()
+        await first
+
+
+async def is_taken(service: Service) -> bool:
+    return b"tersely_body_memory_bytes 0.0" not in (await post(service, b"", path="/metrics", method="GET")).body
 
 
 @pytest.fixture

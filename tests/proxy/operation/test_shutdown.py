@@ -109,17 +109,19 @@ async def test_open_calls_get_their_time_and_new_ones_503(
             ending.signal()
             await asyncio.sleep(1)
 
+            own_id = {"X_Request_Id": "mine-503"}
             refused = [
-                await post(service, body_of("new")),
-                await post(service, MESSAGES, path="/v1/messages"),
-                await post(service, CONTENTS, path=GENERATE),
-                await post(service, b"", path="/api/sessions", method="GET"),
-                await post(service, RESPONSES, path="/v1/responses"),
-                await post(service, b"{}", path="/mcp"),
-                await post(service, b"", path="/readyz", method="GET"),
+                await post(service, body_of("new"), **own_id),
+                await post(service, MESSAGES, path="/v1/messages", **own_id),
+                await post(service, CONTENTS, path=GENERATE, **own_id),
+                await post(service, b"", path="/api/sessions", method="GET", **own_id),
+                await post(service, RESPONSES, path="/v1/responses", **own_id),
+                await post(service, b"{}", path="/mcp", **own_id),
+                await post(service, b"", path="/readyz", method="GET", **own_id),
             ]
             assert [each.status for each in refused] == [503] * 7
-            assert all(each.headers["retry-after"] and each.headers["x-request-id"] for each in refused)
+            assert all(each.headers["retry-after"] for each in refused)
+            assert {each.headers["x-request-id"] for each in refused} == {"mine-503"}
             assert refused[0].json["error"]["code"] == "shutting_down"
             assert refused[1].json["type"] == "error"
             assert refused[2].json["error"]["status"] == "UNAVAILABLE"
@@ -154,7 +156,9 @@ async def test_streams_cut_at_shutdown_end_with_an_error_and_are_stored(
             for name, (path, body) in WHOLE.items():
                 waiting[name] = await stack.enter_async_context(wire(ending.service))
                 await waiting[name].send(
-                    request_bytes(body, path=path, host="localhost", X_Tersely_Session=f"{key}-{name}-whole")
+                    request_bytes(
+                        body, path=path, host="localhost", X_Tersely_Session=f"{key}-{name}-whole", X_Request_Id="mine"
+                    )
                 )
             passed = await stack.enter_async_context(wire(ending.service))
             await passed.send(request_bytes(b"{}", path="/v1/embeddings", host="localhost"))
@@ -168,6 +172,7 @@ async def test_streams_cut_at_shutdown_end_with_an_error_and_are_stored(
             assert await ending.ended(15) == 0
             assert time.monotonic() - began < 12
 
+    assert all(b"\r\nx-request-id: mine\r\n" in answer for answer in whole.values())
     for name, answer in got.items():
         assert b"shutting down" in answer, name
         assert answer.endswith(b"0\r\n\r\n"), name  # the stream ended in order

@@ -26,9 +26,11 @@ COUNTED_AT_ONCE = 512 * 1024
 # Bodies up to this size may use the whole budget, larger ones this share: large bodies must not block all others.
 SMALL = 1024 * 1024
 LARGE_PART = 0.75
-# After a request that took so much was answered, freed memory returns to the system, at most once in so many seconds.
+# After a request that took so much was answered, freed memory returns to the system, so many times with so many seconds
+# before each: what is written in the background is freed later than the body.
 LARGE = 16 * 1024 * 1024
-TRIM_SECONDS = 5.0
+TRIM_SECONDS = 3.0
+TRIMS = 2
 # Under this key of its scope, a request's share of the budget.
 RESERVATION = "tersely.body_reservation"
 
@@ -60,7 +62,7 @@ class BodyBudget:
         self._limit = limit
         self._level = level
         self._return_freed_memory = return_freed_memory
-        self._is_trim_due = False
+        self._trims_due = 0
         self._reserved = 0
 
     def open(self) -> BodyReservation:
@@ -84,13 +86,17 @@ class BodyBudget:
         """Return ``size`` bytes to the budget."""
         self._reserved -= size
         self._level.set(self._reserved)
-        if size >= LARGE and not self._is_trim_due:
-            self._is_trim_due = True
-            asyncio.get_running_loop().call_later(TRIM_SECONDS, self._trim)
+        if size >= LARGE:
+            is_waiting, self._trims_due = self._trims_due > 0, TRIMS
+            if not is_waiting:
+                asyncio.get_running_loop().call_later(TRIM_SECONDS, self._trim)
 
     def _trim(self) -> None:
-        self._is_trim_due = False
-        asyncio.get_running_loop().run_in_executor(None, self._return_freed_memory)
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(None, self._return_freed_memory)
+        self._trims_due -= 1
+        if self._trims_due:
+            loop.call_later(TRIM_SECONDS, self._trim)
 
 
 class BodyReservation:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from tersely.domain.errors import Conflict, NotFound, StoreUnavailable
 from tersely.domain.history.context import Report
-from tersely.domain.history.history import Summary
 from tersely.domain.history.runs import subtract
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Dialect as DialectName
@@ -143,27 +142,24 @@ class Compactions:
     async def rebuild_state(self, tenant: str, session_id: str, options: CompactionOptions) -> StateBlock | None:
         """Write the state again from everything in the current window (std::slop, "/context rebuild").
 
-        Only a model replaces a state block that a model or a client wrote: without a model, or if it fails, `Conflict`
-        names what to do. Without such a block an extract is stored, unless it names no goal (`Conflict`). None for a
-        session without messages. Raises `Conflict` also as `compact` does.
+        Only a model writes a state: an extract is none, and would stand in every later context as one. Without a model,
+        or if it fails, `Conflict` names what to do. None for a session without messages. Raises `Conflict` also as
+        `compact` does.
         """
         async with self._database.reading(tenant) as connection:
             session = await _require(connection, tenant, session_id)
             before = await states.newest(connection, tenant, session_id)
-            made = await summaries.newest(connection, tenant, session_id, ["state"])
             options = await _with_model(connection, tenant, session_id, options)
-        has_block = before is not None and bool(before.text.strip()) and not _is_extract(before, made)
+        left = "was left as it is" if before is not None and before.text.strip() else "was not written"
         strategy = self._configs.choose_outside_calls(session, strategy=options.strategy).strategy
         job = _job(session, tenant, options, strategy, "state", session.cut, session.last_seq)
-        if has_block and not self._summarizer.has_model(job):
-            raise Conflict(f"the state block was left as it is: {WITHOUT_MODEL}")
+        if not self._summarizer.has_model(job):
+            raise Conflict(f"the state block {left}: {WITHOUT_MODEL}")
         done = await self._run(replace(job, earlier=before.text if before else "", is_forced=True))
         if done.result == "empty":
             return None
-        if done.summary is None:
-            raise Conflict(f"no state block could be made, for no goal was found: {WITHOUT_MODEL}")
-        if has_block and done.summary.source != "model":
-            raise Conflict(f"the state block was left as it is, for the model failed: {done.error}; try again later")
+        if done.summary is None or done.summary.source != "model":
+            raise Conflict(f"the state block {left}, for the model failed: {done.error}; try again later")
         text = _block_in(done.summary.text)
         async with self._database.transaction(tenant) as connection:
             if not await sessions.mark_edited(connection, tenant, session_id, self._clock()):
@@ -206,11 +202,6 @@ def _block_in(text: str) -> str:
     """Return the state in a summarizer's text, without its heading."""
     rest, blocks = strip_state(text)
     return blocks[-1] if blocks else state_text(rest)
-
-
-def _is_extract(state: StateBlock, made: Sequence[Summary]) -> bool:
-    """Return whether ``state`` is the newest state of the summarizer, extracted without a model."""
-    return any(each.source == "extractive" and _block_in(each.text) == state.text for each in made)
 
 
 async def _require(connection: Connection, tenant: str, session_id: str) -> Session:
