@@ -268,3 +268,25 @@ def test_memos_stay_with_a_message_in_every_dialect(
     assert json.dumps(httpx.post(f"{path}/context", json={"dialect": shown_in}).json()["messages"][-1]) == text
     told = httpx.get(f"{path}/messages").json()["items"]
     assert [item["raw"] for item in told] == [message]
+
+
+@pytest.mark.parametrize("epoch", EPOCHS)
+@pytest.mark.parametrize("strategy", ["slim", "window", "tiered", '{"name": "trim", "max_context_turns": 3}'])
+@pytest.mark.parametrize("dialect", ["anthropic", "openai_responses", "gemini"])
+def test_memos_count_in_contexts_of_other_dialects(
+    service: Service, model: Model, key: str, dialect: str, strategy: str, epoch: str
+) -> None:
+    """The question is stored with its memos in front, in the dialect of the call."""
+    save(service, "Kittens of the flock: " + "they like warm milk and quiet rooms, " * 60)
+    session = Session(service, model, key, strategy, epoch)
+    for _ in range(2):
+        session.call(user("What do the kittens of the flock like?"))
+    reports = {
+        each: httpx.post(f"{session.path}/context", json={"model": MODEL, "dialect": each}).json()["report"]
+        for each in ("openai_chat", dialect)
+    }
+    own, other = reports["openai_chat"], reports[dialect]
+    for counts in (other["layers"], other["turns"]):
+        assert all(each["tokens"] >= 0 for each in counts), other
+    assert own["tokens_before"] > 0
+    assert abs(other["tokens_after"] - own["tokens_after"]) <= 0.1 * own["tokens_after"] + 20, reports

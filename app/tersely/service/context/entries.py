@@ -241,15 +241,22 @@ def stored_entries(stored: Sequence[StoredMessage], dialect: Dialect, new: Seque
     for entry, shown, results in zip([*own_entries, *new], placed, [*foreign, *[()] * len(new)], strict=True):
         answered += tuple(result.call_id for result in results)
         for message in shown:
-            same = message is entry.message
-            count = entry.tokens if same else tokens.estimate_message(message)
-            entries.append(entry if same else replace(entry, message=message, tokens=count))
+            entries.append(entry if message is entry.message else _rewritten(entry, message))
         if answered and shown and not entry.is_ours:
             entries[-1] = replace(entries[-1], answered=answered)
             answered = ()
     if answered and entries:
         entries[-1] = replace(entries[-1], answered=(*entries[-1].answered, *answered))
     return entries
+
+
+def _rewritten(entry: Entry, message: Message) -> Entry:
+    """Return ``entry`` with the text of a message of another dialect, or a result that crosses. Memos stand in front of
+    a user's text only.
+    """
+    memos = entry.prefix if message.role == "user" else ""
+    bare = replace(entry, message=message, tokens=tokens.estimate_message(message), prefix="")
+    return with_memos_of(bare, memos)
 
 
 def _view_of(stored: StoredMessage) -> ClientView:
