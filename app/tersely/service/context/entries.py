@@ -240,8 +240,7 @@ def stored_entries(stored: Sequence[StoredMessage], dialect: Dialect, new: Seque
     answered: tuple[str, ...] = ()
     for entry, shown, results in zip([*own_entries, *new], placed, [*foreign, *[()] * len(new)], strict=True):
         answered += tuple(result.call_id for result in results)
-        for message in shown:
-            entries.append(entry if message is entry.message else _rewritten(entry, message))
+        entries += [entry if message is entry.message else _rewritten(entry, message) for message in shown]
         if answered and shown and not entry.is_ours:
             entries[-1] = replace(entries[-1], answered=answered)
             answered = ()
