@@ -57,6 +57,7 @@ from tersely.service.proxy.live_sessions import LiveSessions
 from tersely.service.proxy.proxy import Proxy, ProxyConfig, Shared
 from tersely.service.replays.replays import Replays
 from tersely.service.search.embedder import Embedder
+from tersely.service.search.page_builder import PageBuilder
 from tersely.service.search.queries import Queries
 from tersely.service.search.session_search import Searcher
 from tersely.service.search.tenant_search import TenantSearch
@@ -217,6 +218,8 @@ class _Base:
     own_host: Host | None
     summarizer: Summarizer
     embedder: Embedder | None
+    searcher: Searcher
+    page_builder: PageBuilder
     live: LiveSessions
     metrics: Metrics
     prices: Prices
@@ -241,6 +244,7 @@ class _Base:
             Part(None, self.writer.close),
             Part(self.exchanges.open, self.exchanges.close),
             *([Part(self.embedder.open, self.embedder.close)] if self.embedder else []),
+            Part(self.page_builder.open, self.page_builder.close),
         ]
 
     def summarizing(self) -> Part:
@@ -271,7 +275,6 @@ def _base(settings: Settings, database_url: str, openai_base_url: str) -> _Base:
     further = named_hosts(settings)
     models = Models(config, own=own_host, hosts=hosts, named=summary_hosts(settings, further), metrics=metrics)
     embeddings = embeddings_host(settings)
-    writer = Writer(database)
     prices = Prices(read_prices(settings.prices) if settings.prices else None)
     limiter = Limiter(
         database,
@@ -286,6 +289,12 @@ def _base(settings: Settings, database_url: str, openai_base_url: str) -> _Base:
         price = prices.of(settings.embeddings_model or "")
         limiter.charge(tenant, tokens, 0.0 if price is None else tokens * price.input)
 
+    embedder = None
+    if embeddings:
+        embedder = Embedder(database, embeddings, monotonic=time.monotonic, charge=charge_embeddings)
+    searcher = Searcher(database, metrics, embedder)
+    page_builder = PageBuilder(searcher.build_pages)
+    writer = Writer(database, on_full_pages=page_builder.schedule)
     return _Base(
         database=database,
         writer=writer,
@@ -310,9 +319,9 @@ def _base(settings: Settings, database_url: str, openai_base_url: str) -> _Base:
             name=new_id(),
             charge=limiter.charge,
         ),
-        embedder=Embedder(database, embeddings, monotonic=time.monotonic, charge=charge_embeddings)
-        if embeddings
-        else None,
+        embedder=embedder,
+        searcher=searcher,
+        page_builder=page_builder,
         live=LiveSessions(settings.live_sessions_budget),
         metrics=metrics,
         prices=prices,
@@ -341,7 +350,7 @@ class _Abilities:
 
 def _abilities(settings: Settings, base: _Base) -> _Abilities:
     database = base.database
-    searcher = Searcher(database, base.metrics, base.embedder)
+    searcher = base.searcher
     queries = Queries(
         database,
         base.metrics,

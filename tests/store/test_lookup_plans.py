@@ -41,9 +41,9 @@ SELECT $1, 's' || n, decode(md5('anchor' || n), 'hex'), $2 FROM generate_series(
 """
 
 LOOKUPS: dict[str, tuple[str, tuple[Any, ...], str]] = {
-    "by chain": (sessions.BY_CHAIN, ([CHAIN] * 8, None, None), "messages_chain"),
-    "by chain, with a client's id": (sessions.BY_CHAIN, ([CHAIN] * 8, "client3", None), "messages_chain"),
-    "by a long history": (sessions.BY_CHAIN, ([CHAIN] * 1024, None, None), "messages_chain"),
+    "by chain": (sessions.BY_CHAIN, ([CHAIN] * 8, None), "messages_chain_newest"),
+    "by chain, with a client's id": (sessions.BY_CHAIN, ([CHAIN] * 8, "client3"), "messages_chain_newest"),
+    "by a long history": (sessions.BY_CHAIN, ([CHAIN] * 1024, None), "messages_chain_newest"),
     "by reply": (sessions.BY_REPLY, (CHAIN, None), "messages_reply"),
     "by side reply": (sessions.BY_SIDE_REPLY, ([CHAIN] * 4, NOW, CHAIN), "side_replies_anchor"),
     "by open chain": (sessions.BY_OPEN_CHAIN, ([CHAIN, in_flight(CHAIN)], NOW, None), "sessions_open"),

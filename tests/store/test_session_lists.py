@@ -17,8 +17,8 @@ FILL = """
 INSERT INTO sessions (tenant_id, id, metadata, last_seq, turns, tokens, version, edits, edited, calls, epoch, cut,
     created_at, updated_at, last_call_at, call_hour, tokens_saved, saved_rank, tokens_rank)
 SELECT 'default', 's' || n, '{}', 0, 0, n * 7919 % 100003, 0, 0, false, 1, 0, 1, at, at, called,
-    date_trunc('hour', called), saved, floor(16 * ln(1 + saved::float8))::smallint,
-    floor(16 * ln(1 + (n * 7919 % 100003)::float8))::smallint
+    date_trunc('hour', called), saved, floor(2 * ln(1 + saved::float8))::smallint,
+    floor(2 * ln(1 + (n * 7919 % 100003)::float8))::smallint
 FROM generate_series(1, $1::bigint) AS n,
     LATERAL (SELECT timestamptz '2026-01-01 00:00Z' + n * interval '1 minute' AS at,
         CASE WHEN n % 10 = 0 THEN NULL ELSE timestamptz '2026-02-01 00:00Z' + n * 37 % 20011 * interval '1 minute' END

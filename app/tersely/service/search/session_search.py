@@ -123,9 +123,7 @@ class Searcher:
         """Raises `NotFound` for a session that is not there."""
         with self._metrics.search_seconds.labels(_mode(lookup)).time():
             if isinstance(lookup, TextSearch):
-                lock = self._building.setdefault((tenant, session_id), asyncio.Lock())
-                async with lock:
-                    await self._build_pages(tenant, session_id)
+                await self._build(tenant, session_id)
             async with self._database.reading(tenant, limit=LIMIT) as connection:
                 session, exceptions = await _load(connection, tenant, session_id)
                 if not isinstance(lookup, RelevanceSearch):
@@ -142,6 +140,16 @@ class Searcher:
             ranks = {seq: rank for rank, seq in enumerate(seqs, start=1)}
             async with self._database.reading(tenant, limit=LIMIT) as connection:
                 return await self._show(connection, tenant, session_id, lookup, order, ranges, [], ranks)
+
+    async def build_pages(self, tenant: str, session_id: str) -> None:
+        """Build what searches of a session would have to build first."""
+        await self._build(tenant, session_id)
+        await self._indexes.store_pages(tenant, session_id)
+
+    async def _build(self, tenant: str, session_id: str) -> None:
+        lock = self._building.setdefault((tenant, session_id), asyncio.Lock())
+        async with lock:
+            await self._build_pages(tenant, session_id)
 
     async def rank(
         self, tenant: str, session: Session, text: str, *, hidden: frozenset[int] = frozenset(), limit: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field
@@ -65,11 +65,17 @@ from tersely.store.db.statements import (
 from tersely.store.history import messages
 from tersely.store.history.sessions import COLUMNS, session_from
 from tersely.store.history.tail_cache import TailCache, appended
+from tersely.store.search.pages import PAGE
 
 MAX_BATCH = 128
 # How long a request's messages wait for company. Real replies take far longer; a reply that does not is written
 # together with its request in one transaction.
 LINGER = 0.002
+# Under load a lane's transactions begin at least so far apart (seconds, for each other session with a write under way, and
+# at most): a durable commit costs the database as much as the statements of three calls, so several share one. A session
+# that is alone never waits.
+SPACING = 0.00025
+MAX_SPACING = 0.004
 # How long (seconds) the request of a live call waits for its reply, so that most calls take one statement. After that
 # it is written alone: a crash loses no question that is older.
 HOLD = 2.0
@@ -135,10 +141,19 @@ class Writer:
     """
 
     def __init__(
-        self, database: Database, *, tail_cache: TailCache | None = None, lanes: int = 4, linger: float = LINGER
+        self,
+        database: Database,
+        *,
+        tail_cache: TailCache | None = None,
+        lanes: int = 4,
+        linger: float = LINGER,
+        on_full_pages: Callable[[str, str, int], None] | None = None,
     ) -> None:
-        """``linger`` in seconds. ``tail_cache`` are told what has been written."""
+        """``linger`` in seconds. ``tail_cache`` are told what has been written, ``on_full_pages`` the tenant, the session
+        and the number of its pages of messages that were filled.
+        """
         self._database = database
+        self._on_full_pages = on_full_pages
         self.tails = tail_cache if tail_cache is not None else TailCache()
         self._linger = linger
         self._queues: defaultdict[_Lane, deque[_Job]] = defaultdict(deque)
@@ -243,10 +258,15 @@ class Writer:
     async def _drain(self, lane: _Lane) -> None:
         queue = self._queues[lane]
         tenant, is_large = lane
+        loop = asyncio.get_running_loop()
         try:
             while queue:
+                began = loop.time()
                 async with self._places_of(tenant, is_large=is_large).take():
                     await self._commit(tenant, [queue.popleft()] if is_large else _take(queue))
+                pause = min(MAX_SPACING, SPACING * (len(self._sessions) - 1)) - (loop.time() - began)
+                if pause > 0 and not is_large:
+                    await asyncio.sleep(pause)
         finally:
             self._busy.discard(lane)
             if queue:
@@ -278,6 +298,21 @@ class Writer:
             for job, result in zip(jobs, results, strict=True):
                 if not job.done.done():
                     job.done.set_result(result)
+                if self._on_full_pages is not None and (pages := _filled_pages(job.write, result)):
+                    self._on_full_pages(tenant, _session_id(job.write), pages)
+
+
+def _filled_pages(write: Write, result: Outcome | StoredReply) -> int:
+    """Return how many pages of messages a write has filled."""
+    if isinstance(result, Outcome):
+        first, last = result.first_seq, result.last_seq
+        if result.was_stored_before:
+            return 0
+    else:
+        assert isinstance(write, ReplyWrite)
+        first = result.first_seq
+        last = first + len(write.replies) - 1 if first else 0
+    return max(0, last // PAGE - (first - 1) // PAGE) if first else 0
 
 
 def _tenant(write: Write) -> str:

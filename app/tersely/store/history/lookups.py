@@ -17,12 +17,11 @@ from tersely.domain.history.links import StoredLink
 from tersely.domain.history.sessions import Session
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history.messages import RAN_OUT, UNKNOWN, TailRow, tail_rows_in_steps
-from tersely.store.history.sessions import COLUMNS, ReplyMatch, session_from
+from tersely.store.history.sessions import COLUMNS, ReplyMatch, best_match, session_from
 from tersely.store.history.tail_cache import CachedTail, TailCache, cached_tail
 
 MAX_BATCH = 64
 
-_S = ", ".join(f"s.{name}" for name in COLUMNS.split(", "))
 _ROW = (
     "r.seq, r.place, r.turn, r.tokens, r.role, r.status, r.digest, r.chain, r.call, r.follows, r.dialect, r.pinned, "
     "r.priority, r.created_at, r.model_raw, r.client_visible, r.finish"
@@ -47,29 +46,15 @@ _LISTS = {
     "full": RAN_OUT,
 }
 
-# The same order of preference, and the same rows, as in `sessions.BY_CHAIN` and `messages.TAIL_ROWS`. OFFSET 0 keeps
-# the order of the joins: of a table that was never analysed the planner would rather read everything of the tenant.
-_CANDIDATES = """
-FROM (SELECT session_id, seq, chain, status FROM messages WHERE tenant_id = $1 AND chain = {chains} OFFSET 0) AS m
-CROSS JOIN LATERAL (
-    SELECT {columns} FROM sessions
-    WHERE tenant_id = $1 AND id = m.session_id AND ($3::text IS NULL OR client_id IS NULL OR client_id = $3) OFFSET 0
-) AS s
-"""
-_PREFERENCE = "(s.client_id = $3) IS TRUE DESC, m.seq = s.last_seq DESC, s.updated_at DESC, s.id"
-
 # The session that a history with a known last reply continues, and whether the session is unchanged.
 CHECK = f"""
-SELECT $4::integer AS request, s.id, s.version, s.created_at, m.seq AS hit_seq,
-    m.status <> 'superseded' AS hit_is_current
-{_CANDIDATES.format(chains="$2::bytea", columns="id, version, created_at, client_id, last_seq, updated_at")}
-ORDER BY {_PREFERENCE} LIMIT 1
+SELECT $4::integer AS request, h.id, h.version, h.created_at, h.hit_seq, h.hit_is_current
+FROM ({best_match("$2::bytea", "id, version, created_at, client_id, last_seq, updated_at")}) AS h
 """
+# The same rows as in `messages.TAIL_ROWS`.
 FIND = f"""
 SELECT $4::integer AS request, h.*, t.* FROM (
-    SELECT {_S}, m.seq AS hit_seq, m.chain AS hit_chain, m.status <> 'superseded' AS hit_is_current
-    {_CANDIDATES.format(chains="ANY($2::bytea[])", columns=COLUMNS)}
-    ORDER BY array_position($2::bytea[], m.chain), {_PREFERENCE} LIMIT 1
+    SELECT b.* FROM unnest($2::bytea[]) AS c (chain) CROSS JOIN LATERAL ({best_match("c.chain", COLUMNS)}) AS b LIMIT 1
 ) AS h LEFT JOIN LATERAL (
     SELECT {", ".join(f"array_agg({column}) AS {name}" for name, column in _LISTS.items())} FROM (
         SELECT {_ROW} FROM messages r

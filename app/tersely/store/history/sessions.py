@@ -78,21 +78,68 @@ class ReplyMatch:
 
 GET = f"SELECT {COLUMNS} FROM sessions WHERE tenant_id = $1 AND id = $2"
 
-# The longest match wins, then the client's own id, then a history that ends there, then the newest. A conversation with
-# another client id is another conversation, whatever its content. OFFSET 0 keeps the order of the joins: for a table
-# that was never analysed the planner would read everything of the tenant.
+# Conversations may begin with the same words and replies, any number of them. So many of those that got to a reply last
+# are compared; the client's own sessions are looked through besides, so many messages at either end.
+TWINS = 128
+FIRST, LAST = 64, 256
+
+
+def best_match(chain: str, columns: str) -> str:
+    """Return the query for the session that a history with the reply ``chain`` continues. Parameters: $1 the tenant, $3
+    the client's id. Its columns: ``columns`` of the session, which contain those of the order, and the ``hit_*`` ones.
+
+    The client's own session is preferred, then one that ends with the reply, then the newest. A conversation with
+    another client id is another conversation, whatever its content. Each part runs only if those before it find
+    nothing. OFFSET 0 keeps the order of the joins: for a table that was never analysed the planner would read
+    everything of the tenant.
+    """
+    s = ", ".join(f"s.{name}" for name in columns.split(", "))
+    hit = "m.seq AS hit_seq, m.chain AS hit_chain, m.status <> 'superseded' AS hit_is_current"
+    newest = f"""
+    (SELECT session_id, seq, chain, status, created_at FROM messages
+     WHERE tenant_id = $1 AND chain = {chain} ORDER BY created_at DESC LIMIT {TWINS}) AS m
+    CROSS JOIN LATERAL (
+        SELECT {columns} FROM sessions WHERE tenant_id = $1 AND id = m.session_id
+            AND ($3::text IS NULL OR client_id IS NULL OR client_id = $3) OFFSET 0
+    ) AS s
+    """
+    ends = "seq, chain, status FROM messages WHERE tenant_id = $1 AND session_id = s.id"
+    return f"""
+    (SELECT {s}, {hit} FROM {newest}
+     WHERE m.seq = s.last_seq AND ($3::text IS NULL OR s.client_id = $3) ORDER BY m.created_at DESC LIMIT 1)
+    UNION ALL
+    (SELECT {s}, {hit} FROM (
+        SELECT {columns} FROM sessions WHERE tenant_id = $1 AND client_id = $3::text
+            AND CASE WHEN $3::text IS NOT NULL THEN (
+                SELECT seq FROM messages WHERE tenant_id = $1 AND chain = {chain}
+                ORDER BY created_at DESC OFFSET {TWINS} LIMIT 1
+            ) IS NOT NULL END OFFSET 0
+     ) AS s CROSS JOIN LATERAL (
+        (SELECT {ends} AND seq <= {FIRST} OFFSET 0) UNION ALL
+        (SELECT {ends} AND seq > greatest({FIRST}, s.last_seq - {LAST}) OFFSET 0)
+     ) AS m WHERE m.chain = {chain} ORDER BY m.seq = s.last_seq DESC, s.updated_at DESC, s.id LIMIT 1)
+    UNION ALL
+    (SELECT {s}, {hit} FROM {newest}
+     ORDER BY (s.client_id = $3) IS TRUE DESC, m.seq = s.last_seq DESC, s.updated_at DESC, s.id LIMIT 1)
+    LIMIT 1
+    """
+
+
+# The longest match wins. Its chains are tried in turn, until one is known.
 BY_CHAIN = f"""
+SELECT h.* FROM unnest($2::bytea[]) AS c (chain) CROSS JOIN LATERAL ({best_match("c.chain", COLUMNS)}) AS h LIMIT 1
+"""
+BY_CHAIN_WITHIN = f"""
 SELECT {_S}, m.seq AS hit_seq, m.chain AS hit_chain, m.status <> 'superseded' AS hit_is_current
 FROM (
     SELECT session_id, seq, chain, status FROM messages
-    WHERE tenant_id = $1 AND chain = ANY($2::bytea[]) AND ($4::text IS NULL OR session_id = $4) OFFSET 0
+    WHERE tenant_id = $1 AND chain = ANY($2::bytea[]) AND session_id = $4 OFFSET 0
 ) AS m
 CROSS JOIN LATERAL (
     SELECT {COLUMNS} FROM sessions
     WHERE tenant_id = $1 AND id = m.session_id AND ($3::text IS NULL OR client_id IS NULL OR client_id = $3) OFFSET 0
 ) AS s
-ORDER BY array_position($2::bytea[], m.chain), (s.client_id = $3) IS TRUE DESC, m.seq = s.last_seq DESC,
-         s.updated_at DESC, s.id
+ORDER BY array_position($2::bytea[], m.chain), m.seq = s.last_seq DESC
 LIMIT 1
 """
 
@@ -148,7 +195,10 @@ async def find_by_chain(
 
     ``session_id``: only that session will do.
     """
-    row = await connection.fetchrow(BY_CHAIN, tenant, list(chains), client_id, session_id)
+    if session_id is None:
+        row = await connection.fetchrow(BY_CHAIN, tenant, list(chains), client_id)
+    else:
+        row = await connection.fetchrow(BY_CHAIN_WITHIN, tenant, list(chains), client_id, session_id)
     if row is None:
         return None
     return ReplyMatch(
