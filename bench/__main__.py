@@ -1,6 +1,6 @@
 """`python -m bench`: the speed table."""
 
-from bench.run import main
+from bench.grid import main
 
 if __name__ == "__main__":
     main()

@@ -6,6 +6,9 @@ The sequence of a connection depends on the seed alone, so every server gets the
 
 `--plan` mixes shapes: `4k:9,200k:1` plays nine short conversations for each long one.
 Prints one JSON object; times in milliseconds.
+
+`--serve` takes one plan after another as a line of JSON (see `Plan`), so that no process is started for each. Where a
+plan has calls to warm up with, it prints a line when they are done, and goes on when it is sent one.
 """
 
 import argparse
@@ -13,6 +16,7 @@ import asyncio
 import json
 import re
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -57,6 +61,14 @@ class Plan:
     timeout_s: float
     limit_s: float
     """The whole run fails after this."""
+    warm_up: int = 0
+    """Calls of each connection that do not count. The counted ones begin when all connections are done with these."""
+    calls: int = 0
+    """Counted calls of each connection. 0: no limit."""
+    headers: str = ""
+    """Further header lines."""
+    delta: bool = False
+    """A conversation carries its history in its first request alone, and names its session in each."""
 
 
 @dataclass(slots=True)
@@ -174,6 +186,15 @@ class AnthropicConversation(Conversation):
         self.parts.append(self._blocks(_message(b"assistant", text)))
 
 
+class DeltaConversation(Conversation):
+    """One whose requests after the first carry nothing but their new message."""
+
+    @override
+    def ask(self) -> bytes:
+        whole = super().ask()
+        return whole if self.turn == 1 else b'{"messages":[' + self.parts[-1] + b'],"model":"gpt-4o-mini"}'
+
+
 class Client(asyncio.Protocol):
     """One connection that plays conversation after conversation."""
 
@@ -184,6 +205,8 @@ class Client(asyncio.Protocol):
         self.stop_at = stop_at
         self.loop = asyncio.get_running_loop()
         self.finished: asyncio.Future[None] = self.loop.create_future()
+        self.warm: asyncio.Future[None] = self.loop.create_future()
+        self.asked = 0
         self.played = 0
         self.talk: Conversation | None = None
         self.content = _TEXT if plan.url.endswith("/messages") else _CONTENT
@@ -191,8 +214,11 @@ class Client(asyncio.Protocol):
         self.head = b"POST %s HTTP/1.1\r\nhost: %s\r\n%scontent-length: " % (
             parts.path.encode(),
             parts.netloc.encode(),
-            _HEADERS,
+            _HEADERS + b"".join(line.encode() + b"\r\n" for line in plan.headers.splitlines()),
         )
+        if plan.delta:
+            self.head = self.head.removesuffix(b"content-length: ")
+            self.head += b"x-tersely-session: %s\r\ncontent-length: " % texts.mark(plan.seed, number, "session")
 
     # transport callbacks
 
@@ -214,7 +240,7 @@ class Client(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.finished.done():
             self.tally.fail(f"connection lost: {exc!r}")
-            self.finished.set_result(None)
+            self.close()
 
     # parser callbacks
 
@@ -249,12 +275,18 @@ class Client(asyncio.Protocol):
 
     def next(self) -> None:
         """Send the next request, or stop."""
+        if not self.warm.done() and self.asked == self.plan.warm_up:
+            self.warm.set_result(None)
+            if self.plan.warm_up:
+                return
         late = self.stop_at and time.perf_counter() >= self.stop_at
         enough = self.plan.requests and self.tally.started >= self.plan.requests
+        enough = enough or (self.plan.calls and self.asked >= self.plan.warm_up + self.plan.calls)
         if late or enough or self.transport.is_closing():
             self.close()
             return
         self.tally.started += 1
+        self.asked += 1
         if self.talk is None or self.talk.over:
             self.talk = self.begin()
         body = self.talk.ask()
@@ -272,6 +304,7 @@ class Client(asyncio.Protocol):
         shape = plan.shapes[(n + self.number) % len(plan.shapes)]
         stream = plan.streams[(n // len(plan.shapes) + n + self.number) % len(plan.streams)]
         made = AnthropicConversation if plan.url.endswith("/messages") else Conversation
+        made = DeltaConversation if plan.delta else made
         return made(shape, stream=stream, keys=(plan.seed, self.number, n))
 
     def problem(self, body: bytes) -> str:
@@ -303,8 +336,9 @@ class Client(asyncio.Protocol):
         self.close()
 
     def close(self) -> None:
-        if not self.finished.done():
-            self.finished.set_result(None)
+        for end in (self.finished, self.warm):
+            if not end.done():
+                end.set_result(None)
         self.transport.close()
 
 
@@ -331,6 +365,17 @@ async def play(plan: Plan) -> Report:
         )
         clients.append(client)
     async with asyncio.timeout(plan.limit_s):
+        if plan.warm_up:
+            await asyncio.gather(*(client.warm for client in clients))
+            print("warm", flush=True)
+            await loop.run_in_executor(None, sys.stdin.readline)
+            before, tally = tally, Tally()
+            tally.errors, tally.examples = before.errors, before.examples
+            started = time.perf_counter()
+            for client in clients:
+                client.tally = tally
+                if not client.finished.done():
+                    client.next()
         await asyncio.gather(*(client.finished for client in clients))
     wall = max(tally.last_at - started, 1e-9)
     done = len(tally.total_ms)
@@ -358,10 +403,20 @@ def parse_shapes(text: str) -> tuple[texts.Shape, ...]:
     return tuple(shapes)
 
 
+def serve() -> None:
+    """Play the plans of the standard input, one after the other."""
+    while line := sys.stdin.readline():
+        given = json.loads(line)
+        given["shapes"] = parse_shapes(given["shapes"])
+        given["streams"] = tuple(given["streams"])
+        print(json.dumps(asdict(uvloop.run(play(Plan(**given))))), flush=True)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", required=True, help="of the chat completions or the messages endpoint")
+    parser.add_argument("--serve", action="store_true", help="take plans from the standard input")
+    parser.add_argument("--url", help="of the chat completions or the messages endpoint")
     parser.add_argument("--plan", default="4k", help=f"of {', '.join(texts.SHAPES)}")
     parser.add_argument("--stream", choices=["no", "yes", "both"], default="no")
     parser.add_argument("--connections", type=int, default=1)
@@ -371,6 +426,11 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for one answer")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds for the whole run")
     args = parser.parse_args()
+    if args.serve:
+        serve()
+        return
+    if not args.url:
+        parser.error("give --url")
     if not args.seconds and not args.requests:
         parser.error("give --seconds, --requests or both")
     plan = Plan(

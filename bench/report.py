@@ -58,6 +58,8 @@ def save(section: str, data: dict[str, Any], *, command: str) -> None:
     """Replace one section, and write the table anew."""
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     results[section] = {"machine": machine(), "command": command} | data
+    if section == "grid":
+        results.pop("speed", None)  # the table that this one replaces
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     TABLE.write_text(render(results))
     print(f"wrote {TABLE.relative_to(servers.ROOT)}")
@@ -67,7 +69,7 @@ def render(results: dict[str, Any]) -> str:
     """The whole results page."""
     out = ["# What was measured", ""]
     out += ["Written by `make bench` and the commands below; the raw figures are in `results.json`.", ""]
-    sections = (("speed", _speed), ("memory", _memory), ("bodies", _bodies), ("flat", _flat))
+    sections = (("grid", _grid), ("speed", _speed), ("memory", _memory), ("bodies", _bodies), ("flat", _flat))
     for section, draw in sections:
         if section in results:
             out += [*draw(results[section]), *_origin(results[section]), ""]
@@ -107,6 +109,41 @@ def cell_name(row: Row) -> str:
     many = "1 connection" if row["connections"] == 1 else f"{row['connections']} connections"
     paced = f", {row['gap_ms']:g} ms between events" if row["gap_ms"] else ""
     return f"{size}, {many}{', streamed' if row['stream'] else ''}{paced}"
+
+
+_VARIANTS: Final = _NAMES | {
+    "slim": "Tersely, `slim`",
+    "full": "Tersely, `full`",
+    "bypass": "Tersely, bypass",
+    "delta": "Tersely, new messages alone",
+}
+
+
+def _grid(data: dict[str, Any]) -> list[str]:
+    """The speed grid: one line for each cell and variant."""
+    out = ["## Speed", "", *_targets(data["summary"])]
+    keys = ("cpu_us", "cpu_to_bare", "postgres_us", "rps", "p50_ms", "p99_ms", "first_byte_p50_ms")
+    head = ["calls", "variant", "CPU us", "/ bare", "Postgres us", "requests/s", "p50 ms", "p99 ms", "first byte ms"]
+    has_others = bool(data["servers"])
+    head += ["requests/s / LiteLLM", "added p50 / LiteLLM"] if has_others else []
+    keys += ("rps_to_litellm", "added_to_litellm") if has_others else ()
+    rows = [
+        [row["cell"], _VARIANTS[row["variant"]], *(_number(row[key]) for key in keys), str(row["errors"])]
+        for row in data["rows"]
+    ]
+    counted = ", ".join(f"{count} at {connections}" for connections, count in data["calls"].items())
+    others = "; ".join(f"{name} {version}" for name, version in data["servers"].items())
+    return [
+        *out,
+        *_table([*head, "errors"], rows),
+        f"Medians of {data['reps']} repetitions; the variants of a cell take turns. Each connection plays a "
+        f"conversation of its own that is new to the server: after {data['warm_up']} calls come the counted ones "
+        f"({counted} connections), each with the last reply and one new message of 300 bytes more; from 42 KB on with "
+        "tools. CPU: of the worker's processes per call; / bare: over the bare passthrough in the same repetition. "
+        "Anthropic's requests have a `cache_control` that moves along with the newest message. One worker each, pinned "
+        f"to one core; load, model host and Postgres on the other. {others}",
+        "",
+    ]
 
 
 def _speed(data: dict[str, Any]) -> list[str]:

@@ -242,6 +242,13 @@ def set_gap(server: Server, gap_ms: float) -> None:
         pass
 
 
+def set_delay(server: Server, delay_ms: float) -> None:
+    """How long the mock model host thinks before it answers, in milliseconds."""
+    url = f"http://127.0.0.1:{server.port}/_bench/delay?ms={delay_ms}"
+    with urllib.request.urlopen(urllib.request.Request(url, method="POST", data=b""), timeout=5):
+        pass
+
+
 def bare(host: Server, scratch: Path) -> Server:
     """The bare passthrough."""
     port = free_port()

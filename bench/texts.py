@@ -183,6 +183,17 @@ SHAPES: Final = {
         Shape("200k-first", 120, 194_000, 1, 560),
         # The same history for long: what a request costs when the server knows all but the newest.
         Shape("200k-later", 108, 170_000, 60, 200),
+        # For `bench.grid`: conversations without end, and such of one call.
+        *(
+            Shape(f"{name}{ending}", messages, size, turns, 300, tools)
+            for ending, turns in (("", 10**6), ("-new", 1))
+            for name, messages, size, tools in (
+                ("grid4k", 6, 2_500, 0),
+                ("grid42k", 24, 30_000, 10),
+                ("grid121k", 60, 98_000, 20),
+                ("grid221k", 110, 198_000, 20),
+            )
+        ),
         # What a call costs that adds two messages to a conversation: for `bench.growth`, which takes the difference
         # between long and short runs.
         *(

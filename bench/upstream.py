@@ -2,7 +2,8 @@
 
 Every answer differs: it carries the marker of the question (see `texts`). A reply ends with a `<terse>` summary
 when the request asked for one, as a model that follows its instructions would; usage comes with a stream when
-asked for. `POST /_bench/gap?ms=2` sets a pause between the events of all later streams.
+asked for. `POST /_bench/gap?ms=2` sets a pause between the events of all later streams, `POST /_bench/delay?ms=20` one
+before all later answers.
 """
 
 import argparse
@@ -127,6 +128,7 @@ class Replies:
         self.plain = _replies(terse=False)
         self.terse = _replies(terse=True)
         self.gap_s = 0.0
+        self.delay_s = 0.0
         self.counter = count()
 
     def pick(self, body: bytes) -> tuple[bytes, Reply]:
@@ -183,6 +185,9 @@ class Connection(asyncio.Protocol):
         elif path == b"/_bench/gap":
             self.replies.gap_s = float(query.partition(b"=")[2]) / 1000
             self._send([_json_head(200, b"OK", 2), b"{}"])
+        elif path.endswith(b"/_bench/delay"):
+            self._send([_json_head(200, b"OK", 2), b"{}"])
+            self.replies.delay_s = float(query.partition(b"=")[2]) / 1000
         elif path.endswith(b"/models"):
             self._send_json(b'{"object":"list","data":[{"id":"gpt-4o-mini","object":"model"}]}')
         elif path == b"/healthz":
@@ -220,6 +225,12 @@ class Connection(asyncio.Protocol):
         self._send([_json_head(200, b"OK", len(body)) + body])
 
     def _send(self, pieces: list[bytes]) -> None:
+        if self.replies.delay_s:
+            self.loop.call_later(self.replies.delay_s, self._send_now, pieces)
+        else:
+            self._send_now(pieces)
+
+    def _send_now(self, pieces: list[bytes]) -> None:
         self.queue.extend(pieces)
         if not self.sending:
             self.sending = True

@@ -71,9 +71,9 @@ MAX_BATCH = 128
 # How long a request's messages wait for company. Real replies take far longer; a reply that does not is written
 # together with its request in one transaction.
 LINGER = 0.002
-# Under load a lane's transactions begin at least so far apart (seconds, for each other session with a write under way, and
-# at most): a durable commit costs the database as much as the statements of three calls, so several share one. A session
-# that is alone never waits.
+# Under load a lane's transactions begin at least so far apart (seconds, for each other session with a write under way,
+# and at most): a durable commit costs the database as much as the statements of three calls, so several share one. A
+# session that is alone never waits.
 SPACING = 0.00025
 MAX_SPACING = 0.004
 # How long (seconds) the request of a live call waits for its reply, so that most calls take one statement. After that
@@ -149,8 +149,8 @@ class Writer:
         linger: float = LINGER,
         on_full_pages: Callable[[str, str, int], None] | None = None,
     ) -> None:
-        """``linger`` in seconds. ``tail_cache`` are told what has been written, ``on_full_pages`` the tenant, the session
-        and the number of its pages of messages that were filled.
+        """``linger`` in seconds. ``tail_cache`` is told what is written, ``on_full_pages`` the tenant, the session,
+        and how many pages of messages were filled.
         """
         self._database = database
         self._on_full_pages = on_full_pages

@@ -67,8 +67,8 @@ TABLES: dict[str, tuple[str, str]] = {
 }
 # What a retry writes again is the same.
 _SKIPPING = frozenset({"artifacts", "attributes", "terse", "states", "calls", "pending_memory"})
-# Of these a call may bring rows that are stored already, of the others only an epoch that starts. A write that expects a
-# version cannot be a retry, and a plain insert costs the database less.
+# Of these a call may bring rows that are stored already, of the others only an epoch that starts. A write that expects
+# a version cannot be a retry, and a plain insert costs the database less.
 _REPEATING = frozenset({"artifacts", "attributes"})
 
 Record = tuple[Any, ...]
