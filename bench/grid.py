@@ -4,8 +4,8 @@
 
 A repetition goes through all cells, the variants of a cell in turn. Each connection plays a conversation of its own
 that no server has seen: some calls to warm up, then a fixed number of counted ones, each with the last reply and one
-new message more. CPU time is that of the processes' own clocks over the counted calls; ratios are to the bare passthrough
-in the same repetition, and the table has their medians. No repetition begins after ``--minutes``.
+new message more. CPU time is that of the processes' own clocks over the counted calls; ratios are to the bare
+passthrough in the same repetition, and the table has their medians. No repetition begins after ``--minutes``.
 """
 
 import argparse
