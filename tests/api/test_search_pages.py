@@ -29,7 +29,7 @@ async def test_full_pages_are_built_without_a_search(database: Database) -> None
                     ]
                     (await http.post("/api/sessions/long/messages", json={"messages": messages})).raise_for_status()
                 deadline = monotonic() + 150
-                while tuple(await admin.fetchrow(PAGES) or ()) < (4, 4) and monotonic() < deadline:
+                while min(await admin.fetchrow(PAGES) or (0,)) < 4 and monotonic() < deadline:
                     await asyncio.sleep(0.1)
                 found = await admin.fetchrow(PAGES)
                 assert found is not None
