@@ -22,7 +22,7 @@ DEPLOY_TOOLS := $(VENV)/deploy-tools
 GENERATORS := $(VENV)/generators
 ARGS ?=
 
-.PHONY: help run test check coverage fmt lint types contracts bench bench-new-tasks bench-recall pictures faults clients vocabulary screenshots demo-transcript openapi generators deploy-tools lock clean
+.PHONY: help run test check coverage fmt lint types contracts bench bench-new-tasks bench-recall pictures faults clients vocabulary pin-images screenshots demo-transcript openapi generators deploy-tools lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 20
@@ -82,6 +82,13 @@ pictures: $(VENV)/.dev ## draw the pictures of README and docs from bench/*.json
 
 demo-transcript: $(VENV)/.dev ## write the demo of the console, with the scripted model
 	$(BIN)/python -m bench.demo_transcript
+
+pin-images: ## print the digests that the compose file's images have today, as lines for .env (needs docker and the registry)
+	@grep -ohE '[A-Z]+_IMAGE:-[^}]+' docker-compose.yml | sort -u | while IFS= read -r each; do \
+		name="$${each%%:-*}" image="$${each#*:-}"; \
+		digest="$$(docker buildx imagetools inspect "$$image" --format '{{.Manifest.Digest}}')" || exit 1; \
+		echo "$$name=$$image@$$digest"; \
+	done
 
 screenshots: $(VENV)/.dev ## take the pictures of the console for README and docs (needs Chromium)
 	$(BIN)/python -m tests.console.screenshots

@@ -80,6 +80,9 @@ def test_a_program_that_is_not_there_is_named(agents: Path):
         1,
         "tersely: there is no program no-such-agent on the PATH: install it first",
     )
+    wrong = run("wrap", "--port", "8484", "no-such-agent", path=agents)
+    assert wrong.returncode == 1
+    assert "wrap has no option --port" in wrong.stderr
 
 
 def test_every_agent_is_pointed_at_the_service_and_given_the_key():

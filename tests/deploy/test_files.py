@@ -216,3 +216,24 @@ def test_the_systemd_unit_is_understood():
     done = subprocess.run([program, "verify", unit], capture_output=True, text=True, timeout=60, check=False)
     complaints = [line for line in done.stderr.splitlines() if "tersely.service" in line]
     assert [line for line in complaints if "/opt/tersely/bin/tersely is not executable" not in line] == []
+
+
+def test_pin_images_writes_a_line_for_each_image_of_the_compose_file(tmp_path: Path):
+    """With a `docker` that knows the digest of every image."""
+    digest = "sha256:" + "a" * 64
+    fake = tmp_path / "docker"
+    fake.write_text(f'#!/bin/sh\ntest "$1 $2 $3" = "buildx imagetools inspect" && echo {digest}\n')
+    fake.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["make", "-s", "pin-images"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    compose = (ROOT / "docker-compose.yml").read_text()
+    assert lines.keys() == set(re.findall(r"\$\{(\w+_IMAGE):-", compose))
+    for name, image in lines.items():
+        assert image.endswith(f"@{digest}")
+        assert f"{name}:-{image.partition('@')[0]}}}" in compose
+    fake.write_text("#!/bin/sh\nexit 1\n")
+    failed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
+    assert failed.returncode != 0

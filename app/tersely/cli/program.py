@@ -214,7 +214,9 @@ def _print_backup(done: str, manifest: Manifest, *, as_json: bool) -> None:
     if as_json:
         print_json({**counts, "revision": manifest.revision, "created_at": manifest.created_at})
     else:
-        print_text(f"{done} {', '.join(f'{count:,} {name}' for name, count in counts.items())}; digests agree.")
+        names = {name: name.removesuffix("s") if count == 1 else name for name, count in counts.items()}
+        told = ", ".join(f"{count:,} {names[name]}" for name, count in counts.items())
+        print_text(f"{done} {told}; digests agree.")
 
 
 @app.command()

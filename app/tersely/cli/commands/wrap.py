@@ -79,6 +79,8 @@ def launch_of(agent: str, base: str, key: str | None) -> Launch:
 
 def wrap(command: list[str], *, url: str | None, key: str | None, upstream: str | None) -> int:
     """Run an agent to its end; its exit code. ``url``: of a service that must run. Raises `CommandError`."""
+    if command[0].startswith("-"):
+        raise CommandError(f"wrap has no option {command[0]}: `tersely wrap --help` lists them; then the agent follows")
     program = shutil.which(command[0])
     if program is None:
         raise CommandError(f"there is no program {command[0]} on the PATH: install it first")
