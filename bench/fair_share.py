@@ -1,8 +1,9 @@
-"""How far a tenant at full load moves another tenant's calls: ``python -m bench.fair_share [--seconds 20] [--reps 6]``.
+"""How far a tenant at full load moves another tenant's calls.
 
-One tenant asks a question at a time. In every second stretch another one sends as many calls as it can over 32
-connections. Replies are streams whose events have a pause between them, as those of models have. The figures are of the
-quiet tenant: from its request to the end of the reply.
+``python -m bench.fair_share [--seconds 20] [--reps 6] [--connections 32]``: one tenant asks a question at a time. In
+every second stretch another one sends as many calls as it can over so many connections. Replies are streams whose
+events have a pause between them, as those of models have. The figures are of the quiet tenant: from its request to the
+end of the reply.
 """
 
 import argparse
@@ -18,7 +19,6 @@ from bench import servers
 from bench.servers import Server
 
 ADMIN_KEY: Final = "the-operator-s-own-key"
-CONNECTIONS: Final = 32
 GAP_MS: Final = 20.0
 PAUSE: Final = 0.05
 
@@ -50,7 +50,9 @@ async def ask(http: aiohttp.ClientSession, url: str, key: str, text: str) -> flo
     return time.perf_counter() - began
 
 
-async def stretch(url: str, quiet: str, loud: str | None, seconds: float, name: str) -> tuple[list[float], int]:
+async def stretch(
+    url: str, quiet: str, loud: str | None, seconds: float, name: str, connections: int
+) -> tuple[list[float], int]:
     """The times of the quiet tenant, and the calls of the loud one."""
     end = time.monotonic() + seconds
     times: list[float] = []
@@ -62,9 +64,9 @@ async def stretch(url: str, quiet: str, loud: str | None, seconds: float, name: 
             await ask(http, url, loud or "", f"{name} {number} {calls}")
             calls += 1
 
-    connector = aiohttp.TCPConnector(limit=CONNECTIONS + 1)
+    connector = aiohttp.TCPConnector(limit=connections + 1)
     async with aiohttp.ClientSession(connector=connector) as http:
-        shouting = [asyncio.create_task(shout(http, n)) for n in range(CONNECTIONS if loud else 0)]
+        shouting = [asyncio.create_task(shout(http, n)) for n in range(connections if loud else 0)]
         await asyncio.sleep(min(1.0, seconds / 4))
         while time.monotonic() < end:
             times.append(await ask(http, url, quiet, f"{name} quiet {len(times)}"))
@@ -73,18 +75,18 @@ async def stretch(url: str, quiet: str, loud: str | None, seconds: float, name: 
     return times, calls
 
 
-async def measure(server: Server, seconds: float, reps: int) -> None:
+async def measure(server: Server, seconds: float, reps: int, connections: int) -> None:
     """Measure and print."""
     url = f"http://127.0.0.1:{server.port}"
     async with aiohttp.ClientSession() as http:
         quiet, loud = await key_of(http, url, "quiet"), await key_of(http, url, "loud")
-    await stretch(url, quiet, loud, 3.0, "warm")
+    await stretch(url, quiet, loud, 3.0, "warm", connections)
     alone: list[float] = []
     beside: list[float] = []
     ratios: list[float] = []
     for rep in range(reps):
-        by_itself, _ = await stretch(url, quiet, None, seconds, f"{rep}a")
-        loaded, calls = await stretch(url, quiet, loud, seconds, f"{rep}b")
+        by_itself, _ = await stretch(url, quiet, None, seconds, f"{rep}a", connections)
+        loaded, calls = await stretch(url, quiet, loud, seconds, f"{rep}b", connections)
         alone += by_itself
         beside += loaded
         ratios.append(statistics.median(loaded) / statistics.median(by_itself))
@@ -98,7 +100,7 @@ async def measure(server: Server, seconds: float, reps: int) -> None:
           f"median of stretches {statistics.median(ratios) - 1:+.1%}")  # fmt: skip
 
 
-def run(scratch: Path, seconds: float, reps: int) -> None:
+def run(scratch: Path, seconds: float, reps: int, connections: int) -> None:
     """Start the servers and measure."""
     with servers.running([]) as started:
         host = servers.upstream(scratch)
@@ -106,7 +108,7 @@ def run(scratch: Path, seconds: float, reps: int) -> None:
         servers.set_gap(host, GAP_MS)
         server = servers.tersely(host, scratch, {"TERSELY_AUTH": "keys", "TERSELY_ADMIN_KEY": ADMIN_KEY})
         started.append(server)
-        asyncio.run(measure(server, seconds, reps))
+        asyncio.run(measure(server, seconds, reps, connections))
 
 
 def main() -> None:
@@ -114,9 +116,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--reps", type=int, default=6)
+    parser.add_argument("--connections", type=int, default=32)
     given = parser.parse_args()
     with servers.scratch_dir() as scratch:
-        run(scratch, given.seconds, given.reps)
+        run(scratch, given.seconds, given.reps, given.connections)
 
 
 if __name__ == "__main__":
