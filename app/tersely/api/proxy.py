@@ -41,8 +41,8 @@ from tersely.service.proxy.proxy import Proxy
 _log = logging.getLogger(__name__)
 
 # The rest of a refused body is read and dropped as long as an accepted one may take, but for so many seconds at least,
-# while so many bytes arrive in each part of this time. A client that sends sees the refusal; one that has stopped is
-# disconnected.
+# while so many bytes arrive in each part of this time; one of an allowed size, at this pace, to its end. A client that
+# sends sees the refusal; one that has stopped is disconnected.
 LINGER = 5.0
 LINGER_PART = 2.0
 LINGER_BYTES = 64 * 1024
@@ -251,7 +251,9 @@ class ProxyRoutes:
         await send({"type": "http.response.start", "status": status, "headers": sent})
         await send({"type": "http.response.body", "body": body, "more_body": True})
         if _has_body(scope) and not any(name == b"expect" for name, _ in scope["headers"]):
-            await _discard_body(receive, max(LINGER, self._body_timeout))
+            size = announced_size(scope)
+            slowest = size / LINGER_BYTES * LINGER_PART if size <= self._max_body else 0.0
+            await _discard_body(receive, max(LINGER, self._body_timeout, slowest))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return status
 
