@@ -76,7 +76,7 @@ def test_a_stored_epoch_of_an_earlier_release_is_read() -> None:
 def test_a_stored_epoch_keeps_the_names_that_earlier_releases_read() -> None:
     # What is new since is passed over by them.
     written = msgspec.json.decode(write_epoch(read_epoch(msgspec.json.encode(STORED_EPOCH))))
-    assert written == {**STORED_EPOCH, "is_plain": False}
+    assert written == {**STORED_EPOCH, "is_plain": False, "folds_repeats": False, "excerpts": []}
 
 
 def spooled_names(value: object) -> set[str]:

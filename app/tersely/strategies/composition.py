@@ -24,6 +24,7 @@ from tersely.strategies.epochs.policies import (
     Watermarks,
     content_tokens,
 )
+from tersely.strategies.head.file_excerpts import insert_file_excerpts
 from tersely.strategies.head.layers import (
     EarlierSummary,
     inject_summary,
@@ -61,6 +62,8 @@ from tersely.strategies.stages import insert_activity_log, keep_all, keep_recent
 
 # Log, index and summary each get at most this share of the low watermark, whatever their own limits allow.
 HEAD_SHARE = 0.25
+# Excerpts of files are what the agent works with, so they may take more.
+FILES_SHARE = 0.42
 LOG_LIMIT = 2_000
 SUMMARY_LIMIT = 2_000
 # More tokens than any history has: only the model's window is a limit then.
@@ -124,6 +127,10 @@ class Start:
         """
         default = 0 if isinstance(self.policy, EveryRequest) else DEFAULT_REFERENCES
         return self.share(default if configured is None else configured)
+
+    def files_limit(self, configured: int) -> int:
+        """Return the tokens of excerpts of files: at most their share of the low watermark."""
+        return min(configured, int(self.watermarks.low * FILES_SHARE))
 
     def references(self, configured: int | None) -> Stage:
         """Make the stage that indexes the identifiers of what this epoch cuts or shortens."""
@@ -263,6 +270,7 @@ def closing_of(strategy: Strategy, encode: Encode) -> tuple[Stage, ...]:
 
 def _slim(strategy: Slim, start: Start) -> Composition:
     log_limit = start.share(LOG_LIMIT)
+    files = start.files_limit(strategy.files)
     log = insert_activity_log(
         start.inputs,
         limit=log_limit,
@@ -273,9 +281,9 @@ def _slim(strategy: Slim, start: Start) -> Composition:
     turns = () if isinstance(start.policy, Auto) else (keep_recent_turns(strategy.recent_turns),)
     return Composition(
         shape=turns,
-        head=(log, start.references(strategy.references)),
+        head=(log, start.references(strategy.references), insert_file_excerpts(limit=files, encode=start.encode)),
         recent_turns=strategy.recent_turns,
-        head_reserve=start.index_limit(strategy.references) + log_limit // 4,
+        head_reserve=start.index_limit(strategy.references) + log_limit // 4 + files // 2,
     )
 
 

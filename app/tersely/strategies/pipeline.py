@@ -13,7 +13,16 @@ from functools import reduce
 
 from tersely.domain.errors import ContextTooLarge
 from tersely.domain.history.context import Context, ContextMessage, Kept, LayerReport, Repair, Report, TurnReport
-from tersely.domain.history.history import CoveredFacts, Entry, Epoch, HeadMessage, Prefix, Reference, Snapshot
+from tersely.domain.history.history import (
+    CoveredFacts,
+    Entry,
+    Epoch,
+    FileExcerpt,
+    HeadMessage,
+    Prefix,
+    Reference,
+    Snapshot,
+)
 from tersely.domain.history.pairing import UnpairedMessages, prove_pairing, repair
 from tersely.domain.history.tiers import Tier
 from tersely.domain.messages import INSTRUCTION_ROLES, Message, Text
@@ -40,7 +49,7 @@ class Draft:
     Every loaded message is in exactly one of ``kept`` (verbatim, between head and tail), ``tail`` and ``gone`` (left
     out), in the order of the history (that of ``seq``, unless a client rebuilt its history). ``cut`` is the first
     sequence number of the tail, 1 if nothing was ever left out. ``references`` are the candidates that an epoch carries
-    over. `Epoch` explains ``summary_covers_to``, ``head_covers_to`` and ``covered``.
+    over, ``excerpts`` the texts of files. `Epoch` explains ``summary_covers_to``, ``head_covers_to`` and ``covered``.
     """
 
     cut: int = 1
@@ -58,6 +67,7 @@ class Draft:
     summary_covers_to: int = 0
     head_covers_to: int = 0
     covered: CoveredFacts | None = None
+    excerpts: tuple[FileExcerpt, ...] = ()
 
     @property
     def entries(self) -> tuple[Entry, ...]:

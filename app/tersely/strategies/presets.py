@@ -36,11 +36,12 @@ class Full:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slim:
-    """Activity log and recent turns (flo.monster, "Terse Mode")."""
+    """Activity log and recent turns (flo.monster, "Terse Mode"). ``files``: tokens of excerpts of files."""
 
     recent_turns: int = _number(3, 1, 10)
     references: int | None = _index()
     derive_terse: bool = True
+    files: int = _number(0, 0, MAX_REFERENCES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +126,8 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
     "compact": Compact,
     "tiered": Tiered,
 }
+# Parameters that stored fingerprints of earlier releases do not name: 0 is what these did.
+_LATER = frozenset({"files"})
 _NAMES = {kind: name for name, kind in STRATEGIES.items()}
 
 
@@ -135,7 +138,8 @@ def strategy_name(strategy: Strategy) -> str:
 
 def strategy_text(strategy: Strategy) -> str:
     """Name and parameters, for fingerprints and answers: ``slim(derive_terse=True, recent_turns=3, ...)``."""
-    values = ", ".join(f"{name}={value}" for name, value in sorted(asdict(strategy).items()))
+    given = {name: value for name, value in asdict(strategy).items() if value or name not in _LATER}
+    values = ", ".join(f"{name}={value}" for name, value in sorted(given.items()))
     return f"{strategy_name(strategy)}({values})"
 
 

@@ -97,6 +97,15 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True, rename={"last_seq": "
     used_by_model: bool
 
 
+class FileExcerpt(msgspec.Struct, frozen=True, kw_only=True):
+    """A text of the file ``path`` as messages ``seqs`` read, wrote or changed it; ``turn`` is the turn of the first."""
+
+    path: str
+    turn: int
+    seqs: tuple[int, ...]
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """A summary of the live messages ``first_seq`` to ``last_seq`` (inclusive), made for one ``purpose``.
@@ -217,7 +226,8 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_EPOCH):
 
     ``is_plain``: requests show everything as the client sent it, without instructions and tools of Tersely's in front
     (`tersely.strategies.epochs.additions`). Plans of earlier releases had both from their first request on.
-    ``folds_repeats``: references replace repeated text in tool results (`tersely.strategies.reduction.repeats`).
+    ``excerpts``: texts of files that the head shows, which later epochs carry over. ``folds_repeats``: references
+    replace repeated text in tool results (`tersely.strategies.reduction.repeats`).
 
     ``cleared_at``: contexts leave out everything before this sequence number, where the session was last cleared.
     ``summary_covers_to``: the carried-over summary covers messages before this sequence number (0: none is carried
@@ -252,6 +262,7 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_EPOCH):
     covered: CoveredFacts | None = None
     is_plain: bool = False
     folds_repeats: bool = False
+    excerpts: tuple[FileExcerpt, ...] = ()
 
     def without_messages(
         self,
@@ -272,6 +283,7 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_EPOCH):
             self,
             kept=tuple(sorted({*self.kept} - changed | {seq for seq in pinned if seq < self.cut})),
             references=tuple(reference for reference in self.references if reference.last_seq not in gone),
+            excerpts=tuple(excerpt for excerpt in self.excerpts if gone.isdisjoint(excerpt.seqs)),
         )
         first = min((seq for seq in changed if seq >= self.cleared_at), default=self.covered_to)
         is_behind = last is not None and last < self.cut  # nothing is left of the tail

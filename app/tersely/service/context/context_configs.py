@@ -133,14 +133,7 @@ class ContextConfigs:
     def _parse_strategy(self, text: str) -> Strategy:
         strategy = parse_strategy(text, references=self._references)
         if isinstance(strategy, Slim) and not self._derive_terse:
-            return parse_strategy(
-                {
-                    "name": "slim",
-                    "recent_turns": strategy.recent_turns,
-                    "references": strategy.references,
-                    "derive_terse": False,
-                }
-            )
+            return replace(strategy, derive_terse=False)
         return strategy
 
 

@@ -80,7 +80,8 @@ def _size_of(row: TailRow) -> int:
 def _size_of_plan(plan: Epoch | None) -> int:
     if plan is None:
         return 0
-    return sum(4 * len(message.text) for message in plan.head) + 300 * len(plan.references) + 40 * len(plan.kept)
+    texts = sum(len(message.text) for message in plan.head) + sum(len(excerpt.text) for excerpt in plan.excerpts)
+    return 4 * texts + 300 * len(plan.references) + 40 * len(plan.kept)
 
 
 class TailCache:

@@ -109,7 +109,7 @@ def clear_all() -> Stage:
 
     def stage(draft: Draft) -> Draft:
         pinned = [entry for entry in must_stay(draft.kept, draft.tail) if not entry.message.starts_turn or entry.pinned]
-        return replace(draft.with_cut(_behind(draft), pinned), references=())
+        return replace(draft.with_cut(_behind(draft), pinned), references=(), excerpts=())
 
     return stage
 
