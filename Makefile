@@ -22,7 +22,7 @@ DEPLOY_TOOLS := $(VENV)/deploy-tools
 GENERATORS := $(VENV)/generators
 ARGS ?=
 
-.PHONY: help run test check coverage fmt lint types contracts bench bench-new-tasks bench-recall pictures faults clients vocabulary pin-images screenshots demo-transcript openapi generators deploy-tools lock clean
+.PHONY: help run test test-distributed check coverage fmt lint types contracts bench bench-new-tasks bench-recall pictures faults clients vocabulary pin-images screenshots demo-transcript openapi generators deploy-tools lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 20
@@ -32,6 +32,10 @@ run: $(VENV)/.runtime ## install and serve on 127.0.0.1:8484 (ARGS="--upstream s
 
 test: $(VENV)/.dev ## install and run all tests
 	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+test-distributed: $(VENV)/.dev ## run store, service and proxy tests on a Citus cluster (TERSELY_TEST_DISTRIBUTED_URL: its coordinator)
+	@test -n "$$TERSELY_TEST_DISTRIBUTED_URL" || { echo "TERSELY_TEST_DISTRIBUTED_URL=postgresql://superuser@coordinator/postgres is needed (docs/scaling.md)" >&2; exit 1; }
+	$(BIN)/python -m pytest -n 1 tests/store tests/service tests/proxy $(ARGS)
 
 check: $(VENV)/.dev ## format, lint, types, import contracts, tests: what CI runs
 	$(BIN)/ruff format --check .

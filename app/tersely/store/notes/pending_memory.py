@@ -27,11 +27,9 @@ DUE = """
 SELECT tenant_id, session_id, epoch, first_seq, last_seq, runs, strategy, dialect, model, due_at
 FROM pending_memory WHERE due_at <= $1 AND tries < $2 ORDER BY due_at LIMIT $3
 """
-TAKE_OVER = f"""
-UPDATE pending_memory SET tries = tries + 1, due_at = ($7::timestamptz[])[least(tries + 1, cardinality($7))]
-WHERE {HERE} AND epoch = $3 AND first_seq = $4 AND last_seq = $5 AND due_at <= $6
-RETURNING tries
-"""
+_ENTRY = f"{HERE} AND epoch = $3 AND first_seq = $4 AND last_seq = $5"
+HOLD_DUE = f"SELECT tries FROM pending_memory WHERE {_ENTRY} AND due_at <= $6 FOR UPDATE"
+TAKE_OVER = f"UPDATE pending_memory SET tries = $6, due_at = $7 WHERE {_ENTRY}"
 DELETE_OF_EPOCH = f"DELETE FROM pending_memory WHERE {HERE} AND epoch = $3"
 DELETE_OF_RUNS = f"DELETE FROM pending_memory WHERE {HERE} AND epoch = 0 AND first_seq = $3 AND last_seq = $4"
 
@@ -114,10 +112,11 @@ async def due(database: Database, now: datetime, *, limit: int) -> list[DueMemor
 
 
 async def take_over(connection: Connection, each: DueMemory, now: datetime) -> bool:
-    """Claim a due entry; False if it has been written or claimed meanwhile."""
+    """Claim a due entry, in a transaction; False if it has been written or claimed meanwhile."""
     entry = each.entry
-    times = [now + GRACE * 2**tries for tries in range(MOST_TRIES)]
-    taken = await connection.fetchval(
-        TAKE_OVER, each.tenant, each.session_id, entry.epoch, entry.first_seq, entry.last_seq, now, times
-    )
-    return taken is not None
+    key = (each.tenant, each.session_id, entry.epoch, entry.first_seq, entry.last_seq)
+    tries = await connection.fetchval(HOLD_DUE, *key, now)
+    if tries is None:
+        return False
+    await connection.execute(TAKE_OVER, *key, tries + 1, now + GRACE * 2**tries)
+    return True
