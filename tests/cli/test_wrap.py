@@ -60,14 +60,15 @@ def test_an_agent_talks_to_a_running_service(database: Database, agents: Path):
         for name in ("claude", "qwen"):
             done = run("wrap", "--url", service.url, name, "hello", "--help", path=agents)
             assert done.returncode == 7, done.stderr
-            assert done.stdout.startswith("built ['hello', '--help']")
+            # A short session goes up as it is.
+            assert done.stdout == "passthrough ['hello', '--help']\n"
             assert service.url in done.stderr
         assert [each.path for each in model.state.received] == ["/v1/messages", "/v1/chat/completions"]
 
 
 def test_a_service_is_started_for_the_agent_and_ends_with_it(database: Database, agents: Path):
     done = run("wrap", "--upstream", "scripted", "claude", "hello", path=agents, DATABASE_URL=database.dsn)
-    assert (done.returncode, done.stdout.startswith("built")) == (7, True), done.stderr
+    assert (done.returncode, done.stdout.startswith("passthrough")) == (7, True), done.stderr
     base = done.stderr.partition("talks to Tersely at ")[2].partition(";")[0]
     assert base.startswith("http://127.0.0.1:")
     refused = run("wrap", "--url", base, "claude", "hello", path=agents)
