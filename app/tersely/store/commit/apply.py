@@ -252,7 +252,7 @@ def _enter_epoch(new: NewEpoch, state: State, now: datetime, rows: NewRows) -> N
     rows.epochs.append(
         (
             state.id, epoch.number, epoch.cut, epoch.reason, epoch.head_tokens, new.tokens_before, new.tokens_after,
-            now, new.plan,
+            now, new.past_plan,
         )
     )  # fmt: skip
     if new.memory is not None:

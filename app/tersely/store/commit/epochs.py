@@ -127,7 +127,7 @@ async def start(connection: Connection, tenant: str, session: Session, new: NewE
         return False
     await connection.execute(
         ADD, tenant, session.id, epoch.number, epoch.cut, epoch.reason, epoch.head_tokens, new.tokens_before,
-        new.tokens_after, now, new.plan,
+        new.tokens_after, now, new.past_plan,
     )  # fmt: skip
     await states.add_found(connection, tenant, session.id, new.states)
     if new.memory is not None:

@@ -18,6 +18,7 @@ from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Role
 from tersely.domain.text.state import StateBlock
 from tersely.store.history.artifacts import Artifact
+from tersely.store.history.sessions import write_epoch
 from tersely.store.notes.pending_memory import PendingMemory
 
 Mode = Literal["full", "append"]
@@ -56,6 +57,13 @@ class NewEpoch:
     derived: tuple[TerseEntry, ...] = ()
     states: tuple[StateBlock, ...] = ()
     memory: PendingMemory | None = None
+
+    @property
+    def past_plan(self) -> bytes:
+        """The plan as it is kept with past epochs: without the candidates that only the next epoch takes over. They are
+        nine tenths of the plan of a long session.
+        """
+        return write_epoch(structs.replace(self.epoch, references=())) if self.epoch.references else self.plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
