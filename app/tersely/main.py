@@ -163,6 +163,7 @@ def build(
                 partial(migrate_when_there, base.database, database_url),
                 cleanup.keep_clean,
                 limiter.keep_current,
+                partial(base.calibrations.keep_shared, base.database, clock),
                 partial(report_pool, base.database.sizes, base.metrics),
                 remembering.keep_resuming,
             ],

@@ -12,7 +12,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -87,11 +87,12 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def prometheus(target: str, directory: Path) -> Iterator[Prometheus]:
-    """Prometheus with the project's own configuration, which looks every second at ``target``."""
+def prometheus(targets: Sequence[str], directory: Path) -> Iterator[Prometheus]:
+    """Prometheus with the project's own configuration, which looks every second at ``targets``."""
     config = yaml.safe_load((ALERTS.parent / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-    config["scrape_configs"][0]["static_configs"] = [{"targets": [target]}]
+    del config["scrape_configs"][0]["dns_sd_configs"]  # a name of a network of containers
+    (directory / "replicas.yml").write_text(yaml.safe_dump([{"targets": list(targets)}]))
     (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
     shutil.copy(ALERTS, directory)
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -174,7 +175,7 @@ def test_every_panel_and_every_alert_finds_data(database: Database, tmp_path: Pa
         many(relay(database)) as (way,),
         scripted() as model,
         serve(database, model.url, dsn=way.dsn, chat_commands="on") as service,
-        prometheus(f"127.0.0.1:{service.port}", tmp_path) as watcher,
+        prometheus([f"127.0.0.1:{service.port}"], tmp_path) as watcher,
     ):
         wait_until(lambda: watcher.scrapes() >= 2, 30)
         load(service.url, model)

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,11 +26,13 @@ import psutil
 
 from tersely.embedded_postgres import open_embedded_postgres
 from tersely.fakellm.scripted import Received, ScriptedReply
+from tersely.store.db.connection import Database
 from tersely.store.db.migrations import migrate
 from tests.conftest import TERSELY
 from tests.faults.ways import Way, open_way
 from tests.support.conversations import script
 from tests.support.processes import ROOT, postgres_of, postmaster
+from tests.support.tenants import tenant
 from tests.support.upstreams import Model, scripted
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -157,8 +159,14 @@ class Rig:
     summarizer_way: Way
     url: str = ""
     sharing_url: str = ""
+    key: str = ""
     starting: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     start_times: list[float] = field(default_factory=list)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a client of the rig sends besides."""
+        return {"X-Tersely-Key": self.key} if self.key else {}
 
     def note_start(self, replica: Program) -> None:
         """Leave a replica out of what is expected to be healthy until it takes calls."""
@@ -167,7 +175,8 @@ class Rig:
 
         async def follow() -> None:
             began = time.monotonic()
-            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as http:
+            timeout = aiohttp.ClientTimeout(total=5)
+            async with aiohttp.ClientSession(timeout=timeout, headers=self.headers) as http:
                 await _takes_calls(http, f"http://127.0.0.1:{replica.port}")
             self.start_times.append(time.monotonic() - began)
             del self.starting[replica.name]
@@ -197,7 +206,7 @@ class Rig:
         """Wait until each replica takes a call and stores it; return after how many seconds that was."""
         began = time.monotonic()
         timeout = aiohttp.ClientTimeout(total=5)
-        async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.timeout(limit):
+        async with aiohttp.ClientSession(timeout=timeout, headers=self.headers) as http, asyncio.timeout(limit):
             urls = [f"http://127.0.0.1:{each.port}" for each in self.replicas if each.name not in self.starting]
             await asyncio.gather(*(_takes_calls(http, each) for each in (*urls, self.url, self.sharing_url)))
         return time.monotonic() - began
@@ -250,7 +259,8 @@ def small_disk(home: Path) -> Iterator[Path | None]:
             subprocess.run(["umount", "-l", str(place)], check=False)
 
 
-async def _prepare(admin_dsn: str, owner_dsn: str) -> None:
+async def _prepare(admin_dsn: str, owner_dsn: str, *, has_key: bool) -> str:
+    """Make the schema, and a tenant with a key where one is needed. Returns the key."""
     admin = await asyncpg.connect(admin_dsn)
     try:
         await admin.execute(f"CREATE ROLE {OWNER} LOGIN NOSUPERUSER CREATEROLE PASSWORD 'faults'")
@@ -258,12 +268,20 @@ async def _prepare(admin_dsn: str, owner_dsn: str) -> None:
     finally:
         await admin.close()
     await migrate(owner_dsn)
+    if not has_key:
+        return ""
+    store = Database(dsn=owner_dsn, size=1, timeout=10)
+    await store.open()
+    try:
+        return (await tenant(store)).key
+    finally:
+        await store.close()
 
 
-def _replica(home: Path, name: str, dsn: str, data_dir: Path, hosts: dict[str, str], *more: str) -> Program:
+def _replica(home: Path, name: str, dsn: str, data_dir: Path, settings: Mapping[str, str], *more: str) -> Program:
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("TERSELY", "DATABASE"))}
     port = free_port()
-    environment = {**clean, **OPTIONS, **hosts, "DATABASE_URL": dsn, "TERSELY_DATA_DIR": str(data_dir)}
+    environment = {**clean, **OPTIONS, **settings, "DATABASE_URL": dsn, "TERSELY_DATA_DIR": str(data_dir)}
     return Program([TERSELY, "serve", "--port", str(port), *more], home, name, port, environment)
 
 
@@ -311,8 +329,8 @@ async def wait_for_port(port: int, limit: float = 20) -> None:
 
 
 @asynccontextmanager
-async def open_rig(rng: random.Random) -> AsyncIterator[Rig]:
-    """The whole system for the length of the block. Its logs stay in its folder if the block fails."""
+async def open_rig(rng: random.Random, **options: str) -> AsyncIterator[Rig]:
+    """The whole system for the length of the block. ``options``: further variables of the replicas."""
     home = Path(tempfile.mkdtemp(prefix="tersely-faults-", dir="/tmp"))
     home.chmod(0o755)
     async with AsyncExitStack() as stack:
@@ -326,7 +344,7 @@ async def open_rig(rng: random.Random) -> AsyncIterator[Rig]:
         query = parse_qs(urlsplit(postgres.admin_dsn).query)
         place = f"host={quote(query['host'][0])}&port={query['port'][0]}"
         dsn = f"postgresql://{OWNER}:faults@/{DATABASE}?{place}"
-        await _prepare(postgres.admin_dsn, dsn)
+        key = await _prepare(postgres.admin_dsn, dsn, has_key=options.get("TERSELY_AUTH") == "keys")
         model, summarizer = enter(scripted()), enter(scripted())
         model.state.script, summarizer.state.script = script, Summaries()
         way = await stack.enter_async_context(open_way(int(model.url.split(":")[2].split("/")[0]), rng))
@@ -338,6 +356,7 @@ async def open_rig(rng: random.Random) -> AsyncIterator[Rig]:
             "TERSELY_GEMINI_BASE_URL": root,
             "TERSELY_GEMINI_GCA_BASE_URL": root,
             "TERSELY_SUMMARIZER_BASE_URL": f"http://127.0.0.1:{other.port}/v1",
+            **options,
         }
         bouncer = _bouncer(home, postgres.admin_dsn)
         data_dir = (disk or home) / "data"
@@ -367,6 +386,7 @@ async def open_rig(rng: random.Random) -> AsyncIterator[Rig]:
             summarizer_way=other,
             url=f"http://127.0.0.1:{ports[0]}",
             sharing_url=f"http://127.0.0.1:{ports[1]}",
+            key=key,
         )
         await rig.wait_healthy(300)
         yield rig

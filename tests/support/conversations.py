@@ -85,6 +85,7 @@ class Conversation:
     history: list[tuple[str, str]] = field(default_factory=list)
     reply_id: str = ""
     log: list[str] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
 
     @property
     def is_delta(self) -> bool:
@@ -97,7 +98,7 @@ class Conversation:
         text = f"{'TOOL ' if 'tools' in self.kind else ''}Q:{self.name}:{number}."
         path, body, headers = self._request(text)
         try:
-            got = await _fetch(http, self.url + path, body, headers)
+            got = await _fetch(http, self.url + path, body, {**self.headers, **headers})
             self.log.append(f"{number} {got.status} {got.context} {got.session} {got.has_ended}")
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             self.log.append(f"{number} {type(error).__name__}")

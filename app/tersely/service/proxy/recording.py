@@ -738,7 +738,10 @@ class Recorder:
         if is_one_round and report.input_tokens and report.tokens_after:
             metrics.estimate_error.observe(report.input_tokens / report.tokens_after)
             self._calibrations.observe(
-                prepared.request.model, estimated=report.tokens_after, reported=report.input_tokens
+                prepared.request.model,
+                tenant=prepared.call.tenant,
+                estimated=report.tokens_after,
+                reported=report.input_tokens,
             )
 
 
