@@ -130,7 +130,7 @@ class Driver:
             compared = await self._compare_settled(since)
             errors += _faults_in(compared)
             if not compared.is_right:
-                errors.append(await self._stored_of(compared))
+                errors.append(await stored_of(self._rig.admin_dsn, self._talking(), compared))
         except Exception as error:
             errors.append(f"{type(error).__name__} {error}"[:300])
         finally:
@@ -167,19 +167,6 @@ class Driver:
             self.unsettled += 1
             await asyncio.sleep(1)
 
-    async def _stored_of(self, compared: Compared) -> str:
-        """What the store holds of the conversations that are not right: session, number, place, role, status, text."""
-        found = [*compared.lost, *compared.doubled, *compared.misplaced, *compared.split, *compared.mixed]
-        wrong = [each for each in self._talking() if any(each.name in line for line in found)]
-        connection = await asyncpg.connect(self._rig.admin_dsn)
-        try:
-            rows = await connection.fetch(_STORED, [f"%Q:{each.name}:%" for each in wrong])
-        finally:
-            await connection.close()
-        logs = {each.name: each.log for each in wrong}
-        stored = [f"{r[0][:8]} #{r[1]} @{r[2]:g} t{r[3]} {r[4]} {r[5]} {r[6]} {r[7]}" for r in rows]
-        return "\n      ".join(["stored:", *stored, *(f"{name}: {log}" for name, log in logs.items())])
-
     def _talking(self) -> list[Conversation]:
         return [each.conversation for each in self._talkers]
 
@@ -200,6 +187,19 @@ class Driver:
             await fault(self._rig, own)
 
         await asyncio.gather(*(one(each, random.Random(rng.random())) for each in faults))
+
+
+async def stored_of(admin_dsn: str, conversations: Sequence[Conversation], compared: Compared) -> str:
+    """What the store holds of the conversations that are not right: session, number, place, role, status, text."""
+    found = [*compared.lost, *compared.doubled, *compared.misplaced, *compared.split, *compared.mixed]
+    wrong = [each for each in conversations if any(each.name in line for line in found)]
+    connection = await asyncpg.connect(admin_dsn)
+    try:
+        rows = await connection.fetch(_STORED, [f"%Q:{each.name}:%" for each in wrong])
+    finally:
+        await connection.close()
+    stored = [f"{r[0]} #{r[1]} @{r[2]:g} t{r[3]} {r[4]} {r[5]} {r[6]} {r[7]}" for r in rows]
+    return "\n      ".join(["stored:", *stored, *(f"{each.kind} {each.name}: {each.log}" for each in wrong)])
 
 
 def _faults_in(compared: Compared) -> list[str]:

@@ -66,7 +66,7 @@ class Calibrations:
         while True:
             now = clock()
             try:
-                if not database.is_away:
+                if not database.is_away():
                     await self.share(database, now, since)
                     since = now - SKEW
             except (StoreUnavailable, StoreRefused) as error:
