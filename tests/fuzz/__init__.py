@@ -1,0 +1,1 @@
+"""Random histories in every dialect against models that refuse what providers refuse."""
