@@ -1,4 +1,4 @@
-"""Random conversations: texts, parallel calls, results, edits and repetitions, as the clients of each dialect send them.
+"""Random conversations: texts, parallel calls, results, edits and repetitions, as clients of each dialect send them.
 
 Every text carries a mark. The marks of a client's history, in their order, are to be those of the stored session.
 """
