@@ -226,11 +226,12 @@ async def test_a_conversation_whose_first_reply_waits_goes_on_elsewhere(
     await stored_right(one, database, [conversation])
 
 
+@pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize("kind", ["chat", "chat tools stream", "anthropic", "responses"])
 async def test_two_replicas_that_store_a_beginning_at_the_same_moment_end_with_one_session(
-    database: Database, model: Model, tmp_path: Path, kind: str
+    database: Database, model: Model, tmp_path: Path, kind: str, calls: int
 ) -> None:
-    """The replay of the first call and the second call, on another replica, cannot see each other's session."""
+    """The replay of the first calls and the next one, on another replica, cannot see each other's session."""
     with (
         relay(database) as way,
         served(database, model, tmp_path / "one", dsn=way.dsn, database_timeout=6.0) as one,
@@ -238,7 +239,7 @@ async def test_two_replicas_that_store_a_beginning_at_the_same_moment_end_with_o
     ):
         way.cut()
         conversation = Conversation(one.url, kind)
-        assert [got.context for got in await hold(conversation, 1)] == ["fail-open"]
+        assert [got.context for got in await hold(conversation, calls)] == ["fail-open"] * calls
         conversation.url = other.url
         async with locked(database, "messages IN SHARE MODE"):
             asking = asyncio.create_task(hold(conversation, 1))

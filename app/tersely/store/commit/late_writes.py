@@ -66,19 +66,33 @@ SELECT DISTINCT s.id, s.created_at FROM (
 WHERE m.seq <= $4 AND s.created_at >= $2 AND s.client_id IS NOT DISTINCT FROM $3
 ORDER BY s.created_at, s.id LIMIT 8
 """
-# A session that has nothing but one question, with so many replies: one or none.
-LEAVE = """
+# A session that has nothing but one question without a reply.
+LEAVE_QUESTION = """
 UPDATE sessions AS s SET version = version + 1, edits = edits + 1, edited = true, open_chain = NULL
-WHERE s.tenant_id = $1 AND s.id = $2 AND s.calls <= 1 AND $3 >= (
-    SELECT count(*) FROM messages m WHERE m.tenant_id = $1 AND m.session_id = $2 AND m.chain IS NOT NULL
+WHERE s.tenant_id = $1 AND s.id = $2 AND s.calls <= 1 AND NOT EXISTS (
+    SELECT FROM messages m WHERE m.tenant_id = $1 AND m.session_id = $2 AND m.chain IS NOT NULL
 ) RETURNING s.id
+"""
+LEAVE = """
+UPDATE sessions SET version = version + 1, edits = edits + 1, edited = true, open_chain = NULL
+WHERE tenant_id = $1 AND id = $2
 """
 LEAVE_MESSAGES = """
 UPDATE messages SET status = 'superseded', chain = NULL
 WHERE tenant_id = $1 AND session_id = $2 AND status = 'live'
 """
-LEAVE_REPLY_IDS = "DELETE FROM reply_ids WHERE tenant_id = $1 AND session_id = $2"
-LEAVE_CALL = "DELETE FROM calls WHERE tenant_id = $1 AND session_id = $2 AND exchange = $3"
+# Replies of one session for the same messages of another one, whose numbers are $4.
+MOVE_REPLIES = """
+UPDATE messages AS m SET raw = o.raw, model_raw = o.model_raw, chain = o.chain, finish = o.finish
+FROM messages o, unnest($4::bigint[], $5::bigint[]) AS n (old, new)
+WHERE o.tenant_id = $1 AND o.session_id = $2 AND o.seq = n.old AND o.chain IS NOT NULL
+  AND m.tenant_id = $1 AND m.session_id = $3 AND m.seq = n.new AND m.chain IS NULL
+"""
+MOVE_REPLY_IDS = """
+UPDATE reply_ids AS r SET session_id = $3, seq = n.new FROM unnest($4::bigint[], $5::bigint[]) AS n (old, new)
+WHERE r.tenant_id = $1 AND r.session_id = $2 AND r.seq = n.old
+"""
+TOUCH = "UPDATE sessions SET version = version + 1 WHERE tenant_id = $1 AND id = $2"
 # So many messages more than the exchange has may come before its reply in such a session.
 SPARE_MESSAGES = 64
 # An exchange of more bytes is given more time.
@@ -146,46 +160,55 @@ async def _in_session_since(connection: Connection, write: ReplyWrite, create: N
     if found is None or found == request.session_id:
         return request
     is_there = await sessions.get(connection, tenant, request.session_id) is not None
-    if is_there and not await _leave(connection, request, replies=0):
-        return request
+    if is_there:
+        if await connection.fetchval(LEAVE_QUESTION, tenant, request.session_id) is None:
+            return request
+        await connection.execute(LEAVE_MESSAGES, tenant, request.session_id)
     return replace(request, session_id=found, create=None)
-
-
-async def _leave(connection: Connection, request: RequestWrite, *, replies: int) -> bool:
-    """Give up the session that a request made, unless it has more than that request and so many replies."""
-    session = request.tenant, request.session_id
-    if await connection.fetchval(LEAVE, *session, replies) is None:
-        return False
-    await connection.execute(LEAVE_MESSAGES, *session)
-    await connection.execute(LEAVE_REPLY_IDS, *session)
-    await connection.execute(LEAVE_CALL, *session, request.exchange)
-    return True
 
 
 async def rejoin(
     database: Database, tail_cache: TailCache, write: ReplyWrite, create: NewSession, *, now: datetime
 ) -> bool:
-    """Move an exchange to the session that continues it, where both made a session at the same moment.
+    """Leave the session of an exchange for one that continues it, where both were made at the same moment.
 
-    Neither could see the other's. Returns whether there is such a session. Raises as `write_late`.
+    Neither could see the other's. What was relayed becomes part of the other session; the calls stay where they were.
+    Returns whether there is such a session. Raises as `write_late`.
     """
-    request, tenant = write.request, write.request.tenant
-    moved: str | None = None
+    request, tenant, old = write.request, write.request.tenant, write.request.session_id
+    new: str | None = None
     try:
         async with database.transaction(tenant) as connection:
             await connection.execute(TAKE_TURN, tenant, now)
-            moved = await _find_session_since(
+            new = await _find_session_since(
                 connection, tenant, request.now, create.client_id, request.incoming, write.replies
             )
-            if moved is None or moved == request.session_id or not await _leave(connection, request, replies=1):
+            if new is None or new == old:
                 return False
-            there = replace(write, request=replace(request, session_id=moved, create=None))
-            return await _write(connection, there, None, version=None)
+            for session_id in sorted((old, new)):
+                await connection.execute(LEAVE if session_id == old else TOUCH, tenant, session_id)
+            left, kept = [
+                [each.row for each in await messages.all_rows(connection, tenant, session_id) if _is_current(each)]
+                for session_id in (old, new)
+            ]
+            if not left or [each.digest for each in left] != [each.digest for each in kept[: len(left)]]:
+                raise _NotTheSame
+            numbers = [each.seq for each in left], [each.seq for each in kept[: len(left)]]
+            await connection.execute(MOVE_REPLIES, tenant, old, new, *numbers)
+            await connection.execute(MOVE_REPLY_IDS, tenant, old, new, *numbers)
+            await connection.execute(LEAVE_MESSAGES, tenant, old)
+            return True
+    except _NotTheSame:
+        return False
     except asyncpg.PostgresError as error:
         raise refusal(error) from error
     finally:
-        for session_id in filter(None, (request.session_id, moved)):
+        for session_id in filter(None, (old, new)):
             tail_cache.forget(tenant, session_id)
+
+
+class _NotTheSame(Exception):
+    """The other session is another conversation: nothing is changed."""
 
 
 async def _write(connection: Connection, write: ReplyWrite, outcome: Outcome | None, *, version: int | None) -> bool:
