@@ -17,7 +17,7 @@ from tests.faults.ways import MODES, Mode, Way
 
 TABLES = ("messages", "sessions", "calls", "epochs", "terse")
 # The server or the way to it is gone, perhaps by another fault of the round.
-GONE = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+GONE = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 Fault = Callable[[Rig, random.Random], Awaitable[None]]
 _TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1 AND pid <> pg_backend_pid()"
 _BACKEND = "SELECT pid FROM pg_stat_activity WHERE usename = $1"
