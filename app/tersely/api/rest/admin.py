@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.routing import APIRoute
 from typing_extensions import override
 
-from tersely.api.rest.guard import Guard, known_parameters, refuse_unknown_parameters
+from tersely.api.rest.guard import Guard, GuardedRoute
 from tersely.api.rest.responses import json_response, page_response, write_time
 from tersely.api.rest.schemas.admin import (
     KeyLimitsIn,
@@ -27,7 +25,6 @@ from tersely.api.rest.schemas.admin import (
 )
 from tersely.api.rest.schemas.common import Limit
 from tersely.api.rest.services import AppServices
-from tersely.api.transport.body import Disconnected
 from tersely.domain.errors import Forbidden, NotFound, Unauthorized
 from tersely.domain.limits import Limits
 from tersely.service.limits.tenants import LimitedKey, LimitedTenant
@@ -37,26 +34,13 @@ After = Annotated[str, Query(max_length=200, description="The `next` of the page
 OfTenant = Annotated[str | None, Query(max_length=128, description="Only this tenant's keys.")]
 
 
-class AdminRoute(APIRoute):
+class AdminRoute(GuardedRoute):
     """A route for the operator."""
 
     @override
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-        has_body = self.body_field is not None
-        known = known_parameters(self.dependant)
-
-        async def admit(request: Request) -> Response:
-            guard: Guard = request.app.state.guard
-            _check_admin(request, guard)
-            try:
-                admitted = await guard.read(request, has_body=has_body)
-            except Disconnected:
-                return Response(status_code=499)
-            refuse_unknown_parameters(request, known)
-            return await handle(admitted)
-
-        return admit
+    async def admit(self, guard: Guard, request: Request, *, has_body: bool) -> Request:
+        _check_admin(request, guard)
+        return await guard.read(request, has_body=has_body)
 
 
 def _check_admin(request: Request, guard: Guard) -> None:

@@ -105,22 +105,25 @@ def parse(body: bytes) -> Any:
 class GuardedRoute(APIRoute):
     """A route that admits its requests through the `Guard` of the application."""
 
+    async def admit(self, guard: Guard, request: Request, *, has_body: bool) -> Request:
+        """Check the request's key and read its body."""
+        return await guard.admit(request, has_body=has_body)
+
     @override
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         has_body = self.body_field is not None
         known = known_parameters(self.dependant)
 
-        async def admit(request: Request) -> Response:
-            guard: Guard = request.app.state.guard
+        async def serve(request: Request) -> Response:
             try:
-                admitted = await guard.admit(request, has_body=has_body)
+                admitted = await self.admit(request.app.state.guard, request, has_body=has_body)
             except Disconnected:
                 return Response(status_code=499)
             refuse_unknown_parameters(request, known)
             return await handle(admitted)
 
-        return admit
+        return serve
 
 
 def known_parameters(dependant: Dependant) -> frozenset[str]:

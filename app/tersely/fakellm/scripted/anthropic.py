@@ -14,6 +14,7 @@ from tersely.fakellm.scripted.replies import (
     calls_of,
     dump,
     pieces,
+    prompt_sizes,
     text_of,
 )
 from tersely.fakellm.strict.anthropic import check, overflow
@@ -145,9 +146,7 @@ def _without_marks(value: object) -> object:
 
 
 def _sizes(request: Mapping[str, Any]) -> tuple[int, int]:
-    messages = sum(len(dump(message)) for message in request.get("messages") or ())
-    tools = request.get("tools")
-    return messages + len(dump(request.get("system") or "")), len(dump(tools)) if tools else 0
+    return prompt_sizes(request, request.get("messages"), instructions="system")
 
 
 ANTHROPIC = Wire(

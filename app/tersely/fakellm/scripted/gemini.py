@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tersely.fakellm.scripted.replies import ModelRequest, ScriptedExchange, Wire, calls_of, dump, pieces, text_of
+from tersely.fakellm.scripted.replies import (
+    ModelRequest,
+    ScriptedExchange,
+    Wire,
+    calls_of,
+    dump,
+    pieces,
+    prompt_sizes,
+    text_of,
+)
 from tersely.fakellm.strict.gemini import check, check_model, overflow, wants_signatures
 from tersely.fakellm.strict.openai_chat import Refusal
 
@@ -118,9 +127,7 @@ def _prompt(request: Mapping[str, Any]) -> Iterable[bytes]:
 
 
 def _sizes(request: Mapping[str, Any]) -> tuple[int, int]:
-    contents = sum(len(dump(content)) for content in request.get("contents") or ())
-    tools = request.get("tools")
-    return contents + len(dump(request.get("systemInstruction") or "")), len(dump(tools)) if tools else 0
+    return prompt_sizes(request, request.get("contents"), instructions="systemInstruction")
 
 
 GEMINI = Wire(

@@ -13,6 +13,7 @@ from tersely.fakellm.scripted.replies import (
     Wire,
     dump,
     pieces,
+    prompt_sizes,
     text_of,
 )
 from tersely.fakellm.strict.openai_chat import Refusal, check, overflow
@@ -142,9 +143,7 @@ def _prompt(request: Mapping[str, Any]) -> Iterable[bytes]:
 
 
 def _sizes(request: Mapping[str, Any]) -> tuple[int, int]:
-    messages = sum(len(dump(message)) for message in request.get("messages") or ())
-    tools = request.get("tools")
-    return messages, len(dump(tools)) if tools else 0
+    return prompt_sizes(request, request.get("messages"))
 
 
 CHAT = Wire(

@@ -17,6 +17,7 @@ from tersely.fakellm.scripted.replies import (
     calls_of,
     dump,
     pieces,
+    prompt_sizes,
     text_of,
 )
 from tersely.fakellm.strict.openai_chat import Refusal
@@ -163,9 +164,7 @@ def _prompt(request: Mapping[str, Any]) -> Iterable[bytes]:
 
 
 def _sizes(request: Mapping[str, Any]) -> tuple[int, int]:
-    items = sum(len(dump(item)) for item in _items(request))
-    tools = request.get("tools")
-    return items + len(dump(request.get("instructions") or "")), len(dump(tools)) if tools else 0
+    return prompt_sizes(request, _items(request), instructions="instructions")
 
 
 RESPONSES = Wire(

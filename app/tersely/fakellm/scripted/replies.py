@@ -208,6 +208,15 @@ def dump(value: object) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode()
 
 
+def prompt_sizes(
+    request: Mapping[str, Any], messages: Iterable[object] | None, *, instructions: str = ""
+) -> tuple[int, int]:
+    """Return the bytes of the messages with the member ``instructions``, and those of the tools."""
+    own = len(dump(request.get(instructions) or "")) if instructions else 0
+    tools = request.get("tools")
+    return own + sum(len(dump(message)) for message in messages or ()), len(dump(tools)) if tools else 0
+
+
 def digest(content: bytes) -> str:
     """Return a short name for bytes."""
     return blake2b(content, digest_size=12).hexdigest()
