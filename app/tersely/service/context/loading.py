@@ -6,7 +6,7 @@ What is read is a snapshot of one moment. Nothing in the store changes because a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import takewhile
@@ -81,63 +81,12 @@ async def load_history(
     as they will be stored; without them tokens are estimated.
     """
     session = match.session
-    epoch = epoch_of(match, config)
-    cut = max(match.expanded_from, config.first_seq(epoch))
-    stored_instructions: tuple[bytes, ...] = ()
-    blocks: list[BlockMessage] = []
     if match.is_delta and session is not None:
-        cut = await first_seq_to_load(connection, tenant, session, config, cut)
-        is_partly_read = cut > (epoch.cut if epoch is not None else 1)
-        if is_partly_read:
-            epoch = await _epoch_from_newest(connection, tenant, session, epoch, cut, budget.now)
-        stored = await messages.live_from(connection, tenant, session.id, cut, last=session.last_seq)
-        if match.decision.kind == "retry" and (answered := match.decision.answered) is not None:
-            stored = [each for each in stored if each.position <= answered.position]
-        kept = await _kept_content(connection, tenant, session.id, epoch, cut)
-        if epoch is not None and (questions := await _questions_of_late(connection, tenant, session, stored, cut)):
-            # These questions were cut while their replies were under way. From now on they are kept with their replies.
-            known = {each.seq for each in kept}
-            kept = sorted(
-                (*kept, *(each for each in questions if each.seq not in known)), key=lambda each: each.position
-            )
-            epoch = structs.replace(epoch, kept=tuple(sorted({*epoch.kept, *(each.seq for each in questions)})))
-        new = new_entries(match, incoming, budget.now, counts)
-        size = _bytes_of(stored)
-        shown = await run_in_thread_if_large(size, stored_entries, [*kept, *stored], dialect, new)
-        is_kept = {each.seq for each in kept}
-        entries = [entry for entry in shown if entry.seq not in is_kept]
-        kept_entries = [entry for entry in shown if entry.seq in is_kept]
-        known = {placed.seq for placed in match.decision.placed} | set(match.decision.superseded)
-        kinds = {is_outside_messages(message.raw) for message in incoming.messages if message.is_instruction}
-        outside: list[StoredMessage] = []
-        if not kinds or any(not row.row.is_link and row.row.seq not in known for row in match.rows):
-            outside = await messages.instructions(connection, tenant, session.id)
-        given = [row for row in outside if row.role in INSTRUCTION_ROLES and row.seq not in known]
-        given = [row for row in given if is_outside_messages(row.raw) not in kinds]
-        stored_instructions = tuple(stored_instruction(row, dialect) for row in given)
-        alone = [row for row in outside if row.role not in INSTRUCTION_ROLES and row.seq not in known]
-        tail = [each for each in stored if each.seq not in is_kept]
-        blocks = await run_in_thread_if_large(size, stored_blocks, alone, tail, match, cut, dialect)
-        hidden: list[StoredMessage] = []
-        if session.edited or (epoch is not None and epoch.is_stale):
-            hidden = await messages.hidden_texts(connection, tenant, session.id)
-        if epoch is not None and epoch.cut > 1 and (is_partly_read or not epoch.has_injected):
-            # Clients inject blocks into their first messages.
-            hidden = [*await messages.first_questions(connection, tenant, session.id, epoch.cut), *hidden]
-        injected = await run_in_thread_if_large(
-            size, injected_in_store, epoch, blocks, hidden, [*kept_entries, *entries], match, incoming, dialect
-        )
+        loaded = await _load_stored(connection, tenant, session, match, incoming, dialect, config, budget, counts)
     else:
-        kept_rows = await _kept_rows(connection, tenant, match, epoch, cut)
-        duplicates = await stored_duplicates(connection, tenant, match, incoming, dialect, kept_rows)
         restore = restore or partial(restore_reply, dialect)
-        entries, kept_entries = await run_in_thread_if_large(
-            incoming.size, resent_entries, match, incoming, dialect, restore, kept_rows, duplicates, cut, budget.now
-        )
-        injected = injected_in_request(match, incoming)
-    snapshot = await run_in_thread_if_large(
-        incoming.size, _snapshot, match, entries, kept_entries, cut, budget, config, injected, epoch
-    )
+        loaded = await _load_resent(connection, tenant, match, incoming, dialect, config, budget, restore)
+    snapshot = await run_in_thread_if_large(incoming.size, _snapshot, match, loaded, budget, config)
     snapshot, advance = _first_due(snapshots_at(snapshot) if snapshots_at else (snapshot,), config, budget.now)
     inputs = EpochInputs()
     # Instructions are put into an epoch that otherwise stays as it is.
@@ -150,10 +99,137 @@ async def load_history(
         snapshot=snapshot,
         advance=advance,
         epoch_inputs=inputs,
-        is_verbatim=not match.is_delta and _are_as_resent([*kept_entries, *entries], incoming),
-        instructions=stored_instructions,
+        is_verbatim=not match.is_delta and _are_as_resent([*loaded.kept, *loaded.entries], incoming),
+        instructions=loaded.instructions,
+        blocks=loaded.blocks,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loaded:
+    """The messages of a context: ``kept`` before the cut, ``entries`` from there on, and the epoch that they belong to.
+
+    ``instructions`` and ``blocks`` are stored ones that the request does not bring.
+    """
+
+    epoch: Epoch | None
+    cut: int
+    entries: Sequence[Entry]
+    kept: Sequence[Entry]
+    injected: tuple[InjectedBlock, ...]
+    instructions: tuple[bytes, ...] = ()
+    blocks: tuple[BlockMessage, ...] = ()
+
+
+async def _load_resent(
+    connection: Connection,
+    tenant: str,
+    match: SessionMatch,
+    incoming: IncomingHistory,
+    dialect: Dialect,
+    config: ContextConfig,
+    budget: TokenBudget,
+    restore: Restore,
+) -> _Loaded:
+    """Take the messages from a request that carries its whole history."""
+    epoch = epoch_of(match, config)
+    cut = max(match.expanded_from, config.first_seq(epoch))
+    kept_rows = await _kept_rows(connection, tenant, match, epoch, cut)
+    duplicates = await stored_duplicates(connection, tenant, match, incoming, dialect, kept_rows)
+    entries, kept = await run_in_thread_if_large(
+        incoming.size, resent_entries, match, incoming, dialect, restore, kept_rows, duplicates, cut, budget.now
+    )
+    return _Loaded(epoch=epoch, cut=cut, entries=entries, kept=kept, injected=injected_in_request(match, incoming))
+
+
+async def _load_stored(
+    connection: Connection,
+    tenant: str,
+    session: Session,
+    match: SessionMatch,
+    incoming: IncomingHistory,
+    dialect: Dialect,
+    config: ContextConfig,
+    budget: TokenBudget,
+    counts: Sequence[int] | None,
+) -> _Loaded:
+    """Read the messages from the store, for a request that brings only new ones."""
+    epoch = epoch_of(match, config)
+    cut = max(match.expanded_from, config.first_seq(epoch))
+    cut = await first_seq_to_load(connection, tenant, session, config, cut)
+    is_partly_read = cut > (epoch.cut if epoch is not None else 1)
+    if is_partly_read:
+        epoch = await _epoch_from_newest(connection, tenant, session, epoch, cut, budget.now)
+    stored = await messages.live_from(connection, tenant, session.id, cut, last=session.last_seq)
+    if match.decision.kind == "retry" and (answered := match.decision.answered) is not None:
+        stored = [each for each in stored if each.position <= answered.position]
+    kept, epoch = await _kept_messages(connection, tenant, session, stored, epoch, cut)
+    is_kept = {each.seq for each in kept}
+    size = _bytes_of(stored)
+    new = new_entries(match, incoming, budget.now, counts)
+    shown = await run_in_thread_if_large(size, stored_entries, [*kept, *stored], dialect, new)
+    outside = await _stored_outside(connection, tenant, session, match, incoming)
+    alone = [row for row in outside if row.role not in INSTRUCTION_ROLES]
+    tail = [each for each in stored if each.seq not in is_kept]
+    blocks = await run_in_thread_if_large(size, stored_blocks, alone, tail, match, cut, dialect)
+    hidden: list[StoredMessage] = []
+    if session.edited or (epoch is not None and epoch.is_stale):
+        hidden = await messages.hidden_texts(connection, tenant, session.id)
+    if epoch is not None and epoch.cut > 1 and (is_partly_read or not epoch.has_injected):
+        # Clients inject blocks into their first messages.
+        hidden = [*await messages.first_questions(connection, tenant, session.id, epoch.cut), *hidden]
+    in_order = [
+        *(entry for entry in shown if entry.seq in is_kept),
+        *(entry for entry in shown if entry.seq not in is_kept),
+    ]
+    injected = await run_in_thread_if_large(
+        size, injected_in_store, epoch, blocks, hidden, in_order, match, incoming, dialect
+    )
+    return _Loaded(
+        epoch=epoch,
+        cut=cut,
+        entries=[entry for entry in shown if entry.seq not in is_kept],
+        kept=[entry for entry in shown if entry.seq in is_kept],
+        injected=injected,
+        instructions=tuple(stored_instruction(row, dialect) for row in outside if row.role in INSTRUCTION_ROLES),
         blocks=tuple(blocks),
     )
+
+
+async def _kept_messages(
+    connection: Connection,
+    tenant: str,
+    session: Session,
+    stored: Sequence[StoredMessage],
+    epoch: Epoch | None,
+    cut: int,
+) -> tuple[Sequence[StoredMessage], Epoch | None]:
+    """Return the messages that the epoch keeps before ``cut``, and the epoch.
+
+    Questions that were cut while their replies were under way are kept from now on, with their replies.
+    """
+    kept = await _kept_content(connection, tenant, session.id, epoch, cut)
+    if epoch is None or not (questions := await _questions_of_late(connection, tenant, session, stored, cut)):
+        return kept, epoch
+    known = {each.seq for each in kept}
+    kept = sorted((*kept, *(each for each in questions if each.seq not in known)), key=lambda each: each.position)
+    return kept, structs.replace(epoch, kept=tuple(sorted({*epoch.kept, *(each.seq for each in questions)})))
+
+
+async def _stored_outside(
+    connection: Connection, tenant: str, session: Session, match: SessionMatch, incoming: IncomingHistory
+) -> list[StoredMessage]:
+    """Return stored instructions and messages of injected blocks that the request neither brings nor replaces."""
+    known = {placed.seq for placed in match.decision.placed} | set(match.decision.superseded)
+    kinds = {is_outside_messages(message.raw) for message in incoming.messages if message.is_instruction}
+    if kinds and all(row.row.is_link or row.row.seq in known for row in match.rows):
+        return []
+    rows = await messages.instructions(connection, tenant, session.id)
+    return [
+        row
+        for row in rows
+        if row.seq not in known and not (row.role in INSTRUCTION_ROLES and is_outside_messages(row.raw) in kinds)
+    ]
 
 
 async def _questions_of_late(
@@ -238,7 +314,9 @@ def load_resent(
     if _missing_kept(match, epoch, cut):
         return None
     entries, kept = resent_entries(match, incoming, dialect, restore, (), {}, cut, budget.now)
-    snapshot = _snapshot(match, entries, kept, cut, budget, config, injected_in_request(match, incoming), epoch)
+    injected = injected_in_request(match, incoming)
+    loaded = _Loaded(epoch=epoch, cut=cut, entries=entries, kept=kept, injected=injected)
+    snapshot = _snapshot(match, loaded, budget, config)
     if isinstance(decide(snapshot, strategy=config.strategy, policy=config.policy, now=budget.now), Advance):
         return None
     return History(
@@ -249,18 +327,9 @@ def load_resent(
     )
 
 
-def _snapshot(
-    match: SessionMatch,
-    entries: Sequence[Entry],
-    kept: Sequence[Entry],
-    cut: int,
-    budget: TokenBudget,
-    config: ContextConfig,
-    injected: tuple[InjectedBlock, ...],
-    epoch: Epoch | None,
-) -> Snapshot:
-    session = match.session
-    entries, kept = count_apart(entries, kept, injected)
+def _snapshot(match: SessionMatch, loaded: _Loaded, budget: TokenBudget, config: ContextConfig) -> Snapshot:
+    session, epoch, injected = match.session, loaded.epoch, loaded.injected
+    entries, kept = count_apart(loaded.entries, loaded.kept, injected)
     return Snapshot(
         entries=tuple(memos_in_epoch(entries, config.strategy, epoch)),
         kept=tuple(memos_in_epoch(kept, config.strategy, epoch)),
@@ -275,7 +344,7 @@ def _snapshot(
         ran_out=epoch is not None and _ran_out(match, epoch),
         calls=session.calls if session else 0,
         last_call_at=_latest(session.last_call_at if session else None, budget.last_call_at),
-        older_tokens=0 if epoch is None or cut == 1 else _older_tokens(epoch, entries),
+        older_tokens=0 if epoch is None or loaded.cut == 1 else _older_tokens(epoch, entries),
         read_back=config.read_back,
         instructions=config.instructions,
         folds_repeats=config.folds_repeats,
