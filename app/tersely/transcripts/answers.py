@@ -1,4 +1,4 @@
-"""Replies on the wire, put together as SDKs do."""
+"""Assemble recorded replies, whole or streamed, as SDKs do."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ class _Unfinished(ValueError):
 
 
 def read_answer(dialect: DialectName, body: bytes, *, is_streamed: bool) -> tuple[Mapping[str, Any], bool]:
-    """Return the reply's message in wire form, and whether chat completions told the usage. Raises ValueError and the
-    like.
+    """Return the reply's message in wire form, and whether chat completions reported the usage.
+
+    Raises ValueError, KeyError or TypeError.
     """
     match dialect:
         case "openai_chat":
@@ -57,7 +58,7 @@ class _Assembled:
         self.has_usage = self.has_usage or chunk.get("usage") is not None
         for choice in chunk.get("choices") or ():
             if choice.get("index"):
-                continue  # the first of several choices is the one that counts
+                continue  # only the first of several choices is read
             delta = choice.get("delta") or {}
             if delta.get("content") is not None:
                 self.content = (self.content or "") + delta["content"]

@@ -15,12 +15,12 @@ TIME = "x_ts"
 
 
 class BadTranscript(TerselyError):
-    """A file that is no transcript."""
+    """A file that is not a transcript."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyForm:
-    """How a client asks. ``has_option``: of a stream, the usage (chat completions) or a JSON array (Gemini)."""
+    """How a client wants the reply. ``has_option``: with usage (chat completions), or as a JSON array (Gemini)."""
 
     model: str
     is_streamed: bool = False
@@ -29,7 +29,7 @@ class ReplyForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRequest:
-    """A call to be made: ``target`` is path and query. ``asks_usage``: None where the format leaves no choice."""
+    """A call to be made: ``target`` is path and query. ``asks_usage``: None if the format has no such option."""
 
     dialect: DialectName
     target: str

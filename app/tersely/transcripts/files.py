@@ -1,8 +1,8 @@
-"""Files of conversations: which of the known forms each has is told by what its lines look like.
+"""Read files of conversations. The form of a file is recognised by its lines:
 
 - one conversation on each line, in the wire form of a dialect (`forms`);
 - a client's requests, one on each line (`recordings`);
-- what an agent leaves on its user's disk, one conversation in a file (`agents`).
+- an agent's own session file, one conversation (`agent_files`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ def load_transcript(
     on_bad_line: OnBadLine | None = None,
     max_line: int = MAX_LINE,
 ) -> Transcript:
-    """Read a file, or its first ``limit`` conversations; lines that do not tell are taken to be in ``dialect``.
+    """Read a file, or its first ``limit`` conversations; ``dialect`` is that of lines that name none and look like
+    none.
 
     Raises `BadTranscript` with the first line (at most ``max_line`` bytes) that is no conversation; with
-    ``on_bad_line``, that is told instead, and the line left out.
+    ``on_bad_line``, that function gets the problem instead, and the line is skipped.
     """
 
     def bad(number: int, why: str) -> None:

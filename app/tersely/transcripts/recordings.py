@@ -57,12 +57,12 @@ class Recorded:
 
 
 def is_call(line: Mapping[str, Any]) -> bool:
-    """Return whether a line is a request with its way to the server; such as have no body are no model calls."""
+    """Return whether a line is a request with its address. Requests without a body are no model calls."""
     return not line.keys().isdisjoint({"body", "request_file", "method"}) and ("path" in line or "url" in line)
 
 
 def with_files(line: Mapping[str, Any], read: Callable[[str], bytes]) -> Mapping[str, Any]:
-    """Return a line with the files that it names, each read by its name. Raises ValueError where a body is no JSON."""
+    """Return a line with the content of the files that it names. Raises ValueError where a body is no JSON."""
     if not isinstance(line.get("request_file"), str):
         return line
     whole = {**line, "body": raw_json.load(read(line["request_file"]))}
@@ -101,7 +101,7 @@ def read_recording(
 ) -> Conversation:
     """Return all model calls of a recording as one conversation; other requests, probes among them, are left out.
 
-    ``lines`` come with their numbers, ``replies`` with what the requests are numbered by. Raises `BadTranscript`.
+    ``lines`` have their numbers. ``replies`` are keyed by the number of their request. Raises `BadTranscript`.
     """
     calls = [call for number, line in lines if (call := _read_call(number, line, replies, dialect)) is not None]
     return Conversation(id=name, number=1, steps=tuple(_with_replies(calls)), is_recording=True)
@@ -148,7 +148,7 @@ def _body(line: Mapping[str, Any], number: int) -> bytes | None:
 
 
 def _names_model(dialect: DialectName, body: bytes) -> bool:
-    """Hosts that know the model by the address alone have another format than those that are known here."""
+    """Return whether a request names its model. Hosts that take it from the address have an unknown format."""
     return dialect == "gemini" or "model" in raw_json.split_object(body)
 
 
@@ -177,7 +177,7 @@ def _target(dialect: DialectName, line: Mapping[str, Any]) -> str:
 
 
 def _headers(value: object) -> dict[str, str]:
-    """Return a client's own headers, without those of one connection and those that speak to Tersely."""
+    """Return a client's own headers, without hop-by-hop headers and those for Tersely."""
     pairs: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else ()
     named = {str(name).lower(): str(words) for name, words in pairs}
     return {name: words for name, words in named.items() if name not in _NOT_FORWARDED and not name.startswith(_OURS)}
@@ -217,17 +217,17 @@ def _bare_request(dialect: DialectName, line: Mapping[str, Any]) -> ReplayReques
 
 
 def _with_replies(calls: Sequence[Recorded]) -> Iterator[RecordedCall]:
-    """Yield the calls in order. What nobody recorded is looked for in what the client says later."""
+    """Yield the calls in order. A reply that was not recorded is taken from a later request, which resends it."""
     histories = [_links(call.request) for call in calls]
     given = {call.reply["id"]: call.place for call in calls if call.reply is not None and call.reply.get("id")}
     items = {item.get("id") for call in calls for item in (call.reply or {}).get("output") or ()}
     last: int | None = None
     for place, call in enumerate(calls):
         named = previous_reply(call.request)
-        # Where no reply was recorded with its id, a client goes on from the last one.
+        # Without a recorded id, a request continues from the last reply.
         follows = (given.get(named) if given else last) if named else None
         if (named and follows is None) or not _references(call.request) <= items:
-            continue  # it goes on from what is not here
+            continue  # the reply that it continues was not recorded
         reply = call.reply
         if reply is None:
             later = (each for other, each in zip(calls[place + 1 :], histories[place + 1 :], strict=True)
@@ -249,7 +249,7 @@ def previous_reply(request: ReplayRequest) -> str | None:
 
 
 def _references(request: ReplayRequest) -> set[object]:
-    """Return the ids of items that a request names without saying them: only the provider has what they are."""
+    """Return the ids of items that a request references without their content, which only the provider has."""
     items = _history(raw_json.load(request.body), "input") if request.dialect == "openai_responses" else None
     return {item.get("id") for item in items or () if isinstance(item, dict) and _is_reference(item)}
 
@@ -262,7 +262,7 @@ def _is_reference(item: Mapping[str, Any]) -> bool:
 
 
 def going_on_from(request: ReplayRequest, reply_id: str) -> ReplayRequest:
-    """Return the request as a client makes it that was given a reply under another id than was recorded."""
+    """Return the request of a client that got the reply under ``reply_id`` instead of the recorded id."""
     members = raw_json.split_object(request.body)
     return replace(request, body=raw_json.join_object({**members, PREVIOUS: raw_json.dump(reply_id)}))
 

@@ -1,4 +1,4 @@
-"""A reply in the wire form of its dialect: as it was recorded, what it says, the text that a tag can be added to."""
+"""Recorded replies in the wire form of their dialect: read one, list its parts, replace its last text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bits(message: Mapping[str, Any], dialect: DialectName) -> list[Bit]:
 
 
 def last_text(message: Mapping[str, Any], dialect: DialectName) -> str | None:
-    """Return the last text of a reply; None where there is none."""
+    """Return the last text of a reply, or None."""
     found = _PLACES[dialect](message)
     value: Any = message
     for key in found or ():
@@ -48,7 +48,7 @@ def with_last_text(message: Mapping[str, Any], dialect: DialectName, text: str) 
 
 
 def has_calls(message: Mapping[str, Any], dialect: DialectName) -> bool:
-    """Return whether a reply calls tools of the client's."""
+    """Return whether a reply calls tools."""
     return any(kind == CALL for kind, _ in _BITS[dialect](message))
 
 
@@ -150,7 +150,7 @@ def _response_bits(message: Mapping[str, Any]) -> Iterator[Bit]:
 
 
 def _dump(value: Mapping[str, Any]) -> str:
-    """As JSON; a member that says nothing is as good as none."""
+    """Return a value as JSON, without empty members."""
     return json.dumps({key: each for key, each in value.items() if each not in (None, "")}, sort_keys=True)
 
 

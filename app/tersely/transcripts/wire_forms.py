@@ -1,4 +1,4 @@
-"""The wire form of a whole conversation in each dialect: recognised, taken apart, made into requests."""
+"""The wire form of a whole conversation in each dialect: recognise it, split it, make requests of it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ _REPLY_FORM_FIELDS = frozenset({"model", "stream", "stream_options"})
 
 
 def recognise(line: Mapping[str, Any], dialect: DialectName | None = None) -> DialectName:
-    """Return the dialect of a conversation: the one that it names, or else ``dialect``, or else what it looks like.
+    """Return the dialect of a conversation: the one that it names, or else ``dialect``, or else the one that it
+    looks like.
 
-    Raises `BadTranscript` for what is in none.
+    Raises `BadTranscript` if there is none.
     """
     named = line.get("dialect", dialect)
     if named is not None and named not in DIALECTS:
@@ -71,7 +72,7 @@ def _envelope(line: Mapping[str, Any], dialect: DialectName) -> Mapping[str, Any
 
 
 def steps_of(line: Mapping[str, Any], dialect: DialectName) -> list[RecordedCall]:
-    """Yield a call for each reply of the model, after everything before it."""
+    """Return a call for each reply of the model, with everything before it as its request."""
     form = FORMS[dialect]
     rest = {
         key: value for key, value in line.items() if key not in ANNOTATIONS | _REPLY_FORM_FIELDS and not _is_note(key)
@@ -113,7 +114,7 @@ def _time_of(message: object) -> datetime | None:
 
 
 def is_reply(raw: bytes, dialect: DialectName) -> bool:
-    """Return whether the model says this message."""
+    """Return whether the message is a reply of the model."""
     try:
         return DIALECTS[dialect].read_message(raw).role == "assistant"
     except InvalidRequest:

@@ -96,7 +96,7 @@ class Account:
         return name == "stored_bytes" or self.paused.get(name, 0.0) > self.monotonic()
 
     def take(self, need: Need) -> Hold:
-        """Take what a request needs. Of all limits there must be enough."""
+        """Reserve the amounts for a request. The caller has checked that no limit lacks any."""
         self.used_at = self.monotonic()
         self.recent += 1
         tokens = money = 0.0
@@ -112,7 +112,7 @@ class Account:
         return Hold(self, tokens, money, is_concurrent=need.is_concurrent)
 
     def charge(self, tokens: float, money: float) -> None:
-        """Count use that no request has reserved. What is owed by it is settled in the background."""
+        """Count use that no request has reserved. A resulting debt is settled in the background."""
         self._begin_period()
         if self.limits.tokens_per_day is not None:
             self.tokens -= tokens
@@ -120,7 +120,7 @@ class Account:
             self.money -= money
 
     def wait(self, name: LimitName) -> float:
-        """Return the seconds that a refused client is told to wait."""
+        """Return the seconds that a refused client should wait."""
         return retry_after(name, self.use, self.limits, self.clock())
 
     def _call_tokens(self, need: Need) -> float:
@@ -133,7 +133,7 @@ class Account:
         return min(self.mean_money, (self.limits.money_per_month or 0.0) / 2)
 
     def learn(self, tokens: float, money: float) -> None:
-        """Learn from the use of a finished call."""
+        """Update the mean use of a call."""
         if self.mean_tokens is None:
             self.mean_tokens, self.mean_money = tokens, money
         else:
@@ -172,14 +172,14 @@ class Account:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether nothing is lost with this account."""
+        """Return whether the account can be dropped without losing counts."""
         return (
             not (self.in_flight or self.slots or self.waiting or self.requests or self.tokens or self.money)
             and self.unreported == NOTHING
         )
 
     def ask(self, *, wants: bool) -> UseRequest:
-        """Return what to ask for. Debts and returned amounts leave the balances at once: see `revert`."""
+        """Return the request for the next portion. Debts and returned amounts leave the balances: see `revert`."""
         self._begin_period()
         is_idle = not wants and self.monotonic() - self.used_at > IDLE
         settled = Portion(
@@ -211,7 +211,7 @@ class Account:
         return replace(ask, used=plus(ask.used, self.reported, sign=-1))
 
     def accept(self, ask: UseRequest, granted: Grant, *, is_local: bool) -> None:
-        """Add what was granted. ``is_local``: by this worker itself, while the database was away."""
+        """Add a granted portion. ``is_local``: by this worker itself, while the database was away."""
         now = self.monotonic()
         portion = granted.portion
         self.use = granted.use
@@ -273,7 +273,7 @@ class Account:
 
 
 class Hold:
-    """What a request holds of an account: its reservation of tokens and money, and its slot."""
+    """The tokens, the money and the slot that a request has reserved in an account."""
 
     __slots__ = ("_account", "_is_concurrent", "_money", "_tokens")
 

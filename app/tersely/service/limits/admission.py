@@ -15,7 +15,7 @@ class Reservation(Protocol):
         """Count the use of a model call."""
 
     def close(self) -> None:
-        """Give back what was reserved and not used."""
+        """Return the unused part of the reservation."""
 
 
 @dataclass(slots=True)

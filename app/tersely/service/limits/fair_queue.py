@@ -14,7 +14,7 @@ from functools import partial
 # Number of calls that a worker prepares at a time, and how many of them may belong to one tenant among others.
 WIDTH = 16
 SHARE = 1
-# So many seconds after its last call a tenant no longer counts as being about.
+# Seconds after its last call for which a tenant counts as active.
 ABOUT = 5.0
 
 

@@ -85,7 +85,7 @@ class Limiter:
     # A request
 
     async def admit(self, tenant: str, key_id: str, need: Need) -> list[Hold]:
-        """Take what a request needs of its tenant's and its key's limits. Raises `LimitExceeded`."""
+        """Reserve the amounts for a request within the limits of its tenant and key. Raises `LimitExceeded`."""
         accounts = self._accounts_of(tenant, key_id)
         if not accounts:
             return []
@@ -140,7 +140,7 @@ class Limiter:
         return found
 
     def _is_crowded(self, account: Account) -> bool:
-        """Return whether as many calls wait for a slot as there are slots: one more would wait in vain."""
+        """Return whether as many calls wait for a slot as there are slots: another one would wait too long."""
         return account.waiting >= max(4, account.limits.concurrent or 0)
 
     def _give_back(self, account: Account) -> None:
@@ -173,7 +173,7 @@ class Limiter:
     # The shared record
 
     async def _refill(self, account: Account) -> None:
-        """Take a portion, together with everybody who waits for one."""
+        """Request a portion, one query for all requests that wait for one."""
         account.waiting += 1
         try:
             await asyncio.shield(self._start_refill(account, wants=True))
@@ -229,7 +229,7 @@ class Limiter:
     # In the background
 
     async def open(self) -> None:
-        """Read the limits. Without the database there are none but the defaults until it is back."""
+        """Read the limits. While the database is unavailable the defaults apply."""
         try:
             await self.refresh()
         except StoreUnavailable:
@@ -265,7 +265,7 @@ class Limiter:
             await _gather([sync(account) for account in accounts])
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Return all reserved amounts."""
         for task in (*self._measuring, *self._refills.values()):
             task.cancel()
         for account in self._accounts.values():

@@ -1,4 +1,4 @@
-"""What the operator does with tenants and keys: make them, limit them, and see what they have used."""
+"""Tenants and keys for the operator: create them, limit them, read their use."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LimitedTenant:
 
 
 class Tenants:
-    """Tenants and keys, for the operator alone: nothing here asks whose they are."""
+    """Tenants and keys for the operator. No permission is checked here."""
 
     def __init__(
         self, database: Database, limiter: Limiter, *, clock: Callable[[], datetime], new_secret: Callable[[int], str]
@@ -70,7 +70,7 @@ class Tenants:
         self._new_secret = new_secret
 
     async def page(self, *, after: str = "", limit: int = 100) -> tuple[list[LimitedTenant], str | None]:
-        """Return tenants in the order of their names, and after which name the next page begins."""
+        """Return tenants by name, and the name after which the next page starts."""
         found: list[tuple[str, datetime | None]] = list(await limits.list_tenants(self._database, after, limit + 1))
         following = found[limit - 1][0] if len(found) > limit else None
         found = found[:limit]
@@ -104,7 +104,7 @@ class Tenants:
         return await self.get(name)
 
     async def set_retention(self, name: str, days: int | None) -> LimitedTenant:
-        """Set after how many idle days a tenant's sessions go; None: as configured. Raises `NotFound`."""
+        """Set the idle days after which a tenant's sessions are deleted; None: as configured. Raises `NotFound`."""
         await self.get(name)
         await limits.set_retention(self._database, name, days, self._clock())
         return await self.get(name)
@@ -132,7 +132,7 @@ class Tenants:
         days: int | None = None,
         client: str | None = None,
     ) -> tuple[str, Key]:
-        """Return a new key as its owner gets to see it once, and as it is stored. Raises `InvalidRequest`."""
+        """Create a key. Return its secret form, which is shown once, and the stored one. Raises `InvalidRequest`."""
         text, stored = new_key(
             tenant,
             label,

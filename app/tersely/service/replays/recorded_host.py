@@ -1,4 +1,4 @@
-"""The model's side of a replay: it answers each call with what was recorded, and reports the usage of a cache."""
+"""The model host of a replay: it answers each call with the recorded reply and reports the usage of a prompt cache."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ WIRES: Mapping[DialectName, Wire] = {
 
 
 class RecordedHost:
-    """A model host that says what a transcript says. Tokens are bytes / 4, cached is the longest known beginning of a
-    request since the cache was last cold.
+    """A model host with the replies of a transcript. Tokens are bytes / 4. The cached part of a request is its
+    longest beginning that an earlier request has had since the cache was last cold.
     """
 
     def __init__(self, model: str) -> None:
@@ -37,7 +37,7 @@ class RecordedHost:
         self._number = 0
 
     def expect(self, step: RecordedCall, *, is_cold: bool = False) -> None:
-        """The next call is ``step``. ``is_cold``: after a pause that its cache did not outlive."""
+        """Set the next call. ``is_cold``: the pause before it was longer than the lifetime of the cache."""
         self._step = step
         if is_cold:
             self._model = ScriptedModel(is_strict=False, keep=1)

@@ -52,7 +52,7 @@ ProxyFactory = Callable[[DialectName, Upstream, Callable[[], datetime]], Proxy]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """How to play. Empty: as the service is configured; of ``model``: the transcript's, or else a common one."""
+    """How to play a transcript. Empty strings stand for the service's configuration, and for the transcript's model."""
 
     strategy: str = ""
     epoch: str = ""
@@ -61,7 +61,7 @@ class ReplayOptions:
 
 @dataclass(slots=True, kw_only=True)
 class Replay:
-    """A replay under way or ended. ``trouble`` says why it ended before the transcript did."""
+    """A replay, running or ended. ``trouble``: why it ended before the last call."""
 
     tenant: str
     name: str
@@ -73,7 +73,7 @@ class Replay:
 
 
 class RecordedTimes:
-    """A clock on which the pauses between calls are those of the transcript, and the last call is made now."""
+    """A clock that keeps the transcript's pauses between calls; the time of the last call is now."""
 
     def __init__(self, steps: Sequence[RecordedCall], clock: Callable[[], datetime]) -> None:
         self._clock = clock
@@ -82,7 +82,7 @@ class RecordedTimes:
         self._behind = timedelta()
 
     def move_to(self, step: RecordedCall) -> float:
-        """The next call is ``step``; return the seconds since the call before, 0 where they are not known."""
+        """Go to the next call. Return the seconds since the call before it; 0 if unknown."""
         if step.at is None or self._last is None:
             return 0.0
         before, self._at = self._at, step.at if self._at is None else max(self._at, step.at)
@@ -119,7 +119,7 @@ class Replays:
         self._task: asyncio.Task[None] | None = None
 
     async def read(self, name: str, content: bytes) -> Transcript:
-        """Read a transcript. Raises `InvalidRequest` for a file that is none, or has no call in it."""
+        """Read a transcript. Raises `InvalidRequest` for any other file, and for one without a call."""
         if len(content) > MAX_BYTES:
             raise InvalidRequest(f"the file has more than {MAX_BYTES // 2**20} MiB", field="file")
         transcript = await asyncio.to_thread(_read, name, content)
@@ -128,9 +128,9 @@ class Replays:
         return transcript
 
     async def start(self, tenant: str, transcript: Transcript, options: ReplayOptions) -> Replay:
-        """Begin to play; the replay goes on by itself.
+        """Start a replay in the background.
 
-        Raises `Busy` while another one is played, `InvalidRequest` for a strategy or an epoch policy that is none.
+        Raises `Busy` while another one is played, `InvalidRequest` for an unknown strategy or epoch policy.
         """
         if self._task is not None and not self._task.done():
             raise Busy("another transcript is being played: try again in a moment")
@@ -172,7 +172,7 @@ class Replays:
             await self._note_trouble(replay)
 
     async def _make_room(self, tenant: str, *, recordings: bool) -> None:
-        """Delete the oldest replays. A recording would go on in the sessions of the one before: these go too."""
+        """Delete the oldest replays. A recording would continue the sessions of an earlier replay: delete these too."""
         found, _ = await self._sessions.page(tenant, Narrowing(), sort="created", after=None, limit=200)
         old = found[KEPT - 1 :]
         if recordings:
@@ -181,7 +181,7 @@ class Replays:
             try:
                 await self._sessions.delete(tenant, each.session.id)
             except NotFound:
-                continue  # it went with its parent
+                continue  # deleted with its parent
 
     async def _play(self, replay: Replay, conversation: Conversation, options: ReplayOptions) -> None:
         model = options.model or conversation.model or DEFAULT_MODELS[conversation.steps[0].dialect]
@@ -253,7 +253,7 @@ class Replays:
 
 
 def _read(name: str, content: bytes) -> Transcript:
-    """Read a transcript from a file of its own, where nothing lies that it could name."""
+    """Read a transcript from a file in an empty directory, so that it can name no other file."""
     plain = re.sub(r"[^\w.-]+", "-", name)[-100:].lstrip(".-") or "transcript.jsonl"
     with tempfile.TemporaryDirectory(prefix="tersely-") as directory:
         path = Path(directory) / plain

@@ -33,7 +33,7 @@ from tersely.store.history.sent_contexts import renumber
 from tersely.store.history.sessions import answered_in_words, in_flight
 from tersely.store.notes import pending_memory
 
-# Where derived entries are numbered from, beside the model's own entries of the same message.
+# Derived entries are numbered from here on, the model's own entries of the same message from 0.
 DERIVED_FROM = 1000
 
 
@@ -80,7 +80,7 @@ def enter_request(
     exchange = write.exchange if write.mode == "append" else None
     for index, (placed, incoming, raw, tokens) in enumerate(entries):
         if placed.is_new:
-            # Where the history is laid anew, what was thought to be known may be new after all: it was not counted.
+            # After a new decision, a message that was taken for known may be new: it was not counted.
             weight = tokens or estimate(len(raw))
             state.tokens += weight
             said = write.hidden_parts.get(index, NOTHING_SAID)
@@ -135,7 +135,7 @@ def enter_request(
 
 
 def asked_with(decision: Reconciliation, incoming: Sequence[MessageIdentity]) -> list[PlacedMessage]:
-    """Return the places of the links behind the last assistant message: what the request asks."""
+    """Return the request's question: the links behind its last assistant message."""
     asked: list[PlacedMessage] = []
     for placed, message in zip(decision.placed, incoming, strict=True):
         if message.is_link:
@@ -196,8 +196,8 @@ def enter_parts(reply: NewReply, session_id: str, seq: int, turn: int, now: date
 
 def enter_report(write: ReplyWrite, asked: Outcome, state: State, rows: NewRows) -> None:
     """Enter the report of a call, and the epoch that started with it; ``state`` moves on."""
-    # Of a call that failed, the request may be sent again; once there is a reply, its chain is what is looked for.
-    # A reply that cannot be understood is no answer: its client asks again, or says more.
+    # The request of a failed call may be sent again. Once there is a reply, lookups use the reply's chain.
+    # An unreadable reply is no answer: the client asks again, or continues.
     is_answered = any(not reply.is_alternative for reply in write.replies)
     is_last = state.last_seq == asked.last_seq + len(write.replies)
     open_chain = write.request.open_chain if is_last else None

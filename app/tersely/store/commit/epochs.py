@@ -1,4 +1,4 @@
-"""Epochs that start outside a call: when what was appended outgrows the current one."""
+"""Epochs that start outside of a call, because appended messages outgrow the current one."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def remove_from_plans(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailSize:
-    """The size of an epoch besides its head: live messages from the cut on, and kept ones before it."""
+    """The size of an epoch without its head: live messages from the cut on, and kept ones before it."""
 
     tokens: int
     messages: int

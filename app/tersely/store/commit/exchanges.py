@@ -1,4 +1,4 @@
-"""Exchanges: a call's request and reply as one value, fit to wait in a file until the database is back."""
+"""Exchanges: a call's request and reply as one value, which can be kept in a file until the database is back."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def write_of(
     decision: Reconciliation,
     spill: Callable[[int], Sequence[Artifact]],
 ) -> ReplyWrite:
-    """Return the write of an exchange, in that session. ``create``: how to make the session where it is not there."""
+    """Return the write of an exchange to a session. ``create``: how to create the session if it is missing."""
     request = RequestWrite(
         tenant=exchange.tenant,
         session_id=session_id,

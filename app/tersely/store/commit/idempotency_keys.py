@@ -1,4 +1,4 @@
-"""Idempotency keys: which messages a key brought, so that they are stored once."""
+"""Idempotency keys: the messages that were appended with a key, so that they are stored once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORGET = "DELETE FROM appends WHERE tenant_id = $1 AND session_id = $2 AND key =
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
-    """The messages that a key brought: ``digest`` identifies them, ``first_seq`` and ``last_seq`` bound them."""
+    """The messages ``first_seq`` to ``last_seq``, which were appended with a key. ``digest`` identifies them."""
 
     session_id: str
     key: str
@@ -30,7 +30,7 @@ class Append:
 
 
 async def find(connection: Connection, tenant: str, session_id: str, key: str) -> Append | None:
-    """Return what the key brought to the session."""
+    """Return the messages of a key in the session."""
     row = await connection.fetchrow(FIND, tenant, session_id, key)
     return Append(**dict(row)) if row else None
 
@@ -42,5 +42,5 @@ async def find_anywhere(connection: Connection, tenant: str, key: str, digest: b
 
 
 async def forget(connection: Connection, tenant: str, session_id: str, key: str) -> None:
-    """Forget a key: its next use brings other messages."""
+    """Delete a key, so that its next use appends messages again."""
     await connection.execute(FORGET, tenant, session_id, key)

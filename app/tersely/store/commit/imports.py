@@ -57,7 +57,7 @@ class ImportedSession:
 
 
 async def write_import(connection: Connection, tenant: str, session: ImportedSession, now: datetime) -> bool:
-    """Write it; False when the id is taken."""
+    """Store the session. Return False if its id is taken."""
     if not await sessions.add(connection, tenant, session.id, session.parent, session.configuration, now):
         return False
     await _insert(

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 HEADER = b"tersely spool 1\n"
 SUFFIX = ".spool"
-# What the database refused for good, kept for the operator.
+# Records that the database refused, kept for the operator.
 REFUSED = ".refused"
 _NEW = ".new"
 _LENGTH = struct.Struct(">Q")
@@ -52,7 +52,7 @@ class SpoolFile:
     def create(cls, directory: Path, name: str) -> SpoolFile:
         """Return a new, empty file of this process, readable by its owner alone. Raises `OSError`."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # It is locked before it gets the name under which others would adopt it.
+        # Lock it before it gets the name under which other processes may adopt it.
         new = directory / f"{name}{_NEW}"
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -88,7 +88,7 @@ class SpoolFile:
         return cls(path, fd)
 
     def append(self, payloads: Sequence[bytes]) -> list[int]:
-        """Add records and flush them to disk; where each begins. Raises `OSError`; then none was added."""
+        """Add records and flush them to disk. Return the offset of each. Raises `OSError`; then none was added."""
         places, block, end = [], bytearray(), self._size
         for payload in payloads:
             places.append(end + len(block))
@@ -128,7 +128,7 @@ class SpoolFile:
             self._size = place
 
     def clear(self) -> None:
-        """Drop all records: they are in the database."""
+        """Delete all records: they are in the database."""
         os.ftruncate(self._fd, len(HEADER))
         os.fsync(self._fd)
         self._size = len(HEADER)

@@ -1,7 +1,7 @@
-"""A session's rows as they are, out and in again: what a document of messages does not say of it.
+"""Export and import a session's rows: the data that a document of messages does not contain.
 
 Rows are dictionaries of column to JSON value: times in ISO 8601, bytes in base64. What comes in is checked by the
-columns' types; what it means is the caller's business.
+columns' types; the caller checks its meaning.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NULLABLE = frozenset(
 )  # fmt: skip
 _RANGES = {"bigint": 2**53, "integer": 2**31 - 1, "smallint": 100}
 MAX_NAME = 1_000
-# The counters of a session that its messages do not tell.
+# The counters of a session that cannot be derived from its messages.
 SESSION = {
     "edits": "bigint", "edited": "boolean", "calls": "bigint", "last_call_at": "timestamptz", "plan": "bytea",
     "last_strategy": "text", "last_epoch_policy": "text",
@@ -76,7 +76,7 @@ def columns(table: str) -> dict[str, str]:
     return found
 
 
-# A message without what names it among the tenant's sessions: the copy is another one.
+# A message without ids that are unique within the tenant: the copy is another message.
 _STORED = {name: kind for name, kind in columns("messages").items() if name not in {"raw", "model_raw", "chain"}}
 MESSAGE = _STORED | {"priority": "smallint", "raw": "bytea", "model_raw": "bytea"}
 

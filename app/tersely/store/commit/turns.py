@@ -1,4 +1,4 @@
-"""Turns as rows: listing them, hiding them, taking them back, removing them for good.
+"""Turns as rows: list, hide, undo and remove them.
 
 Whatever changes a turn here does so under the session's lock and counts as an edit of its history, so that the
 next context starts a new epoch.
@@ -29,7 +29,7 @@ Hidden = Literal["dropped", "undone"]
 # First and last sequence number.
 
 HERE = "tenant_id = $1 AND session_id = $2"
-# What makes a query go by the index of turns (see `messages_turn`).
+# The condition of the index of turns (see `messages_turn`).
 BY_TURN = f"{HERE} AND turn + 0 IS NOT NULL"
 LIVE_SEQS = f"""
 SELECT seq FROM messages
@@ -267,7 +267,7 @@ def _without(plan: Epoch, seqs: Sequence[int], tokens: int) -> Epoch:
 
 
 def _forgetting(plan: Epoch, seqs: Sequence[int], tokens: int) -> Epoch:
-    """Return the same without any words that Tersely wrote: they may quote the messages, wherever these stand."""
+    """Return the epoch without text that Tersely wrote, since it may quote the messages."""
     # A block of an unknown message may be one of these; a client that still sends it brings it back.
     injected = tuple(block for block in plan.injected if block.seq and block.seq not in seqs)
     return structs.replace(_without(plan, seqs, tokens).marked_for_rebuild(), is_stale=True, injected=injected)

@@ -68,8 +68,8 @@ from tersely.store.history.tail_cache import TailCache, appended
 from tersely.store.search.pages import PAGE
 
 MAX_BATCH = 128
-# How long a request's messages wait for company. Real replies take far longer; a reply that does not is written
-# together with its request in one transaction.
+# Seconds that a request's messages wait for other writes. Real replies take far longer; a quick one is written together
+# with its request in one transaction.
 LINGER = 0.002
 # Under load a lane's transactions begin at least so far apart (seconds, for each other session with a write under way,
 # and at most): a durable commit costs the database as much as the statements of three calls, so several share one. A
@@ -91,7 +91,7 @@ LARGE_LIMIT = 60.0
 # whether it is a large one.
 SLOW_AFTER = {False: 0.1, True: 5.0}
 
-# A tenant, and whether for what is large.
+# A tenant, and whether the lane is for large writes.
 _Lane = tuple[str, bool]
 
 
@@ -137,7 +137,8 @@ class Writer:
     """Takes writes, commits them in groups. One transaction at a time per tenant, a few tenants at once; those whose
     transactions are slow, for locked rows say, leave their places to others.
 
-    Large writes have a lane of their own, so that nobody waits for them; a session's writes stay in one lane.
+    Large writes have a lane of their own, so that no other write waits for them; a session's writes stay in one
+    lane.
     """
 
     def __init__(
@@ -224,7 +225,7 @@ class Writer:
         self._start(lane)
 
     def withdraw(self, write: Write) -> None:
-        """Take ``write`` back, if it has not been begun: nobody waits for it here any more."""
+        """Remove ``write`` from the queue if it has not started, because its caller no longer waits."""
         for queue in self._queues.values():
             for job in queue:
                 if job.write is write:
@@ -242,7 +243,7 @@ class Writer:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _on_done(self, session: tuple[str, str], done: asyncio.Future[Any]) -> None:
-        """A failed write is reported by whoever waits for it; nobody may be waiting any more."""
+        """Retrieve the error of a failed write, in case that its caller no longer waits."""
         lane, count = self._sessions.pop(session)
         if count > 1:
             self._sessions[session] = lane, count - 1
@@ -479,7 +480,7 @@ class _Attempt:
         return found
 
     def update_cache(self, tail_cache: TailCache, tenant: str) -> None:
-        """Have what was written remembered, where what was there before is."""
+        """Add the stored write to the tail cache, if the cache has the session's earlier rows."""
         before = tail_cache.get(tenant, self.state.id) if self.create is None else None
         if self.create is not None:
             session = new_session_from(self.create, self.state)
@@ -495,9 +496,9 @@ class _Attempt:
 async def write_all(
     database: Database, tail_cache: TailCache, tenant: str, writes: list[Write]
 ) -> list[Outcome | StoredReply]:
-    """Write everything: at once where sessions are as the writes expect them. Return the result of each write.
+    """Write a batch, together if sessions are as the writes expect them. Return the result of each write.
 
-    What finds its session changed is decided anew under the session's lock.
+    A write whose session has changed is decided again under the session's lock.
     """
     attempts, left = _prepare_attempts(writes)
     results: dict[int, Outcome | StoredReply] = {}
@@ -538,7 +539,7 @@ def _prepare_attempts(writes: list[Write]) -> tuple[list[_Attempt], list[Write]]
 
 
 async def _write_unchanged_sessions(database: Database, tenant: str, attempts: list[_Attempt]) -> list[_Attempt]:
-    """Write what is as expected, all of it or nothing; return what is not."""
+    """Write the attempts whose sessions are as expected, all or none. Return the others."""
     if await database.is_distributed():
         return await _write_row_by_row(database, tenant, attempts)
     shapes: defaultdict[tuple[bool, Shape], list[_Attempt]] = defaultdict(list)
@@ -585,7 +586,7 @@ def _attempt(write: Write) -> _Attempt | None:
 
 
 def _enter(write: Write, attempt: _Attempt) -> bool:
-    """Work a write out; False when it takes a look at the database to do so."""
+    """Compute a write. Return False if that needs a query."""
     if isinstance(write, RequestWrite):
         if write.key is not None or write.decision.superseded or write.decision.restored or _is_large(write):
             return False
@@ -866,7 +867,7 @@ async def _write_reply(
 async def place_late_reply(
     connection: Connection, tenant: str, write: ReplyWrite, asked: Outcome, session_id: str
 ) -> ReplyPlacement:
-    """Place a reply where it belongs in a session that moved on while the model spoke."""
+    """Place a reply in a session that changed while the model replied."""
     row = await connection.fetchrow(AROUND_REPLY, tenant, session_id, asked.answered_seq)
     neighbours = ReplyNeighbours(**dict(row)) if row else ReplyNeighbours(status=None)
     broke_off = any(reply.finish in INCOMPLETE for reply in write.replies)
