@@ -178,18 +178,16 @@ async def _load_stored(
     if epoch is not None and epoch.cut > 1 and (is_partly_read or not epoch.has_injected):
         # Clients inject blocks into their first messages.
         hidden = [*await messages.first_questions(connection, tenant, session.id, epoch.cut), *hidden]
-    in_order = [
-        *(entry for entry in shown if entry.seq in is_kept),
-        *(entry for entry in shown if entry.seq not in is_kept),
-    ]
+    kept_entries = [entry for entry in shown if entry.seq in is_kept]
+    entries = [entry for entry in shown if entry.seq not in is_kept]
     injected = await run_in_thread_if_large(
-        size, injected_in_store, epoch, blocks, hidden, in_order, match, incoming, dialect
+        size, injected_in_store, epoch, blocks, hidden, [*kept_entries, *entries], match, incoming, dialect
     )
     return _Loaded(
         epoch=epoch,
         cut=cut,
-        entries=[entry for entry in shown if entry.seq not in is_kept],
-        kept=[entry for entry in shown if entry.seq in is_kept],
+        entries=entries,
+        kept=kept_entries,
         injected=injected,
         instructions=tuple(stored_instruction(row, dialect) for row in outside if row.role in INSTRUCTION_ROLES),
         blocks=tuple(blocks),
