@@ -257,8 +257,8 @@ def bare(host: Server, scratch: Path) -> Server:
     return launch("bare", command, port=port, ready="/healthz", scratch=scratch, cores=SERVER_CORES)
 
 
-def tersely(host: Server, scratch: Path, env: Mapping[str, str] | None = None) -> Server:
-    """Tersely with its embedded Postgres, durable writes on, one worker."""
+def tersely(host: Server, scratch: Path, env: Mapping[str, str] | None = None, *, module: str = "") -> Server:
+    """Tersely with its embedded Postgres, durable writes on, one worker; started by ``module``, if that is given."""
     port = free_port()
     data = scratch / "tersely-data"
     data.mkdir(exist_ok=True)
@@ -268,9 +268,10 @@ def tersely(host: Server, scratch: Path, env: Mapping[str, str] | None = None) -
         "TERSELY_DATA_DIR": str(data),
         "TERSELY_LOG_LEVEL": "warning",
     }
+    command = [sys.executable, "-m", module] if module else [str(Path(sys.executable).with_name("tersely"))]
     server = launch(
         "tersely",
-        [str(Path(sys.executable).with_name("tersely")), "serve", "--port", str(port), "--workers", "1"],
+        [*command, "serve", "--port", str(port), "--workers", "1"],
         port=port,
         ready="/readyz",
         scratch=scratch,

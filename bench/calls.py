@@ -1,0 +1,103 @@
+"""How many Python functions one call of a conversation goes through, and in how many files.
+
+`python -m bench.calls [--shape agent121k] [--live 256] [--stream] [--list 40]`: one connection plays a conversation;
+the functions that its sixth request calls on the worker's main thread are counted, until the next request arrives.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from bench import servers
+from bench.run import play
+from bench.servers import Server
+
+COUNTED: Final = 6
+OUT: Final = "BENCH_CALLS_OUT"
+
+
+def count_calls(out: Path) -> None:
+    """Count Python calls from now on, request by request; write those of the counted request to ``out``."""
+    requests = 0
+    found: Counter[tuple[str, str]] = Counter()
+
+    def on_event(frame: FrameType, event: str, _argument: Any) -> None:
+        nonlocal requests
+        if event != "call":
+            return
+        code = frame.f_code
+        if code.co_name == "on_url" and code.co_filename.endswith("transport/protocol.py"):
+            requests += 1
+            if requests == COUNTED + 1:
+                sys.setprofile(None)
+                rows = [[file, name, count] for (file, name), count in found.most_common()]
+                out.write_text(json.dumps(rows))
+                return
+            found.clear()
+        found[code.co_filename, code.co_qualname] += 1
+
+    sys.setprofile(on_event)
+
+
+def serve() -> None:
+    """Run the service in this process, and count."""
+    from tersely.api.transport.protocol import DeadlineProtocol
+    from tersely.cli.program import main as tersely
+
+    begin = DeadlineProtocol.on_url
+    out = Path(os.environ[OUT])
+
+    def on_url(self: DeadlineProtocol, url: bytes) -> None:
+        if url.startswith(b"/v1/") and sys.getprofile() is None and not out.exists():
+            count_calls(out)
+        begin(self, url)
+
+    DeadlineProtocol.on_url = on_url  # type: ignore[method-assign]
+    sys.exit(tersely())
+
+
+def measure(scratch: Path, shape: str, live: str, *, stream: bool) -> list[tuple[str, str, int]]:
+    """Return file, function and number of calls of the sixth request of a conversation."""
+    out = scratch / "calls.json"
+    with servers.running([]) as started:
+        started.append(servers.upstream(scratch))
+        started.append(_counted(started[0], scratch, out, live))
+        count = COUNTED + 1
+        more = ["--stream", "yes" if stream else "no", "--requests", str(count)]
+        figures = play(started[1], f"{shape}-34", connections=1, seed="calls", more=more)
+        if figures["errors"]:
+            raise RuntimeError(str(figures["examples"]))
+    return [(file, name, count) for file, name, count in json.loads(out.read_text())]
+
+
+def _counted(host: Server, scratch: Path, out: Path, live: str) -> Server:
+    return servers.tersely(host, scratch, {"TERSELY_LIVE_SESSIONS": live, OUT: str(out)}, module="bench.calls")
+
+
+def main() -> None:
+    """Command line."""
+    if OUT in os.environ:
+        serve()
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="agent121k")
+    parser.add_argument("--live", default="256")
+    parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--list", type=int, default=0, help="show so many functions")
+    args = parser.parse_args()
+    with servers.scratch_dir() as scratch:
+        rows = measure(scratch, args.shape, args.live, stream=args.stream)
+    print(f"{sum(count for _, _, count in rows)} Python calls in {len({file for file, _, _ in rows})} files")
+    own = [row for row in rows if "/tersely/" in row[0]]
+    print(f"of Tersely: {sum(count for _, _, count in own)} calls in {len({file for file, _, _ in own})} files")
+    for file, name, count in rows[: args.list]:
+        print(f"{count:5} {name:60} {file.rpartition('site-packages/')[2].rpartition('/app/')[2]}")
+
+
+if __name__ == "__main__":
+    main()
