@@ -16,6 +16,8 @@ from typing import Any, Final
 from bench import servers
 from bench.run import play
 from bench.servers import Server
+from tersely.api.transport.protocol import DeadlineProtocol
+from tersely.cli.program import main as tersely
 
 COUNTED: Final = 6
 OUT: Final = "BENCH_CALLS_OUT"
@@ -46,9 +48,6 @@ def count_calls(out: Path) -> None:
 
 def serve() -> None:
     """Run the service in this process, and count."""
-    from tersely.api.transport.protocol import DeadlineProtocol
-    from tersely.cli.program import main as tersely
-
     begin = DeadlineProtocol.on_url
     out = Path(os.environ[OUT])
 

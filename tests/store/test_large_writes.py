@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 
 import pytest
+from msgspec import structs
 
 from tersely.domain.errors import StoreUnavailable
 from tersely.domain.history.links import MessageIdentity
@@ -91,7 +91,7 @@ async def test_a_large_write_is_stored_whole_or_not_at_all(database: Database) -
     writer = Writer(database)
     write = appended("a", 2 * LARGE, "large")
     # What the database will not have, in the last portion.
-    write = replace(write, raws=[*write.raws[:-1], "no bytes"])  # type: ignore[list-item]
+    write = structs.replace(write, raws=[*write.raws[:-1], "no bytes"])
     with pytest.raises((StoreUnavailable, ValueError, TypeError)):
         await writer.write(write)
     async with database.reading(TENANT) as connection:

@@ -238,44 +238,86 @@ class Upstream:
 
         ``path`` follows the base URL and carries the query, already encoded. Raises `UpstreamUnavailable`.
         """
+        return await self.begin(method, path, headers, body).reply()
+
+    def begin(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> PendingReply:
+        """Send a request at once, where a connection is free; the rest is up to `PendingReply.reply`.
+
+        Raises `UpstreamUnavailable`.
+        """
         assert self._pool is not None
         if self._is_interrupted:
             raise ShuttingDown
-        deadline = asyncio.get_running_loop().time() + self._timeouts.first_byte
         try:
             head = self._head(method, path, headers, len(body))
-            connection = await self._exchange(self._pool, method, head, body, deadline)
-        except TimeoutError as error:
-            raise UpstreamUnavailable("the model host did not answer in time") from error
-        except Interrupted as error:
-            raise ShuttingDown from error
+            connection = self._pool.take()
+            if connection is not None:
+                connection.send(method, head, body)
         except (OSError, ValueError) as error:
-            raise UpstreamUnavailable(f"the model host cannot be reached: {type(error).__name__}") from error
-        return UpstreamReply(connection, partial(self._pool.release, connection), self._timeouts.idle)
+            raise _unreachable(error) from error
+        return PendingReply(self, connection, method, head, body)
 
     def _head(self, method: str, path: str, headers: Iterable[tuple[str, str]], length: int) -> bytes:
         if self._login is not None:
             headers = [(name, value) for name, value in headers if name.lower() != "authorization"] + [self._login]
         return write_head(method, self._path + path, self._host, headers, length)
 
-    async def _exchange(
-        self, pool: ConnectionPool, method: str, head: bytes, body: bytes, deadline: float
-    ) -> Connection:
+    async def wait_for(self, pending: PendingReply) -> UpstreamReply:
+        """Return the reply to a request that was begun, when its headers are there. Raises `UpstreamUnavailable`."""
+        assert self._pool is not None
+        deadline = asyncio.get_running_loop().time() + self._timeouts.first_byte
+        try:
+            connection = await self._exchange(self._pool, pending, deadline)
+        except TimeoutError as error:
+            raise UpstreamUnavailable("the model host did not answer in time") from error
+        except Interrupted as error:
+            raise ShuttingDown from error
+        except (OSError, ValueError) as error:
+            raise _unreachable(error) from error
+        return UpstreamReply(connection, partial(self._pool.release, connection), self._timeouts.idle)
+
+    async def _exchange(self, pool: ConnectionPool, pending: PendingReply, deadline: float) -> Connection:
         """Return the connection on which the reply's headers have arrived."""
-        used = pool.take()
+        used = pending.connection
         if used is not None:
             try:
-                return await _ask(used, method, head, body, deadline)
+                return await _wait_for_head(used, deadline)
             except BrokenOff:
                 # The host may have closed the connection while the request was on its way, or while it worked on it.
-                if used.has_begun or method not in _REPEATABLE or self._is_interrupted:
+                if used.has_begun or pending.method not in _REPEATABLE or self._is_interrupted:
                     raise
-        return await _ask(await pool.make(deadline), method, head, body, deadline)
+        connection = pending.connection = await pool.make(deadline)
+        connection.send(pending.method, pending.head, pending.body)
+        return await _wait_for_head(connection, deadline)
 
 
-async def _ask(connection: Connection, method: str, head: bytes, body: bytes, deadline: float) -> Connection:
+class PendingReply:
+    """A request whose reply has not begun yet. One of `reply` and `abandon` must be called."""
+
+    __slots__ = ("_upstream", "body", "connection", "head", "method")
+
+    def __init__(
+        self, upstream: Upstream, connection: Connection | None, method: str, head: bytes, body: bytes
+    ) -> None:
+        """``connection``: the one on which the request has been sent; None: it has yet to be made."""
+        self._upstream = upstream
+        self.connection = connection
+        self.method = method
+        self.head = head
+        self.body = body
+
+    async def reply(self) -> UpstreamReply:
+        """Return when the reply's headers are there. Raises `UpstreamUnavailable`."""
+        return await self._upstream.wait_for(self)
+
+    def abandon(self) -> None:
+        """Give the request up: the host stops working."""
+        if self.connection is not None:
+            self.connection.abort()
+
+
+async def _wait_for_head(connection: Connection, deadline: float) -> Connection:
     try:
-        connection.send(method, head, body)
         if await connection.wait_for_head(deadline):
             return connection
     except BaseException:
@@ -283,6 +325,10 @@ async def _ask(connection: Connection, method: str, head: bytes, body: bytes, de
         raise
     connection.abort()
     raise TimeoutError
+
+
+def _unreachable(error: Exception) -> UpstreamUnavailable:
+    return UpstreamUnavailable(f"the model host cannot be reached: {type(error).__name__}")
 
 
 def _broken_off(error: Exception) -> UpstreamUnavailable:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from tersely.upstream.client import ReplySource, Timeouts, Upstream, UpstreamReply
+from tersely.upstream.client import PendingReply, ReplySource, Timeouts, Upstream, UpstreamReply
 from tersely.upstream.connection import Headers
 
 Respond = Callable[[bytes], Awaitable[tuple[int, bytes]]]
@@ -46,8 +46,13 @@ class InProcessUpstream(Upstream):
         """There is nothing to open."""
 
     @override
-    async def send(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> UpstreamReply:
+    def begin(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> PendingReply:
+        """Take the request."""
+        return PendingReply(self, None, method, b"", body)
+
+    @override
+    async def wait_for(self, pending: PendingReply) -> UpstreamReply:
         """Return the function's answer."""
-        status, answer = await self._respond(body)
+        status, answer = await self._respond(pending.body)
         reply = _WholeBody(status, [("content-type", "application/json")], answer)
         return UpstreamReply(reply, release=None, idle=1.0)

@@ -226,8 +226,11 @@ def side_call(
     if b"<end_plan>" in stops and not has_tools:
         return "planning"  # smolagents
     last = next((message for message in reversed(messages) if message.role == "user"), None)
-    if last is None:
-        return None
+    return None if last is None else side_question(last, max_tokens=max_tokens)
+
+
+def side_question(last: Message, *, max_tokens: int | None) -> SideCall | None:
+    """Return the kind of side call that a request's last user message makes of it."""
     if max_tokens == 1 and last.text.strip() == QUOTA_QUESTION:
         return "quota"
     for text in _texts(last):

@@ -446,6 +446,7 @@ class Metrics:
         self.tokens_after = self.context_tokens.labels("after")
         self.reported_tokens = {kind: self.upstream_tokens.labels(kind) for kind in ("input", "cached", "output")}
         self._cost_sent, self._cost_full = self.cost.labels("sent"), self.cost.labels("full")
+        self._live_held = self.live_sessions.labels("held")
         for collector in self._at_render:
             self.registry.register(collector)
 
@@ -454,6 +455,11 @@ class Metrics:
         if sent is not None and full is not None:
             self._cost_sent.inc(sent)
             self._cost_full.inc(full)
+
+    def show_live_sessions(self, count: int, size: int) -> None:
+        """Report the live sessions of this worker and the bytes that they take."""
+        self._live_held.set(count)
+        self.live_session_bytes.set(size)
 
     def set_pool(self, busy: int, idle: int) -> None:
         """Report the pool's connections."""
@@ -493,7 +499,7 @@ class IgnoredMetrics(Metrics):
         self.registry = CollectorRegistry()
         self.tokens_before = self.tokens_after = ignored
         self.reported_tokens = dict.fromkeys(("input", "cached", "output"), ignored)
-        self._cost_sent = self._cost_full = ignored
+        self._cost_sent = self._cost_full = self._live_held = ignored
 
 
 def _remove_dead_workers() -> None:

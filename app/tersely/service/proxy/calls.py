@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from tersely.dialects.headers import Headers
 from tersely.domain.errors import InvalidRequest
@@ -61,8 +63,7 @@ class ProxyResponse:
     chunks: AsyncIterator[bytes] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContextLabels:
+class ContextLabels(msgspec.Struct, frozen=True, kw_only=True):
     """What the response headers say about a call."""
 
     context: ContextKind
@@ -73,7 +74,7 @@ class ContextLabels:
     tokens_before: int | None = None
     tokens_after: int | None = None
     overhead_ms: float | None = None
-    extra: Headers = field(default_factory=list)
+    extra: Headers = []
 
     def headers(self) -> Headers:
         """As headers."""

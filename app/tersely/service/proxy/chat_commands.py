@@ -9,6 +9,8 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 
+from msgspec import structs
+
 from tersely.dialects.clients import known as clients
 from tersely.dialects.clients.command_traces import MARK, mark_reply, without_traces
 from tersely.dialects.dialect import Dialect, Request, RequestPatch
@@ -95,7 +97,7 @@ class ChatCommands:
             except TerselyError as error:
                 text = error.detail
         if found is not None:
-            labels = replace(labels, session_id=found[0], source=found[1])
+            labels = structs.replace(labels, session_id=found[0], source=found[1])
             key = session_lookup.idempotency_key(call.header_map)
             digest = identify(sent.messages, sent.ids, key)
             work = self._run(call, request, dialect, command, found[0], digest)
@@ -129,7 +131,7 @@ class ChatCommands:
         return ProxyResponse(status=200, headers=headers, chunks=chunks())
 
     def _headers(self, call: Call, content_type: str, labels: ContextLabels) -> Headers:
-        labels = replace(labels, overhead_ms=(self._monotonic() - call.received) * 1000)
+        labels = structs.replace(labels, overhead_ms=(self._monotonic() - call.received) * 1000)
         return [("content-type", content_type), ("cache-control", "no-cache"), *labels.headers()]
 
     async def _run(

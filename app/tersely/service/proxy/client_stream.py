@@ -9,7 +9,7 @@ from tersely.dialects.dialect import ClientView, Dialect, Reply
 from tersely.dialects.tool_rounds import FinishedRounds
 from tersely.service.common.offload import LONG_REPLY, finish_in_thread
 from tersely.service.proxy.limited_reader import LimitedReader
-from tersely.service.proxy.stages import PreparedCall
+from tersely.service.proxy.live_call import SentCall
 from tersely.service.proxy.stream_end import terminal_detector, whole_events
 
 # Bytes of short events that are read in one callback of the event loop.
@@ -24,7 +24,7 @@ class ClientStream:
     ``reader`` reads the current round, ``end`` finds the end of it.
     """
 
-    def __init__(self, dialect: Dialect, prepared: PreparedCall, max_reply: int) -> None:
+    def __init__(self, dialect: Dialect, prepared: SentCall, max_reply: int) -> None:
         """``max_reply``: how many bytes of a round are read."""
         self._dialect = dialect
         self._max_reply = max_reply
@@ -32,7 +32,7 @@ class ClientStream:
         self._held = b""
         self._open_round(prepared)
 
-    def _open_round(self, prepared: PreparedCall) -> None:
+    def _open_round(self, prepared: SentCall) -> None:
         reader = self._dialect.open_stream(
             ClientView(tags=prepared.tags, strip_usage=prepared.strip_usage, own_request=prepared.own_request)
         )
@@ -96,7 +96,7 @@ class ClientStream:
         """Return what was read of the round."""
         return await self.reader.reply()
 
-    def next_round(self, prepared: PreparedCall, finished: FinishedRounds) -> bytes:
+    def next_round(self, prepared: SentCall, finished: FinishedRounds) -> bytes:
         """Drop the end of the round and begin another. Return the held-back bytes that the client may see."""
         assert self._rounds is not None
         out = self._rounds.next_round(finished)

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import msgspec
 
 from tersely.dialects.dialect import Request
+from tersely.dialects.headers import Headers
 from tersely.domain.client_ids import ClientIds
 from tersely.domain.history.context import LayerReport
 from tersely.domain.history.history import Entry, Snapshot
+from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Message
 from tersely.domain.text.tags import TagKinds
 from tersely.service.context.context_config import ContextConfig
@@ -23,7 +25,6 @@ from tersely.service.context.sent_contexts import Elements, Source
 from tersely.service.proxy.calls import Call, CallOptions
 from tersely.service.proxy.live_frames import Frame
 from tersely.store.history.messages import TailRow
-from tersely.strategies.pipeline import count_entries
 
 # Measured on CPython 3.11, rounded up: bytes of a live session beside its contents, and of an entry with its message.
 SESSION_BYTES = 6_000
@@ -35,8 +36,7 @@ LARGEST_PART = 8
 KEY_BYTES = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sums:
+class Sums(msgspec.Struct, frozen=True, gc=False):
     """Tokens of a context, as its report adds them up. ``head``: of the epoch's head and prefixes; ``kept`` and
     ``tail``: of the messages before and behind the cut, among them those of the running turn's questions
     (``questions``). ``steps`` counts the replies in the tail. ``widest``: see `surely_keeps`; None: not known.
@@ -51,17 +51,18 @@ class Sums:
 
     def with_added(self, added: Sequence[Entry], *, turn: int) -> Sums:
         """Return the sums with entries of a reply and what follows it; ``turn`` was the running one before them."""
-        tokens = count_entries(added)
         running = added[-1].turn
-        asked = sum(entry.tokens for entry in added if entry.turn == running and entry.message.starts_turn)
-        return Sums(
-            head=self.head,
-            kept=self.kept,
-            tail=self.tail + tokens,
-            questions=asked + (self.questions if running == turn else 0),
-            steps=self.steps + sum(entry.message.role == "assistant" for entry in added),
-            widest=None if self.widest is None else max(self.widest, tokens),
-        )
+        tokens = steps = 0
+        questions = self.questions if running == turn else 0
+        for entry in added:
+            tokens += entry.tokens
+            role = entry.message.role
+            if role == "assistant":
+                steps += 1
+            elif role == "user" and entry.turn == running and entry.message.starts_turn:
+                questions += entry.tokens
+        widest = None if self.widest is None else max(self.widest, tokens)
+        return Sums(self.head, self.kept, self.tail + tokens, questions, self.steps + steps, widest)
 
 
 class Volatile(msgspec.Struct, frozen=True, gc=False):
@@ -89,17 +90,24 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     whose breakpoints the next body may move; ``suffix`` is what comes after the messages. ``sent``, ``sent_end`` and
     ``sent_suffix`` are the same of the body that went upstream (None: the client's own, or one of ``frame``);
     ``instructions`` are those beside the client's messages.
-    ``owner`` identifies the `LiveCalls` that prepared it, ``version`` is that of the session's row. ``request`` is the
-    request without its messages, ``first_messages`` are the first three of them and ``last_question`` is the last that
-    the user sent. ``snapshot`` holds the session's messages without the last reply: ``reply`` is its row, ``chain`` the
-    identity of the history up to it. ``messages_size``: see `size_of`. ``layers`` are those of the context before its
-    tail, ``elements`` describe the body that went upstream.
+    ``owner`` identifies the `LiveCalls` that prepared it, ``session`` is the session's row as it is known. The database
+    was asked, or written to, at ``checked_at`` (loop time), when it counted so many ``changes`` of the tenant.
+    ``headers`` are those of the last request (see `steady`), ``client_name`` names the program that sent it.
+    ``request`` is the request without its messages, ``first_messages`` are the first three of them and
+    ``last_question`` is the last that the user sent. ``snapshot`` holds the session's messages without the last reply:
+    ``reply`` is its row, ``chain`` the identity of the history up to it. ``messages_size``: see `size_of`. ``layers``
+    are those of the context before its tail, ``elements`` describe the body that went upstream. ``rows`` are the stored
+    messages from the cut on, of which the first ``row_count`` are this session's: the list goes on with those of later
+    calls.
     """
 
     owner: int
     tenant: str
-    session_id: str
-    version: int
+    session: Session
+    checked_at: float
+    changes: int
+    headers: Headers
+    client_name: str | None
     method: str
     path: str
     options: CallOptions
@@ -130,11 +138,19 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     messages_size: int
     layers: tuple[LayerReport, ...]
     elements: Elements
+    rows: list[TailRow]
+    row_count: int
+
+    @property
+    def session_id(self) -> str:
+        """The session's id."""
+        return self.session.id
 
     @property
     def turn(self) -> int:
         """The turn of the newest message, not counting the last reply."""
-        return (*self.snapshot.kept[-1:], *self.snapshot.entries[-1:])[-1].turn
+        entries = self.snapshot.entries or self.snapshot.kept
+        return entries[-1].turn
 
     @property
     def size(self) -> int:
@@ -142,6 +158,11 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
         size = SESSION_BYTES + self.messages_size + len(self.body) + len(self.suffix) + len(self.sent_suffix)
         size += len(self.request.tools) + len(self.sent or b"") + len(self.reply.model_raw or b"")
         return size if self.frame is None else size + len(self.frame.body) + len(self.frame.middle)
+
+
+def steady(headers: Headers) -> Headers:
+    """Return the headers that may be the same in each request of a conversation."""
+    return [header for header in headers if header[0] != "content-length"]
 
 
 def size_of(entries: Iterable[Entry]) -> int:
@@ -163,6 +184,7 @@ class LiveSessions:
         self._budget = budget
         self._bytes = 0
         self._sessions: OrderedDict[tuple[str, str], _Held] = OrderedDict()
+        self._by_chain: defaultdict[tuple[str, bytes], int] = defaultdict(int)
         self._by_prefix: defaultdict[tuple[str, int, bytes], list[LiveSession]] = defaultdict(list)
 
     @property
@@ -192,6 +214,10 @@ class LiveSessions:
             found.sort(key=lambda live: live.end, reverse=True)
         return found
 
+    def has_twin(self, live: LiveSession) -> bool:
+        """Return whether the history of another live session is the same, so that a call may continue either."""
+        return self._by_chain[live.tenant, live.chain] > 1
+
     def put(self, live: LiveSession) -> None:
         """Keep ``live`` in place of what was kept of its session."""
         self.forget(live.tenant, live.session_id)
@@ -200,6 +226,7 @@ class LiveSessions:
             return
         self._sessions[live.tenant, live.session_id] = _Held(live, size)
         self._by_prefix[_key_of(live)].append(live)
+        self._by_chain[live.tenant, live.chain] += 1
         self._bytes += size
         while self._bytes > self._budget:
             self.forget(*next(iter(self._sessions)))
@@ -215,11 +242,16 @@ class LiveSessions:
         alike.remove(held.session)
         if not alike:
             del self._by_prefix[key]
+        chain = held.session.tenant, held.session.chain
+        self._by_chain[chain] -= 1
+        if not self._by_chain[chain]:
+            del self._by_chain[chain]
 
     def clear(self) -> None:
         """Keep nothing."""
         self._sessions.clear()
         self._by_prefix.clear()
+        self._by_chain.clear()
         self._bytes = 0
 
 

@@ -19,8 +19,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
+
+from msgspec import structs
 
 from tersely.dialects.clients import known as clients
 from tersely.dialects.clients.command_traces import command_in
@@ -46,6 +49,7 @@ from tersely.service.proxy.context_building import ContextBuilder
 from tersely.service.proxy.exchange_keeping import ExchangeKeeper
 from tersely.service.proxy.forwarding import Forwarder, data_lines, takes_data_only, unbuffered
 from tersely.service.proxy.item_references import with_items
+from tersely.service.proxy.live_call import LiveCall, SentCall
 from tersely.service.proxy.live_calls import LiveCalls
 from tersely.service.proxy.live_sessions import LiveSessions
 from tersely.service.proxy.recording import OnIds, Recorder
@@ -66,13 +70,9 @@ from tersely.store.commit.records import ReplyWrite
 from tersely.store.commit.writer import Writer
 from tersely.store.db.connection import Database
 from tersely.store.history.lookups import Lookups
-from tersely.upstream.client import Upstream, UpstreamReply
+from tersely.upstream.client import PendingReply, Upstream, UpstreamReply
 
 _log = logging.getLogger(__name__)
-
-# The tokens of so many bytes of new messages are counted before the call is sent: that takes a fraction of a
-# millisecond, less than a task of its own.
-COUNTED_AT_ONCE = 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +155,7 @@ class Proxy:
             dialect,
             shared.live,
             self._sessions,
+            database=shared.database,
             lookups=lookups,
             tails=shared.writer.tails,
             calibrations=shared.calibrations,
@@ -182,6 +183,7 @@ class Proxy:
             new_id=shared.new_id,
             on_ids=config.on_ids,
             on_stored=self._on_stored,
+            live=self._live,
         )
         self._round_steps = RoundSteps(
             dialect=dialect,
@@ -227,19 +229,19 @@ class Proxy:
         if call.header_map.get("content-encoding", "identity") != "identity":
             return await self._forwarder.forward(call)
         self._shared.configs.check(strategy=call.options.strategy, epoch=call.options.epoch)
-        prepared = await self._prepare_live(call)
+        live = await self._prepare_live(call)
+        if live is not None:
+            return await self._relay(await self._send_live(live))
+        incoming = await self._read(call)
+        if not isinstance(incoming, IncomingCall):
+            return incoming
+        try:
+            prepared = await self._prepare(incoming)
+        except StoreUnavailable as error:
+            return await self._forward_without_store(incoming, error)
         if prepared is None:
-            incoming = await self._read(call)
-            if not isinstance(incoming, IncomingCall):
-                return incoming
-            try:
-                prepared = await self._prepare(incoming)
-            except StoreUnavailable as error:
-                return await self._forward_without_store(incoming, error)
-            if prepared is None:
-                return await self._forwarder.forward(incoming.call)
-        started = await self._send_and_store(prepared)
-        return await self._relay(started)
+            return await self._forwarder.forward(incoming.call)
+        return await self._relay(await self._send_and_store(prepared))
 
     # 1. History
 
@@ -311,17 +313,15 @@ class Proxy:
                 incoming.call.tenant, incoming.hints, incoming.history, is_delta=is_delta
             )
 
-    async def _prepare_live(self, call: Call) -> PreparedCall | None:
+    async def _prepare_live(self, call: Call) -> LiveCall | None:
         """Prepare a call that continues a live session; None for every other call."""
         if not self._live.is_on or self._chat is not None:
             return None
         if self._exchanges.may_wait(is_delta=False):
             self._live.count_miss("busy")
             return None
-        try:
+        with step("recognition") if active_trace() is not None else nullcontext():
             return await self._live.prepare(call)
-        except StoreUnavailable:
-            return None  # the other path decides what happens without the database
 
     # 5. Send
 
@@ -331,15 +331,14 @@ class Proxy:
         if (trace := active_trace()) is not None:
             trace.describe(model=prepared.request.model, session=prepared.match.session_id)
         sent_at = self._timer.now()
-        labels = replace(prepared.labels, overhead_ms=self._timer.overhead_ms(call, sent_at))
+        labels = structs.replace(prepared.labels, overhead_ms=self._timer.overhead_ms(call, sent_at))
         prepared = replace(prepared, labels=labels)
         sending: asyncio.Task[UpstreamReply] | None = None
         try:
-            if prepared.live is None or prepared.history.size > COUNTED_AT_ONCE:
-                sending = asyncio.get_running_loop().create_task(self._sender.send(call, prepared.body))
-                await asyncio.sleep(0)
+            sending = asyncio.get_running_loop().create_task(self._sender.send(call, prepared.body))
+            await asyncio.sleep(0)
             prepared = await self._recorder.store_request(prepared)
-            reply = await (self._sender.send(call, prepared.body) if sending is None else sending)
+            reply = await sending
             started = await self._send_until_accepted(prepared, reply, sent_at)
         except UpstreamUnavailable:
             await self._recorder.commit_failure(prepared, None)
@@ -352,7 +351,36 @@ class Proxy:
         self._timer.observe_first_byte(sent_at)
         return started
 
-    async def _send_until_accepted(self, prepared: PreparedCall, reply: UpstreamReply, sent_at: float) -> StartedReply:
+    async def _send_live(self, live: LiveCall) -> StartedReply:
+        """Send the request of a live call, and work out what is stored of it while the model works.
+
+        Raises `UpstreamUnavailable`.
+        """
+        sent_at = self._timer.now()
+        live.labels = structs.replace(live.labels, overhead_ms=self._timer.overhead_ms(live.call, sent_at))
+        pending: PendingReply | None = None
+        try:
+            if (trace := active_trace()) is None:
+                pending = self._sender.begin(live.call, live.body)
+                self._recorder.describe_live(live)
+                reply = await pending.reply()
+            else:
+                trace.describe(model=live.request.model, session=live.live.session_id)
+                self._recorder.describe_live(live)
+                reply = await self._sender.send(live.call, live.body)
+            started = await self._send_until_accepted(live, reply, sent_at)
+        except UpstreamUnavailable:
+            await self._recorder.commit_failure(live, None)
+            raise
+        except BaseException:
+            if pending is not None:
+                pending.abandon()
+            self._recorder.record_failure(live, None)
+            raise
+        self._timer.observe_first_byte(sent_at)
+        return started
+
+    async def _send_until_accepted(self, prepared: SentCall, reply: UpstreamReply, sent_at: float) -> StartedReply:
         """Send smaller requests while the host refuses them as too long. Raises `UpstreamUnavailable`; then every reply
         is closed.
         """
@@ -371,7 +399,9 @@ class Proxy:
     async def _other_request(self, started: StartedReply) -> PreparedCall | None:
         """Return the request to send instead; None if the reply stands."""
         overflow = await self._sender.overflow_of(started)
-        prepared = started.prepared
+        if isinstance(started.prepared, LiveCall) and overflow is None:
+            return None
+        prepared = self._recorder.full(started.prepared)
         if prepared.is_at_host:
             if overflow is None and not self._sender.lacks_history(started):
                 return None
@@ -389,9 +419,9 @@ class Proxy:
     async def _rebuild(self, prepared: PreparedCall) -> PreparedCall | None:
         return await self._requests.rebuild(prepared, await self._contexts.build_again(prepared))
 
-    async def _send_next_round(self, prepared: PreparedCall, transcript: RoundTranscript) -> StartedReply:
+    async def _send_next_round(self, prepared: SentCall, transcript: RoundTranscript) -> StartedReply:
         following = self._requests.continue_with_tool_results(
-            prepared, transcript.messages, is_last_round=transcript.is_full
+            self._recorder.full(prepared), transcript.messages, is_last_round=transcript.is_full
         )
         sent_at = self._timer.now()
         reply = await self._sender.send(following.call, following.body)
@@ -421,23 +451,29 @@ class Proxy:
         body, status = await relay_whole(self._round_steps, started)
         return ProxyResponse(status=status, headers=headers, body=body)
 
-    def _on_stored(self, prepared: PreparedCall, write: ReplyWrite, *, is_whole: bool) -> None:
+    def _on_stored(self, sent: SentCall, write: ReplyWrite, *, is_whole: bool) -> None:
         """Keep the session of a stored call live, and prefetch the summaries that its next epoch will need."""
-        if is_whole:
-            self._live.remember(prepared, write)
-        built = prepared.built
-        if built is None or not (self._config.is_default or self._config.host):
+        call = sent.call
+        is_summarized = self._config.is_default or bool(self._config.host)
+        if isinstance(sent, LiveCall):  # whose strategies need no summaries
+            if is_summarized:
+                credentials = credentials_of(call.headers, drop=call.key_headers)
+                self._shared.summarizer.caller_keys.remember(call.tenant, sent.live.session_id, credentials)
             return
-        call = prepared.call
+        if is_whole:
+            self._live.begin(sent, write)
+        built = sent.built
+        if built is None or not is_summarized:
+            return
         self._prefetcher.prefetch(
             call.tenant,
-            prepared.match.session_id,
-            prepared.match.session,
-            prepared.config.strategy,
-            prepared.loaded,
+            sent.match.session_id,
+            sent.match.session,
+            sent.config.strategy,
+            sent.loaded,
             built.context.epoch if built.starts_epoch else None,
             dialect=self._dialect.name,
-            model=prepared.request.model,
+            model=sent.request.model,
             host=self._config.host,
             credentials=credentials_of(call.headers, drop=call.key_headers),
         )

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from itertools import takewhile
 from typing import Protocol
 
 from msgspec import structs
@@ -18,6 +19,7 @@ from tersely.dialects.dialect import Dialect, ErrorDescription, Reply, Request, 
 from tersely.dialects.known_fields import unknown_fields
 from tersely.dialects.undescribed import payloads_as_json
 from tersely.domain.errors import Conflict, NotFound, StoreUnavailable, TerselyError
+from tersely.domain.history.context import LayerReport
 from tersely.domain.history.history import BROKE_OFF, CLIENT_LEFT, Entry
 from tersely.domain.messages import Message, Text, ToolCall
 from tersely.service.common import tokens
@@ -39,8 +41,10 @@ from tersely.service.limits.admission import charge
 from tersely.service.money.prices import Prices
 from tersely.service.proxy.exchange_keeping import ExchangeKeeper
 from tersely.service.proxy.limited_reader import LimitedReader
+from tersely.service.proxy.live_call import LiveCall, SentCall
+from tersely.service.proxy.live_calls import LiveCalls
 from tersely.service.proxy.live_frames import count_volatile
-from tersely.service.proxy.live_sessions import Added, LiveSession
+from tersely.service.proxy.live_preparing import TAIL
 from tersely.service.proxy.request_building import own_sources
 from tersely.service.proxy.round_transcript import NO_HIDDEN_MESSAGES, CombinedReply, HiddenMessage, HiddenMessages
 from tersely.service.proxy.stages import IncomingCall, PreparedCall, RequestRecord
@@ -56,7 +60,7 @@ from tersely.store.commit.records import (
     ReplyWrite,
     StoredReply,
 )
-from tersely.store.commit.writer import Writer
+from tersely.store.commit.writer import HOLD, Writer
 from tersely.store.history.artifacts import spilled
 from tersely.store.history.sent_contexts import digest_of
 from tersely.store.history.sessions import write_epoch
@@ -84,7 +88,7 @@ OnIds = Callable[[str, Sequence[str]], None]
 class OnStored(Protocol):
     """Is called with a call that has been stored; ``is_whole``: with its whole reply."""
 
-    def __call__(self, prepared: PreparedCall, write: ReplyWrite, *, is_whole: bool) -> None: ...
+    def __call__(self, sent: SentCall, write: ReplyWrite, *, is_whole: bool) -> None: ...
 
 
 class Recorder:
@@ -103,11 +107,13 @@ class Recorder:
         new_id: Callable[[], str],
         on_ids: OnIds | None = None,
         on_stored: OnStored,
+        live: LiveCalls,
     ) -> None:
         """``on_ids`` is set if tenants share a provider account: it is called with every id that a tenant was given,
         and all of them are stored.
         """
         self._on_stored = on_stored
+        self._live = live
         self._dialect = dialect
         self._writer = writer
         self._calibrations = calibrations
@@ -127,10 +133,10 @@ class Recorder:
         new = [message for message, p in zip(prepared.history.messages, placed, strict=True) if p.is_new]
         self._count_unknown_fields(new)
         counts = iter(await tokens.count_messages(new, prepared.request.model))
-        size = 0 if _is_extended(prepared) else max(len(prepared.body), prepared.write.size)
+        size = max(len(prepared.body), prepared.write.size)
         description = await run_in_thread_if_large(size, self._describe, prepared)
         literals = description.literals if description is not None else ()
-        write = replace(
+        write = structs.replace(
             prepared.write,
             tokens=[next(counts) if p.is_new else 0 for p in placed],
             attributes=[*prepared.write.attributes, *literals],
@@ -138,10 +144,146 @@ class Recorder:
         record = RequestRecord(write=write, description=description, stored=self._writer.submit(write))
         return replace(prepared, record=record)
 
-    async def wait_for_session(self, prepared: PreparedCall) -> str:
+    # Live calls
+
+    def describe_live(self, call: LiveCall) -> None:
+        """Count and describe what a live call adds. It is stored with the reply, or before, where that takes long."""
+        identify_call(call.live.session_id)
+        live, write, history = call.live, call.write, call.found.history
+        new, model = history.messages[1:], live.request.model
+        self._count_unknown_fields(new)
+        call.description = description = describe_added(
+            call.body,
+            self._dialect.name,
+            live.elements,
+            call.elements.elements,
+            new={placed.seq: each.raw for each, placed in zip(new, call.decision.placed[1:], strict=True)},
+            known=self._known.get(call.call.tenant, live.session_id, live.session.edits),
+            layers=(*live.layers, LayerReport(name=TAIL, tokens=call.sums.tail)),
+            instructions=call.elements.instructions,
+            volatile=len(call.elements.volatile),
+        )
+        call.write = structs.replace(
+            write,
+            tokens=(0, *[tokens.count_message(message, model) for message in new]),
+            attributes=description.literals,
+        )
+        call.alarm = asyncio.get_running_loop().call_later(HOLD, self._store_early, call)
+
+    def _store_early(self, call: LiveCall) -> None:
+        call.alarm = None
+        self.full(call)
+        self._writer.hurry(call.write)
+
+    def full(self, call: SentCall) -> PreparedCall:
+        """Return a call as the full path prepares and records it."""
+        if not isinstance(call, LiveCall):
+            return call
+        call.disarm()
+        if call.prepared is None:
+            self._live.forget(call)
+            if call.description is None:
+                self.describe_live(call)
+                call.disarm()
+            record = RequestRecord(
+                write=call.write, description=call.description, stored=self._writer.submit(call.write)
+            )
+            call.prepared = replace(call.expand(call), write=call.write, record=record)
+        return call.prepared
+
+    async def _commit_live(self, call: LiveCall, reply: Reply, status: int) -> None:
+        """Store a live call in one write. Raises as `commit`."""
+        call.disarm()
+        write = self._live_write(call, reply, status)
+        self._count_live(write.report, call.call.tenant, call.live.request.model)
+        tenant, session_id = call.call.tenant, call.live.session_id
+        checked = self._live.now(tenant)
+        try:
+            stored = await self._exchanges.commit(write, own_id=None)
+        except BaseException:
+            self._live.forget(call)
+            raise
+        self._live.grow(call, write, stored, checked)
+        self._on_stored(call, write, is_whole=True)
+        if stored is None or call.description is None:
+            return
+        if stored.asked.is_as_decided and stored.asked.session_id == session_id:
+            new = {seq: each.raw for seq, each in enumerate(write.replies, stored.first_seq) if stored.first_seq}
+            self._known.learn(tenant, session_id, call.description, new, {seq: digest_of(new[seq]) for seq in new})
+        else:
+            self._known.forget(tenant, session_id)
+
+    def _is_plain(self, call: LiveCall, reply: Reply, hidden: HiddenMessages, *, is_whole: bool) -> bool:
+        """Return whether a reply is stored in one write with its request, which nothing else has asked for."""
+        return is_whole and call.prepared is None and hidden is NO_HIDDEN_MESSAGES and _size_of(reply) < LONG
+
+    def _live_write(self, call: LiveCall, reply: Reply, status: int) -> ReplyWrite:
+        live, request, now = call.live, call.live.request, self._clock()
+        usage = self._dialect.read_usage(reply.usage)
+        before, after = call.labels.tokens_before or 0, call.labels.tokens_after or 0
+        epoch = live.snapshot.epoch
+        assert epoch is not None
+        assert call.description is not None
+        cost_sent, cost_full = self._costs(request.model, usage, before, after, sum(call.write.tokens))
+        is_own_body = call.body is call.call.body
+        report = CallReport(
+            sent=call.description.sent,
+            client=live.client_name,
+            request_id=call.call.request_id or None,
+            overhead_ms=call.labels.overhead_ms,
+            cost_sent=cost_sent,
+            cost_full=cost_full,
+            model=_storable_name(request.model),
+            strategy=call.labels.strategy,
+            epoch=epoch.number,
+            cut=epoch.cut,
+            tools=live.tools_digest,
+            tokens_before=before,
+            tokens_after=after,
+            input_tokens=_credible(usage.input),
+            cached_tokens=_credible(usage.cached),
+            output_tokens=_credible(usage.output),
+            weight=self._weigh(reply, after),
+            status=status,
+        )
+        replies = self._replies(
+            call.call.tenant,
+            request,
+            reply,
+            head_chain=call.found.history.chains[-1],
+            prefill=None,
+            is_whole=True,
+            history_owner="both" if is_own_body and request.is_stored else "tersely",
+            derive=partial(self._derive_live, call, now),
+        )
+        return ReplyWrite(request=call.write, replies=replies, report=report, started=call.started, now=now)
+
+    def _derive_live(self, call: LiveCall, now: datetime, reply: Message) -> list[tuple[str, str]]:
+        strategy = call.live.config.strategy
+        if not (isinstance(strategy, Slim) and strategy.derive_terse):
+            return []
+        answered = call.decision.answered
+        turn = answered.turn if answered else 1
+        known = call.live.snapshot.entries
+        earlier = takewhile(lambda entry: entry.turn == turn, reversed(known[: len(known) - len(call.found.revised)]))
+        entries = [*reversed(list(earlier)), *(e for e in (*call.found.revised, *call.added) if e.turn == turn)]
+        last = Entry(seq=call.decision.last_seq + 1, turn=turn, message=reply, tokens=0, created_at=now)
+        return [(derive_terse([*entries, last]).text, "derived")]
+
+    def _count_live(self, report: CallReport, tenant: str, model: str) -> None:
+        metrics = self._metrics
+        metrics.tokens_before.observe(report.tokens_before)
+        metrics.tokens_after.observe(report.tokens_after)
+        metrics.tokens_saved.inc(max(0, report.tokens_before - report.tokens_after))
+        self._count_reported(report, tenant, model, is_one_round=True)
+
+    # The request
+
+    async def wait_for_session(self, sent: SentCall) -> str:
         """Return the id of the call's session, when the request is stored or cannot be stored. In the latter case, the
         commit of the reply fails.
         """
+        prepared = self.full(sent)
         record = prepared.record
         if record is None:
             return prepared.match.session_id
@@ -152,11 +294,7 @@ class Recorder:
         return outcome.session_id if outcome is not None else prepared.match.session_id
 
     def _describe(self, prepared: PreparedCall) -> Description | None:
-        """Describe what the model is sent; None if the body cannot be described. O(size of the request), or of what is
-        new in a call that continues a live session.
-        """
-        if prepared.live is not None and prepared.expand is not None and prepared.added is not None:
-            return self._describe_added(prepared, prepared.live, prepared.added)
+        """Describe what the model is sent; None if the body cannot be described. O(size of the request)."""
         whole = prepared.whole
         session = whole.match.session
         known = self._known.get(
@@ -184,23 +322,6 @@ class Recorder:
         except ValueError:
             return None
 
-    def _describe_added(self, prepared: PreparedCall, live: LiveSession, added: Added) -> Description:
-        match, context = prepared.match, prepared.built
-        assert match.session is not None
-        assert context is not None
-        given = zip(prepared.history.messages, match.decision.placed, strict=True)
-        return describe_added(
-            prepared.body,
-            self._dialect.name,
-            live.elements,
-            added.elements,
-            new={placed.seq: message.raw for message, placed in given if placed.is_new and placed.seq},
-            known=self._known.get(prepared.call.tenant, match.session_id, match.session.edits),
-            layers=context.context.report.layers,
-            instructions=added.instructions,
-            volatile=len(added.volatile),
-        )
-
     def _count_unknown_fields(self, messages: Sequence[Message]) -> None:
         """Count unknown fields in the newest messages. The cost does not depend on the length of the history."""
         room = MAX_LOOKED_AT
@@ -214,7 +335,7 @@ class Recorder:
     @traced("store")
     async def commit(
         self,
-        prepared: PreparedCall,
+        sent: SentCall,
         reply: Reply,
         status: int,
         *,
@@ -225,6 +346,10 @@ class Recorder:
 
         Raises `StoreUnavailable` if neither takes them, `NotFound` if their session has been deleted.
         """
+        if isinstance(sent, LiveCall) and self._is_plain(sent, reply, hidden, is_whole=is_whole):
+            await self._commit_live(sent, reply, status)
+            return
+        prepared = self.full(sent)
         prepared, write = await run_in_thread_if_large(
             self._work_size(prepared, reply),
             partial(self._reply_write, prepared, reply, status, is_whole=is_whole, hidden=hidden, now=self._clock()),
@@ -233,8 +358,11 @@ class Recorder:
         if not is_whole:
             add_fields(outcome="interrupted")
         own_id = prepared.match.session_id if prepared.match.source == "header" else None
+        checked = self._live.now(prepared.call.tenant)
         stored = await self._exchanges.commit(write, own_id=own_id)
-        self._on_stored(prepared, write, is_whole=is_whole)
+        if isinstance(sent, LiveCall):
+            self._live.grow(sent, write, stored if is_whole else None, checked)
+        self._on_stored(sent, write, is_whole=is_whole)
         await self._learn(prepared, write, stored)
 
     async def _learn(self, prepared: PreparedCall, write: ReplyWrite, stored: StoredReply | None) -> None:
@@ -255,7 +383,7 @@ class Recorder:
             self._known.forget(tenant, match.session_id)
 
     async def commit_partial(
-        self, prepared: PreparedCall, reply: Reply, status: int, *, hidden: HiddenMessages = NO_HIDDEN_MESSAGES
+        self, prepared: SentCall, reply: Reply, status: int, *, hidden: HiddenMessages = NO_HIDDEN_MESSAGES
     ) -> None:
         """Store an incomplete reply. A failure is logged: the client has got an error in any case."""
         try:
@@ -339,8 +467,9 @@ class Recorder:
         )
 
     @traced("store")
-    async def commit_failure(self, prepared: PreparedCall, status: int | None) -> None:
+    async def commit_failure(self, sent: SentCall, status: int | None) -> None:
         """Return when a failed call is on disk: its client may retry at once, and reach another worker first."""
+        prepared = self.full(sent)
         if prepared.record is None:
             return
         try:
@@ -348,14 +477,15 @@ class Recorder:
         except (StoreUnavailable, Conflict, NotFound, ValueError) as error:
             _log.warning("a failed call was not stored: %s", error)
 
-    def record_failure(self, prepared: PreparedCall, status: int | None) -> None:
+    def record_failure(self, sent: SentCall, status: int | None) -> None:
         """Record a failed call, without waiting for the store."""
+        prepared = self.full(sent)
         if prepared.record is not None:
             self._submit_reply(prepared, Reply(), status)
 
     def record_partial(
         self,
-        prepared: PreparedCall,
+        sent: SentCall,
         reader: LimitedReader,
         combine: Callable[[Reply], CombinedReply],
         status: int | None,
@@ -364,6 +494,7 @@ class Recorder:
 
         ``combine`` joins it with the earlier rounds of the call.
         """
+        prepared = self.full(sent)
 
         def submit(reply: Reply) -> asyncio.Future[StoredReply]:
             combined = combine(reply)
@@ -441,7 +572,9 @@ class Recorder:
             literals = request.description.literals if request.description else ()
             late = tuple(set(literals) - set(request.write.attributes))
         description = request.description
-        cost_sent, cost_full = self._costs(prepared, request, usage)
+        whole, shown = (report.tokens_before, report.tokens_after) if report else (0, 0)
+        new = sum(request.write.tokens) if prepared.match.session else whole
+        cost_sent, cost_full = self._costs(prepared.request.model, usage, whole, shown, new)
         call_report = CallReport(
             sent=description.sent if description else None,
             client=prepared.client,
@@ -454,12 +587,12 @@ class Recorder:
             epoch=report.epoch if report else 0,
             cut=report.cut if report else 1,
             tools=_digest_of_tools(prepared),
-            tokens_before=report.tokens_before if report else 0,
-            tokens_after=report.tokens_after if report else 0,
+            tokens_before=whole,
+            tokens_after=shown,
             input_tokens=_credible(usage.input),
             cached_tokens=_credible(usage.cached),
             output_tokens=_credible(usage.output),
-            weight=self._weigh(reply, report.tokens_after if report else 0),
+            weight=self._weigh(reply, shown),
             status=status,
         )
         replies = self._replies(
@@ -491,26 +624,25 @@ class Recorder:
         )
         return prepared, write
 
-    def _costs(self, prepared: PreparedCall, request: RequestRecord, usage: Usage) -> tuple[float | None, float | None]:
+    def _costs(
+        self, model: str, usage: Usage, tokens_before: int, tokens_after: int, new: int
+    ) -> tuple[float | None, float | None]:
         """The cost of the call in USD, and that of the full history with a perfect cache; None: not known.
 
         A perfect cache holds all that earlier calls of the session sent, and what the provider found in its own: only
-        the rest of this request is written to it.
+        the rest of this request is written to it, ``new`` tokens.
         """
-        price = self._prices.of(prepared.request.model, self._dialect.name)
+        price = self._prices.of(model, self._dialect.name)
         if price is None or usage.input is None or not _credible(usage.input):
             return None, None
-        output = _credible(usage.output) or 0
-        sent = price.cost(input_tokens=usage.input, cached=_credible(usage.cached) or 0, output=output)
-        report = prepared.built.context.report if prepared.built else None
-        if report is None or not report.tokens_after:
+        output, read = _credible(usage.output) or 0, _credible(usage.cached) or 0
+        sent = price.cost(input_tokens=usage.input, cached=read, output=output)
+        if not tokens_after:
             return sent, sent
-        new = sum(request.write.tokens) if prepared.match.session else report.tokens_before
-        ratio = usage.input / report.tokens_after
-        known = max(0, report.tokens_before - new)
-        whole = max(usage.input, int(report.tokens_before * ratio))
-        cached = max(_credible(usage.cached) or 0, int(known * ratio))
-        full = price.cost(input_tokens=whole, cached=cached, output=output)
+        ratio = usage.input / tokens_after
+        known = max(0, tokens_before - new)
+        whole = max(usage.input, int(tokens_before * ratio))
+        full = price.cost(input_tokens=whole, cached=max(read, int(known * ratio)), output=output)
         return sent, full
 
     def _weigh(self, reply: Reply, sent: int) -> int | None:
@@ -705,13 +837,6 @@ class Recorder:
     def _count_call(self, prepared: PreparedCall, report: CallReport, *, is_one_round: bool) -> None:
         """``is_one_round``: the model was asked once, so the reported tokens can be compared with the estimate."""
         metrics = self._metrics
-        sent = report.tokens_after if report.input_tokens is None else report.input_tokens
-        charge(sent + (report.output_tokens or 0), report.cost_sent)
-        add_fields(
-            input_tokens=report.input_tokens,
-            cached_tokens=report.cached_tokens,
-            output_tokens=report.output_tokens,
-        )
         built = prepared.built
         if built is not None:
             context = built.context
@@ -727,6 +852,17 @@ class Recorder:
             note_repairs(len(context.repairs))
             for kind, count in summarize_repairs(context.repairs).items():
                 metrics.repairs.labels(kind).inc(count)
+        self._count_reported(report, prepared.call.tenant, prepared.request.model, is_one_round=is_one_round)
+
+    def _count_reported(self, report: CallReport, tenant: str, model: str, *, is_one_round: bool) -> None:
+        metrics = self._metrics
+        sent = report.tokens_after if report.input_tokens is None else report.input_tokens
+        charge(sent + (report.output_tokens or 0), report.cost_sent)
+        add_fields(
+            input_tokens=report.input_tokens,
+            cached_tokens=report.cached_tokens,
+            output_tokens=report.output_tokens,
+        )
         metrics.add_cost(sent=report.cost_sent, full=report.cost_full)
         for kind, reported in (
             ("input", report.input_tokens),
@@ -738,8 +874,8 @@ class Recorder:
         if is_one_round and report.input_tokens and report.tokens_after:
             metrics.estimate_error.observe(report.input_tokens / report.tokens_after)
             self._calibrations.observe(
-                prepared.request.model,
-                tenant=prepared.call.tenant,
+                model,
+                tenant=tenant,
                 estimated=report.tokens_after,
                 reported=report.input_tokens,
             )
@@ -749,11 +885,6 @@ def _digest_of_tools(prepared: PreparedCall) -> bytes | None:
     if prepared.live is not None:
         return prepared.live.tools_digest
     return tokens.content_digest(prepared.request.tools) if prepared.request.tools else None
-
-
-def _is_extended(prepared: PreparedCall) -> bool:
-    """Return whether the body's beginning is known from the last call of a live session."""
-    return prepared.live is not None and prepared.expand is not None and prepared.added is not None
 
 
 def _is_described(prepared: PreparedCall) -> bool:

@@ -23,10 +23,11 @@ from tersely.service.common.offload import LONG, LONG_REPLY, run_in_thread_if_la
 from tersely.service.proxy.call_timer import CallTimer
 from tersely.service.proxy.client_stream import ClientStream
 from tersely.service.proxy.limited_reader import OVERSIZED
+from tersely.service.proxy.live_call import SentCall
 from tersely.service.proxy.recording import Recorder
 from tersely.service.proxy.round_transcript import RoundTranscript
 from tersely.service.proxy.sending import EVENT_STREAM, MAX_ERROR_BODY
-from tersely.service.proxy.stages import PreparedCall, StartedReply
+from tersely.service.proxy.stages import StartedReply
 from tersely.service.proxy.stream_end import iter_until_terminal_event
 from tersely.service.proxy.tool_calls import ToolCalls
 
@@ -46,7 +47,7 @@ CUT_OFF = frozenset(
 """Finish reasons of replies whose calls may be incomplete."""
 _REFUSED = UpstreamUnavailable("the upstream refused")
 
-NextRound = Callable[[PreparedCall, RoundTranscript], Coroutine[Any, Any, StartedReply]]
+NextRound = Callable[[SentCall, RoundTranscript], Coroutine[Any, Any, StartedReply]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class RoundSteps:
     heartbeat: float
     max_reply: int
 
-    async def run(self, prepared: PreparedCall, calls: Sequence[ToolCall]) -> list[bytes]:
+    async def run(self, prepared: SentCall, calls: Sequence[ToolCall]) -> list[bytes]:
         """Run calls of Tersely's tools; return their results as messages."""
         if not calls:
             return []
@@ -131,7 +132,7 @@ async def relay_oversized(steps: RoundSteps, started: StartedReply) -> AsyncIter
         steps.timer.observe(started.prepared.call, started.sent_at, steps.timer.now())
 
 
-async def _split(dialect: Dialect, prepared: PreparedCall, body: bytes) -> tuple[bytes, Reply]:
+async def _split(dialect: Dialect, prepared: SentCall, body: bytes) -> tuple[bytes, Reply]:
     split = partial(dialect.split_reply, body, ClientView(tags=prepared.tags, own_request=prepared.own_request))
     return await run_in_thread_if_large(len(body) * LONG // LONG_REPLY, split)
 

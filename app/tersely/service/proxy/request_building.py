@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from msgspec import structs
+
 from tersely.dialects.clients import known as clients
 from tersely.dialects.clients.names import client_name
 from tersely.dialects.dialect import Dialect, Request, RequestPatch
@@ -89,7 +91,7 @@ class RequestBuilder:
             prepared,
             loaded=context.loaded,
             built=built,
-            labels=replace(labels, overhead_ms=prepared.labels.overhead_ms),
+            labels=structs.replace(labels, overhead_ms=prepared.labels.overhead_ms),
             history_owner="tersely",
             shown_tags=kinds_shown(built.context.messages, known=prepared.config.hidden_tags),
         )

@@ -17,8 +17,9 @@ from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.common.tracing import active_trace
 from tersely.service.limits.admission import end_turn
 from tersely.service.proxy.calls import Call
-from tersely.service.proxy.stages import PreparedCall, StartedReply
-from tersely.upstream.client import Upstream, UpstreamReply
+from tersely.service.proxy.live_call import SentCall
+from tersely.service.proxy.stages import StartedReply
+from tersely.upstream.client import PendingReply, Upstream, UpstreamReply
 
 EVENT_STREAM = "text/event-stream"
 JSON = "application/json"
@@ -69,7 +70,13 @@ class Sender:
         reply.on_close = span.close
         return reply
 
-    async def start(self, prepared: PreparedCall, reply: UpstreamReply, sent_at: float) -> StartedReply:
+    def begin(self, call: Call, body: bytes) -> PendingReply:
+        """Send a body with the call's headers, without waiting. Not for traced calls. Raises `UpstreamUnavailable`."""
+        end_turn()
+        headers = upstream_headers(call.headers, key=self._key, drop=call.key_headers)
+        return self._upstream.begin(call.method, call.path, headers, body)
+
+    async def start(self, prepared: SentCall, reply: UpstreamReply, sent_at: float) -> StartedReply:
         """Read the beginning of a reply, or all of one that is not streamed. Raises `UpstreamUnavailable`."""
         reply.unpack(self._max_reply)
         if reply.status >= 400:
@@ -91,7 +98,7 @@ class Sender:
         lacks = self._dialect.lacks_history
         return lacks is not None and lacks(started.reply.status, started.first or started.body)
 
-    def _is_streamed(self, prepared: PreparedCall, reply: UpstreamReply) -> bool:
+    def _is_streamed(self, prepared: SentCall, reply: UpstreamReply) -> bool:
         """Return whether the reply comes in pieces: as events or, if the request asks for that, as a JSON array."""
         if reply.content_type == EVENT_STREAM:
             return True

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from tersely.dialects.dialect import Request
 from tersely.domain.text.tags import NOTHING, TagKinds
@@ -24,6 +25,9 @@ from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.service.recognition.session_lookup import SessionHints, SessionMatch
 from tersely.store.commit.records import HistoryOwner, Outcome, RequestWrite, result_of
 from tersely.upstream.client import UpstreamReply
+
+if TYPE_CHECKING:
+    from tersely.service.proxy.live_call import SentCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +165,7 @@ class StartedReply:
     is longer than may be read, and ``body`` is its beginning. ``sent_at`` is a monotonic time in seconds.
     """
 
-    prepared: PreparedCall
+    prepared: SentCall
     reply: UpstreamReply
     sent_at: float
     first: bytes = b""

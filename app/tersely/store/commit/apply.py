@@ -150,7 +150,8 @@ def enter_reply(
     first_seq = 0 if placement.status == "removed" else state.last_seq + 1
     enter_replies(write, write.replies, asked, state, placement, rows, after=asked.answered_position)
     enter_report(write, asked, state, rows)
-    return StoredReply(first_seq=first_seq)
+    record = rows.messages[-1] if write.replies else None
+    return StoredReply(first_seq=first_seq, asked=asked, state=copy(state), record=record)
 
 
 def enter_replies(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 import asyncpg
@@ -137,7 +137,7 @@ async def write_late(
                 request = await _in_session_since(connection, write, request.create)
             if request.session_id != write.request.session_id:
                 outcome, version = None, None
-            return await _write(connection, replace(write, request=request), outcome, version=version)
+            return await _write(connection, structs.replace(write, request=request), outcome, version=version)
     except asyncpg.PostgresError as error:
         raise refusal(error) from error
     finally:
@@ -164,7 +164,7 @@ async def _in_session_since(connection: Connection, write: ReplyWrite, create: N
         if await connection.fetchval(LEAVE_QUESTION, tenant, request.session_id) is None:
             return request
         await connection.execute(LEAVE_MESSAGES, tenant, request.session_id)
-    return replace(request, session_id=found, create=None)
+    return structs.replace(request, session_id=found, create=None)
 
 
 async def rejoin(

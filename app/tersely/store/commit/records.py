@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal, TypeVar
 
@@ -17,6 +17,7 @@ from tersely.domain.history.reconciliation import Reconciliation
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Role
 from tersely.domain.text.state import StateBlock
+from tersely.store.db.statements import Record
 from tersely.store.history.artifacts import Artifact
 from tersely.store.history.sessions import write_epoch
 from tersely.store.notes.pending_memory import PendingMemory
@@ -252,8 +253,7 @@ class WholeRequest:
     spill: Callable[[int], Sequence[Artifact]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RequestWrite:
+class RequestWrite(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A request's messages. ``raws`` and ``tokens`` (0: not counted) go with ``incoming``; only what is new is written.
 
     ``hidden_parts`` is by index of ``incoming``, for replies that do not come from a call of ours. ``times`` says when
@@ -289,7 +289,7 @@ class RequestWrite:
     epoch_policy: str | None = None
     key: str | None = None
     key_digest: bytes = b""
-    hidden_parts: Mapping[int, HiddenReplyParts] = field(default_factory=dict)
+    hidden_parts: Mapping[int, HiddenReplyParts] = {}
     replaces_instructions: bool = False
     referenced: ReferencedReply | None = None
     size: int = 0
@@ -305,7 +305,7 @@ class RequestWrite:
             return self
         whole = self.whole()
         known = len(whole.incoming) - len(self.incoming)
-        return replace(
+        return structs.replace(
             self,
             incoming=whole.incoming,
             raws=whole.raws,
@@ -320,7 +320,12 @@ class RequestWrite:
         assert self.create is not None
         assert self.create.spare_id is not None
         create = replace(self.create, parent=self.session_id, spare_id=None)
-        return replace(self, session_id=self.create.spare_id, create=create)
+        return structs.replace(self, session_id=self.create.spare_id, create=create)
+
+    @property
+    def parts(self) -> tuple[Write, ...]:
+        """See `ReplyWrite.parts`."""
+        return (self,)
 
     @property
     def version(self) -> int | None:
@@ -360,8 +365,7 @@ class NewReply(
     is_text_only: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallReport:
+class CallReport(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of an upstream call, sent and received; None where the provider did not report them.
 
     ``weight``: prompt and completion of the last round, as reported or estimated.
@@ -387,8 +391,7 @@ class CallReport:
     cost_full: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReplyWrite:
+class ReplyWrite(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The reply to a request, and the report of its call. Without replies only the call is recorded.
 
     ``attributes`` are stored with it. ``epoch`` is one that started with this call. It is let go when the session
@@ -410,13 +413,22 @@ class ReplyWrite:
         """The outcome of the request; None as long as it is not stored."""
         return None if self.request_stored is None else result_of(self.request_stored)
 
+    @property
+    def parts(self) -> tuple[Write, ...]:
+        """The writes that this one consists of: the request, where it is stored together with the reply."""
+        return (self.request, self) if self.request_stored is None else (self,)
+
 
 class StoredReply(msgspec.Struct, frozen=True, kw_only=True):
     """Where a reply was stored. ``first_seq``: the sequence number of the first of its messages; 0: none was stored as
-    it is.
+    it is. ``asked`` is the outcome of its request, ``state`` the session's after both, ``record`` the row of the last
+    message.
     """
 
     first_seq: int
+    asked: Outcome
+    state: State
+    record: Record | None = None
 
 
 def result_of(done: asyncio.Future[Result]) -> Result | None:

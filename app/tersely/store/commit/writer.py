@@ -331,7 +331,7 @@ def _request(write: Write) -> RequestWrite:
 
 
 def _is_large(request: RequestWrite) -> bool:
-    if _are_many(request.attributes):
+    if request.attributes and _are_many(request.attributes):
         return True
     new = request.decision.last_seq - (request.session.last_seq if request.session else 0)
     if new > LARGE or request.size <= LARGE_BYTES:
@@ -352,9 +352,10 @@ def _has_long_epoch(write: ReplyWrite) -> bool:
 
 def _has_large_reply(write: ReplyWrite) -> bool:
     """Return whether a reply comes with so much that it is stored in portions."""
-    return _are_many(write.attributes) or any(
-        max(len(reply.raw), len(reply.model_raw or b"")) > large_values.LARGE_VALUE for reply in write.replies
-    )
+    if write.attributes and _are_many(write.attributes):
+        return True
+    sizes = [max(len(reply.raw), len(reply.model_raw or b"")) for reply in write.replies]
+    return bool(sizes) and max(sizes) > large_values.LARGE_VALUE
 
 
 def _fail(jobs: list[_Job], error: BaseException) -> None:
@@ -481,6 +482,9 @@ class _Attempt:
 
     def update_cache(self, tail_cache: TailCache, tenant: str) -> None:
         """Add the stored write to the tail cache, if the cache has the session's earlier rows."""
+        if _request(self.writes[-1]).whole is not None:
+            tail_cache.forget(tenant, self.state.id)  # a live session knows it
+            return
         before = tail_cache.get(tenant, self.state.id) if self.create is None else None
         if self.create is not None:
             session = new_session_from(self.create, self.state)
@@ -529,12 +533,13 @@ def _prepare_attempts(writes: list[Write]) -> tuple[list[_Attempt], list[Write]]
     left_sessions: set[str] = set()
     for write in writes:
         session_id = _session_id(write)
-        attempt = None if session_id in left_sessions else (attempts.get(session_id) or _attempt(write))
-        if attempt is None or not _enter(write, attempt):
-            left.append(write)
-            left_sessions.add(session_id)
-        else:
-            attempts[session_id] = attempt
+        for part in write.parts:
+            attempt = None if session_id in left_sessions else (attempts.get(session_id) or _attempt(part))
+            if attempt is None or not _enter(part, attempt):
+                left.append(part)
+                left_sessions.add(session_id)
+            else:
+                attempts[session_id] = attempt
     return [attempts[session_id] for session_id in sorted(attempts)], left
 
 
@@ -545,7 +550,7 @@ async def _write_unchanged_sessions(database: Database, tenant: str, attempts: l
     shapes: defaultdict[tuple[bool, Shape], list[_Attempt]] = defaultdict(list)
     for attempt in attempts:
         shapes[attempt.shape].append(attempt)
-    use = database.statements if len(shapes) == 1 else database.transaction
+    use = database.statements if len(shapes) == 1 else database.group_commit
     held: set[str] = set()
     async with use(tenant) as connection:
         for (makes, shape), alike in shapes.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeVar
@@ -39,6 +40,7 @@ class Database:
         self._is_alone = False
         self._asking: asyncio.Task[None] | None = None
         self._plan_cache_mode = ""
+        self._changes: Counter[str] = Counter()
 
     def _connect(self, kind: Kind, address: Address) -> Server:
         return Server(
@@ -123,7 +125,43 @@ class Database:
         async with self.transaction(tenant, limit=limit) as connection:
             return await work(connection)
 
-    def transaction(
+    @asynccontextmanager
+    async def transaction(
+        self,
+        tenant: str,
+        *,
+        key_id: str = "",
+        limit: float | None = None,
+        is_everywhere: bool = False,
+        is_anywhere: bool = False,
+    ) -> AsyncIterator[Connection]:
+        """Return a transaction that sees ``tenant``'s rows alone, committed on leaving, rolled back on an error.
+
+        Every node of a distributed Postgres stores tenants, keys and limits: ``is_everywhere`` writes such rows, and
+        ``is_anywhere`` reads no others.
+
+        Raises `StoreUnavailable` when the database is away, or not done within ``limit`` seconds.
+        """
+        try:
+            use = self._transaction(
+                tenant, key_id=key_id, limit=limit, is_everywhere=is_everywhere, is_anywhere=is_anywhere
+            )
+            async with use as connection:
+                yield connection
+        finally:
+            self._changes[tenant] += 1
+
+    def changes(self, tenant: str) -> int:
+        """Return a number that is another one after each transaction of this process that may have changed a row of
+        ``tenant``, but for `group_commit`.
+        """
+        return self._changes[tenant] + self._changes[""]
+
+    def group_commit(self, tenant: str) -> AbstractAsyncContextManager[Connection]:
+        """Return a `transaction` in which each change of a session is conditional on its version."""
+        return self._transaction(tenant)
+
+    def _transaction(
         self,
         tenant: str,
         *,
@@ -132,13 +170,6 @@ class Database:
         is_everywhere: bool = False,
         is_anywhere: bool = False,
     ) -> AbstractAsyncContextManager[Connection]:
-        """Return a transaction that sees ``tenant``'s rows alone, committed on leaving, rolled back on an error.
-
-        Every node of a distributed Postgres stores tenants, keys and limits: ``is_everywhere`` writes such rows, and
-        ``is_anywhere`` reads no others.
-
-        Raises `StoreUnavailable` when the database is away, or not done within ``limit`` seconds.
-        """
         if self._is_alone:
             return self._server.use(tenant, key_id, limit, is_one=True)
         return self._routed(tenant, key_id, limit, is_one=True, is_everywhere=is_everywhere, is_anywhere=is_anywhere)

@@ -81,6 +81,7 @@ SESSIONS = f"SELECT {COLUMNS} FROM sessions WHERE tenant_id = $1 AND id = ANY($2
 class _Question:
     chains: Sequence[bytes]
     client_id: str | None
+    known: ReplyMatch | None
     answer: asyncio.Future[ReplyMatch | None]
 
 
@@ -93,13 +94,20 @@ class Lookups:
         self._queues: defaultdict[str, deque[_Question]] = defaultdict(deque)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def find(self, tenant: str, chains: Sequence[bytes], client_id: str | None) -> ReplyMatch | None:
+    def is_chain_of_another(self, tenant: str, chain: bytes, session_id: str) -> bool:
+        """Return whether this process knows another session whose newest reply has that chain value."""
+        tail = self._tail_cache.ending_with(tenant, chain)
+        return tail is not None and tail.session.id != session_id
+
+    async def find(
+        self, tenant: str, chains: Sequence[bytes], client_id: str | None, *, known: ReplyMatch | None = None
+    ) -> ReplyMatch | None:
         """Return the session with the longest history in common, with its tail; ``chains`` the longest first.
 
-        Raises `StoreUnavailable`.
+        ``known`` is the expected answer, which is returned where it still holds. Raises `StoreUnavailable`.
         """
         loop = asyncio.get_running_loop()
-        question = _Question(chains, client_id, loop.create_future())
+        question = _Question(chains, client_id, known, loop.create_future())
         self._queues[tenant].append(question)
         if tenant not in self._tasks:
             self._tasks[tenant] = loop.create_task(self._drain(tenant))
@@ -189,31 +197,29 @@ class Lookups:
         self, connection: Connection, tenant: str, questions: dict[int, _Question]
     ) -> dict[int, ReplyMatch]:
         """Answer the requests for which it suffices that a session is unchanged."""
-        known: dict[int, CachedTail] = {}
+        known: dict[int, tuple[Session, ReplyMatch | CachedTail]] = {}
         for number, question in questions.items():
-            tail = self._tail_cache.ending_with(tenant, question.chains[0])
+            tail = question.known or self._tail_cache.ending_with(tenant, question.chains[0])
             if tail is not None:
-                known[number] = tail
+                known[number] = tail.session, tail
         if not known:
             return {}
         found: dict[int, ReplyMatch] = {}
-        checks = [(tenant, tail.chain, questions[number].client_id, number) for number, tail in known.items()]
+        checks = [(tenant, questions[number].chains[0], questions[number].client_id, number) for number in known]
         for record in await connection.fetchmany(CHECK, checks):
-            number, tail = record["request"], known[record["request"]]
-            session = tail.session
+            number = record["request"]
+            session, tail = known[number]
             is_same = (record["id"], record["version"], record["created_at"]) == (
                 session.id,
                 session.version,
                 session.created_at,
             )
-            if is_same and record["hit_is_current"] and record["hit_seq"] >= session.cut:
-                found[number] = ReplyMatch(
-                    session=session,
-                    seq=record["hit_seq"],
-                    chain=questions[number].chains[0],
-                    is_current=True,
-                    tail=tail.rows,
-                )
+            if not (is_same and record["hit_is_current"] and record["hit_seq"] >= session.cut):
+                continue
+            found[number] = tail if isinstance(tail, ReplyMatch) else ReplyMatch(
+                session=session, seq=record["hit_seq"], chain=questions[number].chains[0], is_current=True,
+                tail=tail.rows,
+            )  # fmt: skip
         return found
 
 

@@ -44,7 +44,7 @@ def cached_tail(session: Session, rows: Sequence[TailRow], chain: bytes | None) 
 
 def appended(before: CachedTail | None, session: Session, records: Iterable[Record], chain: bytes | None) -> CachedTail:
     """Return ``before`` with the messages that were written since (as `tersely.store.commit.apply` lists them)."""
-    added = [_row(record) for record in records if record[6] != "superseded"]
+    added = [row_of(record) for record in records if record[6] != "superseded"]
     rows = [*before.rows, *added] if before is not None else added
     if before is None or before.session.epoch != session.epoch:
         return cached_tail(session, sorted(rows, key=_place), chain)
@@ -54,7 +54,7 @@ def appended(before: CachedTail | None, session: Session, records: Iterable[Reco
     return CachedTail(session=session, rows=rows, chain=chain, size=before.size + sum(map(_size_of, added)))
 
 
-def _row(record: Record) -> TailRow:
+def row_of(record: Record) -> TailRow:
     (
         _, seq, turn, tokens, place, role, status, dialect, is_shown, _, pinned, finish, call, digest, chain,
         created_at, _, model_raw, follows, _,

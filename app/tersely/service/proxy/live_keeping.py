@@ -1,0 +1,414 @@
+"""Keep sessions live: make a live session of what the full path worked out, and continue it call by call."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from msgspec import structs
+
+from tersely.dialects.clients import known as clients
+from tersely.dialects.clients.names import client_name
+from tersely.dialects.dialect import Dialect
+from tersely.dialects.wire.array_member import find_array, find_array_end
+from tersely.domain.history.history import INCOMPLETE, WINDOW_FULL, Entry, Epoch
+from tersely.domain.history.links import StoredLink
+from tersely.domain.history.sessions import Session
+from tersely.service.common import tokens
+from tersely.service.context.building import BuiltContext
+from tersely.service.context.context_config import count_additions, instructions_in, offers_in
+from tersely.service.context.loading import count_apart
+from tersely.service.context.sent_contexts import ADDED, INSTRUCTIONS, Elements, Source, message_list
+from tersely.service.proxy.calls import Call
+from tersely.service.proxy.live_call import LiveCall
+from tersely.service.proxy.live_frames import Frame, count_volatile, placeholder_of, step_back
+from tersely.service.proxy.live_preparing import TAIL
+from tersely.service.proxy.live_sessions import LiveSession, Sums, Volatile, size_of, steady
+from tersely.service.proxy.stages import PreparedCall
+from tersely.service.recognition.incoming_history import extend, identify
+from tersely.store.commit.records import ReplyWrite, StoredReply, session_after
+from tersely.store.history.messages import TailRow
+from tersely.store.history.tail_cache import TailCache, row_of
+from tersely.strategies.epochs.additions import LAYER as NOTE_LAYER
+from tersely.strategies.epochs.cutting import widest_step
+from tersely.strategies.epochs.policies import EveryRequest
+from tersely.strategies.pipeline import count_entries
+from tersely.strategies.presets import Full, Slim
+
+# The member of a request in which the history stands, of the dialects whose calls may be live.
+HISTORY_MEMBERS = {"openai_chat": "messages", "anthropic": "messages"}
+
+
+class LiveKeeper:
+    """Makes the live sessions of one dialect."""
+
+    def __init__(self, dialect: Dialect, *, owner: int, tails: TailCache, new_id: Callable[[], str]) -> None:
+        self._dialect = dialect
+        self._member = HISTORY_MEMBERS.get(dialect.name, "")
+        self._owner = owner
+        self._tails = tails
+        self._new_id = new_id
+
+    def begin(self, prepared: PreparedCall, write: ReplyWrite) -> LiveSession | None:
+        """Return the session as a call of the full path left it; None where the next call has to take that again."""
+        outcome, call = write.request_outcome, prepared.call
+        if outcome is None or not outcome.is_as_decided or not _is_plain_reply(write):
+            return None
+        tail = self._tails.get(call.tenant, outcome.session_id)
+        (reply,) = write.replies
+        if tail is None or tail.chain != reply.chain or tail.session.version != outcome.state.version + 1:
+            return None
+        row = tail.rows[-1]
+        if row.row.seq != tail.session.last_seq or row.row.digest != reply.digest or tail.session.edited:
+            return None
+        new = zip(write.request.decision.placed, write.request.tokens, strict=True)
+        counts = {placed.seq: count for placed, count in new if placed.is_new}
+        counts |= {each.row.seq: each.row.tokens for each in tail.rows}
+        return self._first(call, prepared, tail.session, tail.rows, counts)
+
+    def grow(
+        self, call: LiveCall, write: ReplyWrite, stored: StoredReply, *, checked_at: float, changes: int
+    ) -> LiveSession | None:
+        """Return the session as a live call left it, ``stored`` with its reply; None as for `begin`."""
+        live, found, asked, state = call.live, call.found, stored.asked, stored.state
+        description = call.description
+        if not asked.is_as_decided or state.version != live.session.version + 2 or state.edited:
+            return None
+        if description is None or stored.record is None or not _is_plain_reply(write):
+            return None
+        reply = row_of(stored.record)
+        if reply.row.seq != state.last_seq:
+            return None
+        body, added, volatile = call.call.body, call.elements, call.elements.volatile
+        end = step_back(body, len(body) - len(live.suffix), [each.raw for each in volatile])
+        if end is None:
+            return None
+        frame = live.frame
+        if frame is not None:
+            stays = len(added.elements) - len(volatile)
+            frame = frame.with_middle([element for element, _ in added.elements[:stays]])
+        messages, counts = found.history.messages, write.request.tokens
+        new = (call.added[0], *(replace(e, tokens=c) for e, c in zip(call.added[1:], counts[1:], strict=True)))
+        before = live.snapshot
+        known = before.entries[: len(before.entries) - len(found.revised)] if found.revised else before.entries
+        question = next((each for each in reversed(messages) if each.role == "user"), live.last_question)
+        rows = live.rows if len(live.rows) == live.row_count else live.rows[: live.row_count]
+        rows += [*_rows_of(write), reply]
+        first = live.first_messages
+        return structs.replace(
+            live,
+            session=session_after(live.session, state),
+            checked_at=checked_at,
+            changes=changes,
+            headers=found.headers,
+            body=body,
+            end=end,
+            volatile=volatile,
+            frame=frame,
+            sent=None if live.sent is None else call.body,
+            sent_end=len(call.body) - len(live.sent_suffix),
+            first_messages=first if len(first) == 3 else (*first, *messages)[:3],
+            last_question=question,
+            snapshot=replace(
+                before,
+                entries=(*known, *found.revised, *new),
+                calls=state.calls,
+                last_call_at=state.last_call_at,
+                window=call.window,
+            ),
+            sums=live.sums.with_added(new, turn=live.turn),
+            is_verbatim=call.is_verbatim,
+            shown_kinds=call.shown_tags,
+            reply=reply,
+            chain=extend(found.history.chains[-1], reply.row.digest),
+            messages_size=live.messages_size + size_of(new),
+            elements=description.elements,
+            rows=rows,
+            row_count=len(rows),
+        )
+
+    def _first(
+        self, call: Call, prepared: PreparedCall, session: Session, rows: list[TailRow], counts: dict[int, int]
+    ) -> LiveSession | None:
+        reply = rows[-1]
+        built, config, request = prepared.built, prepared.config, prepared.request
+        if built is None or not _is_plain_call(call, prepared):
+            return None
+        epoch, context = session.plan, built.context
+        before = prepared.loaded.snapshot
+        if epoch is None or epoch.number != session.epoch or not _shows_plainly(epoch, built):
+            return None
+        shown = (*before.kept, *before.entries)
+        loaded = {entry.seq for entry in shown}
+        kept = tuple(entry for entry in shown if entry.seq < epoch.cut and entry.seq in epoch.kept)
+        tail = tuple(entry for entry in shown if entry.seq >= epoch.cut)
+        if not loaded.issuperset(epoch.kept) or not _are_plain(kept, tail, epoch, reply):
+            return None
+        if any(entry.seq not in counts for entry in tail) or _have_twins(kept, prepared):
+            return None
+        # The sums have to give what the report says: else something counts that they do not know of.
+        layers = context.report.layers
+        sums = _sums(epoch, kept, tail)
+        fixed = before.fixed_tokens + count_additions(epoch, config) - count_additions(before.epoch, config)
+        older = 0 if epoch.cut == 1 else epoch.older_tokens
+        is_as_summed = context.report.tokens_after == fixed + sums.head + sums.kept + sums.tail
+        if not built.starts_epoch:
+            total = fixed + max(older, sums.kept) + sums.tail
+            is_as_summed = is_as_summed and context.report.tokens_before == total
+        # What was estimated before the call has been counted since.
+        tail, kept = count_apart(_counted(tail, counts), _counted(kept, counts), before.injected)
+        messages = prepared.history.messages
+        is_own_body = prepared.body is call.body
+        place = find_array(call.body, self._member)
+        elements, volatile = _elements(prepared), _volatile(prepared, tail)
+        if elements is None or volatile is None or place is None:
+            return None
+        # A message that is written anew at the next call is written without the instructions in front of it.
+        if any(prefix.seq >= entry.seq for prefix in epoch.prefixes for entry in tail[len(tail) - len(volatile) :]):
+            return None
+        end = step_back(call.body, place[1], [each.raw for each in volatile])
+        if end is None or not call.body.endswith(messages[-1].raw, 0, place[1]):
+            return None
+        frame, sent_end = None, 0
+        if not is_own_body and volatile:
+            frame = self._frame(call, prepared, epoch, place, volatile)
+            if frame is None:
+                return None
+        elif not is_own_body:
+            sent_end = find_array_end(prepared.body, self._member) or 0
+            if not sent_end or not prepared.body.endswith(messages[-1].raw, 0, sent_end):
+                return None
+        if not is_as_summed or not layers or layers[-1].name != TAIL:
+            return None
+        return LiveSession(
+            owner=self._owner,
+            tenant=call.tenant,
+            session=session,
+            checked_at=float("-inf"),
+            changes=0,
+            headers=[] if clients.is_retry(call.header_map) else steady(call.headers),
+            client_name=client_name(call.header_map) or None,
+            method=call.method,
+            path=call.path,
+            options=call.options,
+            client=clients.client_ids(call.header_map, request.ids),
+            body=call.body,
+            end=end,
+            suffix=call.body[place[1] :],
+            sent=prepared.body if sent_end else None,
+            sent_end=sent_end,
+            sent_suffix=prepared.body[sent_end:] if sent_end else b"",
+            volatile=volatile,
+            frame=frame,
+            instructions=message_list(call.body, self._dialect.name)[1] if is_own_body else b"",
+            request=replace(request, messages=()),
+            tools_digest=tokens.content_digest(request.tools) if request.tools else None,
+            first_messages=messages[:3],
+            last_question=next((each for each in reversed(messages) if each.role == "user"), None),
+            config=config,
+            snapshot=replace(
+                before,
+                entries=tail,
+                kept=kept,
+                epoch=epoch,
+                fixed_tokens=fixed,
+                older_tokens=older,
+                edited=False,
+                ran_out=False,
+                calls=session.calls,
+                last_call_at=session.last_call_at,
+            ),
+            sums=_sums(epoch, kept, tail),
+            is_verbatim=prepared.loaded.is_verbatim and epoch.cut == 1,
+            is_whole=context.is_whole,
+            shown_kinds=prepared.shown_tags,
+            strip_usage=prepared.strip_usage,
+            tools=prepared.tools,
+            reply=reply,
+            chain=_chain_of(prepared, reply),
+            messages_size=size_of((*kept, *tail)),
+            layers=layers[:-1],
+            elements=elements,
+            rows=list(rows),
+            row_count=len(rows),
+        )
+
+    def _frame(
+        self, call: Call, prepared: PreparedCall, epoch: Epoch, place: tuple[int, int], volatile: Sequence[Volatile]
+    ) -> Frame | None:
+        """What stays of the body that went upstream; None where that is not written message by message."""
+        sources = prepared.sources or ()
+        added = len(volatile)
+        frozen = 1 + max((index for index, source in enumerate(sources) if _is_in_head(source, epoch)), default=-1)
+        elements, _ = message_list(prepared.body, self._dialect.name)
+        between = len(sources) - frozen - 1 - added
+        front = len(elements) - between - added
+        if between < 1 or front < 1:
+            return None
+        offers, instructions = offers_in(epoch, prepared.config), instructions_in(epoch, prepared.config)
+        body = call.body[: place[0]] + call.body[place[1] :]
+        frame = Frame(
+            body=self._dialect.add_tools(body, offers) if offers else body,
+            front=tuple(source.raw for source in sources[: frozen + 1]),
+            frozen=frozen,
+            front_elements=front,
+            middle=b",".join(elements[front : front + between]),
+            placeholder=placeholder_of(self._new_id()),
+            instructions=instructions,
+            has_breakpoints=instructions is not None or bool(offers) or epoch.cut > 1,
+        )
+        written = frame.write(self._dialect, [source.raw for source in sources[len(sources) - added :]])
+        return frame if written is not None and written.body == prepared.body else None
+
+
+def _is_in_head(source: Source, epoch: Epoch) -> bool:
+    return source.shows == ADDED or source.layer == INSTRUCTIONS or source.seq < epoch.cut
+
+
+def _volatile(prepared: PreparedCall, tail: Sequence[Entry]) -> tuple[Volatile, ...] | None:
+    """The last messages of a request whose breakpoints the next one may move; None where that cannot be followed."""
+    history = prepared.history
+    count = count_volatile(prepared.own_messages, prepared.write.dialect)
+    if count is None or count >= len(history.links):
+        return None
+    first = len(history.messages) - count
+    placed = prepared.match.decision.placed[first:]
+    if [each.seq for each in placed] != [entry.seq for entry in tail[len(tail) - count :]]:
+        return None
+    incoming = zip(history.messages[first:], history.identities[first:], strict=True)
+    return tuple(Volatile(message.raw, each.digest) for message, each in incoming)
+
+
+def _sums(epoch: Epoch, kept: Sequence[Entry], tail: Sequence[Entry]) -> Sums:
+    everything = (*kept, *tail)
+    running = everything[-1].turn
+    has_pins = any(entry.pinned for entry in everything)
+    return Sums(
+        head=epoch.head_tokens,
+        kept=count_entries(kept),
+        tail=count_entries(tail),
+        questions=count_entries(e for e in everything if e.turn == running and e.message.starts_turn),
+        steps=sum(entry.message.role == "assistant" for entry in tail),
+        widest=None if has_pins else widest_step(tail),
+    )
+
+
+def _elements(prepared: PreparedCall) -> Elements | None:
+    """What the next description goes on from: the description of the body that went upstream."""
+    description = prepared.record.description if prepared.record else None
+    return None if description is None or description.body is not prepared.body else description.elements
+
+
+def _chain_of(prepared: PreparedCall, reply: TailRow) -> bytes:
+    """The identity of the history up to the stored ``reply`` of a call."""
+    return extend(prepared.match.head_chain or prepared.history.head_chain, reply.row.digest)
+
+
+def _shows_plainly(epoch: Epoch, built: BuiltContext) -> bool:
+    """Whether a context shows the messages of the epoch as they are, and the next one will show them so again."""
+    context = built.context
+    if context.epoch.number != epoch.number or context.repairs or context.must_answer:
+        return False
+    # Instructions in front of a question are part of the body that went upstream.
+    if any(prefix.layer != NOTE_LAYER for prefix in epoch.prefixes):
+        return False
+    if epoch.folds_repeats:
+        return False
+    return not (epoch.is_stale or epoch.must_rebuild or epoch.tiers or epoch.injected or epoch.retrieved)
+
+
+def _counted(entries: Sequence[Entry], counts: Mapping[int, int]) -> tuple[Entry, ...]:
+    """Entries with the tokens that are stored."""
+    return tuple(replace(entry, tokens=counts.get(entry.seq, entry.tokens)) for entry in entries)
+
+
+def _have_twins(kept: Sequence[Entry], prepared: PreparedCall) -> bool:
+    """Whether a history shows a message twice that is kept from before the cut: which is which is looked up then."""
+    if not kept:
+        return False
+    placed, incoming = prepared.match.decision.placed, prepared.history.identities
+    digests = {each.seq: message.digest for each, message in zip(placed, incoming, strict=True) if each.seq}
+    often = Counter(message.digest for message in incoming)
+    for entry in kept:
+        digest = digests.get(entry.seq)
+        if digest is None and entry.message.role == "user":  # the model was shown it as the client sent it
+            digest = identify(entry.message).digest
+        if digest is None or often[digest] != 1:
+            return True
+    return False
+
+
+def _are_plain(kept: Sequence[Entry], entries: Sequence[Entry], epoch: Epoch, reply: TailRow) -> bool:
+    """Whether messages are in the order of their numbers, unaltered, around the cut, and the user opened the turn."""
+    everything = (*kept, *entries)
+    if any(entry.prefix or entry.is_shortened for entry in everything):
+        return False
+    if any(one.seq >= other.seq for one, other in pairwise(everything)):
+        return False
+    if any(entry.seq < epoch.cut for entry in entries) or any(entry.seq >= epoch.cut for entry in kept):
+        return False
+    return any(entry.turn == reply.row.turn and entry.message.role == "user" for entry in everything)
+
+
+def _rows_of(write: ReplyWrite) -> list[TailRow]:
+    """Return the rows of a request's new messages, as a lookup reads them."""
+    request = write.request
+    rows: list[TailRow] = []
+    follows = 0
+    for placed, incoming, count in zip(request.decision.placed, request.incoming, request.tokens, strict=True):
+        if placed.is_new:
+            row = StoredLink(
+                seq=placed.seq,
+                position=placed.position,
+                turn=placed.turn,
+                tokens=count,
+                role=incoming.role,
+                status=placed.status,
+                digest=incoming.digest,
+                relayed=False,
+                call=0,
+                follows=follows,
+            )
+            rows.append(TailRow(row=row, dialect=request.dialect, pinned=False, created_at=request.now, model_raw=None))
+        follows = placed.seq
+    return rows
+
+
+def _is_plain_reply(write: ReplyWrite) -> bool:
+    """Whether a call got one whole reply, and nothing beside it."""
+    if len(write.replies) != 1:
+        return False
+    (reply,) = write.replies
+    is_plain = reply.chain is not None and not reply.is_alternative and reply.role == "assistant"
+    return is_plain and reply.finish not in {None, WINDOW_FULL, *INCOMPLETE}
+
+
+def _is_plain_call(call: Call, prepared: PreparedCall) -> bool:
+    """Whether the full path prepared a call without anything that a live call does not do again."""
+    found, arrival, history, config = prepared.match, prepared.history, prepared.loaded, prepared.config
+    decision = found.decision
+    if found.is_delta or found.expanded_from or found.source == "header" or prepared.resolved is not None:
+        return False
+    if call.options.session_id is not None or prepared.is_at_host or prepared.round_messages:
+        return False
+    if decision.kind not in {"new", "continue"} or decision.superseded or decision.restored:
+        return False
+    if not decision.replies_at_end or any(placed.status != "live" for placed in decision.placed):
+        return False
+    if prepared.write.key is not None or history.blocks or history.instructions or history.overflows:
+        return False
+    # Blocks that clients inject stay where they are as long as nothing is cut.
+    is_cut = prepared.built is not None and prepared.built.context.epoch.cut > 1
+    if is_cut and (history.snapshot.injected or any(message.injected for message in arrival.messages)):
+        return False
+    links = arrival.links
+    # Instructions lead the history, or there are none.
+    if not links or links != list(range(links[0], len(arrival.messages))):
+        return False
+    if not all(message.is_instruction for message in arrival.messages[: links[0]]):
+        return False
+    if isinstance(config.policy, EveryRequest) or not isinstance(config.strategy, Slim | Full):
+        return False
+    return arrival.messages[-1].role in {"user", "tool"}

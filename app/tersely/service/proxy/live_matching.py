@@ -1,0 +1,171 @@
+"""Find the live session that a call continues: by the bytes of its body; only what follows them is read and hashed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tersely.dialects.clients import known as clients
+from tersely.dialects.dialect import Dialect
+from tersely.dialects.headers import Headers
+from tersely.dialects.wire.array_member import read_more
+from tersely.domain.errors import InvalidRequest
+from tersely.domain.history.history import Entry
+from tersely.domain.messages import Message
+from tersely.service.common.offload import LONG
+from tersely.service.proxy.calls import Call
+from tersely.service.proxy.live_call import Continuation, Miss
+from tersely.service.proxy.live_sessions import LiveSession, LiveSessions, steady
+from tersely.service.recognition.incoming_history import IncomingHistory, extend, identify
+from tersely.store.db.connection import Database
+from tersely.store.history.lookups import Lookups
+from tersely.store.history.sessions import ReplyMatch
+
+# For so many seconds after the database was asked for a session, or has stored a call of it, another process's changes
+# of the session are not looked for. What this process changes is known at once.
+TRUSTED = 2.0
+
+
+class LiveMatcher:
+    """Matches the calls of one dialect with live sessions."""
+
+    def __init__(self, dialect: Dialect, sessions: LiveSessions, *, database: Database, lookups: Lookups) -> None:
+        self._dialect = dialect
+        self._sessions = sessions
+        self._database = database
+        self._lookups = lookups
+
+    async def match(self, call: Call, owner: int) -> Continuation | Miss:
+        """Return what ``call`` adds to a live session of ``owner``, or why there is none. Raises `StoreUnavailable`."""
+        candidates = self._sessions.find(call)
+        reason: Miss = "unknown"
+        for live in candidates:
+            found = self._continue(call, live, owner)
+            if not isinstance(found, str):
+                if (live is candidates[0] and self._is_trusted(live)) or await self._is_current(live):
+                    return found
+                return "moved"
+            reason = found
+        return reason
+
+    # Whether a live session is its session still
+
+    def _is_trusted(self, live: LiveSession) -> bool:
+        now = asyncio.get_running_loop().time()
+        if now - live.checked_at >= TRUSTED or live.changes != self._database.changes(live.tenant):
+            return False
+        # Of several sessions with one history the database says which one a call continues.
+        if self._sessions.has_twin(live):
+            return False
+        return not self._lookups.is_chain_of_another(live.tenant, live.chain, live.session_id)
+
+    async def _is_current(self, live: LiveSession) -> bool:
+        known = hit_of(live)
+        hit = await self._lookups.find(live.tenant, [live.chain], live.client.id, known=known)
+        if hit is known:
+            return True
+        if hit is None or hit.session.id == live.session_id:
+            self._sessions.forget(live.tenant, live.session_id)
+        return False
+
+    # What a call adds
+
+    def _continue(self, call: Call, live: LiveSession, owner: int) -> Continuation | Miss:
+        # Several hosts may have one dialect.
+        if live.owner != owner or (call.method, call.path, call.options) != (live.method, live.path, live.options):
+            return "changed"
+        headers = steady(call.headers)
+        if headers != live.headers and not _is_same_client(call, live):
+            return "changed"
+        size = len(call.body) - len(live.suffix) - live.end
+        raws = read_more(call.body[live.end : live.end + size]) if size < LONG else None
+        if raws is None or len(raws) < 2 + len(live.volatile):
+            return "messages"
+        brought = tuple(raws)
+        revised = self._revise(live, brought)
+        if revised is None:
+            return "messages"
+        try:
+            messages = tuple([self._dialect.read_message(raw) for raw in raws[len(revised) :]])
+        except InvalidRequest:
+            return "messages"
+        history = _history(live, messages)
+        if history is None or self._is_side_call(call, live, messages, headers):
+            return "messages"
+        return Continuation(live=live, raws=brought, revised=revised, history=history, headers=headers)
+
+    def _revise(self, live: LiveSession, raws: Sequence[bytes]) -> tuple[Entry, ...] | None:
+        """Return the entries of the volatile messages as the client sends them now; None where they are others."""
+        if not live.volatile:
+            return ()
+        entries = live.snapshot.entries[len(live.snapshot.entries) - len(live.volatile) :]
+        revised: list[Entry] = []
+        for raw, before, entry in zip(raws, live.volatile, entries, strict=False):
+            if raw == before.raw:
+                revised.append(entry)
+                continue
+            if entry.message.raw != before.raw or entry.message.role == "assistant" or entry.client_view is not None:
+                return None
+            try:
+                message = self._dialect.read_message(raw)
+            except InvalidRequest:
+                return None
+            found = identify(message)
+            is_same = (message.role, message.injected) == (entry.message.role, entry.message.injected)
+            if found.digest != before.digest or not is_same:
+                return None
+            revised.append(replace(entry, message=message))
+        return tuple(revised)
+
+    @staticmethod
+    def _is_side_call(call: Call, live: LiveSession, messages: Sequence[Message], headers: Headers) -> bool:
+        """Return whether a call is none of the conversation. The last one was: only what is new can say so."""
+        request = live.request
+        question = next((each for each in reversed(messages) if each.role == "user"), None)
+        if headers == live.headers:
+            return question is not None and clients.side_question(question, max_tokens=request.max_tokens) is not None
+        last = question or live.last_question
+        opening = (*live.first_messages, *([last] if last is not None else ()))
+        kind = clients.side_call(
+            call.header_map, opening, has_tools=bool(request.tools), stops=request.stop, max_tokens=request.max_tokens
+        )
+        return kind is not None
+
+
+def hit_of(live: LiveSession) -> ReplyMatch:
+    """Return the session as a lookup finds it."""
+    return ReplyMatch(
+        session=live.session,
+        seq=live.reply.row.seq,
+        chain=live.chain,
+        is_current=True,
+        tail=live.rows[: live.row_count],
+    )
+
+
+def _is_same_client(call: Call, live: LiveSession) -> bool:
+    headers = call.header_map
+    if clients.is_retry(headers) or clients.idempotency_key(headers) is not None:
+        return False
+    return clients.client_ids(headers, live.request.ids) == live.client
+
+
+def _history(live: LiveSession, messages: tuple[Message, ...]) -> IncomingHistory | None:
+    """Hash messages. None unless they are the last reply and what comes after it, with nothing injected."""
+    reply = messages[0]
+    if reply.role != "assistant" or reply.injected or reply.is_malformed:
+        return None
+    first = identify(reply)
+    if first.digest != live.reply.row.digest:
+        return None
+    identities, chains = [first], [live.chain]
+    for message in messages[1:]:
+        if message.role not in {"user", "tool"} or message.injected or message.is_malformed:
+            return None
+        each = identify(message)
+        if not (message.raw and message.parts and each.is_link):
+            return None
+        identities.append(each)
+        chains.append(extend(chains[-1], each.digest))
+    return IncomingHistory(messages=messages, identities=tuple(identities), chains=tuple(chains))

@@ -1,0 +1,278 @@
+"""Prepare a call that continues a live session: decide from running sums, and write only what is new in its body.
+
+Each step takes its result from the last call's, where the full path provably gives the same again; it is a miss where
+that is not certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+
+from tersely.dialects.dialect import Dialect, Request
+from tersely.domain.history.context import Context, LayerReport, Report
+from tersely.domain.history.history import Entry, EpochInputs, Snapshot
+from tersely.domain.history.pairing import UnpairedMessages, prove_pairing
+from tersely.domain.history.reconciliation import Reconciliation, append_to_open_turn
+from tersely.domain.models import usable_window
+from tersely.service.common.calibrations import Calibrations
+from tersely.service.context.building import BuiltContext, build
+from tersely.service.context.context_config import TokenBudget
+from tersely.service.context.context_configs import compact_setting
+from tersely.service.context.entries import known_entry, new_entry
+from tersely.service.context.history import History
+from tersely.service.context.rendering import render
+from tersely.service.context.sent_contexts import Source
+from tersely.service.context.shown_tags import kinds_shown
+from tersely.service.proxy.calls import Call, ContextLabels
+from tersely.service.proxy.live_call import Continuation, LiveCall, Miss, tokens_after, tokens_before
+from tersely.service.proxy.live_frames import count_volatile
+from tersely.service.proxy.live_matching import hit_of
+from tersely.service.proxy.live_sessions import Added, LiveSession, Sums, Volatile
+from tersely.service.proxy.session_matching import SessionMatcher
+from tersely.service.proxy.stages import PreparedCall
+from tersely.service.recognition.incoming_history import IncomingHistory
+from tersely.service.recognition.session_lookup import SessionHints, SessionMatch, continued
+from tersely.store.commit.records import RequestWrite, WholeRequest
+from tersely.store.history.artifacts import spilled
+from tersely.strategies.epochs.policies import Keep, TokenSums
+from tersely.strategies.planning import decide, surely_keeps
+from tersely.strategies.presets import Full, strategy_name
+
+# The layer of a report that grows with the history.
+TAIL = "tail"
+
+
+class LivePreparer:
+    """Prepares the live calls of one dialect."""
+
+    def __init__(
+        self, dialect: Dialect, matcher: SessionMatcher, *, calibrations: Calibrations, new_id: Callable[[], str]
+    ) -> None:
+        self._dialect = dialect
+        self._matcher = matcher
+        self._calibrations = calibrations
+        self._new_id = new_id
+
+    def prepare(self, call: Call, found: Continuation, now: datetime) -> LiveCall | Miss:
+        """Return the call as the full path would prepare it, or why that is left to the full path."""
+        live, history, session = found.live, found.history, found.live.session
+        decision = append_to_open_turn(
+            live.reply.row, history.identities, last_seq=session.last_seq, turns=session.turns
+        )
+        reply = history.messages[0]
+        shown = known_entry(reply, live.reply, self._matcher.restore, self._dialect)
+        added = [shown]
+        for message, placed in zip(history.messages[1:], decision.placed[1:], strict=True):
+            added.append(new_entry(message, placed.seq, placed.turn, now))
+        try:
+            prove_pairing([entry.message for entry in added])
+        except UnpairedMessages:
+            return "messages"
+        window = self._window(live)
+        sums = live.sums.with_added(added, turn=live.turn)
+        if not _keeps_epoch(found, sums, added, window, now):
+            return "epoch"
+        if window is not None and tokens_after(live, sums) > window and not isinstance(live.config.strategy, Full):
+            return "epoch"
+        is_verbatim = live.is_verbatim and shown.message is reply
+        if live.sent is None and live.frame is None and not is_verbatim:
+            return "messages"
+        composed = self._compose(call, found, (*found.revised, *added))
+        if composed is None:
+            return "messages"
+        body, elements = composed
+        epoch = live.snapshot.epoch
+        assert epoch is not None
+        return LiveCall(
+            call=call,
+            live=live,
+            found=found,
+            started=now,
+            decision=decision,
+            added=added,
+            sums=sums,
+            window=window,
+            is_verbatim=is_verbatim,
+            body=body,
+            elements=elements,
+            shown_tags=live.shown_kinds | kinds_shown(added, known=live.config.hidden_tags),
+            labels=ContextLabels(
+                context="passthrough" if body is call.body else "built",
+                strategy=strategy_name(live.config.strategy),
+                session_id=session.id,
+                source=live.client.source or "lineage",
+                epoch=epoch.number,
+                tokens_before=tokens_before(live, sums),
+                tokens_after=tokens_after(live, sums),
+            ),
+            write=self._write(call, found, decision, now),
+            expand=self._expand,
+        )
+
+    def _window(self, live: LiveSession) -> int | None:
+        request = live.request
+        window = usable_window(request.model, request.max_tokens)
+        return None if window is None else int(window / self._calibrations.ratio(request.model))
+
+    def _compose(self, call: Call, found: Continuation, entries: Sequence[Entry]) -> tuple[bytes, Added] | None:
+        """The body for the upstream, and what it adds to the last one; None where its messages are not written one by
+        one.
+        """
+        live = found.live
+        if live.sent is not None:
+            sources = [Source(raw, entry.seq) for entry in entries for raw in render(entry, self._dialect)]
+            rendered = b",".join([source.raw for source in sources])
+            body = b"".join((memoryview(live.sent)[: live.sent_end], b",", rendered, live.sent_suffix))
+            return body, Added([(source.raw, source) for source in sources])
+        count = count_volatile(found.raws, self._dialect.name)
+        if count is None or count >= len(found.raws):
+            return None
+        volatile: tuple[Volatile, ...] = ()
+        if count:
+            digests = [*(each.digest for each in live.volatile), *(each.digest for each in found.history.identities)]
+            first = len(found.raws) - count
+            volatile = tuple(map(Volatile, found.raws[first:], digests[first:]))
+        if live.frame is None:
+            pairs = [(raw, Source(raw, entry.seq)) for raw, entry in zip(found.raws, entries, strict=True)]
+            return call.body, Added(pairs, live.instructions, volatile)
+        sources = [Source(raw, entry.seq) for entry in entries for raw in render(entry, self._dialect)]
+        written = live.frame.write(self._dialect, [source.raw for source in sources])
+        if written is None or len(sources) != len(entries):
+            return None
+        return written.body, Added(list(zip(written.elements, sources, strict=True)), written.instructions, volatile)
+
+    def _write(self, call: Call, found: Continuation, decision: Reconciliation, now: datetime) -> RequestWrite:
+        messages, live = found.history.messages, found.live
+
+        def whole() -> WholeRequest:
+            _, arrival, match = self._read_whole(call, found)
+            return WholeRequest(
+                incoming=arrival.identities,
+                raws=[message.raw for message in arrival.messages],
+                decision=match.decision,
+                spill=partial(spilled, arrival.messages),
+            )
+
+        return RequestWrite(
+            tenant=call.tenant,
+            session_id=live.session.id,
+            create=None,
+            mode="full",
+            dialect=self._dialect.name,
+            incoming=found.history.identities,
+            raws=[message.raw for message in messages],
+            size=len(call.body),
+            tokens=(),
+            decision=decision,
+            session=live.session,
+            now=now,
+            spill=partial(spilled, messages),
+            strategy=compact_setting(call.options.strategy),
+            epoch_policy=compact_setting(call.options.epoch),
+            exchange=self._new_id(),
+            whole=whole,
+        )
+
+    # What the full path makes of the call
+
+    def _expand(self, call: LiveCall) -> PreparedCall:
+        live, found, session = call.live, call.found, call.live.session
+        hints = _hints(call.call, live)
+        match = SessionMatch(
+            session_id=session.id,
+            session=session,
+            source=live.client.source or "lineage",
+            decision=call.decision,
+            rows=(live.reply,),
+        )
+        budget = TokenBudget(
+            fixed_tokens=live.snapshot.fixed_tokens,
+            window=call.window,
+            now=call.started,
+            model_window=live.snapshot.model_window,
+        )
+        snapshot = whole_snapshot(found, call.added, budget.window)
+        own_body = call.body is call.call.body
+        return PreparedCall(
+            call=call.call,
+            client=live.client_name,
+            request=replace(live.request, messages=found.history.messages),
+            history=found.history,
+            hints=hints,
+            match=match,
+            config=live.config,
+            budget=budget,
+            loaded=History(snapshot=snapshot, advance=None, epoch_inputs=EpochInputs(), is_verbatim=call.is_verbatim),
+            built=BuiltContext(context=_context(call), starts_epoch=False),
+            body=call.body,
+            write=call.write,
+            started=call.started,
+            strip_usage=live.strip_usage,
+            labels=call.labels,
+            tools=live.tools,
+            shown_tags=call.shown_tags,
+            history_owner="both" if own_body and live.request.is_stored else "tersely",
+            added=call.elements,
+            live=live,
+            expand=partial(self._expand_to_whole, found),
+        )
+
+    def _expand_to_whole(self, found: Continuation, prepared: PreparedCall) -> PreparedCall:
+        request, history, match = self._read_whole(prepared.call, found)
+        built = build(prepared.loaded, prepared.config, prepared.budget, request.model)
+        return replace(prepared, request=request, history=history, match=match, built=built, added=None, expand=None)
+
+    def _read_whole(self, call: Call, found: Continuation) -> tuple[Request, IncomingHistory, SessionMatch]:
+        request, arrival = self._matcher.read_whole(call)
+        match = continued(arrival, _hints(call, found.live), hit_of(found.live), is_beginning_known=True)
+        if match is None:
+            raise RuntimeError("a live session differs from its stored session")
+        return request, arrival, match
+
+
+def _hints(call: Call, live: LiveSession) -> SessionHints:
+    return SessionHints(client=live.client, headers=call.header_map)
+
+
+def _context(call: LiveCall) -> Context:
+    """The context without its messages: nobody looks at those of a live call until it is read whole."""
+    epoch, sums = call.live.snapshot.epoch, call.sums
+    assert epoch is not None
+    report = Report(
+        tokens_before=tokens_before(call.live, sums),
+        tokens_after=tokens_after(call.live, sums),
+        epoch=epoch.number,
+        reason=epoch.reason,
+        cut=epoch.cut,
+        layers=(*call.live.layers, LayerReport(name=TAIL, tokens=sums.tail)),
+        turns=(),
+    )
+    return Context(messages=(), epoch=epoch, report=report, repairs=(), is_whole=call.live.is_whole)
+
+
+def whole_snapshot(found: Continuation, added: Sequence[Entry], window: int | None) -> Snapshot:
+    """Return the snapshot with all messages of a call."""
+    before = found.live.snapshot
+    known = before.entries[: len(before.entries) - len(found.revised)]
+    return replace(before, entries=(*known, *found.revised, *added), window=window)
+
+
+def _keeps_epoch(found: Continuation, sums: Sums, added: Sequence[Entry], window: int | None, now: datetime) -> bool:
+    """Whether the full path would keep the epoch. The messages are looked at only where their sums do not tell."""
+    config, snapshot = found.live.config, found.live.snapshot
+    if window != snapshot.window:
+        snapshot = replace(snapshot, window=window)
+    if sums.widest is not None and surely_keeps(
+        snapshot,
+        strategy=config.strategy,
+        policy=config.policy,
+        sums=TokenSums(kept=sums.kept, tail=sums.tail, floor=sums.questions, steps=sums.steps),
+        widest=sums.widest,
+        now=now,
+    ):
+        return True
+    whole = whole_snapshot(found, added, window)
+    return isinstance(decide(whole, strategy=config.strategy, policy=config.policy, now=now), Keep)
