@@ -9,7 +9,7 @@ from tersely.dialects.dialect import ClientView, Dialect, Reply
 from tersely.dialects.tool_rounds import FinishedRounds
 from tersely.service.common.offload import LONG_REPLY, finish_in_thread
 from tersely.service.proxy.limited_reader import LimitedReader
-from tersely.service.proxy.live_call import SentCall
+from tersely.service.proxy.sent_call import SentCall
 from tersely.service.proxy.stream_end import terminal_detector, whole_events
 
 # Bytes of short events that are read in one callback of the event loop.

@@ -111,7 +111,3 @@ def tokens_before(live: LiveSession, sums: Sums) -> int:
 def tokens_after(live: LiveSession, sums: Sums) -> int:
     """Return the tokens of a context."""
     return live.snapshot.fixed_tokens + sums.head + sums.kept + sums.tail
-
-
-# A call that is ready to be sent.
-SentCall = PreparedCall | LiveCall

@@ -49,7 +49,7 @@ from tersely.service.proxy.context_building import ContextBuilder
 from tersely.service.proxy.exchange_keeping import ExchangeKeeper
 from tersely.service.proxy.forwarding import Forwarder, data_lines, takes_data_only, unbuffered
 from tersely.service.proxy.item_references import with_items
-from tersely.service.proxy.live_call import LiveCall, SentCall
+from tersely.service.proxy.live_call import LiveCall
 from tersely.service.proxy.live_calls import LiveCalls
 from tersely.service.proxy.live_sessions import LiveSessions
 from tersely.service.proxy.recording import OnIds, Recorder
@@ -57,10 +57,11 @@ from tersely.service.proxy.reply_rounds import RoundSteps, StreamRelay, relay_ov
 from tersely.service.proxy.request_building import RequestBuilder
 from tersely.service.proxy.round_transcript import RoundTranscript
 from tersely.service.proxy.sending import Sender
+from tersely.service.proxy.sent_call import SentCall, StartedReply
 from tersely.service.proxy.server_side_history import ServerSideHistory
 from tersely.service.proxy.session_matching import SessionMatcher
 from tersely.service.proxy.side_calls import SideCalls
-from tersely.service.proxy.stages import IncomingCall, MatchedCall, PreparedCall, StartedReply
+from tersely.service.proxy.stages import IncomingCall, MatchedCall, PreparedCall
 from tersely.service.proxy.tool_calls import ToolCalls
 from tersely.service.summaries.jobs import credentials_of
 from tersely.service.summaries.prefetcher import SummaryPrefetcher

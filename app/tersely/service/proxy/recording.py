@@ -41,12 +41,13 @@ from tersely.service.limits.admission import charge
 from tersely.service.money.prices import Prices
 from tersely.service.proxy.exchange_keeping import ExchangeKeeper
 from tersely.service.proxy.limited_reader import LimitedReader
-from tersely.service.proxy.live_call import LiveCall, SentCall
+from tersely.service.proxy.live_call import LiveCall
 from tersely.service.proxy.live_calls import LiveCalls
 from tersely.service.proxy.live_frames import count_volatile
 from tersely.service.proxy.live_preparing import TAIL
 from tersely.service.proxy.request_building import own_sources
 from tersely.service.proxy.round_transcript import NO_HIDDEN_MESSAGES, CombinedReply, HiddenMessage, HiddenMessages
+from tersely.service.proxy.sent_call import SentCall
 from tersely.service.proxy.stages import IncomingCall, PreparedCall, RequestRecord
 from tersely.service.recognition.incoming_history import Prefill, digest, extend
 from tersely.service.summaries.prefetcher import memory_of_cut

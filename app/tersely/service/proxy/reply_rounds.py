@@ -23,11 +23,10 @@ from tersely.service.common.offload import LONG, LONG_REPLY, run_in_thread_if_la
 from tersely.service.proxy.call_timer import CallTimer
 from tersely.service.proxy.client_stream import ClientStream
 from tersely.service.proxy.limited_reader import OVERSIZED
-from tersely.service.proxy.live_call import SentCall
 from tersely.service.proxy.recording import Recorder
 from tersely.service.proxy.round_transcript import RoundTranscript
 from tersely.service.proxy.sending import EVENT_STREAM, MAX_ERROR_BODY
-from tersely.service.proxy.stages import StartedReply
+from tersely.service.proxy.sent_call import SentCall, StartedReply
 from tersely.service.proxy.stream_end import iter_until_terminal_event
 from tersely.service.proxy.tool_calls import ToolCalls
 

@@ -17,8 +17,7 @@ from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.common.tracing import active_trace
 from tersely.service.limits.admission import end_turn
 from tersely.service.proxy.calls import Call
-from tersely.service.proxy.live_call import SentCall
-from tersely.service.proxy.stages import StartedReply
+from tersely.service.proxy.sent_call import SentCall, StartedReply
 from tersely.upstream.client import PendingReply, Upstream, UpstreamReply
 
 EVENT_STREAM = "text/event-stream"

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from tersely.dialects.dialect import Request
 from tersely.domain.text.tags import NOTHING, TagKinds
@@ -24,10 +23,6 @@ from tersely.service.proxy.live_sessions import Added, LiveSession
 from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.service.recognition.session_lookup import SessionHints, SessionMatch
 from tersely.store.commit.records import HistoryOwner, Outcome, RequestWrite, result_of
-from tersely.upstream.client import UpstreamReply
-
-if TYPE_CHECKING:
-    from tersely.service.proxy.live_call import SentCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,20 +150,3 @@ class PreparedCall(MatchedCall):
     def own_request(self) -> bytes:
         """The client's body if another one was sent, else empty: some replies repeat their request."""
         return b"" if self.body is self.call.body else self.call.body
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartedReply:
-    """The reply to ``prepared``, whose beginning has been read: the last step that can still choose another request.
-
-    ``body`` is all of a reply that is not streamed, ``first`` the beginning of one that is. ``is_oversized``: the reply
-    is longer than may be read, and ``body`` is its beginning. ``sent_at`` is a monotonic time in seconds.
-    """
-
-    prepared: SentCall
-    reply: UpstreamReply
-    sent_at: float
-    first: bytes = b""
-    body: bytes = b""
-    is_oversized: bool = False
-    is_streamed: bool = False

@@ -1,0 +1,28 @@
+"""A call that has been sent, whichever path prepared it, and the beginning of its reply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tersely.service.proxy.live_call import LiveCall
+from tersely.service.proxy.stages import PreparedCall
+from tersely.upstream.client import UpstreamReply
+
+SentCall = PreparedCall | LiveCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedReply:
+    """The reply to ``prepared``, whose beginning has been read: the last step that can still choose another request.
+
+    ``body`` is all of a reply that is not streamed, ``first`` the beginning of one that is. ``is_oversized``: the reply
+    is longer than may be read, and ``body`` is its beginning. ``sent_at`` is a monotonic time in seconds.
+    """
+
+    prepared: SentCall
+    reply: UpstreamReply
+    sent_at: float
+    first: bytes = b""
+    body: bytes = b""
+    is_oversized: bool = False
+    is_streamed: bool = False
