@@ -201,7 +201,7 @@ def build(
 def _body_budget(settings: Settings, metrics: Metrics) -> BodyBudget:
     """Return the memory for request bodies in flight."""
     limit = settings.body_memory * MEBIBYTE
-    return BodyBudget(limit, level=metrics.body_bytes, return_freed_memory=return_freed_memory)
+    return BodyBudget(limit, level=metrics.tally.gauge(metrics.body_bytes), return_freed_memory=return_freed_memory)
 
 
 # The parts that all others use

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -17,6 +18,7 @@ from tersely.api.transport.body import RESERVATION, App, BodyBudget, Disconnecte
 from tersely.api.transport.call_log import CallLog
 from tersely.api.transport.call_tracing import CallTracing
 from tersely.api.transport.cors import CrossOrigin
+from tersely.api.transport.disconnects import Disconnect, disconnect_of
 from tersely.api.transport.request_ids import current
 from tersely.api.transport.shutdown import Shutdown, ShutdownGate
 from tersely.dialects.account_routes import AllowedRoute
@@ -85,6 +87,10 @@ class ProxyRoutes:
         self._auth = auth
         self._board = edge.board
         self._metrics = metrics
+        self._host_counter = lru_cache(maxsize=1024)(metrics.host_calls.labels)
+        self._counter = lru_cache(maxsize=1024)(
+            lambda route, dialect, strategy, status: metrics.requests.labels(route, dialect, strategy, str(status))
+        )
         self._max_body = max_body
         self._max_messages = max_messages
         self._body_timeout = body_timeout
@@ -134,13 +140,13 @@ class ProxyRoutes:
                 return
             await self.rest(scope, receive, send)
             return
-        headers: Headers = [(_text(name), _text(value)) for name, value in scope["headers"]]
+        headers = _texts(scope["headers"])
         name, path = split_name(scope["path"])
         target = find_target(scope["method"], path, split_name(_raw_target(scope))[1], dict(headers))
         if target is None:
             await self.rest(scope, receive, send)
             return
-        self._metrics.in_flight.inc()
+        self._metrics.tally.add(self._metrics.in_flight)
         status, strategy = 499, ""
         admitted = Admission(is_model_call=target.is_call)
         admission.set(admitted)
@@ -148,10 +154,10 @@ class ProxyRoutes:
             status, strategy = await self._serve(scope, receive, send, target, headers, name)
         finally:
             admitted.close()
-            self._metrics.in_flight.dec()
+            self._metrics.tally.add(self._metrics.in_flight, -1)
             route = CALL_ROUTES[target.dialect] if target.is_call else "passthrough"
             add_fields(route=route, dialect=target.dialect, **({"outcome": "client_gone"} if status == 499 else {}))
-            self._metrics.requests.labels(route, target.dialect, strategy, str(status)).inc()
+            self._metrics.tally.add(self._counter(route, target.dialect, strategy, status))
 
     async def _serve(
         self, scope: Scope, receive: Receive, send: Send, target: Target, headers: Headers, name: str
@@ -230,9 +236,9 @@ class ProxyRoutes:
                 return await _refuse(send, *refusal), ""
             return await self._refuse_unread(scope, receive, send, *refusal), ""
         try:
-            status, strategy = await self._answer(destination, call, receive, send, target, route)
+            status, strategy = await self._answer(destination, call, disconnect_of(scope, receive), send, target, route)
             if target.is_call:
-                self._metrics.host_calls.labels(destination.name, target.dialect, outcome_of(str(status))).inc()
+                self._metrics.tally.add(self._host_counter(destination.name, target.dialect, outcome_of(str(status))))
             return status, strategy
         except _Unexpected as error:
             _log.error("unexpected: %s", type(error.__cause__).__name__, exc_info=error.__cause__)
@@ -261,7 +267,7 @@ class ProxyRoutes:
         self,
         destination: Destination,
         call: Call,
-        receive: Receive,
+        client: Disconnect,
         send: Send,
         target: Target,
         route: AllowedRoute | None,
@@ -270,17 +276,11 @@ class ProxyRoutes:
         proxy, access = destination.proxy, destination.access
         me = asyncio.current_task()
         assert me is not None
-        disconnected = asyncio.get_running_loop().create_task(_wait_for_disconnect(receive))
-        started = finished = False
-        client = client_name(dict(call.headers))
-        running = self._board.begin(call.tenant, client=client or "", dialect=target.dialect)
-
-        def stop(done: asyncio.Task[None]) -> None:
-            if not (done.cancelled() or finished):
-                me.cancel()
-
-        disconnected.add_done_callback(stop)
+        started = False
+        name = client_name(dict(call.headers))
+        running = self._board.begin(call.tenant, client=name or "", dialect=target.dialect)
         try:
+            client.watch(me.cancel)
             admission.get().leave = await self._queue.enter(call.tenant)
             work = proxy.converse(call) if target.is_call else proxy.forward(call, reply_id=target.reply_id)
             answer = await work
@@ -296,7 +296,7 @@ class ProxyRoutes:
             await _respond(_watched(send, running), answer)
             return answer.status, _strategy(answer)
         except asyncio.CancelledError:
-            if not disconnected.done():
+            if not client.is_gone:
                 raise
             return 499, ""
         except TerselyError as error:
@@ -312,9 +312,8 @@ class ProxyRoutes:
                 raise
             raise _Unexpected from error
         finally:
-            finished = True
+            client.stop()
             self._board.end(running)
-            disconnected.cancel()
 
 
 def _check_route(destination: Destination, target: Target, method: str, raw: str) -> AllowedRoute | None:
@@ -326,11 +325,6 @@ def _check_route(destination: Destination, target: Target, method: str, raw: str
 
 class _Unexpected(Exception):
     """A fault of ours before anything was answered."""
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _refuse_websocket(send: Send, proxy: Proxy) -> tuple[int, str]:
@@ -355,6 +349,13 @@ def _check_target(scope: Scope) -> None:
         raise InvalidRequest("the path must not contain control characters")
     if "/." in scope["path"] and not {".", ".."}.isdisjoint(scope["path"].split("/")):
         raise InvalidRequest("the path must not contain . or .. segments")
+
+
+def _texts(headers: Sequence[tuple[bytes, bytes]]) -> Headers:
+    try:
+        return [(name.decode(), value.decode()) for name, value in headers]
+    except UnicodeDecodeError:
+        return [(_text(name), _text(value)) for name, value in headers]
 
 
 def _text(header: bytes) -> str:

@@ -67,7 +67,8 @@ class CallLog:
             line.setdefault("outcome", _outcome(line["status"]))
             line["duration_ms"] = round((time.perf_counter() - began) * 1000, 2)
             level = logging.DEBUG if scope["path"] in QUIET else logging.INFO
-            _log.log(level, "call", extra={"call": line})
+            if _log.isEnabledFor(level):
+                _log.log(level, "call", extra={"call": line})
 
 
 def _outcome(status: int) -> str:

@@ -14,6 +14,7 @@ from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from tersely.api.transport.disconnects import KEY, Disconnect
 from tersely.api.transport.request_ids import caller_request_id, new_request_id
 
 HEADER_TIMEOUT = 15.0
@@ -54,6 +55,7 @@ class DeadlineProtocol(HttpToolsProtocol):
 
     _waiting_by_server: ClassVar[WeakKeyDictionary[ServerState, dict[DeadlineProtocol, None]]] = WeakKeyDictionary()
     _deadline: asyncio.TimerHandle | None = None
+    _disconnect: Disconnect | None = None
     _is_refused = False
     _why: tuple[int, str] | None = None
     _is_in_head = True
@@ -112,26 +114,31 @@ class DeadlineProtocol(HttpToolsProtocol):
     @override
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
-        self._count_field(len(url), 0)
+        self._fields_size += len(url)
+        if self._fields_size > self.header_bytes:
+            self._why = _TOO_LARGE
+            raise _Refused
 
     @override
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_field(len(name) + len(value) + 4, 1)
-        if self._is_in_head:  # otherwise it is a trailer, which must not be taken for a header
-            super().on_header(name, value)
-
-    def _count_field(self, size: int, number: int) -> None:
-        self._fields_size += size
-        self._fields += number
+        # What uvicorn's method does is repeated here: this is called for each header.
+        self._fields_size += len(name) + len(value) + 4
+        self._fields += 1
         if self._fields_size > self.header_bytes or self._fields > self.header_count:
             self._why = _TOO_LARGE
             raise _Refused
+        if self._is_in_head:  # otherwise it is a trailer, which must not be taken for a header
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     @override
     def on_headers_complete(self) -> None:
         self._stop_waiting()
         self._is_in_head = False
         self._fields_size = self._fields = 0  # from here on they count trailers
+        self.scope[KEY] = self._disconnect = Disconnect(self.flow.resume_reading)  # type: ignore[literal-required]
         super().on_headers_complete()
 
     @override
@@ -158,7 +165,11 @@ class DeadlineProtocol(HttpToolsProtocol):
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        cycle = self.cycle
+        is_open = cycle is not None and not cycle.response_complete
         super().connection_lost(exc)
+        if is_open and self._disconnect is not None:
+            self._disconnect.report()
 
     # Refusals
 
@@ -183,6 +194,8 @@ class DeadlineProtocol(HttpToolsProtocol):
                 return
             cycle.disconnected = True
             cycle.message_event.set()
+            if self._disconnect is not None:
+                self._disconnect.report()
         self.transport.write(self._refusal_bytes(*refusal))
         self.loop.call_later(LINGER, self._close)
 

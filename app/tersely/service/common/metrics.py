@@ -30,6 +30,7 @@ from tersely.domain.limits import LIMIT_NAMES
 from tersely.domain.messages import Dialect
 from tersely.domain.tools.catalog import TOOLS
 from tersely.service.common.host_metrics import BuildInfo, DiskSpace, Processes, own_process
+from tersely.service.common.tally import Tally
 from tersely.strategies.epochs.policies import REASONS
 from tersely.strategies.presets import STRATEGIES
 from tersely.strategies.reduction.levels import LevelName
@@ -435,6 +436,7 @@ class Metrics:
     def __init__(self, *, version: str = "unknown", data_dir: Path | None = None) -> None:
         """Create the metrics of `TABLE`. ``data_dir`` names the file system whose space is reported."""
         _remove_dead_workers()
+        self.tally = Tally()
         self._at_render: list[Collector] = [BuildInfo(version), Processes(_workers)]
         if data_dir is not None:
             self._at_render.append(DiskSpace(data_dir))
@@ -453,13 +455,13 @@ class Metrics:
     def add_cost(self, *, sent: float | None, full: float | None) -> None:
         """Add the cost of a call and of its full history, in USD; None: unknown."""
         if sent is not None and full is not None:
-            self._cost_sent.inc(sent)
-            self._cost_full.inc(full)
+            self.tally.add(self._cost_sent, sent)
+            self.tally.add(self._cost_full, full)
 
     def show_live_sessions(self, count: int, size: int) -> None:
         """Report the live sessions of this worker and the bytes that they take."""
-        self._live_held.set(count)
-        self.live_session_bytes.set(size)
+        self.tally.show(self._live_held, count)
+        self.tally.show(self.live_session_bytes, size)
 
     def set_pool(self, busy: int, idle: int) -> None:
         """Report the pool's connections."""
@@ -468,10 +470,12 @@ class Metrics:
 
     def render(self) -> bytes:
         """Render all metrics in Prometheus's text format."""
+        self.tally.flush()
         return generate_latest(self._registry())
 
     def samples(self) -> dict[str, list[tuple[Mapping[str, str], float]]]:
         """Return the samples of all workers: name -> labels and values."""
+        self.tally.flush()
         found: dict[str, list[tuple[Mapping[str, str], float]]] = {}
         for family in self._registry().collect():
             for sample in family.samples:
@@ -494,6 +498,7 @@ class IgnoredMetrics(Metrics):
 
     def __init__(self) -> None:
         ignored: Any = _Ignored()
+        self.tally = Tally()
         for attribute in TABLE:
             setattr(self, attribute, ignored)
         self.registry = CollectorRegistry()

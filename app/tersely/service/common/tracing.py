@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -201,15 +201,13 @@ def traced(name: Step) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awai
     return decorate
 
 
-@contextmanager
-def step(name: Step) -> Iterator[None]:
+_NO_SPAN = nullcontext()
+
+
+def step(name: Step) -> AbstractContextManager[None]:
     """Give the block a span of its own, in a call that is sampled."""
     trace = _active.get()
-    if trace is None:
-        yield
-        return
-    with trace.step(name):
-        yield
+    return _NO_SPAN if trace is None else trace.step(name)
 
 
 def _fail(span: Span, error: BaseException) -> None:

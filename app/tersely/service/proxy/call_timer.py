@@ -22,11 +22,12 @@ class CallTimer:
 
     def observe_first_byte(self, sent_at: float) -> None:
         """Observe the time until the reply began."""
-        self._metrics.first_byte.observe(self.now() - sent_at)
+        self._metrics.tally.observe(self._metrics.first_byte, self.now() - sent_at)
 
     def observe(self, call: Call, sent_at: float, ended_at: float) -> None:
         """Observe a call that is over now, whose reply ended at ``ended_at``."""
         upstream = max(0.0, ended_at - sent_at)
         add_fields(upstream_ms=round(upstream * 1000, 2))
-        self._metrics.upstream.observe(upstream)
-        self._metrics.overhead.observe(max(0.0, (sent_at - call.received) + (self.now() - ended_at)))
+        tally = self._metrics.tally
+        tally.observe(self._metrics.upstream, upstream)
+        tally.observe(self._metrics.overhead, max(0.0, (sent_at - call.received) + (self.now() - ended_at)))

@@ -159,8 +159,7 @@ class ExchangeKeeper:
         reply = self._writer.submit(write)
         failure: Exception
         try:
-            async with asyncio.timeout_at(end):
-                return await asyncio.shield(reply)
+            return await _wait_until(reply, end)
         except TimeoutError as error:
             failure = error
             self._writer.withdraw(write)
@@ -521,6 +520,27 @@ def _keys_of_request(tenant: str, hints: SessionHints, incoming: IncomingHistory
 
 def _is_stored(write: asyncio.Future[Any]) -> bool:
     return write.done() and not write.cancelled() and write.exception() is None
+
+
+async def _wait_until(write: asyncio.Future[StoredReply], end: float) -> StoredReply:
+    """Return the result of a write, which goes on if nobody waits any more. Raises `TimeoutError` at ``end``."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+
+    def wake(_: object) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    write.add_done_callback(wake)
+    alarm = loop.call_at(end, wake, None)
+    try:
+        await waiter
+    finally:
+        alarm.cancel()
+        write.remove_done_callback(wake)
+    if not write.done():
+        raise TimeoutError
+    return write.result()
 
 
 def _fail(done: asyncio.Future[None], error: Exception) -> None:

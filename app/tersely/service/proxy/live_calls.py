@@ -19,6 +19,7 @@ from tersely.dialects.dialect import Dialect
 from tersely.domain.errors import StoreUnavailable
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.metrics import Metrics
+from tersely.service.common.tracing import step
 from tersely.service.proxy.calls import Call
 from tersely.service.proxy.live_call import MISSES, LiveCall, Miss
 from tersely.service.proxy.live_keeping import HISTORY_MEMBERS, LiveKeeper
@@ -62,19 +63,21 @@ class LiveCalls:
 
     def count_miss(self, reason: Miss) -> None:
         """Count a call that was not looked at."""
-        self._count[reason].inc()
+        self._metrics.tally.add(self._count[reason])
 
     async def prepare(self, call: Call) -> LiveCall | None:
         """Return the call as the full path would prepare it; None for the full path."""
         try:
-            found = await self._matcher.match(call, id(self))
+            with step("recognition"):
+                found = await self._matcher.match(call, id(self))
         except StoreUnavailable:
             return None  # the full path decides what happens without the database
-        prepared = found if isinstance(found, str) else self._preparer.prepare(call, found, self._clock())
+        with step("context"):
+            prepared = found if isinstance(found, str) else self._preparer.prepare(call, found, self._clock())
         if isinstance(prepared, str):
-            self._count[prepared].inc()
+            self._metrics.tally.add(self._count[prepared])
             return None
-        self._count["hit"].inc()
+        self._metrics.tally.add(self._count["hit"])
         return prepared
 
     def now(self, tenant: str) -> tuple[float, int]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -321,8 +320,7 @@ class Proxy:
         if self._exchanges.may_wait(is_delta=False):
             self._live.count_miss("busy")
             return None
-        with step("recognition") if active_trace() is not None else nullcontext():
-            return await self._live.prepare(call)
+        return await self._live.prepare(call)
 
     # 5. Send
 

@@ -272,11 +272,14 @@ class Recorder:
         return [(derive_terse([*entries, last]).text, "derived")]
 
     def _count_live(self, report: CallReport, tenant: str, model: str) -> None:
-        metrics = self._metrics
-        metrics.tokens_before.observe(report.tokens_before)
-        metrics.tokens_after.observe(report.tokens_after)
-        metrics.tokens_saved.inc(max(0, report.tokens_before - report.tokens_after))
+        self._count_tokens(report)
         self._count_reported(report, tenant, model, is_one_round=True)
+
+    def _count_tokens(self, report: CallReport) -> None:
+        metrics = self._metrics
+        metrics.tally.observe(metrics.tokens_before, report.tokens_before)
+        metrics.tally.observe(metrics.tokens_after, report.tokens_after)
+        metrics.tally.add(metrics.tokens_saved, max(0, report.tokens_before - report.tokens_after))
 
     # The request
 
@@ -841,9 +844,7 @@ class Recorder:
         built = prepared.built
         if built is not None:
             context = built.context
-            metrics.tokens_before.observe(report.tokens_before)
-            metrics.tokens_after.observe(report.tokens_after)
-            metrics.tokens_saved.inc(max(0, report.tokens_before - report.tokens_after))
+            self._count_tokens(report)
             if built.starts_epoch:
                 metrics.epochs.labels(report.strategy, context.epoch.reason).inc()
                 metrics.compression.observe(report.tokens_after / max(1, report.tokens_before))
@@ -871,14 +872,11 @@ class Recorder:
             ("output", report.output_tokens),
         ):
             if reported:
-                metrics.reported_tokens[kind].inc(reported)
+                metrics.tally.add(metrics.reported_tokens[kind], reported)
         if is_one_round and report.input_tokens and report.tokens_after:
-            metrics.estimate_error.observe(report.input_tokens / report.tokens_after)
+            metrics.tally.observe(metrics.estimate_error, report.input_tokens / report.tokens_after)
             self._calibrations.observe(
-                model,
-                tenant=tenant,
-                estimated=report.tokens_after,
-                reported=report.input_tokens,
+                model, tenant=tenant, estimated=report.tokens_after, reported=report.input_tokens
             )
 
 
