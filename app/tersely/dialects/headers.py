@@ -107,7 +107,7 @@ def upstream_headers(
 def downstream_headers(headers: Iterable[tuple[str, str]]) -> Headers:
     """Return the upstream's headers as the client gets them."""
     return [
-        (name, value)
-        for name, value in ((name.lower(), value) for name, value in headers)
-        if name not in NOT_DOWNSTREAM and not name.startswith(PREFIX)
+        (lower, value)
+        for name, value in headers
+        if (lower := name.lower()) not in NOT_DOWNSTREAM and not lower.startswith(PREFIX)
     ]

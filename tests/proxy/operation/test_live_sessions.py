@@ -708,6 +708,31 @@ def test_a_live_call_stores_its_question_while_a_slow_model_works(server: Server
     assert 'tersely_live_sessions{state="held"} 1.0' in text
 
 
+def test_what_another_replica_drops_is_sent_no_more_when_the_trust_ends(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_matching, "TRUSTED", 0.5)
+    with ExitStack() as stack:
+        model = stack.enter_context(scripted())
+        database = stack.enter_context(new_database(server))
+        one, other = (stack.enter_context(serve(database, model.url, live_sessions="64")) for _ in range(2))
+        http = stack.enter_context(httpx.Client(timeout=60))
+        messages: list[Any] = []
+        session = ""
+        for question in ("Where is the harbour?", "And the lighthouse?", "And the mill?"):
+            messages.append({"role": "user", "content": question})
+            answer = _send(http, one, messages)
+            session = answer.headers["x-tersely-session"]
+            messages.append({"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]})
+        assert b"harbour" in model.state.received[-1].body
+        assert http.post(f"{other.url}/api/sessions/{session}/turns/t1/drop").status_code == 200
+        time.sleep(1)
+        messages.append({"role": "user", "content": "And the bridge?"})
+        assert _send(http, one, messages).headers["x-tersely-session"] == session
+        assert b"harbour" not in model.state.received[-1].body
+        assert b"lighthouse" in model.state.received[-1].body
+
+
 def test_live_sessions_keep_to_their_budget(server: Server) -> None:
     with ExitStack() as stack:
         model = stack.enter_context(scripted())
@@ -715,7 +740,7 @@ def test_live_sessions_keep_to_their_budget(server: Server) -> None:
         service = stack.enter_context(serve(database, model.url, live_sessions="1"))
         http = stack.enter_context(httpx.Client(timeout=60))
         for number in range(12):
-            _send(http, service, [{"role": "user", "content": f"{number} " + "words " * 10_000}])
+            _send(http, service, [{"role": "user", "content": f"{number} " + "words " * 3_000}])
         sizes = [line for line in http.get(f"{service.url}/metrics").text.splitlines() if "live_session_bytes " in line]
     assert 0 < max(float(line.rpartition(" ")[2]) for line in sizes if not line.startswith("#")) <= 2**20
 

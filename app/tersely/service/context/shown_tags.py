@@ -25,6 +25,8 @@ def kinds_shown(messages: Iterable[ContextMessage], *, known: TagKinds) -> TagKi
         if isinstance(message, Entry) and (view := message.client_view) is not None:
             altered.setdefault(id(view), (view, []))[1].append(message.message.text)
     shown = NOTHING
+    if not altered:
+        return shown
     for marker, kind in MARKERS:
         if kind | known != known and any(_has_more(texts, view, marker) for view, texts in altered.values()):
             shown |= kind

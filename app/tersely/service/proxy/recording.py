@@ -898,7 +898,7 @@ def _is_described(prepared: PreparedCall) -> bool:
 def _size_of(reply: Reply) -> int:
     """Bytes of a reply."""
     size = sum(map(len, reply.unread))
-    return size + sum(len(choice.client_message) + len(choice.model_message) for choice in reply.choices)
+    return size + sum([len(choice.client_message) + len(choice.model_message) for choice in reply.choices])
 
 
 def _storable_name(text: str) -> str:

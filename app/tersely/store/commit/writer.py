@@ -460,7 +460,7 @@ class _Attempt:
     @property
     def shape(self) -> tuple[bool, Shape]:
         """Return the shape of the statement that stores this attempt."""
-        return self.expected is None, shape_of((table, len(getattr(self.rows, table))) for table in TABLES)
+        return self.expected is None, shape_of([(table, len(getattr(self.rows, table))) for table in TABLES])
 
     def session_arguments(self, tenant: str) -> list[object]:
         """Return the parameters of the statement that holds or makes the session."""

@@ -169,7 +169,7 @@ Shape = tuple[tuple[str, int], ...]
 
 def shape_of(counts: Iterable[tuple[str, int]]) -> Shape:
     """Return the tables with their row counts; 0 stands for more rows than a statement has placeholders for."""
-    return tuple((table, count if count <= INLINE_ROWS else 0) for table, count in counts if count)
+    return tuple([(table, count if count <= INLINE_ROWS else 0) for table, count in counts if count])
 
 
 @lru_cache(maxsize=256)
