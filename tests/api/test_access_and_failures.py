@@ -152,7 +152,8 @@ async def test_another_tenant_s_session_is_not_there(
     assert "secret" not in theirs.text
     assert (await guarded.http.get("/api/sessions/s/messages", headers=mine)).json()["items"][0]["status"] == "live"
     own = await call(guarded, method, path, body, **mine)
-    assert own.status_code in (200, 204), own.text
+    without_model = (409,) if path.endswith("/state/rebuild") else ()
+    assert own.status_code in (200, 204, *without_model), own.text
 
 
 async def test_two_tenants_may_use_one_id(guarded: Api, new_tenant: NewKey) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tersely.dialects.registry import DIALECTS
-from tersely.service.proxy.stream_end import terminal_detector
+from tersely.service.proxy.stream_end import terminal_detector, whole_events
 from tests.support.http import post, request_bytes, wire
 from tests.support.rows import messages_by_number
 from tests.support.services import Service
@@ -224,3 +224,4 @@ def test_an_end_is_held_wherever_the_stream_is_cut(name: str) -> None:
         assert b"finishReason" not in out
         assert end.held
         assert end.is_seen is speaker.hangs
+        assert whole_events(out) == out  # so that an error may take the place of the end

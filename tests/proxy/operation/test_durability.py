@@ -43,7 +43,6 @@ def data_dir(tmp_path: Path) -> Path:
 
 def served(database: Database, model: Model, data_dir: Path, **more: Any) -> Any:
     given = {"database_timeout": LIMIT, "data_dir": data_dir, "strategy": "window", **more}
-    # A stream of Gemini's that passes through is held back inside its last event, where no error fits in.
     return serve(database, model.url, **{"epoch": FROM_THE_START, **given})
 
 
@@ -327,10 +326,11 @@ async def test_changes_to_the_session_during_an_outage_hold(
 @pytest.mark.parametrize(
     "kind", ["chat", "chat stream", "chat tools stream", "anthropic stream", "gemini stream", "responses"]
 )
+@pytest.mark.parametrize("epoch", [FROM_THE_START, "auto"], ids=["built", "passthrough"])
 async def test_a_call_ends_with_an_error_where_neither_store_nor_spool_takes_it(
-    database: Database, model: Model, tmp_path: Path, kind: str
+    database: Database, model: Model, tmp_path: Path, epoch: str, kind: str
 ) -> None:
-    with relay(database) as way, served(database, model, tmp_path, dsn=way.dsn, spool_size=0) as service:
+    with relay(database) as way, served(database, model, tmp_path, dsn=way.dsn, spool_size=0, epoch=epoch) as service:
         conversation = Conversation(service.url, kind)
         await speak(conversation, service)
         usual = model.state.script

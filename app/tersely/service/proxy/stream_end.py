@@ -10,9 +10,12 @@ from typing_extensions import override
 from tersely.dialects.dialect import Streaming
 from tersely.upstream.client import UpstreamReply
 
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 _BLANK_LINE = re.compile(rb"\n\n|\r\n\r\n|\r\r")
 # An end mark is within so many bytes of the beginning of its line.
 _MARK_WITHIN = 40
+# Of an event that is incomplete, so many bytes are held back where an error may take its place.
+_HELD_INCOMPLETE = 64 * 1024
 # How long a stream may continue after its end mark (seconds): the host may not close the connection.
 TRAILER_WAIT = 0.25
 
@@ -99,12 +102,15 @@ class StreamEnd:
     @property
     def is_between_events(self) -> bool:
         """Whether what was forwarded ends with a whole event."""
-        return not self.held and self._tail.endswith((b"\n\n", b"\r\n\r\n"))
+        return not self.held and self._tail.endswith(_EVENT_ENDS)
 
 
 class FinishedEnd(StreamEnd):
-    """For streams that end with the connection: holds back everything from the last finish key on. Inside a JSON string
-    the quotation marks of the key would be escaped.
+    """For streams that end with the connection: holds back everything from the event with the last finish key on, and
+    an event that is incomplete, so that an error may take the place of what is held.
+
+    Of a long event, and of a JSON array, which has no blank lines, only what follows the key is held back. Inside a
+    JSON string the quotation marks of the key would be escaped.
     """
 
     __slots__ = ()
@@ -113,6 +119,9 @@ class FinishedEnd(StreamEnd):
     def _find(self, block: bytes) -> int:
         key = self._streaming.finish_key
         at = block.rfind(key)
+        event = self._event_start(block, at if at >= 0 else len(block))
+        if event >= 0 and (at >= 0 or len(block) - event <= _HELD_INCOMPLETE):
+            return event
         if at >= 0:
             return at
         near_end = max(0, len(block) - len(key) + 1)
@@ -121,10 +130,17 @@ class FinishedEnd(StreamEnd):
             at = block.find(b'"', at + 1)
         return at if at >= 0 else len(block)
 
+    def _event_start(self, block: bytes, before: int) -> int:
+        """Return where the event that contains the byte ``before`` begins; -1 if that has been forwarded."""
+        start = max(end + len(mark) if (end := block.rfind(mark, 0, before)) >= 0 else -1 for mark in _EVENT_ENDS)
+        if start < 0 and self._tail.endswith(_EVENT_ENDS) and not block.lstrip().startswith((b"[", b",")):
+            return 0
+        return start
+
 
 def whole_events(block: bytes) -> bytes:
     """Return ``block`` without an incomplete event at its end."""
-    ends = (block.rfind(mark) + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if mark in block)
+    ends = (block.rfind(mark) + len(mark) for mark in _EVENT_ENDS if mark in block)
     return block[: max(ends, default=0)]
 
 
