@@ -1,9 +1,10 @@
-"""Three replicas on one Postgres: what is changed at one is changed at all, and all are found and watched."""
+"""Three replicas on one Postgres behind nginx, round robin: clients hop, replicas are killed, changes reach all."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest_asyncio
 
 from tests.deploy.test_prometheus import program, prometheus
 from tests.faults.rig import NGINX, Rig, open_rig
+from tests.faults.rounds import stored_of
 from tests.limits.conftest import ADMIN_KEY, admin, make_tenant
+from tests.support.conversations import KINDS, Conversation, compare
 from tests.support.http import body_of
 from tests.support.tenants import Tenant
 
@@ -24,6 +27,8 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(NGINX is None, reason="nginx is not installed (Debian: apt-get install nginx-light)"),
 ]
+CLIENTS = 64
+QUESTIONS = 4
 # Other replicas know a revoked key after two seconds, changed limits after five; a busy machine may take longer.
 SLACK = 3
 
@@ -44,6 +49,48 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 def urls(rig: Rig) -> list[str]:
     return [f"http://127.0.0.1:{each.port}" for each in rig.replicas]
+
+
+async def metric(http: aiohttp.ClientSession, url: str, name: str) -> float:
+    """The sum of a metric's series at one replica."""
+    async with http.get(f"{url}/metrics") as answer:
+        text = await answer.text()
+    return sum(float(value) for value in re.findall(rf"^{re.escape(name)}[^\n]* ([0-9.e+]+)$", text, re.MULTILINE))
+
+
+async def test_clients_that_hop_lose_nothing_when_replicas_are_killed(rig: Rig, http: aiohttp.ClientSession) -> None:
+    made = [
+        Conversation(rig.url_for(kind), kind, headers=rig.headers)
+        for kind in (KINDS * (CLIENTS // len(KINDS) + 1))[:CLIENTS]
+    ]
+
+    async def talk(conversation: Conversation) -> None:
+        while len(conversation.acknowledged) < QUESTIONS:
+            got = await conversation.ask(http)
+            await asyncio.sleep(0.1 if got.has_ended else 0.5)
+
+    talking = [asyncio.create_task(talk(each)) for each in made]
+    for number in (1, 2):
+        aim = CLIENTS * QUESTIONS * number // 4
+        while sum(len(each.acknowledged) for each in made) < aim:
+            await asyncio.sleep(0.05)
+        await rig.replicas[number].restart()
+        rig.note_start(rig.replicas[number])
+    await asyncio.gather(*talking)
+    await rig.wait_started()
+    await rig.wait_for_spool(60)
+    await rig.wait_healthy(60)
+    end = time.monotonic() + 30
+    while not (compared := await compare(rig.admin_dsn, made)).is_right and time.monotonic() < end:
+        await asyncio.sleep(1)
+    if not compared.is_right:
+        print(compared, await stored_of(rig.admin_dsn, made, compared), rig.refused())
+    assert compared.is_right
+    assert compared.acknowledged == CLIENTS * QUESTIONS
+    for url in urls(rig):
+        assert await metric(http, url, "tersely_requests_total") > 0
+    live = [await metric(http, url, "tersely_live_calls_total") for url in urls(rig)]
+    assert max(live) > 0, "live sessions are on"
 
 
 async def ask(http: aiohttp.ClientSession, url: str, tenant: Tenant, **headers: str) -> int:

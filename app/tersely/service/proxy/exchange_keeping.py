@@ -129,7 +129,7 @@ class ExchangeKeeper:
     async def close(self) -> None:
         """Stop. Waiting exchanges stay in their file, for the process that adopts it."""
         if self._queue:
-            _log.warning("%d exchanges wait in the spool for the next start", len(self._queue))
+            _log.warning("exchanges that wait in the spool for the next start: %d", len(self._queue))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -219,7 +219,7 @@ class ExchangeKeeper:
                     if not each.done.done():
                         each.done.set_result(None)
                 self._metrics.write_failures.labels("spooled").inc(len(batch))
-                _log.warning("%d exchanges wait in the spool for the database", len(self._queue))
+                _log.warning("exchanges that wait in the spool for the database: %d", len(self._queue))
 
     def _append(self, payloads: list[bytes]) -> tuple[SpoolFile, list[int]]:
         if spool.total_size(self._directory) + sum(map(len, payloads)) > self._limit:
