@@ -19,7 +19,13 @@ from tests.support.rows import query as look
 from tests.support.services import Service, serve
 from tests.support.upstreams import Model, scripted
 
-DIALECTS = {"chat": "openai_chat", "anthropic": "anthropic", "gemini": "gemini", "responses": "openai_responses"}
+DIALECTS = {
+    "chat": "openai_chat",
+    "anthropic": "anthropic",
+    "gemini": "gemini",
+    "code": "gemini_gca",
+    "responses": "openai_responses",
+}
 
 
 @pytest.fixture(scope="module")
