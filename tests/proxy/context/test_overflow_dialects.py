@@ -15,7 +15,7 @@ from tests.conftest import Database
 from tests.proxy.streaming.test_idle_streams import CALLS
 from tests.support.http import post
 from tests.support.rows import messages_by_number, query
-from tests.support.services import Service, serve
+from tests.support.services import FROM_THE_START, Service, serve
 from tests.support.upstreams import DONE, RawRequest, RawUpstream, http_head, sse
 
 WORDS = "the quick brown fox jumps over the lazy dog and goes on to the river bank " * 8
@@ -298,7 +298,8 @@ PAD = {"operation": "read"}
 def offering(store: Database, raw: RawUpstream) -> Iterator[Service]:
     """The service with tools of its own in every chat."""
     window = {"name": "window", "context_size": 100}
-    with serve(store, raw.url, strategy=json.dumps(window), instructions="off", heartbeat=0.3) as running:
+    settings = {"strategy": json.dumps(window), "epoch": FROM_THE_START, "instructions": "off", "heartbeat": 0.3}
+    with serve(store, raw.url, **settings) as running:
         yield running
 
 
