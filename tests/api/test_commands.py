@@ -25,7 +25,7 @@ async def talk(api: Api) -> Api:
 
 
 async def test_commands_that_show(talk: Api) -> None:
-    assert (await told(talk, "/context")).startswith("7 messages: 1 system, 3 user, 3 assistant\n284 characters\n")
+    assert (await told(talk, "/context")).startswith("6 messages: 3 user, 3 assistant\n111 characters\n")
     shown = await told(talk, "/context show")
     assert "--- user ---\nQuestion 1 about the palette\n" in shown
     listed = (await told(talk, "/messages list 2")).splitlines()
@@ -48,14 +48,14 @@ async def test_the_scratchpad_is_written_to(talk: Api) -> None:
 async def test_commands_that_undo(talk: Api) -> None:
     assert await told(talk, "/undo") == "t3 was taken back."
     assert await told(talk, "/context drop t1") == "t1 is hidden from every context."
-    assert (await told(talk, "/context")).startswith("3 messages: 1 system, 1 user, 1 assistant")
+    assert (await told(talk, "/context")).startswith("2 messages: 1 user, 1 assistant")
     assert [line.split(" · ")[0] for line in (await told(talk, "/message list")).splitlines()] == [
         "t1 (dropped)",
         "t2",
         "t3 (undone)",
     ]
     assert await told(talk, "/message remove 2") == "t2 was removed for good."
-    assert (await told(talk, "/context")).startswith("1 messages: 1 system")
+    assert (await told(talk, "/context")).startswith("0 messages: none\n")
     for text, status in (("/undo", 409), ("/message show 2", 404), ("/message show 9", 404), ("/context foo", 422)):
         assert (await talk.http.post("/api/sessions/s/commands", json={"text": text})).status_code == status
 

@@ -35,7 +35,8 @@ def model() -> Iterator[Model]:
 
 def start(launch: Launch, model: Model) -> Running:
     root = model.url.removesuffix("/v1")
-    return launch(**OPTIONS, TERSELY_ANTHROPIC_BASE_URL=root, TERSELY_GEMINI_BASE_URL=root)
+    names = ("ANTHROPIC", "GEMINI", "GEMINI_GCA")
+    return launch(**OPTIONS, **{f"TERSELY_{name}_BASE_URL": root for name in names})
 
 
 @asynccontextmanager

@@ -120,7 +120,7 @@ def test_compose_mounts_only_files_that_exist_and_publishes_on_loopback_only():
             source = volume.split(":")[0]
             assert (ROOT / source).exists() if source.startswith(".") else source in compose["volumes"]
     scraped = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())["scrape_configs"][0]
-    assert scraped["static_configs"][0]["targets"] == ["tersely:8484"]
+    assert scraped["dns_sd_configs"] == [{"names": ["tersely"], "type": "A", "port": 8484}]
     assert "tersely" in compose["services"]
 
 
@@ -225,7 +225,7 @@ def test_pin_images_writes_a_line_for_each_image_of_the_compose_file(tmp_path: P
     fake.write_text(f'#!/bin/sh\ntest "$1 $2 $3" = "buildx imagetools inspect" && echo {digest}\n')
     fake.chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    command = ["make", "-s", "pin-images"]
+    command = ["make", "-s", "--no-print-directory", "pin-images"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = dict(line.split("=", 1) for line in done.stdout.splitlines())

@@ -10,6 +10,8 @@ MESSAGES = "/v1/messages"
 # Reads come first and deletions last, those of a part before those of the whole.
 _METHODS = ("get", "post", "put", "patch", "delete")
 _LAST = ("delete_session",)
+# The first of the deletions: removing the turn would take its output along.
+_FIRST_DELETED = ("delete_artifact",)
 
 # Query parameters that a route cannot do without, though its document calls them optional: one of several is needed.
 NEEDED: dict[str, dict[str, Any]] = {
@@ -36,7 +38,15 @@ class Step:
 def read_steps(document: Mapping[str, Any], values: Mapping[str, Any]) -> list[Step]:
     """Return a step for each operation; ``values`` are those of path parameters. The order is one that works."""
     steps = list(_steps(document, values))
-    return sorted(steps, key=lambda step: (step.operation_id in _LAST, _METHODS.index(step.method), -len(step.path)))
+    return sorted(
+        steps,
+        key=lambda step: (
+            step.operation_id in _LAST,
+            _METHODS.index(step.method),
+            step.operation_id not in _FIRST_DELETED,
+            -len(step.path),
+        ),
+    )
 
 
 def _steps(document: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Step]:
