@@ -298,7 +298,12 @@ PAD = {"operation": "read"}
 def offering(store: Database, raw: RawUpstream) -> Iterator[Service]:
     """The service with tools of its own in every chat."""
     window = {"name": "window", "context_size": 100}
-    settings = {"strategy": json.dumps(window), "epoch": FROM_THE_START, "instructions": "off", "heartbeat": 0.3}
+    settings: dict[str, Any] = {
+        "strategy": json.dumps(window),
+        "epoch": FROM_THE_START,
+        "instructions": "off",
+        "heartbeat": 0.3,
+    }
     with serve(store, raw.url, **settings) as running:
         yield running
 
