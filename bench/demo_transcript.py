@@ -351,7 +351,7 @@ def _grep(pattern: str, count: int) -> str:
 
 
 def _audit(shop: str, night: int, *, asked: str, cause: str, path: str, old: str, new: str, passed: int) -> Task:
-    """The check of one shop: its log, its orders, the cause of what is odd, a change, and the tests."""
+    """Return the turns that check one shop: read its log and orders, find the fault, change the code, run the tests."""
     return Task(
         asked,
         (

@@ -1,4 +1,4 @@
-"""Find out why the provider's cache could not serve the beginning of a call, and what that cost."""
+"""Name the cause of each cache miss of a session, and its cost."""
 
 from __future__ import annotations
 

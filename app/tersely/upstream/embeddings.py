@@ -61,7 +61,7 @@ class EmbeddingsHost:
         await self._upstream.close()
 
     async def embed(self, texts: Sequence[str]) -> Embedded:
-        """Return one vector of 32-bit floats for each text, all of one length, and what they cost.
+        """Return one vector of 32-bit floats for each text, all of one length, and the tokens that the host counted.
 
         Raises `UpstreamRefused` if the host refuses these texts, `UpstreamUnavailable` for any other failure.
         """

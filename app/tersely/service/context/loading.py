@@ -54,8 +54,6 @@ from tersely.strategies.presets import Full, Strategy
 # A stored history that is planned again (after an edit, or under another configuration) is read back to these limits.
 # Older messages are known by the summaries, log entries and references that are still valid.
 STALE_TOKENS = 400_000
-
-
 STALE_MESSAGES = 5_000
 
 

@@ -29,7 +29,7 @@ MISSES: tuple[Miss, ...] = ("unknown", "changed", "messages", "moved", "epoch", 
 
 
 class Continuation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A live session with the messages that a call adds to it: the echo of the last reply, and what is new.
+    """A live session and the messages that a call adds to it: the last reply, as the client repeats it, and new ones.
 
     ``revised`` are the entries of the volatile messages, which come again in front of the echo, ``raws`` all messages
     from these on. ``headers`` are the call's: see `steady`.

@@ -1,4 +1,4 @@
-"""Keep sessions live: make a live session of what the full path worked out, and continue it call by call."""
+"""Make live sessions from calls of the full path, and update them after each live call."""
 
 from __future__ import annotations
 

@@ -118,8 +118,9 @@ class LivePreparer:
         return None if window is None else int(window / self._calibrations.ratio(request.model))
 
     def _compose(self, call: Call, found: Continuation, entries: Sequence[Entry]) -> tuple[bytes, Added] | None:
-        """The body for the upstream, and what it adds to the last one; None where its messages are not written one by
-        one.
+        """Return the body for the upstream and the elements that the last body lacks.
+
+        None if the dialect does not write its messages one by one.
         """
         live = found.live
         if live.sent is not None:

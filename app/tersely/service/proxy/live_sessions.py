@@ -29,8 +29,8 @@ from tersely.store.history.messages import TailRow
 # Measured on CPython 3.11, rounded up: bytes of a live session beside its contents, and of an entry with its message.
 SESSION_BYTES = 6_000
 ENTRY_BYTES = 1_800
-# One session takes at most this part of the memory: a few huge ones must not displace all others, and what a huge body
-# took is free again when its call ends.
+# One session takes at most an eighth of the memory, so that a few huge sessions do not displace all others. The body of
+# a larger one is freed when its call ends.
 LARGEST_PART = 8
 # Bodies are told apart by so many bytes at an offset that both a body and its continuation have.
 KEY_BYTES = 64

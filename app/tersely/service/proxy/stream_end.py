@@ -106,11 +106,11 @@ class StreamEnd:
 
 
 class FinishedEnd(StreamEnd):
-    """For streams that end with the connection: holds back everything from the event with the last finish key on, and
-    an event that is incomplete, so that an error may take the place of what is held.
+    """For streams that end with the connection. The event with the last finish key, all later events, and an incomplete
+    event are held back, so that an error event can replace them.
 
-    Of a long event, and of a JSON array, which has no blank lines, only what follows the key is held back. Inside a
-    JSON string the quotation marks of the key would be escaped.
+    A long event, and a JSON array, which has no blank lines, are held back from the key on. Inside a JSON string the
+    quotation marks of the key would be escaped.
     """
 
     __slots__ = ()

@@ -44,7 +44,7 @@ class Artifacts:
 
 
 def digest_of(sha256: str) -> bytes:
-    """Return the bytes of a SHA-256 in lower-case hex. Raises `InvalidRequest` for what is none."""
+    """Return the bytes of a SHA-256 in lower-case hex. Raises `InvalidRequest` for any other text."""
     if not _SHA256.fullmatch(sha256):
         raise InvalidRequest("sha256 must be 64 hex digits in lower case", field="sha256")
     return bytes.fromhex(sha256)

@@ -207,9 +207,9 @@ class Calls:
     async def window(
         self, tenant: str, session_id: str, number: int, *, start: int, limit: int, seq: int | None = None
     ) -> ContextWindow:
-        """At most ``limit`` lines of what a call sent and of its reply: from ``start`` on, or around message ``seq``.
+        """Return at most ``limit`` lines of a call's context and reply: from ``start`` on, or around message ``seq``.
 
-        Raises `NotFound`. Of the history outside of the window only the order is read.
+        Raises `NotFound`. Messages outside of the window are not read, only their order.
         """
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             row = await _require_call(connection, tenant, session_id, number)

@@ -219,11 +219,12 @@ async def remove(
 async def replace_content(
     connection: Connection, tenant: str, session: Session, message: StoredMessage, *, tokens: int, now: datetime
 ) -> list[tuple[Run, ...]]:
-    """Store ``message`` with its bytes in place of what is stored, which had ``tokens`` more, and forget whatever was
-    made of it. The session must be locked.
+    """Replace the stored bytes of ``message``, and delete its terse line and all memory that quotes it.
 
-    The message keeps its digest, so that a client that goes on sending the old content is understood. The ranges that
-    the memory spoke of are to be told anew.
+    ``tokens``: how many more tokens the old bytes had. The session must be locked.
+
+    The message keeps its digest, so that a client that goes on sending the old content is recognised. Returns the
+    ranges of messages that the memory must cover again.
     """
     values = (message.raw, message.model_raw, message.tokens)
     await connection.execute(REPLACE, tenant, session.id, message.seq, *values)

@@ -1,4 +1,4 @@
-"""Contexts: build one, compact or clear it, and the report of what it contains."""
+"""Bodies of the routes that build, compact and clear contexts, and the report on a context."""
 
 from __future__ import annotations
 
