@@ -351,7 +351,7 @@ def _grep(pattern: str, count: int) -> str:
 
 
 def _audit(shop: str, night: int, *, asked: str, cause: str, path: str, old: str, new: str, passed: int) -> Task:
-    """Return the turns that check one shop: read its log and orders, find the fault, change the code, run the tests."""
+    """Return the task that checks one shop: read its log and orders, find the fault, change the code, run the tests."""
     return Task(
         asked,
         (

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import msgspec
 from msgspec import structs
 
 from tersely.dialects.clients import known as clients
 from tersely.dialects.clients.names import client_name
 from tersely.dialects.dialect import Dialect
 from tersely.dialects.wire.array_member import find_array, find_array_end
-from tersely.domain.history.history import INCOMPLETE, WINDOW_FULL, Entry, Epoch
+from tersely.domain.history.history import INCOMPLETE, WINDOW_FULL, Entry, Epoch, Snapshot
 from tersely.domain.history.links import StoredLink
 from tersely.domain.history.sessions import Session
 from tersely.service.common import tokens
@@ -39,6 +40,19 @@ from tersely.strategies.presets import Full, Slim
 
 # The member of a request in which the history stands, of the dialects whose calls may be live.
 HISTORY_MEMBERS = {"openai_chat": "messages", "anthropic": "messages"}
+
+
+class _Bodies(msgspec.Struct, frozen=True, kw_only=True):
+    """Offsets at which the next call continues the client's body and the one that was sent.
+
+    ``end``: before the volatile messages; ``history_end``: behind all messages; ``sent_end``: behind those that were
+    sent, where the next body is made from that one. ``frame``: where it is written around the volatile messages.
+    """
+
+    end: int
+    history_end: int
+    sent_end: int = 0
+    frame: Frame | None = None
 
 
 class LiveKeeper:
@@ -136,52 +150,33 @@ class LiveKeeper:
         built, config, request = prepared.built, prepared.config, prepared.request
         if built is None or not _is_plain_call(call, prepared):
             return None
-        epoch, context = session.plan, built.context
-        before = prepared.loaded.snapshot
+        epoch, context, before = session.plan, built.context, prepared.loaded.snapshot
         if epoch is None or epoch.number != session.epoch or not _shows_plainly(epoch, built):
             return None
-        shown = (*before.kept, *before.entries)
-        loaded = {entry.seq for entry in shown}
-        kept = tuple(entry for entry in shown if entry.seq < epoch.cut and entry.seq in epoch.kept)
-        tail = tuple(entry for entry in shown if entry.seq >= epoch.cut)
-        if not loaded.issuperset(epoch.kept) or not _are_plain(kept, tail, epoch, reply):
+        around = _around_cut(epoch, before)
+        if around is None or not _are_plain(*around, epoch, reply):
             return None
+        kept, tail = around
         if any(entry.seq not in counts for entry in tail) or _have_twins(kept, prepared):
             return None
-        # The sums have to give what the report says: else something counts that they do not know of.
-        layers = context.report.layers
-        sums = _sums(epoch, kept, tail)
         fixed = before.fixed_tokens + count_additions(epoch, config) - count_additions(before.epoch, config)
         older = 0 if epoch.cut == 1 else epoch.older_tokens
-        is_as_summed = context.report.tokens_after == fixed + sums.head + sums.kept + sums.tail
-        if not built.starts_epoch:
-            total = fixed + max(older, sums.kept) + sums.tail
-            is_as_summed = is_as_summed and context.report.tokens_before == total
+        layers = context.report.layers
+        if not _is_as_summed(built, fixed, older, _sums(epoch, kept, tail)) or not layers or layers[-1].name != TAIL:
+            return None
         # What was estimated before the call has been counted since.
         tail, kept = count_apart(_counted(tail, counts), _counted(kept, counts), before.injected)
-        messages = prepared.history.messages
-        is_own_body = prepared.body is call.body
-        place = find_array(call.body, self._member)
         elements, volatile = _elements(prepared), _volatile(prepared, tail)
-        if elements is None or volatile is None or place is None:
+        if elements is None or volatile is None:
             return None
         # A message that is written anew at the next call is written without the instructions in front of it.
         if any(prefix.seq >= entry.seq for prefix in epoch.prefixes for entry in tail[len(tail) - len(volatile) :]):
             return None
-        end = step_back(call.body, place[1], [each.raw for each in volatile])
-        if end is None or not call.body.endswith(messages[-1].raw, 0, place[1]):
+        bodies = self._bodies(call, prepared, epoch, volatile)
+        if bodies is None:
             return None
-        frame, sent_end = None, 0
-        if not is_own_body and volatile:
-            frame = self._frame(call, prepared, epoch, place, volatile)
-            if frame is None:
-                return None
-        elif not is_own_body:
-            sent_end = find_array_end(prepared.body, self._member) or 0
-            if not sent_end or not prepared.body.endswith(messages[-1].raw, 0, sent_end):
-                return None
-        if not is_as_summed or not layers or layers[-1].name != TAIL:
-            return None
+        messages = prepared.history.messages
+        is_own_body = prepared.body is call.body
         return LiveSession(
             owner=self._owner,
             tenant=call.tenant,
@@ -195,13 +190,13 @@ class LiveKeeper:
             options=call.options,
             client=clients.client_ids(call.header_map, request.ids),
             body=call.body,
-            end=end,
-            suffix=call.body[place[1] :],
-            sent=prepared.body if sent_end else None,
-            sent_end=sent_end,
-            sent_suffix=prepared.body[sent_end:] if sent_end else b"",
+            end=bodies.end,
+            suffix=call.body[bodies.history_end :],
+            sent=prepared.body if bodies.sent_end else None,
+            sent_end=bodies.sent_end,
+            sent_suffix=prepared.body[bodies.sent_end :] if bodies.sent_end else b"",
             volatile=volatile,
-            frame=frame,
+            frame=bodies.frame,
             instructions=message_list(call.body, self._dialect.name)[1] if is_own_body else b"",
             request=replace(request, messages=()),
             tools_digest=tokens.content_digest(request.tools) if request.tools else None,
@@ -235,6 +230,25 @@ class LiveKeeper:
             row_count=len(rows),
         )
 
+    def _bodies(self, call: Call, prepared: PreparedCall, epoch: Epoch, volatile: Sequence[Volatile]) -> _Bodies | None:
+        """Find where the next call continues both bodies; None where they do not end with the newest message."""
+        newest = prepared.history.messages[-1].raw
+        place = find_array(call.body, self._member)
+        if place is None or not call.body.endswith(newest, 0, place[1]):
+            return None
+        end = step_back(call.body, place[1], [each.raw for each in volatile])
+        if end is None:
+            return None
+        if prepared.body is call.body:
+            return _Bodies(end=end, history_end=place[1])
+        if volatile:
+            frame = self._frame(call, prepared, epoch, place, volatile)
+            return None if frame is None else _Bodies(end=end, history_end=place[1], frame=frame)
+        sent_end = find_array_end(prepared.body, self._member) or 0
+        if not sent_end or not prepared.body.endswith(newest, 0, sent_end):
+            return None
+        return _Bodies(end=end, history_end=place[1], sent_end=sent_end)
+
     def _frame(
         self, call: Call, prepared: PreparedCall, epoch: Epoch, place: tuple[int, int], volatile: Sequence[Volatile]
     ) -> Frame | None:
@@ -261,6 +275,23 @@ class LiveKeeper:
         )
         written = frame.write(self._dialect, [source.raw for source in sources[len(sources) - added :]])
         return frame if written is not None and written.body == prepared.body else None
+
+
+def _around_cut(epoch: Epoch, snapshot: Snapshot) -> tuple[tuple[Entry, ...], tuple[Entry, ...]] | None:
+    """Return the messages that ``epoch`` keeps from before its cut, and those behind it; None if one is not loaded."""
+    shown = (*snapshot.kept, *snapshot.entries)
+    if not {entry.seq for entry in shown}.issuperset(epoch.kept):
+        return None
+    kept = tuple(entry for entry in shown if entry.seq < epoch.cut and entry.seq in epoch.kept)
+    return kept, tuple(entry for entry in shown if entry.seq >= epoch.cut)
+
+
+def _is_as_summed(built: BuiltContext, fixed: int, older: int, sums: Sums) -> bool:
+    """Whether the sums give what the report says: else something counts that they do not know of."""
+    report = built.context.report
+    if report.tokens_after != fixed + sums.head + sums.kept + sums.tail:
+        return False
+    return built.starts_epoch or report.tokens_before == fixed + max(older, sums.kept) + sums.tail
 
 
 def _is_in_head(source: Source, epoch: Epoch) -> bool:

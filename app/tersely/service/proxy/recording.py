@@ -220,32 +220,22 @@ class Recorder:
 
     def _live_write(self, call: LiveCall, reply: Reply, status: int) -> ReplyWrite:
         live, request, now = call.live, call.live.request, self._clock()
-        usage = self._dialect.read_usage(reply.usage)
-        before, after = call.labels.tokens_before or 0, call.labels.tokens_after or 0
         epoch = live.snapshot.epoch
         assert epoch is not None
         assert call.description is not None
-        cost_sent, cost_full = self._costs(request.model, usage, before, after, sum(call.write.tokens))
         is_own_body = call.body is call.call.body
-        report = CallReport(
+        report = self._call_report(
+            call,
+            reply,
+            status,
             sent=call.description.sent,
             client=live.client_name,
-            request_id=call.call.request_id or None,
-            overhead_ms=call.labels.overhead_ms,
-            cost_sent=cost_sent,
-            cost_full=cost_full,
-            model=_storable_name(request.model),
-            strategy=call.labels.strategy,
             epoch=epoch.number,
             cut=epoch.cut,
             tools=live.tools_digest,
-            tokens_before=before,
-            tokens_after=after,
-            input_tokens=_credible(usage.input),
-            cached_tokens=_credible(usage.cached),
-            output_tokens=_credible(usage.output),
-            weight=self._weigh(reply, after),
-            status=status,
+            tokens_before=call.labels.tokens_before or 0,
+            tokens_after=call.labels.tokens_after or 0,
+            tokens_new=sum(call.write.tokens),
         )
         replies = self._replies(
             call.call.tenant,
@@ -566,7 +556,6 @@ class Recorder:
         """Return the reply for the store, and the call with the description of the body that was sent last."""
         request = prepared.record
         assert request is not None
-        usage = self._dialect.read_usage(reply.usage)
         report = prepared.built.context.report if prepared.built else None
         late: tuple[Attribute, ...] = ()
         if not _is_described(prepared):
@@ -578,26 +567,18 @@ class Recorder:
         description = request.description
         whole, shown = (report.tokens_before, report.tokens_after) if report else (0, 0)
         new = sum(request.write.tokens) if prepared.match.session else whole
-        cost_sent, cost_full = self._costs(prepared.request.model, usage, whole, shown, new)
-        call_report = CallReport(
+        call_report = self._call_report(
+            prepared,
+            reply,
+            status,
             sent=description.sent if description else None,
             client=prepared.client,
-            request_id=prepared.call.request_id or None,
-            overhead_ms=prepared.labels.overhead_ms,
-            cost_sent=cost_sent,
-            cost_full=cost_full,
-            model=_storable_name(prepared.request.model),
-            strategy=prepared.labels.strategy,
             epoch=report.epoch if report else 0,
             cut=report.cut if report else 1,
             tools=_digest_of_tools(prepared),
             tokens_before=whole,
             tokens_after=shown,
-            input_tokens=_credible(usage.input),
-            cached_tokens=_credible(usage.cached),
-            output_tokens=_credible(usage.output),
-            weight=self._weigh(reply, shown),
-            status=status,
+            tokens_new=new,
         )
         replies = self._replies(
             prepared.call.tenant,
@@ -627,6 +608,46 @@ class Recorder:
             request_stored=request.stored,
         )
         return prepared, write
+
+    def _call_report(
+        self,
+        sent_call: SentCall,
+        reply: Reply,
+        status: int | None,
+        *,
+        sent: bytes | None,
+        client: str | None,
+        epoch: int,
+        cut: int,
+        tools: bytes | None,
+        tokens_before: int,
+        tokens_after: int,
+        tokens_new: int,
+    ) -> CallReport:
+        """Return the figures of a call. ``tokens_new``: those of the messages that the call adds to its session."""
+        usage = self._dialect.read_usage(reply.usage)
+        model, labels = sent_call.request.model, sent_call.labels
+        cost_sent, cost_full = self._costs(model, usage, tokens_before, tokens_after, tokens_new)
+        return CallReport(
+            sent=sent,
+            client=client,
+            request_id=sent_call.call.request_id or None,
+            overhead_ms=labels.overhead_ms,
+            cost_sent=cost_sent,
+            cost_full=cost_full,
+            model=_storable_name(model),
+            strategy=labels.strategy,
+            epoch=epoch,
+            cut=cut,
+            tools=tools,
+            tokens_before=tokens_before,
+            tokens_after=tokens_after,
+            input_tokens=_credible(usage.input),
+            cached_tokens=_credible(usage.cached),
+            output_tokens=_credible(usage.output),
+            weight=self._weigh(reply, tokens_after),
+            status=status,
+        )
 
     def _costs(
         self, model: str, usage: Usage, tokens_before: int, tokens_after: int, new: int
