@@ -300,6 +300,8 @@ def test_demo_is_played_from_the_first_page(watched: Watched, demo: Demo) -> Non
         page.get_by_role("navigation", name="Session").get_by_role("link", name=tab).click()
         expect(page.get_by_role("heading", name=re.compile(heading))).to_be_visible()
     page.get_by_role("navigation", name="Session").get_by_role("link", name="Context").click()
+    # The key belongs to the page that is there: wait for the new one and its script.
+    page.wait_for_url(re.compile(r"/console/replay/session\?id="))
     page.keyboard.press("[")
     page.wait_for_url(re.compile("/console/replay/session.*call=86"))
     page.get_by_role("link", name="Replay").first.click()
