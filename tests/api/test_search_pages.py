@@ -70,8 +70,10 @@ async def test_a_session_is_built_when_pages_gather_or_it_rests(pages: list[int]
 
 async def test_a_session_that_fails_does_not_stop_the_others() -> None:
     done = asyncio.Event()
+    tried: list[str] = []
 
     async def build(tenant: str, session_id: str) -> None:
+        tried.append(session_id)
         if session_id == "bad":
             raise ValueError
         done.set()
@@ -82,5 +84,6 @@ async def test_a_session_that_fails_does_not_stop_the_others() -> None:
         builder.schedule("north", "bad", 1)
         builder.schedule("north", "good", 1)
         await until(done)
+        assert sorted(tried) == ["bad", "good"]
     finally:
         await builder.close()

@@ -147,15 +147,17 @@ async def test_malformed_arguments_get_an_error_text(api: Api, arguments: object
 async def test_odd_characters(api: Api) -> None:
     await api.append("s", USER)
     odd = "a\x00b\ud800c"
-    await call(api, "context_search", {"mode": "search", "query": odd})
-    await call(api, "context_search", {"mode": "relevant", "query": odd})
-    await call(api, "query_db", {"sql": f"SELECT '{odd}'"})
-    await call(api, "manage_scratchpad", {"action": "update", "content": odd})
-    await call(api, "save_memo", {"content": odd, "tags": ["a\x00"]})
-    await call(api, "save_memo", {"content": odd, "tags": ["t"]})
-    await call(api, "retrieve_memos", {"query": odd, "tags": ["t"]})
-    await call(api, "search_memory", {"query": odd})
-    await call(api, "read_artifact", {"sha256": odd})
+    kept = "a\x00b?c"
+    for mode in ("search", "relevant"):
+        assert await told(api, "context_search", {"mode": mode, "query": odd}) == "No messages found."
+    assert "half a surrogate pair" in await refused(api, "query_db", {"sql": f"SELECT '{odd}'"})
+    assert "5 characters" in await told(api, "manage_scratchpad", {"action": "update", "content": odd})
+    assert kept in await told(api, "manage_scratchpad", {"action": "read"})
+    assert "printable" in await refused(api, "save_memo", {"content": odd, "tags": ["a\x00"]})
+    assert "Saved" in await told(api, "save_memo", {"content": odd, "tags": ["t"]})
+    assert kept in await told(api, "retrieve_memos", {"query": odd, "tags": ["t"]})
+    assert await told(api, "search_memory", {"query": odd}) == "Nothing found in memory."
+    assert "64 hex digits" in await refused(api, "read_artifact", {"sha256": odd})
 
 
 async def test_an_unknown_tool_is_404(api: Api) -> None:

@@ -123,7 +123,8 @@ def test_text_is_printed_without_an_editor(running: Running, session: str, say: 
     say("\n".join(f"line {i}" for i in range(60)))
     terminal = chat(running, session, EDITOR=program or "cat")
     terminal.type("/context show", ENTER)
-    terminal.wait_for("line 59")
+    printed = terminal.wait_for("line 59")
+    assert printed.index("line 0") < printed.index("line 58")
 
 
 def test_a_new_chat_can_be_configured_before_its_first_message(running: Running, session: str) -> None:

@@ -492,7 +492,8 @@ def test_an_error_in_a_stream_is_one_for_every_client():
 @pytest.mark.skipif(not REQUESTS, reason=MISSING)
 @pytest.mark.parametrize("path", REQUESTS, ids=lambda path: path.stem[:70])
 def test_recorded_requests_are_understood_and_written_back(path: Path):
-    _check(path.read_bytes())
+    body = path.read_bytes()
+    assert len(_check(body)) > 0 or not json.loads(body).get("input")
 
 
 @pytest.mark.skipif(not CLIENTS, reason=MISSING)

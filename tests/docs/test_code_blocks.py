@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -114,6 +115,21 @@ def parse_tersely(arguments: list[str]) -> None:
     command.make_context(name, list(arguments), parent=context)
 
 
+def parse_block(block: Block) -> Any:
+    """Parse a block by its language's own parser, raise what that raises, and return the result."""
+    match block.language:
+        case "python":
+            tree = ast.parse(block.code, block.place)
+            compile(tree, block.place, "exec")
+            return tree.body
+        case "json":
+            return json.loads(block.code)
+        case "toml":
+            return tomllib.loads(block.code)
+        case _:
+            return yaml.safe_load(block.code)
+
+
 def test_blocks_say_their_language() -> None:
     assert [block.place for block in ALL if block.language not in (*PARSED, *SHOWN)] == []
 
@@ -142,14 +158,7 @@ def test_shell_commands_exist_and_take_their_arguments(block: Block) -> None:
     ids=lambda block: block.place,
 )  # fmt: skip
 def test_blocks_can_be_parsed(block: Block) -> None:
-    if block.language == "python":
-        compile(block.code, block.place, "exec")
-    elif block.language == "json":
-        json.loads(block.code)
-    elif block.language == "toml":
-        tomllib.loads(block.code)
-    else:
-        yaml.safe_load(block.code)
+    assert parse_block(block), f"{block.place}: the block is empty"
 
 
 def pages_with_curl() -> list[str]:

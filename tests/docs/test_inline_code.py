@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from typer.exceptions import TyperException
 
 from tersely.service.common.metrics import Metrics
 from tersely.settings import Settings
@@ -28,13 +29,18 @@ def metric_names() -> set[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_commands_in_prose_can_be_parsed(name: str) -> None:
+    errors = {}
     for code in CODE[name]:
         if not code.startswith("tersely ") or code == "tersely COMMAND --help":
             continue
         words = re.sub(r" \[[^\]]*\]", "", code).split()[1:]
         if words in (["keys"], ["COMMAND"]):
             continue
-        parse_tersely([VALUES.get(word, word) for word in words])
+        try:
+            parse_tersely([VALUES.get(word, word) for word in words])
+        except TyperException as error:
+            errors[code] = str(error)
+    assert errors == {}
 
 
 @pytest.mark.parametrize("name", NAMES)
