@@ -92,7 +92,7 @@ def test_content_of_chat_completions_is_the_sum_of_its_deltas(pieces: list[str])
     state = ChoiceState(NOTHING)
     for piece in pieces:
         state.add(choice(content=piece))
-    state.settle()
+    state.finish()
     found = state.to_choice(0)
     assert json.loads(found.model_message)["content"] == ("".join(pieces) or None)
     assert found.client_message == found.model_message
@@ -118,7 +118,7 @@ def test_terse_tag_of_chat_completions_is_stripped_across_deltas() -> None:
     for piece in ("Done. <ter", "se>did", " it</terse>"):
         state.add(choice(content=piece))
         state.take()
-    state.settle()
+    state.finish()
     found = state.to_choice(2)
     assert (found.index, found.terse) == (2, ("did it",))
     assert json.loads(found.client_message)["content"].strip() == "Done."

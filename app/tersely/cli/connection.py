@@ -176,12 +176,12 @@ def _key_header(key: str | None) -> dict[bytes, bytes]:
     return {b"x-tersely-key": key.encode()}
 
 
-def _service_at(place: ServiceTarget) -> str | None:
+def _service_at(target: ServiceTarget) -> str | None:
     """Return the address of a service, if one is to be used."""
-    if place.is_local or place.upstream is not None:
+    if target.is_local or target.upstream is not None:
         return None
-    if place.url:
-        return _address(place.url, "--url")
+    if target.url:
+        return _address(target.url, "--url")
     try:
         found = httpx.get(f"{DEFAULT_URL}/healthz", timeout=KNOCK, verify=False)  # noqa: S501 not TLS
     except httpx.HTTPError:

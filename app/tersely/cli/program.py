@@ -215,8 +215,8 @@ def _print_backup(done: str, manifest: Manifest, *, as_json: bool) -> None:
         print_json({**counts, "revision": manifest.revision, "created_at": manifest.created_at})
     else:
         names = {name: name.removesuffix("s") if count == 1 else name for name, count in counts.items()}
-        told = ", ".join(f"{count:,} {names[name]}" for name, count in counts.items())
-        print_text(f"{done} {told}; digests agree.")
+        totals = ", ".join(f"{count:,} {names[name]}" for name, count in counts.items())
+        print_text(f"{done} {totals}; digests agree.")
 
 
 @app.command()

@@ -486,9 +486,9 @@ def _starting_draft(snapshot: Snapshot) -> Draft:
         if not snapshot.older_tokens:
             return Draft(tail=entries)
         first = entries[0].seq
-        standing = tuple(entry for entry in must_stay(snapshot.kept, entries) if entry.seq < first)
+        permanent = tuple(entry for entry in must_stay(snapshot.kept, entries) if entry.seq < first)
         references = tuple(each for each in snapshot.epoch.references if each.last_seq < first)
-        return Draft(cut=first, kept=standing, tail=entries, references=references)
+        return Draft(cut=first, kept=permanent, tail=entries, references=references)
     restored = _restore(snapshot, snapshot.epoch)
     if restored.tail or not snapshot.entries:
         # What an earlier cut took has been counted and indexed then.

@@ -111,8 +111,8 @@ def _within(turns: Sequence[Turn], tokens: int) -> tuple[Turn, ...]:
 
 def _ahead(purpose: Purpose, turns: Sequence[Turn], snapshot: Snapshot) -> tuple[SummaryNeed, ...]:
     """Return the turns that the next cut will take."""
-    standing = {entry.seq for entry in must_stay(snapshot.kept, snapshot.entries)}
-    seqs = [entry.seq for turn in turns for entry in turn.entries if entry.seq not in standing]
+    permanent = {entry.seq for entry in must_stay(snapshot.kept, snapshot.entries)}
+    seqs = [entry.seq for turn in turns for entry in turn.entries if entry.seq not in permanent]
     return (SummaryNeed(purpose=purpose, first_seq=min(seqs), last_seq=max(seqs), is_ahead=True),) if seqs else ()
 
 

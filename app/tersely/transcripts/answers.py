@@ -146,8 +146,8 @@ def _completed(body: bytes) -> dict[str, Any]:
             case "response.output_item.done":
                 items[event["output_index"]] = event["item"]
             case "response.output_text.delta":
-                place = event["output_index"], event["content_index"]
-                texts[place] = texts.get(place, "") + event["delta"]
+                position = event["output_index"], event["content_index"]
+                texts[position] = texts.get(position, "") + event["delta"]
             case "response.completed":
                 whole = event["response"]
             case _:

@@ -128,8 +128,8 @@ def _read_call(
         )
     reply = next((line[key] for key in ("reply", "response") if key in line), None)
     reply = replies.get(line.get("n", number)) if reply is None else reply
-    place = line["n"] if isinstance(line.get("n"), int) else number
-    return Recorded(place=place, request=request, reply=None if reply is None else read_reply(reply, found, number))
+    index = line["n"] if isinstance(line.get("n"), int) else number
+    return Recorded(place=index, request=request, reply=None if reply is None else read_reply(reply, found, number))
 
 
 def _body(line: Mapping[str, Any], number: int) -> bytes | None:
@@ -222,7 +222,7 @@ def _with_replies(calls: Sequence[Recorded]) -> Iterator[RecordedCall]:
     given = {call.reply["id"]: call.place for call in calls if call.reply is not None and call.reply.get("id")}
     items = {item.get("id") for call in calls for item in (call.reply or {}).get("output") or ()}
     last: int | None = None
-    for place, call in enumerate(calls):
+    for index, call in enumerate(calls):
         named = previous_reply(call.request)
         # Without a recorded id, a request continues from the last reply.
         follows = (given.get(named) if given else last) if named else None
@@ -230,9 +230,9 @@ def _with_replies(calls: Sequence[Recorded]) -> Iterator[RecordedCall]:
             continue  # the reply that it continues was not recorded
         reply = call.reply
         if reply is None:
-            later = (each for other, each in zip(calls[place + 1 :], histories[place + 1 :], strict=True)
+            later = (each for other, each in zip(calls[index + 1 :], histories[index + 1 :], strict=True)
                      if other.request.dialect == call.request.dialect)  # fmt: skip
-            reply = _next_reply(histories[place], later, call.request.dialect)
+            reply = _next_reply(histories[index], later, call.request.dialect)
         if call.request.dialect == "openai_responses":
             last = call.place
         yield RecordedCall(

@@ -97,7 +97,7 @@ def _set(value: Any, path: Path, text: str) -> Any:
     key, rest = path[0], path[1:]
     if isinstance(value, Mapping):
         return {**value, key: _set(value[key], rest, text)}
-    return [_set(each, rest, text) if place == key else each for place, each in enumerate(value)]
+    return [_set(each, rest, text) if index == key else each for index, each in enumerate(value)]
 
 
 def _chat_bits(message: Mapping[str, Any]) -> Iterator[Bit]:
@@ -162,23 +162,23 @@ def _anthropic_place(message: Mapping[str, Any]) -> Path | None:
     content = message.get("content")
     if isinstance(content, str):
         return ("content",)
-    places = [place for place, block in enumerate(content or ()) if block.get("type") == "text"]
+    places = [index for index, block in enumerate(content or ()) if block.get("type") == "text"]
     return ("content", places[-1], "text") if places else None
 
 
 def _gemini_place(message: Mapping[str, Any]) -> Path | None:
     parts = list(message.get("parts") or ())
-    places = [place for place, part in enumerate(parts) if "text" in part and not part.get("thought")]
+    places = [index for index, part in enumerate(parts) if "text" in part and not part.get("thought")]
     return ("parts", places[-1], "text") if places else None
 
 
 def _response_place(message: Mapping[str, Any]) -> Path | None:
     output = list(message.get("output") or ())
-    for place in range(len(output) - 1, -1, -1):
-        content = output[place].get("content")
-        if output[place].get("type", "message") == "message" and isinstance(content, list) and content:
+    for index in range(len(output) - 1, -1, -1):
+        content = output[index].get("content")
+        if output[index].get("type", "message") == "message" and isinstance(content, list) and content:
             is_text = content[-1].get("type") == "output_text"
-            return ("output", place, "content", len(content) - 1, "text") if is_text else None
+            return ("output", index, "content", len(content) - 1, "text") if is_text else None
     return None
 
 

@@ -83,14 +83,14 @@ def steps_of(line: Mapping[str, Any], dialect: DialectName) -> list[RecordedCall
     times = _times(given, [size for _, size in items])
     return [
         RecordedCall(
-            place=place,
+            place=index,
             dialect=dialect,
             reply=form.reply(raw),
-            source=_Making(form, rest, messages[:place]),
-            at=times[place - 1] or times[place],
+            source=_Making(form, rest, messages[:index]),
+            at=times[index - 1] or times[index],
         )
-        for place, raw in enumerate(messages)
-        if place > 0 and is_reply(raw, dialect)
+        for index, raw in enumerate(messages)
+        if index > 0 and is_reply(raw, dialect)
     ]
 
 

@@ -41,11 +41,11 @@ async def list_memory(
     limit: Limit = 100,
 ) -> Response:
     """Summaries of messages that were cut from contexts, newest first."""
-    place = None if after is None else _read_place(after)
+    cursor = None if after is None else _read_cursor(after)
     found, following = await services.daily_memory.page(
-        tenant, day=_day(day), session_id=session, after=place, limit=limit
+        tenant, day=_day(day), session_id=session, after=cursor, limit=limit
     )
-    return page_response([_write(entry) for entry in found], None if following is None else _write_place(following))
+    return page_response([_write(entry) for entry in found], None if following is None else _write_cursor(following))
 
 
 @router.post("/memory/search", summary="Search the memory", response_model=MemoryPage)
@@ -89,12 +89,12 @@ def _day(text: str | None) -> Any:
     return None if text is None else read_day(text)
 
 
-def _write_place(place: MemoryCursor) -> str:
-    at, session_id, first, last = place
+def _write_cursor(cursor: MemoryCursor) -> str:
+    at, session_id, first, last = cursor
     return write_cursor(at, f"{first} {last} {session_id}")
 
 
-def _read_place(cursor: str) -> MemoryCursor:
+def _read_cursor(cursor: str) -> MemoryCursor:
     at, item = read_cursor(cursor)
     steps = item.split(" ", 2)
     if len(steps) != 3 or not all(step.isascii() and step.isdigit() and len(step) < 19 for step in steps[:2]):

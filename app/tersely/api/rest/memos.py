@@ -40,8 +40,8 @@ async def list_memos(
     services: AppServices, tenant: Tenant, after: After = None, limit: Limit = 100, tags: Tags = None
 ) -> Response:
     """Newest first."""
-    place = None if after is None else read_cursor(after)
-    found, following = await services.memos.page(tenant, after=place, tags=tags, limit=limit)
+    cursor = None if after is None else read_cursor(after)
+    found, following = await services.memos.page(tenant, after=cursor, tags=tags, limit=limit)
     return page_response([_write(memo) for memo in found], None if following is None else write_cursor(*following))
 
 

@@ -43,8 +43,8 @@ async def list_states(
     services: AppServices, tenant: Tenant, session_id: SessionId, after: After = None, limit: Limit = 100
 ) -> Response:
     """All states in order, also those whose message is no longer live."""
-    place = None if after is None else _read_place(after)
-    found, following = await services.notes.state_history(tenant, session_id, after=place, limit=limit)
+    cursor = None if after is None else _read_cursor(after)
+    found, following = await services.notes.state_history(tenant, session_id, after=cursor, limit=limit)
     return page_response(
         [_write_past(each) for each in found], None if following is None else "{}.{}".format(*following)
     )
@@ -94,7 +94,7 @@ def _write_scratchpad(scratchpad: Scratchpad) -> dict[str, Any]:
     return {"text": printable(scratchpad.text), "updated_at": None if at is None else write_time(at)}
 
 
-def _read_place(cursor: str) -> StateCursor:
+def _read_cursor(cursor: str) -> StateCursor:
     seq, _, number = cursor.partition(".")
     if not (seq.isdecimal() and number.isdecimal() and int(seq) <= MAX_SEQ and int(number) <= MAX_TURN):
         raise InvalidRequest("after must be the `next` of an earlier page", field="after")

@@ -53,7 +53,7 @@ def chat(
     Ctrl-C stops a reply; on an empty line it leaves, as Ctrl-D and /exit do. From a pipe every line is a message, and
     the exit code is 1 if anything went wrong.
     """
-    place = ServiceTarget(url=url, key=key, is_local=local, upstream=upstream)
+    target = ServiceTarget(url=url, key=key, is_local=local, upstream=upstream)
 
     async def task(service: Service) -> bool:
         await _open(service, session, strategy)
@@ -61,7 +61,7 @@ def chat(
             print_text(f"Session {session}, model {model}. Type a message; /help lists the commands, /exit leaves.")
         return await _talk(Chat(service, session=session, model=model))
 
-    is_fine = with_service(place, task)
+    is_fine = with_service(target, task)
     if not is_fine and not is_terminal():
         raise typer.Exit(1)
 

@@ -47,16 +47,16 @@ def memos(
     as_json: AsJson = False,
 ) -> None:
     """List, find, save, export or delete memos."""
-    place, tags = target_of(url, key, local), tag or []
+    target, tags = target_of(url, key, local), tag or []
     if export is not None:
-        _export(place, "memos", export, {"tag": tags})
+        _export(target, "memos", export, {"tag": tags})
         return
     if forget:
         wanted = {"tag": tags, **({"all": True} if whole else {})}
-        _tell_deleted(request(place, "DELETE", path_of("memos"), params=wanted), as_json)
+        _tell_deleted(request(target, "DELETE", path_of("memos"), params=wanted), as_json)
         return
     if delete is not None:
-        done = request(place, "DELETE", path_of("memos", delete))
+        done = request(target, "DELETE", path_of("memos", delete))
         if as_json:
             print_json(done)
         else:
@@ -64,12 +64,12 @@ def memos(
         return
     if add is not None:
         content = read_text(STANDARD) if add == STANDARD else add
-        found = [request(place, "POST", path_of("memos"), json={"content": content, "tags": tags})]
+        found = [request(target, "POST", path_of("memos"), json={"content": content, "tags": tags})]
     elif query is not None:
         body = {"query": query, "tags": tags, "limit": limit}
-        found = request(place, "POST", path_of("memos", "search"), json=body)["items"]
+        found = request(target, "POST", path_of("memos", "search"), json=body)["items"]
     else:
-        found = request(place, "GET", path_of("memos"), params={"limit": limit, "tag": tags})["items"]
+        found = request(target, "GET", path_of("memos"), params={"limit": limit, "tag": tags})["items"]
     if as_json:
         print_json(found)
     else:
@@ -93,19 +93,19 @@ def memory(
     as_json: AsJson = False,
 ) -> None:
     """List, find, export or delete the memory: what left the contexts of sessions, by day."""
-    place = target_of(url, key, local)
+    target = target_of(url, key, local)
     narrowed = {name: text for name, text in (("day", day), ("session", session)) if text is not None}
     if export is not None:
-        _export(place, "memory", export, {})
+        _export(target, "memory", export, {})
         return
     if forget:
-        _tell_deleted(request(place, "DELETE", path_of("memory"), params=narrowed), as_json)
+        _tell_deleted(request(target, "DELETE", path_of("memory"), params=narrowed), as_json)
         return
     if query is not None:
         wanted = {**narrowed, "query": query, "limit": limit}
-        found = request(place, "POST", path_of("memory", "search"), json=wanted)["items"]
+        found = request(target, "POST", path_of("memory", "search"), json=wanted)["items"]
     else:
-        found = request(place, "GET", path_of("memory"), params={**narrowed, "limit": limit})["items"]
+        found = request(target, "GET", path_of("memory"), params={**narrowed, "limit": limit})["items"]
     if as_json:
         print_json(found)
     else:
@@ -115,12 +115,12 @@ def memory(
         print_table(("day", "session", "messages", "in short"), rows)
 
 
-def _export(place: ServiceTarget, kind: str, file: Path, params: dict[str, Any]) -> None:
+def _export(target: ServiceTarget, kind: str, file: Path, params: dict[str, Any]) -> None:
     async def task(service: Service) -> bytes:
         return (await service.call("GET", path_of(kind, "export"), params=params)).content
 
     with show_progress("exporting"):
-        write_bytes(file, with_service(place, task))
+        write_bytes(file, with_service(target, task))
 
 
 def _tell_deleted(done: Any, as_json: bool) -> None:

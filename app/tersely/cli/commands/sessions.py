@@ -212,12 +212,12 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """List a session's turns with their tokens, or show one."""
-    place = target_of(url, key, local)
+    target = target_of(url, key, local)
     if turn is not None:
         if as_json:
-            print_json(request(place, "GET", session_path(session, "turns", turn)))
+            print_json(request(target, "GET", session_path(session, "turns", turn)))
         else:
-            print_text(run_command(place, session, "/message", "show", turn))
+            print_text(run_command(target, session, "/message", "show", turn))
         return
 
     async def task(service: Service) -> list[Any]:
@@ -226,7 +226,7 @@ def show(
         after = {"after": f"t{before}"} if before else {}
         return await service.page_through(session_path(session, "turns"), after, turns)
 
-    found = with_service(place, task)
+    found = with_service(target, task)
     if as_json:
         print_json(found)
         return

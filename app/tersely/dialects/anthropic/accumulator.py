@@ -39,9 +39,9 @@ class GrowingBlock:
         "_input",
         "_shown",
         "_start",
+        "is_finished",
         "is_left_out",
         "is_open",
-        "is_settled",
         "is_visible",
         "sieve",
     )
@@ -54,7 +54,7 @@ class GrowingBlock:
         self._shown: list[str] = []
         self.sieve = PieceFilter(tags) if tags and string_member(start, "type") == "text" else None
         self.is_open = True
-        self.is_settled = False
+        self.is_finished = False
         self.is_left_out = False
         self.is_visible = self.sieve is None
 
@@ -87,9 +87,9 @@ class GrowingBlock:
         self._shown.append(text)
         self.is_visible = self.is_visible or bool(text.strip())
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Close the block and decide whether the client sees it at all."""
-        self.is_settled = self.is_visible = True
+        self.is_finished = self.is_visible = True
         self.is_left_out = self.is_gone
 
     @property

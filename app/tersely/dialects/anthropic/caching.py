@@ -1,4 +1,4 @@
-"""Set cache breakpoints: the client's own stay, and Tersely's use the remaining places.
+"""Set cache breakpoints: the client's own stay, and Tersely's use the remaining ones.
 
 Tools and instructions keep theirs from epoch to epoch, so that a new epoch reads them from the cache. The others are at
 the ends of head and tail. A mark moves from call to call, and the message that it leaves must not change otherwise: a
@@ -20,7 +20,7 @@ from tersely.dialects.wire import raw_json
 
 MAX_BREAKPOINTS = 4
 
-# Places of the parts in front of the messages, which have the places 0 and up.
+# Indexes of the parts in front of the messages, whose indexes are 0 and up.
 _SYSTEM = -1
 _TOOLS = -2
 _MARK = b'"cache_control"'
@@ -30,7 +30,7 @@ _CACHEABLE = frozenset({"text", "image", "document", "search_result", "tool_use"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Breakpoint:
-    place: int
+    index: int
     ttl: str
 
 
@@ -43,45 +43,45 @@ def limit_breakpoints(members: dict[str, bytes], messages: list[bytes]) -> list[
     counts = [len(_lifetimes(raw)) for raw in messages]
     excess = fixed + sum(counts) - MAX_BREAKPOINTS
     kept = list(messages)
-    for place, count in enumerate(counts):
+    for index, count in enumerate(counts):
         if excess <= 0:
             break
         if count:
-            kept[place] = _without_breakpoints(messages[place])
+            kept[index] = _without_breakpoints(messages[index])
             excess -= count
     return kept
 
 
-def add_breakpoints(members: dict[str, bytes], messages: Sequence[bytes], places: Sequence[int]) -> list[bytes]:
-    """Return ``messages`` with a breakpoint at each of ``places`` (indices), at the instructions and at the tools, as
+def add_breakpoints(members: dict[str, bytes], messages: Sequence[bytes], indexes: Sequence[int]) -> list[bytes]:
+    """Return ``messages`` with a breakpoint at each of ``indexes``, at the instructions and at the tools, as
     far as there is room.
 
-    ``members`` are the request's others; ``system`` and ``tools`` in it are patched. Later places come first, because
+    ``members`` are the request's others; ``system`` and ``tools`` in it are patched. Later messages come first, because
     the prefix that ends there is longer. A place that contains a mark already counts as done.
     """
     marked = [_with_list(raw) for raw in messages]
     if members.get("system", b"").startswith(b'"'):
         members["system"] = raw_json.join_array(split_content(members["system"]))
     fixed = _fixed_breakpoints(members)
-    fixed += [_Breakpoint(place=place, ttl=ttl) for place, raw in enumerate(messages) for ttl in _lifetimes(raw)]
+    fixed += [_Breakpoint(index=index, ttl=ttl) for index, raw in enumerate(messages) for ttl in _lifetimes(raw)]
     if _is_set(members.get("cache_control")):
-        fixed.append(_Breakpoint(place=len(messages) - 1, ttl=_lifetime(members["cache_control"])))
-    for place in sorted({_carrier(messages, place) for place in places} | {_SYSTEM, _TOOLS}, reverse=True):
+        fixed.append(_Breakpoint(index=len(messages) - 1, ttl=_lifetime(members["cache_control"])))
+    for index in sorted({_carrier(messages, index) for index in indexes} | {_SYSTEM, _TOOLS}, reverse=True):
         if len(fixed) >= MAX_BREAKPOINTS:
             break
-        if any(each.place == place for each in fixed):
+        if any(each.index == index for each in fixed):
             continue
-        following = min((each for each in fixed if each.place >= place), key=lambda each: each.place, default=None)
+        following = min((each for each in fixed if each.index >= index), key=lambda each: each.index, default=None)
         ttl = following.ttl if following else ""
-        holder = members if place < 0 else raw_json.split_object(marked[place])
-        name = {_TOOLS: "tools", _SYSTEM: "system"}.get(place, "content")
-        blocks = _with_breakpoint(holder.get(name, b""), ttl, _carries_as_tool if place == _TOOLS else _carries)
+        holder = members if index < 0 else raw_json.split_object(marked[index])
+        name = {_TOOLS: "tools", _SYSTEM: "system"}.get(index, "content")
+        blocks = _with_breakpoint(holder.get(name, b""), ttl, _carries_as_tool if index == _TOOLS else _carries)
         if blocks is None:
             continue
         holder[name] = blocks
-        if place >= 0:
-            marked[place] = raw_json.join_object(holder)
-        fixed.append(_Breakpoint(place=place, ttl=ttl))
+        if index >= 0:
+            marked[index] = raw_json.join_object(holder)
+        fixed.append(_Breakpoint(index=index, ttl=ttl))
     return marked
 
 
@@ -99,20 +99,20 @@ def _with_list(raw: bytes) -> bytes:
     return raw_json.join_object(members)
 
 
-def _carrier(messages: Sequence[bytes], place: int) -> int:
+def _carrier(messages: Sequence[bytes], index: int) -> int:
     """Instructions between the messages are left alone: the message in front of them carries the breakpoint."""
-    while place > 0 and string_member(raw_json.split_object(messages[place]), "role") == "system":
-        place -= 1
-    return place
+    while index > 0 and string_member(raw_json.split_object(messages[index]), "role") == "system":
+        index -= 1
+    return index
 
 
 def _fixed_breakpoints(members: dict[str, bytes]) -> list[_Breakpoint]:
     """Return the breakpoints of tools and instructions."""
     found: list[_Breakpoint] = []
-    for name, place in (("tools", _TOOLS), ("system", _SYSTEM)):
+    for name, index in (("tools", _TOOLS), ("system", _SYSTEM)):
         value = members.get(name, b"null")
         if _MARK in value and value.startswith(b"["):
-            found += [_Breakpoint(place=place, ttl=ttl) for ttl in _block_lifetimes(value)]
+            found += [_Breakpoint(index=index, ttl=ttl) for ttl in _block_lifetimes(value)]
     return found
 
 
@@ -171,10 +171,10 @@ def _with_breakpoint(items: bytes, ttl: str, carries: Callable[[bytes], bool]) -
     """Return the list ``items`` with a breakpoint on the last one that can carry one; None if none can."""
     split = raw_json.split_array(items) if items.startswith(b"[") else []
     control = raw_json.dump({"type": "ephemeral", "ttl": ttl} if ttl else {"type": "ephemeral"})
-    for place in reversed(range(len(split))):
-        if carries(split[place]):
-            members = raw_json.split_object(split[place])
-            split[place] = raw_json.join_object({**members, "cache_control": control})
+    for index in reversed(range(len(split))):
+        if carries(split[index]):
+            members = raw_json.split_object(split[index])
+            split[index] = raw_json.join_object({**members, "cache_control": control})
             return raw_json.join_array(split)
     return None
 

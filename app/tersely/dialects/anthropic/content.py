@@ -53,26 +53,26 @@ def replace_text(blocks: list[bytes], text: str) -> list[bytes]:
     Without a text block, the text goes behind tool results and in front of calls, where the provider expects it.
     """
     types = [block_type(block) for block in blocks]
-    texts = [place for place, kind in enumerate(types) if kind == "text"]
+    texts = [index for index, kind in enumerate(types) if kind == "text"]
     words = [] if not text.strip() else [with_block_text(blocks[texts[0]], text) if texts else text_block(text)]
-    place = texts[0] if texts else _place_of_words(types)
-    before = [block for block, kind in zip(blocks[:place], types[:place], strict=True) if kind != "text"]
-    after = [block for block, kind in zip(blocks[place:], types[place:], strict=True) if kind != "text"]
+    index = texts[0] if texts else _index_of_words(types)
+    before = [block for block, kind in zip(blocks[:index], types[:index], strict=True) if kind != "text"]
+    after = [block for block, kind in zip(blocks[index:], types[index:], strict=True) if kind != "text"]
     return [*before, *words, *after]
 
 
 def insert_text(blocks: list[bytes], text: str) -> list[bytes]:
     """Return ``text`` in front of the words of a user's message, behind the results of tools."""
-    place = after_results(blocks)
-    return [*blocks[:place], text_block(text), *blocks[place:]]
+    index = after_results(blocks)
+    return [*blocks[:index], text_block(text), *blocks[index:]]
 
 
 def after_results(blocks: list[bytes]) -> int:
     """Behind the last result of a tool."""
-    return max((place + 1 for place, block in enumerate(blocks) if block_type(block) == "tool_result"), default=0)
+    return max((index + 1 for index, block in enumerate(blocks) if block_type(block) == "tool_result"), default=0)
 
 
-def _place_of_words(types: list[str]) -> int:
+def _index_of_words(types: list[str]) -> int:
     if "tool_use" in types:
         return types.index("tool_use")
     return len(types)

@@ -126,7 +126,7 @@ def read_message(raw: bytes) -> Message:
     if isinstance(content, str):
         parts: tuple[Part, ...] = (Text(text=content),)
     else:
-        blocks = (_read_block(block, raw, place) for place, block in enumerate(content))
+        blocks = (_read_block(block, raw, index) for index, block in enumerate(content))
         parts = tuple(part for part in blocks if part is not None)
         check_caller(role, parts)
     parts, injected = set_injected_apart(role, parts)
@@ -177,7 +177,7 @@ def _only_results(parts: tuple[Part, ...]) -> bool:
     return len(others) < len(parts) and all(isinstance(part, Text) and not part.text.strip() for part in others)
 
 
-def _read_block(block: _Block, raw: bytes, place: int) -> Part | None:
+def _read_block(block: _Block, raw: bytes, index: int) -> Part | None:
     match block.type:
         case "text":
             return Text(text=block.text) if block.text else None
@@ -196,16 +196,16 @@ def _read_block(block: _Block, raw: bytes, place: int) -> Part | None:
         case "container_upload":
             return Media(kind="file", digest=media_digest(block.file_id))
         case _:
-            return _read_other(block, raw, place)
+            return _read_other(block, raw, index)
 
 
-def _read_other(block: _Block, raw: bytes, place: int) -> Media:
+def _read_other(block: _Block, raw: bytes, index: int) -> Media:
     """Read a part that only the provider understands, identified by its id or, without one, by its content."""
     if name := _string(block.id) or _string(block.tool_use_id):
         size = opaque_size({key: value for key, value in msgspec.structs.asdict(block).items() if value is not None})
         return Media(kind="other", digest=media_digest(f"{block.type}\n{name}"), size=size)
     members = raw_json.load(raw)
-    content = members["content" if members.get("role") else "system"][place]
+    content = members["content" if members.get("role") else "system"][index]
     return Media(
         kind="other",
         digest=media_digest(

@@ -81,27 +81,27 @@ class ReplyStream(EventFilter):
         if block is not None and text:
             self._feed_text(block, piece)
         if block is not None and not block.is_open:
-            self._settle(block)
+            self._finish_text(block)
         return released + self._drain()
 
     def _feed_text(self, block: GrowingBlock, piece: Piece) -> None:
-        if block.sieve is None or block.is_settled:
+        if block.sieve is None or block.is_finished:
             piece.shown = piece.text
             block.show(piece.text)
         else:
             block.show(block.sieve.feed(piece))
 
-    def _settle(self, block: GrowingBlock) -> None:
+    def _finish_text(self, block: GrowingBlock) -> None:
         """Release the block at the end of its text, when it is known whether the block is shown."""
-        if block.sieve is not None and not block.is_settled:
+        if block.sieve is not None and not block.is_finished:
             block.show(block.sieve.close())
-            block.settle()
+            block.finish()
 
     @override
     def _release(self) -> bytes:
         for item in self._queue:
             if item.block is not None:
-                self._settle(item.block)
+                self._finish_text(item.block)
         return self._drain()
 
     def _drain(self) -> bytes:

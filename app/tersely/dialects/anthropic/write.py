@@ -60,16 +60,16 @@ def write_request(body: bytes, patch: RequestPatch) -> bytes:
         settings = [raw for raw in messages[:leading] if _sets_more(raw)]
         words = [raw for raw in messages[:leading] if not _sets_more(raw)]
         _put_system(members, write_system(words, patch.instructions))
-        written, places = _join_results(messages[leading:])
+        written, positions = _join_results(messages[leading:])
         if written and _role(written[0]) == "assistant":
             written = [write_text("user", OPENING), *written]
-            places = [place + 1 for place in places]
+            positions = [position + 1 for position in positions]
         if written and settings:
             written = [written[0], *settings, *written[1:]]
-            places = [place + len(settings) if place else place for place in places]
+            positions = [position + len(settings) if position else position for position in positions]
         written = limit_breakpoints(members, written)
         if patch.breakpoints:
-            marks = [places[index - leading] for index in patch.breakpoints if index >= leading]
+            marks = [positions[index - leading] for index in patch.breakpoints if index >= leading]
             written = add_breakpoints(members, written, marks)
         members["messages"] = raw_json.join_array(written)
     except ValueError as error:
@@ -180,7 +180,7 @@ def restore_reply(client_raw: bytes, model_raw: bytes) -> bytes:
             text_blocks.append(block)
             continue
         shown = next(
-            (place for place, other in enumerate(shown_parts) if block_type(other) != "text"), len(shown_parts)
+            (index for index, other in enumerate(shown_parts) if block_type(other) != "text"), len(shown_parts)
         )
         if shown < len(shown_parts) and block_type(shown_parts[shown]) == kind:
             restored += [*_restore_words(shown_parts[:shown], text_blocks), shown_parts[shown]]
@@ -232,7 +232,7 @@ def _role(raw: bytes) -> str:
 
 def _count_leading(messages: Sequence[bytes]) -> int:
     """Return how many instruction messages lead: `read_request` makes one of the member ``system``."""
-    return next((place for place, raw in enumerate(messages) if _role(raw) not in {"", "system"}), len(messages))
+    return next((index for index, raw in enumerate(messages) if _role(raw) not in {"", "system"}), len(messages))
 
 
 def _sets_more(raw: bytes) -> bool:
@@ -259,7 +259,7 @@ def _join_results(messages: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
     The provider expects the results of a reply's calls in the one message after it.
     """
     joined: list[bytes] = []
-    places: list[int] = []
+    positions: list[int] = []
     was_user = False
     for raw in messages:
         is_user = _role(raw) == "user"
@@ -268,9 +268,9 @@ def _join_results(messages: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
             joined[-1] = raw_json.join_object({**raw_json.split_object(joined[-1]), "content": content})
         else:
             joined.append(raw)
-        places.append(len(joined) - 1)
+        positions.append(len(joined) - 1)
         was_user = is_user
-    return joined, places
+    return joined, positions
 
 
 def _has_results(raw: bytes) -> bool:

@@ -237,9 +237,9 @@ class Numbering:
 
     def next(self, name: str) -> str:
         """Return the id of the next call with that name."""
-        place = self._counts.get(name, 0)
-        self._counts[name] = place + 1
-        return f"{CALL_PREFIX}{name}:{place}"
+        index = self._counts.get(name, 0)
+        self._counts[name] = index + 1
+        return f"{CALL_PREFIX}{name}:{index}"
 
 
 # Requests

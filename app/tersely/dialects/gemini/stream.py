@@ -57,7 +57,7 @@ class _Content:
     @property
     def edits(self) -> dict[int, str]:
         """Return the replacement texts by index."""
-        return {place: piece.shown or "" for place, piece in self.pieces.items() if piece.shown != piece.text}
+        return {index: piece.shown or "" for index, piece in self.pieces.items() if piece.shown != piece.text}
 
     @property
     def client_parts(self) -> list[bytes]:
@@ -207,10 +207,10 @@ class ReplyStream:
     def _patch(self, members: dict[str, bytes], contents: Mapping[int, _Content]) -> dict[str, bytes]:
         payload = self._unwrap(members)
         candidates = items(payload["candidates"])
-        for place, content in contents.items():
+        for index, content in contents.items():
             if content.edits:
-                candidate = raw_json.split_object(candidates[place])
-                candidates[place] = raw_json.join_object({**candidate, "content": content.client_raw})
+                candidate = raw_json.split_object(candidates[index])
+                candidates[index] = raw_json.join_object({**candidate, "content": content.client_raw})
         payload = {**payload, "candidates": raw_json.join_array(candidates)}
         return {**members, self._wrapper: raw_json.join_object(payload)} if self._is_wrapped(members) else payload
 
@@ -224,8 +224,8 @@ class ReplyStream:
             for key, value in members.items()
             if self._is_wrapped(members) and key not in {self._wrapper, *_ENVELOPE}
         ]
-        for place, raw in enumerate(candidates):
-            content = contents.get(place)
+        for index, raw in enumerate(candidates):
+            content = contents.get(index)
             if content is None or content.client_parts != [_EMPTY_TEXT]:
                 return False
             others += [value for key, value in raw_json.split_object(raw).items() if key not in _CANDIDATE_ENVELOPE]
@@ -251,15 +251,15 @@ class ReplyStream:
         if feedback := _given(payload, "promptFeedback"):
             self._is_blocked = "blockReason" in raw_json.split_object(feedback)
         contents: dict[int, _Content] = {}
-        for place, raw in enumerate(items(payload.get("candidates", b"null"))):
+        for position, raw in enumerate(items(payload.get("candidates", b"null"))):
             candidate = raw_json.split_object(raw)
             index = raw_json.load(candidate.get("index", b"null"))
-            state = self._candidates.setdefault(index if isinstance(index, int) else place, _Candidate(self._tags))
+            state = self._candidates.setdefault(index if isinstance(index, int) else position, _Candidate(self._tags))
             if candidate and not candidate.keys() & _KNOWN_OF_CANDIDATE:
                 raise ValueError("a candidate of an unknown form")
             if content := _given(candidate, "content"):
-                contents[place] = _read_content(content)
-                state.add(contents[place])
+                contents[position] = _read_content(content)
+                state.add(contents[position])
             if finish := _string(candidate.get("finishReason")):
                 state.finish = finish
                 state.close()
@@ -326,16 +326,16 @@ def _read_content(raw: bytes) -> _Content:
     members = raw_json.split_object(raw)
     parts = items(members.get("parts", b"null"))
     pieces: dict[int, _Piece] = {}
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         value = raw_json.load(part)
         text = visible_text(value) if isinstance(value, dict) else None
         if text is not None:
-            pieces[place] = _Piece(text=text)
+            pieces[index] = _Piece(text=text)
     return _Content(members=members, raw=raw, parts=parts, pieces=pieces)
 
 
 def _common_beginning(one: str, other: str) -> str:
-    length = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    length = next((index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
     return one[: len(other)] if length is None else one[:length]
 
 

@@ -197,14 +197,14 @@ def _words(part: bytes) -> str:
 
 def _spaced(parts: list[bytes]) -> tuple[list[bytes], bool]:
     """Return ``parts`` with space in front of their first words, and whether there are any."""
-    place = next((place for place, part in enumerate(parts) if _words(part)), None)
-    if place is None:
+    index = next((index for index, part in enumerate(parts) if _words(part)), None)
+    if index is None:
         return parts, False
-    text = raw_json.dump(_BETWEEN + _words(parts[place]))
+    text = raw_json.dump(_BETWEEN + _words(parts[index]))
     return [
-        *parts[:place],
-        raw_json.join_object({**raw_json.split_object(parts[place]), "text": text}),
-        *parts[place + 1 :],
+        *parts[:index],
+        raw_json.join_object({**raw_json.split_object(parts[index]), "text": text}),
+        *parts[index + 1 :],
     ], True
 
 

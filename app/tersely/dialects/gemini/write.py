@@ -147,8 +147,8 @@ def with_text(raw: bytes, text: str | None) -> bytes:
 def patch_texts(parts: Sequence[bytes], texts: Mapping[int, str]) -> list[bytes]:
     """Return ``parts`` with other texts, by index. A part that becomes empty and has no other member is removed."""
     patched: list[bytes] = []
-    for place, part in enumerate(parts):
-        text = texts.get(place)
+    for index, part in enumerate(parts):
+        text = texts.get(index)
         if text is None:
             patched.append(part)
             continue
@@ -167,12 +167,12 @@ def with_results(raw: bytes, texts: Mapping[str, str]) -> bytes:
     parts = items(members.get("parts", b"null"))
     patched = list(parts)
     numbering = Numbering()
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         response = function_response(raw_json.load(part))
         if response is not None:
             own = numbering.next(string(response.get("name")))
             text = texts.get(string(response.get("id")) or own, texts.get(own))
-            patched[place] = part if text is None else _with_response(part, text)
+            patched[index] = part if text is None else _with_response(part, text)
     return raw if patched == parts else raw_json.join_object({**members, "parts": raw_json.join_array(patched)})
 
 
@@ -220,18 +220,18 @@ def _with_runs(parts: Sequence[bytes], runs: Sequence[str]) -> list[bytes]:
     """
     written: list[bytes] = []
     waiting = list(runs)
-    place = 0
+    index = 0
     for part in parts:
         value = raw_json.load(part)
         if visible_text(value) is not None:
-            written += patch_texts([part], {0: waiting[place]})
-            waiting[place] = ""
+            written += patch_texts([part], {0: waiting[index]})
+            waiting[index] = ""
         else:
-            if not value.get("thought") and place + 1 < len(waiting):
-                written += _text_part(waiting[place])
-                place += 1
+            if not value.get("thought") and index + 1 < len(waiting):
+                written += _text_part(waiting[index])
+                index += 1
             written.append(part)
-    return [*written, *_text_part(waiting[place])] or [raw_json.dump({"text": ""})]
+    return [*written, *_text_part(waiting[index])] or [raw_json.dump({"text": ""})]
 
 
 def _text_part(text: str) -> list[bytes]:
@@ -298,11 +298,11 @@ def _with_names(raw: bytes, before: Sequence[bytes]) -> bytes:
         return raw
     members = raw_json.split_object(raw)
     parts = items(members["parts"])
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         response = function_response(raw_json.load(part))
         if response is not None and not response.get("name"):
             name = _name_of_call(response.get("id", ""), before)
-            parts[place] = raw_json.dump({"functionResponse": {**response, "name": name}})
+            parts[index] = raw_json.dump({"functionResponse": {**response, "name": name}})
     return raw_json.join_object({**members, "parts": raw_json.join_array(parts)})
 
 

@@ -122,8 +122,8 @@ class ChoiceState:
             self._shown.append(self._filters[-1].close())
             self._filters.append(PieceFilter(self._tags))
 
-    def settle(self) -> None:
-        """The choice is finished: nothing more is held back."""
+    def finish(self) -> None:
+        """Release everything that is held back: the choice is finished."""
         if self._unfed:
             self.take()
         self.end_text()

@@ -337,11 +337,11 @@ def _read_part(part: _Part | str) -> Part | None:
 def _describe_unknown(parts: list[Part | None], raw: bytes) -> None:
     """Describe parts of unknown types by their whole content."""
     items = raw_json.load(raw)["content"]
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         if part == _UNKNOWN:
-            known = {key: value for key, value in items[place].items() if key != "cache_control"}
+            known = {key: value for key, value in items[index].items() if key != "cache_control"}
             digest = media_digest(json.dumps(known, sort_keys=True))
-            parts[place] = Media(kind="other", digest=digest, size=opaque_size(known))
+            parts[index] = Media(kind="other", digest=digest, size=opaque_size(known))
 
 
 def _read_image(value: object) -> Media:

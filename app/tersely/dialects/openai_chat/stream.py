@@ -181,10 +181,10 @@ class ReplyStream:
     def _take_pieces(self, chunk: Chunk) -> dict[int, Piece]:
         """Return the words of a chunk, by place in it."""
         pieces: dict[int, Piece] = {}
-        for place, choice in enumerate(chunk.choices or ()):
+        for index, choice in enumerate(chunk.choices or ()):
             state = self._choices[choice.index]
             if (piece := state.take()).text:
-                pieces[place] = piece
+                pieces[index] = piece
             if choice.finish_reason is not None or (choice.delta is not None and choice.delta.tool_calls):
                 state.end_text()
         return pieces
@@ -237,7 +237,7 @@ class ReplyStream:
             if self._tags:
                 for choice in chunk.choices or ():
                     if choice.finish_reason is not None:
-                        self._choices[choice.index].settle()
+                        self._choices[choice.index].finish()
         # Not only at the end: that would be a long text at once.
         self._take_unfed()
 
@@ -300,15 +300,15 @@ class _Waiting:
 
     def write(self) -> bytes:
         """Return the event as the client gets it."""
-        edits = {place: piece for place, piece in self.pieces.items() if piece.shown != piece.text}
+        edits = {index: piece for index, piece in self.pieces.items() if piece.shown != piece.text}
         if not (edits or self.drops_usage):
             return self.event.raw
         members = raw_json.split_object(self.data)
         if self.drops_usage:
             del members["usage"]
         choices = raw_json.split_array(members["choices"]) if edits else []
-        for place, piece in edits.items():
-            choices[place] = _with_content(choices[place], piece.shown)
+        for index, piece in edits.items():
+            choices[index] = _with_content(choices[index], piece.shown)
         if edits:
             members["choices"] = raw_json.join_array(choices)
             if len(edits) == len(choices) and _is_empty(members, choices, edits):

@@ -195,7 +195,7 @@ class ChatRounds:
             delta = raw_json.load(raw)
             call, is_new = self._find(delta)
             if is_new:
-                shown += self._settle(but=call)
+                shown += self._release_complete(but=call)
             function = delta.get("function") or {}
             call.name += function.get("name") or ""
             call.held.append(raw)
@@ -241,7 +241,7 @@ class ChatRounds:
             self._shown += 1
         return [_numbered(raw, call.number) for raw in held]
 
-    def _settle(self, *, but: _Call | None = None) -> list[bytes]:
+    def _release_complete(self, *, but: _Call | None = None) -> list[bytes]:
         """Release the held deltas of the client's calls, except this one: they are complete."""
         shown: list[bytes] = []
         for call in self._calls:
@@ -252,7 +252,7 @@ class ChatRounds:
 
     def _release(self) -> bytes:
         """Return the held parts of the client's calls as an event, when the round ends."""
-        shown = self._settle()
+        shown = self._release_complete()
         if not shown:
             return b""
         members = _members(self._sample)

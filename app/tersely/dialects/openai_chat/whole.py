@@ -25,9 +25,9 @@ def split_reply(body: bytes, view: ClientView) -> tuple[bytes, Reply]:
         return body, Reply(error=error, unread=() if error else unread_body(body))
     choices: list[ReplyChoice] = []
     is_understood = True
-    for place, raw in enumerate(raw_choices):
+    for index, raw in enumerate(raw_choices):
         try:
-            raw_choices[place], choice = _split_choice(raw, place, view.tags)
+            raw_choices[index], choice = _split_choice(raw, index, view.tags)
         except (ValueError, KeyError):
             is_understood = False
             continue
@@ -48,7 +48,7 @@ def split_reply(body: bytes, view: ClientView) -> tuple[bytes, Reply]:
     return raw_json.like_original(body, shown), reply
 
 
-def _split_choice(raw: bytes, place: int, tags: TagKinds) -> tuple[bytes, ReplyChoice]:
+def _split_choice(raw: bytes, position: int, tags: TagKinds) -> tuple[bytes, ReplyChoice]:
     members = raw_json.split_object(raw)
     text = members["message"]
     if not text.startswith(b"{"):
@@ -57,7 +57,7 @@ def _split_choice(raw: bytes, place: int, tags: TagKinds) -> tuple[bytes, ReplyC
     shown = _strip_tags(text, stripper) if tags else text
     index = raw_json.load(members.get("index", b"null"))
     choice = ReplyChoice(
-        index=index if isinstance(index, int) else place,
+        index=index if isinstance(index, int) else position,
         model_message=text,
         client_message=shown,
         terse=stripper.terse,

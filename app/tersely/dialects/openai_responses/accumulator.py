@@ -37,7 +37,7 @@ class TextDelta(msgspec.Struct):
     summary_index: int | None = None
 
     @property
-    def place(self) -> tuple[int, int]:
+    def position(self) -> tuple[int, int]:
         """The text that the delta belongs to, as output and content index."""
         return self.output_index, self.content_index or 0
 
@@ -74,9 +74,9 @@ class ItemAccumulator:
         parts = self._grown[delta.output_index].setdefault(_GROWING[delta.type], {})
         parts.setdefault(part, []).append(delta.delta)
 
-    def text(self, place: tuple[int, int]) -> str:
+    def text(self, position: tuple[int, int]) -> str:
         """Return the text that deltas have built at a place."""
-        return "".join(self._grown.get(place[0], {}).get(_GROWING[TEXT_DELTA], {}).get(place[1], ()))
+        return "".join(self._grown.get(position[0], {}).get(_GROWING[TEXT_DELTA], {}).get(position[1], ()))
 
     def add(self, kind: str, members: dict[str, bytes]) -> None:
         """Add any other event. Raises ValueError for one of a shape nobody has described."""
@@ -86,11 +86,11 @@ class ItemAccumulator:
         if kind in {"response.output_item.added", "response.output_item.done"}:
             if not item.startswith(b"{"):
                 raise ValueError("an item that is no object")
-            place = index(members, "output_index")
-            self._items[place] = item
+            position = index(members, "output_index")
+            self._items[position] = item
             if kind.endswith("done"):
-                self._ended.add(place)
-                self._grown.pop(place, None)
+                self._ended.add(position)
+                self._grown.pop(position, None)
         elif kind == "error" or (not kind and members.get("error", b"null") != b"null"):
             error = members.get("error", b"null")
             self.error = raw_json.join_object(members) if error == b"null" else error
@@ -129,14 +129,14 @@ class ItemAccumulator:
     @property
     def items(self) -> list[bytes]:
         """Return the items in order."""
-        places = sorted(self._items.keys() | self._grown.keys())
-        if len(self._output) > len(places) or not self._ended.issuperset(places):
-            return self._output or [self._item(place) for place in places]
-        return [self._items[place] for place in places]
+        indexes = sorted(self._items.keys() | self._grown.keys())
+        if len(self._output) > len(indexes) or not self._ended.issuperset(indexes):
+            return self._output or [self._item(position) for position in indexes]
+        return [self._items[position] for position in indexes]
 
-    def _item(self, place: int) -> bytes:
-        grown = self._grown.get(place)
-        known = self._items.get(place)
+    def _item(self, position: int) -> bytes:
+        grown = self._grown.get(position)
+        known = self._items.get(position)
         if not grown:
             return known or b"{}"
         item: dict[str, Any] = raw_json.load(known) if known else {}
@@ -178,9 +178,9 @@ def index(members: dict[str, bytes], name: str) -> int:
 
 def _grow_parts(known: object, kind: list[str], parts: dict[int, list[str]]) -> list[Any]:
     grown = list(known) if isinstance(known, list) else []
-    for place, pieces in sorted(parts.items()):
+    for position, pieces in sorted(parts.items()):
         part: dict[str, Any] = {"type": kind[0], kind[1]: "".join(pieces)}
         if kind[0] == "output_text":
             part["annotations"] = []
-        grown[place : place + 1] = [part]
+        grown[position : position + 1] = [part]
     return grown

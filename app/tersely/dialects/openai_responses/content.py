@@ -147,8 +147,8 @@ def _runs_at_provider(item: dict[str, Any]) -> bool:
     if kind == "tool_search_call":
         return item.get("execution") != "client" or not item.get("call_id")
     environment = item.get("environment") if kind == "shell_call" else None
-    place = _string(environment.get("type")) if isinstance(environment, dict) else ""
-    return place.startswith("container")
+    kind = _string(environment.get("type")) if isinstance(environment, dict) else ""
+    return kind.startswith("container")
 
 
 def _string(value: object) -> str:

@@ -29,16 +29,16 @@ def write_reply(reply: LocalReply) -> WrittenReply:
     completed = {**started, "status": "completed", "output": [{**item, "content": [part]}], "usage": _USAGE}
     if not reply.request.stream:
         return whole_reply(completed)
-    place = {"item_id": item["id"], "output_index": 0, "content_index": 0}
+    indexes = {"item_id": item["id"], "output_index": 0, "content_index": 0}
     new_item = {**item, "status": "in_progress", "content": []}
     events: list[dict[str, Any]] = [
         {"type": "response.created", "response": started},
         {"type": "response.in_progress", "response": started},
         {"type": "response.output_item.added", "output_index": 0, "item": new_item},
-        {"type": "response.content_part.added", **place, "part": {**part, "text": ""}},
-        {"type": "response.output_text.delta", **place, "delta": reply.text, "logprobs": []},
-        {"type": "response.output_text.done", **place, "text": reply.text, "logprobs": []},
-        {"type": "response.content_part.done", **place, "part": part},
+        {"type": "response.content_part.added", **indexes, "part": {**part, "text": ""}},
+        {"type": "response.output_text.delta", **indexes, "delta": reply.text, "logprobs": []},
+        {"type": "response.output_text.done", **indexes, "text": reply.text, "logprobs": []},
+        {"type": "response.content_part.done", **indexes, "part": part},
         {"type": "response.output_item.done", "output_index": 0, "item": {**item, "content": [part]}},
         {"type": "response.completed", "response": completed},
     ]

@@ -28,7 +28,7 @@ from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.pieces import Piece, PieceFilter
 from tersely.dialects.wire.sse import MAX_EVENT, SseEvent, with_data
 
-_Place = tuple[int, int]
+_PartPosition = tuple[int, int]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class ReplyStream(EventFilter):
         self._accumulator = ItemAccumulator()
         self._stripper = ResponseTagStripper(view)
         super().__init__(is_changing=bool(self._stripper), max_event=max_event)
-        self._filters: dict[_Place, PieceFilter] = {}
+        self._filters: dict[_PartPosition, PieceFilter] = {}
         self._queue: deque[_Waiting] = deque()
         self._dropped = 0
 
@@ -77,7 +77,7 @@ class ReplyStream(EventFilter):
             self._accumulator.add_delta(delta)
             if self._tags and delta.type == TEXT_DELTA:
                 waiting.piece = Piece(delta.delta)
-                self._filter(delta.place).feed(waiting.piece)
+                self._filter(delta.position).feed(waiting.piece)
         elif event.data:
             try:
                 waiting.members = self._read(raw_json.split_object(event.data))
@@ -96,7 +96,7 @@ class ReplyStream(EventFilter):
         self._accumulator.add(kind, members)
         if not self._is_changing:
             return None
-        self._settle_at(kind, members)
+        self._close_at(kind, members)
         changed = self._without(kind, members)
         return None if changed == members else changed
 
@@ -106,8 +106,8 @@ class ReplyStream(EventFilter):
             case "response.output_text.done":
                 return self._stripper.words(members)
             case "response.output_text.annotation.added":
-                places = self._stripper.places(self._accumulator.text(_place(members)))
-                return {**members, "annotation": shift_annotation(members["annotation"], places)}
+                offsets = self._stripper.offsets(self._accumulator.text(_part_position(members)))
+                return {**members, "annotation": shift_annotation(members["annotation"], offsets)}
             case _:
                 for name, take_out in (
                     ("part", self._stripper.part),
@@ -120,24 +120,24 @@ class ReplyStream(EventFilter):
 
     # What waits
 
-    def _filter(self, place: _Place) -> PieceFilter:
-        found = self._filters.get(place)
+    def _filter(self, position: _PartPosition) -> PieceFilter:
+        found = self._filters.get(position)
         if found is None:
-            found = self._filters[place] = PieceFilter(self._tags)
+            found = self._filters[position] = PieceFilter(self._tags)
         return found
 
-    def _settle_at(self, kind: str, members: dict[str, bytes]) -> None:
+    def _close_at(self, kind: str, members: dict[str, bytes]) -> None:
         """Release all waiting events of a text that has ended."""
         if kind in ENDS or not kind or kind == "error":
             ended = list(self._filters)
         elif kind == "response.output_item.done":
-            ended = [place for place in self._filters if place[0] == _place(members)[0]]
+            ended = [position for position in self._filters if position[0] == _part_position(members)[0]]
         elif kind in {"response.output_text.done", "response.content_part.done"}:
-            ended = [place for place in self._filters if place == _place(members)]
+            ended = [position for position in self._filters if position == _part_position(members)]
         else:
             return
-        for place in ended:
-            self._filters.pop(place).close()
+        for position in ended:
+            self._filters.pop(position).close()
 
     @override
     def _release(self) -> bytes:
@@ -188,5 +188,5 @@ def _with_delta(members: dict[str, bytes], shown: str) -> dict[str, bytes]:
     return changed
 
 
-def _place(members: dict[str, bytes]) -> _Place:
+def _part_position(members: dict[str, bytes]) -> _PartPosition:
     return index(members, "output_index"), index(members, "content_index")

@@ -29,7 +29,7 @@ _ONCE = ("id", "created_at")
 _BEGINNINGS = frozenset({"response.created", "response.queued", "response.in_progress"})
 _ITEMS = ("response.output_item.added", "response.output_item.done")
 _NUMBER = "sequence_number"
-_PLACE = "output_index"
+_OUTPUT_INDEX = "output_index"
 _CALLS = frozenset({"function_call", "custom_tool_call"})
 
 
@@ -78,7 +78,7 @@ class _Sorting:
         kind, name = item_type(item), item.get("name")
         if kind == "reasoning":
             if self._is_claimed:
-                self._settle(is_shown=False)
+                self._decide_thoughts(is_shown=False)
             self._shown[key] = None
             self._thoughts.append(key)
         elif kind in _CALLS and not name and not is_whole:
@@ -88,14 +88,14 @@ class _Sorting:
             self._is_claimed = True
         else:
             self._shown[key] = True
-            self._settle(is_shown=True)
+            self._decide_thoughts(is_shown=True)
 
     def close(self) -> None:
         """No item comes any more."""
-        self._settle(is_shown=not self._is_claimed)
+        self._decide_thoughts(is_shown=not self._is_claimed)
         self._shown |= {key: True for key, is_shown in self._shown.items() if is_shown is None}
 
-    def _settle(self, *, is_shown: bool) -> None:
+    def _decide_thoughts(self, *, is_shown: bool) -> None:
         self._shown |= dict.fromkeys(self._thoughts, is_shown)
         self._thoughts, self._is_claimed = [], False
 
@@ -115,7 +115,7 @@ class _Waiting:
     event: SseEvent
     kind: str
     members: dict[str, bytes]
-    place: int | None
+    output_index: int | None
 
 
 class ResponseRounds:
@@ -139,7 +139,7 @@ class ResponseRounds:
         self._decoder = SseDecoder()
         self._sorting = _Sorting(self._names)
         self._queue: deque[_Waiting] = deque()
-        self._places: dict[int, int] = {}
+        self._shown_indexes: dict[int, int] = {}
         self._dropped: set[int] = set()
         self._end: list[SseEvent] = []
 
@@ -173,31 +173,31 @@ class ResponseRounds:
         try:
             members = raw_json.split_object(event.data)
             kind = string(members.get("type"))
-            place = index(members, _PLACE) if _PLACE in members else None
-            self._note(kind, members, place)
+            output_index = index(members, _OUTPUT_INDEX) if _OUTPUT_INDEX in members else None
+            self._note(kind, members, output_index)
         except UNDESCRIBED:
             return event.raw
         if kind in ENDS:
             self._end.append(event)
         else:
-            self._queue.append(_Waiting(event=event, kind=kind, members=members, place=place))
+            self._queue.append(_Waiting(event=event, kind=kind, members=members, output_index=output_index))
         return self._drain()
 
-    def _note(self, kind: str, members: dict[str, bytes], place: int | None) -> None:
+    def _note(self, kind: str, members: dict[str, bytes], output_index: int | None) -> None:
         """Record an event's items and response."""
         if kind in ENDS:
             self._sorting.close()
         if not self._once and "response" in members:
             response = raw_json.split_object(members["response"])
             self._once = {key: response[key] for key in _ONCE if key in response}
-        if place is not None and kind in _ITEMS and isinstance(item := raw_json.load(members["item"]), dict):
-            self._sorting.add(place, item, is_whole=kind != _ITEMS[0])
+        if output_index is not None and kind in _ITEMS and isinstance(item := raw_json.load(members["item"]), dict):
+            self._sorting.add(output_index, item, is_whole=kind != _ITEMS[0])
 
     def _drain(self) -> bytes:
         out: list[bytes] = []
         while self._queue:
-            place = self._queue[0].place
-            is_shown = self._sorting.is_shown(place) if place is not None else True
+            output_index = self._queue[0].output_index
+            is_shown = self._sorting.is_shown(output_index) if output_index is not None else True
             if is_shown is None:
                 break
             waiting = self._queue.popleft()
@@ -208,7 +208,7 @@ class ResponseRounds:
                     out.append(waiting.event.raw)
             else:
                 self._note_number(waiting.members)
-                self._dropped |= set() if place is None else {place}
+                self._dropped |= set() if output_index is None else {output_index}
         return b"".join(out)
 
     def _note_number(self, members: dict[str, bytes]) -> None:
@@ -218,11 +218,13 @@ class ResponseRounds:
     def _write(self, waiting: _Waiting) -> bytes:
         """Return the event as the client gets it."""
         changed = self._numbered(waiting.members)
-        if waiting.place is not None:
-            number = self._places.setdefault(waiting.place, self._items + waiting.place - len(self._dropped))
+        if waiting.output_index is not None:
+            number = self._shown_indexes.setdefault(
+                waiting.output_index, self._items + waiting.output_index - len(self._dropped)
+            )
             self._top = max(self._top, number + 1)
-            if number != waiting.place:
-                changed = {**changed, _PLACE: b"%d" % number}
+            if number != waiting.output_index:
+                changed = {**changed, _OUTPUT_INDEX: b"%d" % number}
         return _with_members(waiting.event, waiting.members, changed)
 
     def _numbered(self, members: dict[str, bytes]) -> dict[str, bytes]:

@@ -24,7 +24,7 @@ from tersely.dialects.wire.pieces import Piece, PieceFilter
 from tersely.domain.text.tags import TagStripper
 
 _CHAIN = ("previous_response_id", "conversation")
-_PLACES = ("start_index", "end_index", "index")
+_OFFSETS = ("start_index", "end_index", "index")
 _REMEMBERED = 8
 """A stream repeats each text three times."""
 
@@ -141,11 +141,11 @@ class ResponseTagStripper:
         if shown == text:
             return members
         changed = {**members, "text": raw_json.dump(shown)}
-        places: list[int] | None = None
+        offsets: list[int] | None = None
         for name, adapt in (("annotations", _move_all), ("logprobs", _keep_shown)):
             if members.get(name, b"[]") != b"[]" and members[name].startswith(b"["):
-                places = places or self.places(text)
-                changed[name] = adapt(members[name], places)
+                offsets = offsets or self.offsets(text)
+                changed[name] = adapt(members[name], offsets)
         return changed
 
     def text(self, text: str) -> StrippedText:
@@ -159,7 +159,7 @@ class ResponseTagStripper:
             known = self._known[text] = StrippedText(shown=shown, terse=stripper.terse, state=stripper.state)
         return known
 
-    def places(self, text: str) -> list[int]:
+    def offsets(self, text: str) -> list[int]:
         """Return where each character of ``text``, and its end, is in the shown text."""
         pieces = [Piece(character) for character in text]
         sieve = PieceFilter(self._tags)
@@ -177,41 +177,41 @@ def replace_output(members: dict[str, bytes], items: list[bytes]) -> dict[str, b
     return changed
 
 
-def shift_annotation(annotation: bytes, places: list[int]) -> bytes:
+def shift_annotation(annotation: bytes, offsets: list[int]) -> bytes:
     """Return an annotation with its positions in the visible text."""
     if not annotation.startswith(b"{"):
         return annotation
     members = raw_json.split_object(annotation)
-    for name in _PLACES:
+    for name in _OFFSETS:
         value = raw_json.load(members.get(name, b"null"))
-        if type(value) is int and 0 <= value < len(places):
-            members[name] = raw_json.dump(places[value])
+        if type(value) is int and 0 <= value < len(offsets):
+            members[name] = raw_json.dump(offsets[value])
     return raw_json.join_object(members)
 
 
 def keep_tokens(logprobs: bytes, shown: str) -> bytes:
     """Return the tokens of one delta that form its visible part ``shown``."""
     kept: list[bytes] = []
-    place = 0
+    offset = 0
     for raw in raw_json.split_array(logprobs):
         token = _token(raw)
-        if token and shown.startswith(token, place):
+        if token and shown.startswith(token, offset):
             kept.append(raw)
-            place += len(token)
+            offset += len(token)
     return raw_json.join_array(kept)
 
 
-def _move_all(annotations: bytes, places: list[int]) -> bytes:
-    return raw_json.join_array([shift_annotation(raw, places) for raw in raw_json.split_array(annotations)])
+def _move_all(annotations: bytes, offsets: list[int]) -> bytes:
+    return raw_json.join_array([shift_annotation(raw, offsets) for raw in raw_json.split_array(annotations)])
 
 
-def _keep_shown(logprobs: bytes, places: list[int]) -> bytes:
+def _keep_shown(logprobs: bytes, offsets: list[int]) -> bytes:
     kept: list[bytes] = []
     start = 0
-    last = len(places) - 1
+    last = len(offsets) - 1
     for raw in raw_json.split_array(logprobs):
         end = start + len(_token(raw))
-        if places[min(end, last)] > places[min(start, last)]:
+        if offsets[min(end, last)] > offsets[min(start, last)]:
             kept.append(raw)
         start = end
     return raw_json.join_array(kept)

@@ -50,12 +50,12 @@ def write_request(body: bytes, patch: RequestPatch) -> bytes:
     messages, instructions = patch.messages, patch.instructions
     members = split_body(body)
     try:
-        standing = [raw_json.split_object(raw)[INSTRUCTIONS] for raw in messages if is_instructions(raw)]
+        client_instructions = [raw_json.split_object(raw)[INSTRUCTIONS] for raw in messages if is_instructions(raw)]
         items = [item for raw in messages if not is_instructions(raw) for item in items_of(raw)]
-        if instructions and (members.get("prompt", b"null") != b"null" or _is_list(standing)):
+        if instructions and (members.get("prompt", b"null") != b"null" or _is_list(client_instructions)):
             items.insert(0, write_text("developer", instructions))
             instructions = None
-        _put_instructions(members, standing, instructions)
+        _put_instructions(members, client_instructions, instructions)
         _put_input(members, _fit_results(items))
     except ValueError as error:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from error
@@ -153,17 +153,17 @@ def with_text(raw: bytes, text: str | None) -> bytes:
     In a reply without text it goes after the thoughts.
     """
     items = items_of(raw)
-    texts = [place for place, item in enumerate(items) if _is_message(item)]
+    texts = [index for index, item in enumerate(items) if _is_message(item)]
     if not texts:
-        place = next((place for place, item in enumerate(items) if not _is_thought(item)), len(items))
+        index = next((index for index, item in enumerate(items) if not _is_thought(item)), len(items))
         message = [write_text("assistant", text)] if text else []
-        return _with_items(raw, [*items[:place], *message, *items[place:]])
-    first = next((place for place in texts if _text_parts(items[place])), texts[0])
+        return _with_items(raw, [*items[:index], *message, *items[index:]])
+    first = next((index for index in texts if _text_parts(items[index])), texts[0])
     written: list[bytes] = []
-    for place, item in enumerate(items):
-        if place not in texts:
+    for index, item in enumerate(items):
+        if index not in texts:
             written.append(item)
-        elif place == first:
+        elif index == first:
             written.append(_with_content_text(item, text or ""))
         elif (rest := _with_content_text(item, "")) and _other_parts(item):
             written.append(rest)
@@ -203,16 +203,16 @@ def error_event(body: bytes) -> bytes:
 # Requests
 
 
-def _is_list(standing: Sequence[bytes]) -> bool:
-    return any(not value.startswith(b'"') for value in standing)
+def _is_list(client_instructions: Sequence[bytes]) -> bool:
+    return any(not value.startswith(b'"') for value in client_instructions)
 
 
-def _put_instructions(members: dict[str, bytes], standing: Sequence[bytes], ours: str | None) -> None:
+def _put_instructions(members: dict[str, bytes], client_instructions: Sequence[bytes], ours: str | None) -> None:
     """The provider caches by prefix: the client's own words stay in front of ours."""
-    if len(standing) == 1 and not ours:
-        members[INSTRUCTIONS] = standing[0]
+    if len(client_instructions) == 1 and not ours:
+        members[INSTRUCTIONS] = client_instructions[0]
         return
-    texts = [*map(raw_json.load, standing), *([ours] if ours else [])]
+    texts = [*map(raw_json.load, client_instructions), *([ours] if ours else [])]
     if texts:
         members[INSTRUCTIONS] = raw_json.dump("\n\n".join(filter(None, texts)))
     elif members.get(INSTRUCTIONS, b"null") != b"null":

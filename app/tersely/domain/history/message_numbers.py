@@ -62,15 +62,15 @@ class MessageNumbers:
         """Return the sequence numbers of messages ``first`` to ``last``, as far as they exist."""
         return [self.seq_at(position) for position in range(max(1, first), min(last, self.total) + 1)]
 
-    def _regular_up_to(self, place: float, seq: int) -> int:
+    def _regular_up_to(self, position: float, seq: int) -> int:
         """Return how many messages whose position equals their number are at or before a position."""
-        number = min(int(place), self._last_seq)
-        if number == place and number > seq:
+        number = min(int(position), self._last_seq)
+        if number == position and number > seq:
             number -= 1
         return number - bisect_right(self._exceptions, number)
 
     def _regular(self, count: int) -> int:
-        """Return the ``count``-th of the messages whose place is their number."""
+        """Return the ``count``-th of the messages whose position is their number."""
         low, high = count, min(self._last_seq, count + len(self._exceptions))
         while low < high:
             middle = (low + high) // 2

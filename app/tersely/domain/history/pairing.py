@@ -51,7 +51,7 @@ def _match(messages: Sequence[Message]) -> _Matching:
     owners: Owners = {}
     duplicates: set[tuple[int, int]] = set()
     for index, message in enumerate(messages):
-        for place, part in enumerate(message.parts):
+        for position, part in enumerate(message.parts):
             if isinstance(part, ToolCall):
                 latest[part.id] = index
             elif isinstance(part, ToolResult):
@@ -59,10 +59,10 @@ def _match(messages: Sequence[Message]) -> _Matching:
                 if owner is None or owner == index:
                     continue
                 if (owner, part.call_id) in answered:
-                    duplicates.add((index, place))
+                    duplicates.add((index, position))
                 else:
                     answered.add((owner, part.call_id))
-                    owners[index, place] = owner
+                    owners[index, position] = owner
     return _Matching(owners=owners, duplicates=frozenset(duplicates))
 
 
@@ -159,9 +159,9 @@ class _Mender:
         self.out: list[Entry] = []
         self.repairs: list[Repair] = []
         self.matching = _match([entry.message for entry in entries])
-        self.answers: dict[int, dict[int, list[int]]] = {}  # caller -> holder of results -> their places
-        for (holder, place), caller in self.matching.owners.items():
-            self.answers.setdefault(caller, {}).setdefault(holder, []).append(place)
+        self.answers: dict[int, dict[int, list[int]]] = {}  # caller -> holder of results -> indexes of their parts
+        for (holder, index), caller in self.matching.owners.items():
+            self.answers.setdefault(caller, {}).setdefault(holder, []).append(index)
         self.done: set[int] = set()
 
     def emit(self, index: int, entry: Entry) -> None:
@@ -195,9 +195,9 @@ class _Mender:
         return None
 
     def _note_refused_results(self, index: int, entry: Entry) -> None:
-        for place, part in enumerate(entry.message.parts):
-            if isinstance(part, ToolResult) and (index, place) not in self.matching.owners:
-                kind = "duplicate_result" if (index, place) in self.matching.duplicates else "orphan_result"
+        for position, part in enumerate(entry.message.parts):
+            if isinstance(part, ToolResult) and (index, position) not in self.matching.owners:
+                kind = "duplicate_result" if (index, position) in self.matching.duplicates else "orphan_result"
                 self._note(kind, part.call_id, entry)
 
     def _without_double_calls(self, entry: Entry) -> Entry:
@@ -220,9 +220,9 @@ class _Mender:
         answered: set[str] = set()
         closing: Entry | None = None
         expected = caller + 1
-        for holder, places in self.answers.get(caller, {}).items():
+        for holder, indexes in self.answers.get(caller, {}).items():
             carrier = self.entries[holder]
-            parts = tuple(carrier.message.parts[place] for place in places)
+            parts = tuple(carrier.message.parts[index] for index in indexes)
             answered.update(part.call_id for part in parts if isinstance(part, ToolResult))
             in_place = closing is None and all(self._vanishes(i) for i in range(expected, holder))
             expected = holder + 1

@@ -59,7 +59,7 @@ def _break_before(text: str, at: int) -> int:
     if at <= 0 or at >= len(text):
         return max(0, at)
     first = max(0, at - _LONGEST)
-    return next((place for place in range(at, first, -1) if not _is_inside(text, place)), at)
+    return next((index for index in range(at, first, -1) if not _is_inside(text, index)), at)
 
 
 def _is_inside(text: str, at: int) -> bool:

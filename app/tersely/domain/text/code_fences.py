@@ -203,11 +203,11 @@ class LineRuns:
         most = end if is_end else end - 1
         for length in lengths:
             starts = self._starts_by_length.get(length, [])
-            place = bisect_left(starts, start)
-            if place < len(starts) and starts[place] + length <= most:
+            index = bisect_left(starts, start)
+            if index < len(starts) and starts[index] + length <= most:
                 return True
-        place = bisect_left(self._starts, end) - 1
-        if not is_end or place < 0 or self._starts[place] < start:
+        index = bisect_left(self._starts, end) - 1
+        if not is_end or index < 0 or self._starts[index] < start:
             return False
         # What `end` cuts off does not count.
-        return min(self._ends[place], end) - self._starts[place] in lengths
+        return min(self._ends[index], end) - self._starts[index] in lengths

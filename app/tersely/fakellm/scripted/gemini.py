@@ -99,8 +99,8 @@ def _chunks(exchange: ScriptedExchange) -> list[dict[str, Any]]:
             items.append([part])
     last = len(items) - 1
     return [
-        _generated(exchange, parts, is_last=place == last and exchange.reply.has_done)
-        for place, parts in enumerate(items)
+        _generated(exchange, parts, is_last=index == last and exchange.reply.has_done)
+        for index, parts in enumerate(items)
     ]
 
 

@@ -122,16 +122,16 @@ def _events(exchange: ScriptedExchange) -> list[bytes]:
     if exchange.reply.has_done:
         ended = _ended(exchange, output)
         items.append({"type": f"response.{ended['status']}", "response": ended})
-    return [exchange.event({**each, "sequence_number": place}, each["type"]) for place, each in enumerate(items)]
+    return [exchange.event({**each, "sequence_number": position}, each["type"]) for position, each in enumerate(items)]
 
 
 def _growing(reply: ScriptedReply, index: int, item: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    place: dict[str, Any] = {"item_id": item.get("id"), "output_index": index}
+    indexes: dict[str, Any] = {"item_id": item.get("id"), "output_index": index}
     started = {**item, "status": "in_progress"}
     if item["type"] == "message":
         yield {"type": "response.output_item.added", "output_index": index, "item": {**started, "content": []}}
         for number, part in enumerate(item["content"]):
-            at = {**place, "content_index": number}
+            at = {**indexes, "content_index": number}
             yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
             for piece in pieces(reply, part["text"]):
                 yield {"type": "response.output_text.delta", **at, "delta": piece, "logprobs": []}
@@ -142,8 +142,8 @@ def _growing(reply: ScriptedReply, index: int, item: dict[str, Any]) -> Iterable
         text = item["arguments"]
         for start in range(0, len(text), reply.chunk_chars):
             delta = text[start : start + reply.chunk_chars]
-            yield {"type": "response.function_call_arguments.delta", **place, "delta": delta}
-        yield {"type": "response.function_call_arguments.done", **place, "arguments": text, "name": item["name"]}
+            yield {"type": "response.function_call_arguments.delta", **indexes, "delta": delta}
+        yield {"type": "response.function_call_arguments.done", **indexes, "arguments": text, "name": item["name"]}
     else:
         yield {"type": "response.output_item.added", "output_index": index, "item": item}
     yield {"type": "response.output_item.done", "output_index": index, "item": item}

@@ -33,7 +33,7 @@ def check(request: dict[str, Any]) -> Refusal | None:
         return Refusal(message="messages: at least one message is required")
     return (
         _check_system(request.get("system"))
-        or next(filter(None, (_check_message(m, place) for place, m in enumerate(messages))), None)
+        or next(filter(None, (_check_message(m, index) for index, m in enumerate(messages))), None)
         or _check_order(messages)
         or check_pairing(messages)
         or _check_breakpoints(request)
@@ -50,27 +50,27 @@ def check_pairing(messages: list[dict[str, Any]]) -> Refusal | None:
     """Check that the next message answers every call, and that every result answers the message before it."""
     open_ids: list[str] = []
     seen: set[str] = set()
-    for place, message in enumerate(messages):
+    for position, message in enumerate(messages):
         if message["role"] == "system":
             continue
         blocks = _blocks(message)
         answered = [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
         if missing := [each for each in open_ids if each not in answered]:
             return Refusal(
-                message=f"messages.{place - 1}: `tool_use` ids were found without `tool_result` blocks immediately "
+                message=f"messages.{position - 1}: `tool_use` ids were found without `tool_result` blocks immediately "
                 f"after: {', '.join(missing)}. Each `tool_use` block must have a corresponding `tool_result` block in "
                 "the next message."
             )
         for index, call_id in enumerate(answered):
             if call_id not in open_ids or call_id in answered[:index]:
                 return Refusal(
-                    message=f"messages.{place}.content.{index}: unexpected `tool_use_id` found in `tool_result` "
+                    message=f"messages.{position}.content.{index}: unexpected `tool_use_id` found in `tool_result` "
                     f"blocks: {call_id}. Each `tool_result` block must have a corresponding `tool_use` block in the "
                     "previous message."
                 )
         open_ids = [block["id"] for block in blocks if block["type"] == "tool_use"]
         if repeated := seen.intersection(open_ids) or len(set(open_ids)) < len(open_ids):
-            return Refusal(message=f"messages.{place}: `tool_use` ids must be unique: {repeated}")
+            return Refusal(message=f"messages.{position}: `tool_use` ids must be unique: {repeated}")
         seen.update(open_ids)
     if open_ids:
         return Refusal(
@@ -85,36 +85,36 @@ def _check_system(system: object) -> Refusal | None:
         return None
     if not isinstance(system, list):
         return Refusal(message="system: Input should be a valid list")
-    for place, block in enumerate(system):
+    for index, block in enumerate(system):
         if not isinstance(block, dict) or block.get("type") != "text":
-            return Refusal(message=f"system.{place}.type: Input should be 'text'")
+            return Refusal(message=f"system.{index}.type: Input should be 'text'")
         if not str(block.get("text", "")):
             return Refusal(message="system: text content blocks must be non-empty")
     return None
 
 
-def _check_message(message: object, place: int) -> Refusal | None:
+def _check_message(message: object, index: int) -> Refusal | None:
     if not isinstance(message, dict):
-        return Refusal(message=f"messages.{place}: Input should be a valid dictionary")
+        return Refusal(message=f"messages.{index}: Input should be a valid dictionary")
     if message.get("role") not in {"user", "assistant", "system"}:
-        return Refusal(message=f"messages.{place}.role: Input should be 'user' or 'assistant'")
-    if refusal := _check_fields(message, f"message:{message['role']}", f"messages.{place}"):
+        return Refusal(message=f"messages.{index}.role: Input should be 'user' or 'assistant'")
+    if refusal := _check_fields(message, f"message:{message['role']}", f"messages.{index}"):
         return refusal
     content = message.get("content")
     if not isinstance(content, str | list):
-        return Refusal(message=f"messages.{place}.content: Input should be a valid list")
+        return Refusal(message=f"messages.{index}.content: Input should be a valid list")
     if not content and message["role"] == "system":
         return None  # Claude Code sends one behind its own compaction
     if not content:
         return Refusal(
-            message=f"messages.{place}: all messages must have non-empty content except for the optional final "
+            message=f"messages.{index}: all messages must have non-empty content except for the optional final "
             "assistant message"
         )
     if isinstance(content, str):
         return None if content.strip() else _blank()
     if isinstance(content[-1], dict) and content[-1].get("type") == "thinking":
-        return Refusal(message=f"messages.{place}: The final block in an assistant message cannot be `thinking`.")
-    return next(filter(None, (_check_block(b, f"messages.{place}.content.{i}") for i, b in enumerate(content))), None)
+        return Refusal(message=f"messages.{index}: The final block in an assistant message cannot be `thinking`.")
+    return next(filter(None, (_check_block(b, f"messages.{index}.content.{i}") for i, b in enumerate(content))), None)
 
 
 def _check_block(block: object, path: str) -> Refusal | None:
@@ -162,12 +162,12 @@ def _check_call(block: dict[str, Any], path: str) -> Refusal | None:
 def _check_order(messages: list[dict[str, Any]]) -> Refusal | None:
     if messages[0]["role"] != "user":
         return Refusal(message='messages: first message must use the "user" role')
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         kinds = [block["type"] for block in _blocks(message)]
         if "tool_result" in kinds:
             last = len(kinds) - 1 - kinds[::-1].index("tool_result")
             if any(kind != "tool_result" for kind in kinds[:last]):
-                return Refusal(message=f"messages.{place}: `tool_result` blocks must come first in content")
+                return Refusal(message=f"messages.{index}: `tool_result` blocks must come first in content")
     return None
 
 

@@ -22,8 +22,8 @@ def check(request: dict[str, Any]) -> Refusal | None:
         contents = [contents]
     if not isinstance(contents, list) or not contents:
         return Refusal(message="* GenerateContentRequest.contents: contents is not specified\n")
-    for place, content in enumerate(contents):
-        if refusal := _check_content(content, f"contents[{place}]"):
+    for index, content in enumerate(contents):
+        if refusal := _check_content(content, f"contents[{index}]"):
             return refusal
     return check_pairing(contents)
 
@@ -54,18 +54,18 @@ def check_signatures(contents: list[dict[str, Any]]) -> Refusal | None:
     The turn begins with the user's last text.
     """
     is_step = False
-    for place in range(len(contents) - 1, -1, -1):
-        content = contents[place]
+    for index in range(len(contents) - 1, -1, -1):
+        content = contents[index]
         calls = [part for part in content["parts"] if "functionCall" in part]
         if content.get("role") != "model" and not any("functionResponse" in part for part in content["parts"]):
             return None
-        is_step = bool(calls) and contents[place - 1].get("role") != "model"
+        is_step = bool(calls) and contents[index - 1].get("role") != "model"
         if is_step and not (calls[0].get("thoughtSignature") or calls[0].get("thought_signature")):
             name = calls[0]["functionCall"]["name"]
             return Refusal(
                 message="Function call is missing a thought_signature in functionCall parts. This is required for "
                 "tools to work correctly, and missing thought_signature may lead to degraded model performance. "
-                f"Additional data, function call `default_api:{name}` , position {place + 1}."
+                f"Additional data, function call `default_api:{name}` , position {index + 1}."
             )
     return None
 
@@ -133,20 +133,20 @@ def _check_content(content: object, path: str) -> Refusal | None:
     parts = content.get("parts")
     if not isinstance(parts, list) or not parts:
         return Refusal(message=f"* GenerateContentRequest.{path}.parts: contents.parts must not be empty.\n")
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         if not isinstance(part, dict) or not part.keys() & _DATA:
             return Refusal(
-                message=f"* GenerateContentRequest.{path}.parts[{place}].data: required oneof field 'data' must have "
+                message=f"* GenerateContentRequest.{path}.parts[{index}].data: required oneof field 'data' must have "
                 "one initialized field\n"
             )
         for name in unknown_members("gemini", "part", part):
-            return _unknown(name, f"{path}.parts[{place}]", "part", part)
+            return _unknown(name, f"{path}.parts[{index}]", "part", part)
         for key in ("functionCall", "functionResponse"):
             if key in part and not part[key].get("name"):
-                return Refusal(message=f"* GenerateContentRequest.{path}.parts[{place}].{key}.name: [FIELD_INVALID]\n")
+                return Refusal(message=f"* GenerateContentRequest.{path}.parts[{index}].{key}.name: [FIELD_INVALID]\n")
         response = part.get("functionResponse")
         if response is not None and not isinstance(response.get("response"), dict):
-            return Refusal(message=f"Invalid value at '{path}.parts[{place}].function_response.response'.")
+            return Refusal(message=f"Invalid value at '{path}.parts[{index}].function_response.response'.")
     return None
 
 

@@ -90,8 +90,8 @@ def check(request: dict[str, Any]) -> Refusal | None:
         return _missing("messages")
     if not messages:
         return _empty_array("messages")
-    for place, message in enumerate(messages):
-        refusal = _check_message(message, f"messages[{place}]", place)
+    for index, message in enumerate(messages):
+        refusal = _check_message(message, f"messages[{index}]", index)
         if refusal is not None:
             return refusal
     return check_pairing(messages)
@@ -101,29 +101,29 @@ def check_pairing(messages: list[dict[str, Any]]) -> Refusal | None:
     """Check that one tool message right after each call answers it, and that each tool message answers a call."""
     open_ids: list[str] = []
     answered: set[str] = set()
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         role = message["role"]
         if role == "tool":
             call_id = message["tool_call_id"]
             if call_id in answered:
-                return _duplicate(call_id, place)
+                return _duplicate(call_id, index)
             if call_id not in open_ids:
                 return Refusal(
                     message="Invalid parameter: messages with role 'tool' must be a response to a preceeding message "
                     "with 'tool_calls'.",
-                    param=f"messages.[{place}].role",
+                    param=f"messages.[{index}].role",
                 )
             open_ids.remove(call_id)
             answered.add(call_id)
             continue
         if open_ids:
-            return _unanswered(open_ids, place)
+            return _unanswered(open_ids, index)
         answered = set()
         if role == "assistant":
             open_ids = [call["id"] for call in message.get("tool_calls") or ()]
             for call_id in open_ids:
                 if open_ids.count(call_id) > 1:
-                    return _duplicate(call_id, place)
+                    return _duplicate(call_id, index)
     return _unanswered(open_ids, len(messages)) if open_ids else None
 
 
@@ -142,7 +142,7 @@ def overflow(*, window: int, messages: int, tools: int) -> Refusal | None:
     )
 
 
-def _check_message(message: object, path: str, place: int) -> Refusal | None:
+def _check_message(message: object, path: str, index: int) -> Refusal | None:
     if not isinstance(message, dict):
         return _wrong_type(path, "an object", message)
     role = message.get("role")
@@ -153,10 +153,10 @@ def _check_message(message: object, path: str, place: int) -> Refusal | None:
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         return _missing(f"{path}.tool_call_id")
     refusal = _check_calls(message, f"{path}.tool_calls") if role == "assistant" else None
-    return refusal or _check_content(message, path, place)
+    return refusal or _check_content(message, path, index)
 
 
-def _check_content(message: dict[str, Any], path: str, place: int) -> Refusal | None:
+def _check_content(message: dict[str, Any], path: str, position: int) -> Refusal | None:
     content, role = message.get("content"), message["role"]
     may_be_empty = role in {"tool", "function"} or any(
         message.get(key) for key in ("tool_calls", "function_call", "refusal", "audio")
@@ -166,22 +166,22 @@ def _check_content(message: dict[str, Any], path: str, place: int) -> Refusal | 
             return None
         return Refusal(
             message="Invalid value for 'content': expected a string, got null.",
-            param=f"messages.[{place}].content",
+            param=f"messages.[{position}].content",
         )
     if isinstance(content, str):
-        return None if content.strip() or may_be_empty else _empty_content(role, place)
+        return None if content.strip() or may_be_empty else _empty_content(role, position)
     if not isinstance(content, list):
         return _wrong_type(f"{path}.content", "one of a string or array of objects", content)
     if not content:
         return None if may_be_empty else _empty_array(f"{path}.content")
     for index, part in enumerate(content):
-        refusal = _check_part(part, f"{path}.content[{index}]", role, place)
+        refusal = _check_part(part, f"{path}.content[{index}]", role, position)
         if refusal is not None:
             return refusal
     return None
 
 
-def _check_part(part: object, path: str, role: str, place: int) -> Refusal | None:
+def _check_part(part: object, path: str, role: str, index: int) -> Refusal | None:
     if not isinstance(part, dict):
         return _wrong_type(path, "an object", part)
     kind = part.get("type")
@@ -194,7 +194,7 @@ def _check_part(part: object, path: str, role: str, place: int) -> Refusal | Non
     text = part.get("text")
     if not isinstance(text, str):
         return _wrong_type(f"{path}.text", "a string", text)
-    return None if text or role == "tool" else _empty_content(role, place)
+    return None if text or role == "tool" else _empty_content(role, index)
 
 
 def _check_calls(message: dict[str, Any], path: str) -> Refusal | None:
@@ -249,11 +249,11 @@ def _empty_array(param: str) -> Refusal:
     )
 
 
-def _empty_content(role: str, place: int) -> Refusal:
+def _empty_content(role: str, index: int) -> Refusal:
     """Moonshot's words: OpenAI itself takes empty text, most others do not."""
     return Refusal(
-        message=f"Invalid request: the message at position {place} with role '{role}' must not be empty",
-        param=f"messages[{place}].content",
+        message=f"Invalid request: the message at position {index} with role '{role}' must not be empty",
+        param=f"messages[{index}].content",
     )
 
 
@@ -276,16 +276,16 @@ def _wrong_type(param: str, expected: str, value: object) -> Refusal:
     )
 
 
-def _duplicate(call_id: str, place: int) -> Refusal:
+def _duplicate(call_id: str, index: int) -> Refusal:
     return Refusal(
-        message=f"Duplicate value for 'tool_call_id' of '{call_id}' in message[{place}].",
-        param=f"messages.[{place}]",
+        message=f"Duplicate value for 'tool_call_id' of '{call_id}' in message[{index}].",
+        param=f"messages.[{index}]",
     )
 
 
-def _unanswered(ids: list[str], place: int) -> Refusal:
+def _unanswered(ids: list[str], index: int) -> Refusal:
     return Refusal(
         message="An assistant message with 'tool_calls' must be followed by tool messages responding to each "
         f"'tool_call_id'. The following tool_call_ids did not have response messages: {', '.join(ids)}",
-        param=f"messages.[{place}].role",
+        param=f"messages.[{index}].role",
     )

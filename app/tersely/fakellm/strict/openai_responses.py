@@ -30,8 +30,8 @@ def check(request: dict[str, Any]) -> Refusal | None:
         return None
     if not isinstance(input_items, list):
         return Refusal(message="Missing required parameter: 'input'.", param="input")
-    for place, item in enumerate(input_items):
-        if refusal := _check_item(item, place):
+    for index, item in enumerate(input_items):
+        if refusal := _check_item(item, index):
             return refusal
     if refusal := _check_thoughts(input_items):
         return refusal
@@ -80,8 +80,8 @@ def _check_thoughts(items: list[dict[str, Any]]) -> Refusal | None:
     return None
 
 
-def _check_item(item: object, place: int) -> Refusal | None:
-    path = f"input[{place}]"
+def _check_item(item: object, index: int) -> Refusal | None:
+    path = f"input[{index}]"
     if not isinstance(item, dict):
         return Refusal(message=f"Invalid type for '{path}': expected an object.", param=path, code="invalid_type")
     kind = item.get("type", "message")

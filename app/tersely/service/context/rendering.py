@@ -68,9 +68,9 @@ def render_messages(
             rendered += [_instruction_source(each, seqs) for each in preceding if each.is_instruction or not is_first]
         rendered += [_source(message, raw, context.epoch) for raw in render(message, dialect)]
     hoisted = [message for seq in sorted(placed_before) for message in placed_before[seq] if message.is_instruction]
-    standing = _without_repeats([*leading, *hoisted]) if is_cut or hoisted else leading
+    instructions = _without_repeats([*leading, *hoisted]) if is_cut or hoisted else leading
     front = [
-        *(_instruction_source(each, seqs) for each in standing),
+        *(_instruction_source(each, seqs) for each in instructions),
         *(Source(raw, 0, 0, INSTRUCTIONS) for raw in history.instructions),
     ]
     sources = [*front, *rendered, *(_instruction_source(each, seqs) for each in trailing)]

@@ -138,8 +138,8 @@ def _bring_back(draft: Draft, first: int, turns: Iterable[Turn]) -> Draft:
     ago.
     """
     wanted = {entry.seq: entry for turn in turns for entry in turn.entries if entry.seq < first}
-    standing = {entry.seq: entry for entry in must_stay(draft.kept, draft.tail)}
-    cut = draft.with_cut(first, [*wanted.values(), *standing.values()])
+    permanent = {entry.seq: entry for entry in must_stay(draft.kept, draft.tail)}
+    cut = draft.with_cut(first, [*wanted.values(), *permanent.values()])
     loaded = {entry.seq for entry in draft.entries}
     foreign = [entry for seq, entry in wanted.items() if seq not in loaded]
     if not foreign:

@@ -138,8 +138,8 @@ def _turns(draft: Draft) -> tuple[Turn, ...]:
 def _removable(draft: Draft) -> tuple[Turn, ...]:
     """Return the running turn, and the earlier turns that contain something to drop."""
     turns = _turns(draft)
-    standing = {entry.seq for entry in must_stay(draft.kept, draft.tail)}
-    return tuple(t for t in turns if t is turns[-1] or any(entry.seq not in standing for entry in t.entries))
+    permanent = {entry.seq for entry in must_stay(draft.kept, draft.tail)}
+    return tuple(t for t in turns if t is turns[-1] or any(entry.seq not in permanent for entry in t.entries))
 
 
 def _keep_turns(draft: Draft, turns: Sequence[Turn]) -> Draft:
@@ -176,5 +176,5 @@ def _is_reply(entry: Entry) -> bool:
 
 
 def _cut(draft: Draft, first: int, kept: Iterable[Entry], edits: Iterable[Edit] = ()) -> Draft:
-    standing = must_stay(draft.kept, draft.tail)
-    return draft.with_cut(max(first, draft.cut), (*kept, *standing), edits=edits)
+    permanent = must_stay(draft.kept, draft.tail)
+    return draft.with_cut(max(first, draft.cut), (*kept, *permanent), edits=edits)
