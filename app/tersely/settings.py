@@ -1,4 +1,4 @@
-"""The settings, read once from the environment, ``.env`` or ``tersely.toml``, by `tersely.main` and the CLI alone."""
+"""The settings, read once from the environment, ``.env`` or ``tersely.toml``; handed on by the composition root."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from tersely.api.proxy import ProxyRoutes
-from tersely.main import build, clock
+from tersely.composition.application import build
+from tersely.composition.clock import clock
 from tersely.service.common.auth import new_key
 from tersely.settings import Settings
 from tersely.store.db import connection

@@ -120,7 +120,7 @@ async def call(api: Api, method: str, path: str, body: object, **headers: str) -
 
 
 def test_the_lists_above_name_every_route() -> None:
-    from tersely.main import build
+    from tersely.composition.application import build
     from tersely.settings import Settings
 
     app = build(Settings(), database_url="postgresql://").rest

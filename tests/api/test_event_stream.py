@@ -7,7 +7,7 @@ import json
 import asyncpg
 
 from tersely.api.rest.stats import write_stream
-from tersely.main import clock
+from tersely.composition.clock import clock
 from tersely.service.sessions.event_stream import Cursor, EventStream
 from tersely.store.db import connection
 from tersely.store.ops import events

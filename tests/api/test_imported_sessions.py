@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tersely.composition.clock import clock
 from tersely.dialects.wire import raw_json
-from tersely.main import clock
 from tersely.service.common import auth
 from tersely.store.db import connection
 from tersely.store.ops import keys

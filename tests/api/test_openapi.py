@@ -23,9 +23,9 @@ from tersely.api.rest.schemas.stats import EventPage, StatsOut
 from tersely.api.rest.schemas.transfer import ExportOut
 from tersely.api.rest.schemas.turns import TurnOut, TurnPage
 from tersely.api.routes import PREFIXES, find_target
+from tersely.composition.application import build
 from tersely.dialects.dialect import ErrorDescription
 from tersely.dialects.registry import DIALECTS
-from tersely.main import build
 from tersely.settings import Settings
 from tests.api.conftest import Api
 

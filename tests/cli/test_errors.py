@@ -101,7 +101,7 @@ def test_commands_for_a_running_service_do_not_import_it() -> None:
     loaded = set(done.stdout.decode().split())
     assert {"tersely.cli.chat.command", "tersely.cli.commands.sessions"} <= loaded
     heavy = {
-        "tersely.main",
+        "tersely.composition",
         "tersely.settings",
         "tersely.store",
         "tersely.upstream",

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from tersely.cli import program as commands
 from tersely.cli.printing import ago
+from tersely.composition.clock import clock
 from tersely.fakellm.scripted import run_scripted
-from tersely.main import clock
 from tersely.replay.service import run_service
 from tersely.server.errors import CommandError
 from tersely.service.common.auth import new_key

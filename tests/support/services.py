@@ -19,7 +19,7 @@ import aiohttp
 import uvicorn
 
 from tersely.api.transport.protocol import DeadlineProtocol
-from tersely.main import build
+from tersely.composition.application import build
 from tersely.server import run as serving
 from tersely.settings import Settings
 from tests.conftest import Database, data_directory

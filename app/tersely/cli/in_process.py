@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import httpx
 
-from tersely.main import build
+from tersely.composition.application import build
 from tersely.server.embedded_server import serving
 from tersely.server.run import database_of, log_as_json, plainly, up_to_date
 from tersely.settings import Settings

@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tersely.composition.application import build
+from tersely.composition.clock import clock
 from tersely.embedded_postgres import open_embedded_postgres
-from tersely.main import build, clock
 from tersely.replay.checks import Stored
 from tersely.server.embedded_server import serving
 from tersely.server.run import database_of

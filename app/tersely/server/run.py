@@ -34,9 +34,9 @@ from uvicorn.supervisors.multiprocess import Process
 from tersely.api.proxy import ProxyRoutes
 from tersely.api.transport.protocol import DeadlineProtocol
 from tersely.api.transport.request_ids import current as current_request_id
+from tersely.composition.application import build
 from tersely.embedded_postgres import EmbeddedPostgresError, default_data_dir, open_embedded_postgres
 from tersely.fakellm.scripted import ScriptedModel, run_scripted
-from tersely.main import build
 from tersely.server.errors import CommandError
 from tersely.settings import LOOPBACK, Settings, explain, unknown_settings
 from tersely.store.db.migrations import migrate

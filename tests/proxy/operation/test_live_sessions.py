@@ -26,7 +26,6 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from tersely import main
 from tersely.fakellm.scripted import ScriptedReply
 from tersely.service.proxy import live_matching
 from tersely.service.proxy.calls import Call
@@ -647,7 +646,7 @@ def test_live_sessions_send_and_store_the_same_as_the_full_path(
     draw = random.Random(f"forget {seed}")
     forget_at_random(monkeypatch, draw)
     clock = Clock()
-    monkeypatch.setattr(main, "clock", clock)
+    monkeypatch.setattr("tersely.composition.application.clock", clock)
     if seed % 4 == 2:
         monkeypatch.setattr(live_matching, "TRUSTED", 0.0)  # what another replica changes counts at once
     settings = {

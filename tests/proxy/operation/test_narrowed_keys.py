@@ -75,7 +75,7 @@ async def test_expired_key_is_refused_even_if_cached(store: Database, model: Mod
     expired = await make_key(store, days=1, age=timedelta(days=2))
     lasting = await make_key(store, days=1)
     ahead = timedelta()
-    monkeypatch.setattr("tersely.main.clock", lambda: datetime.now(UTC) + ahead)
+    monkeypatch.setattr("tersely.composition.application.clock", lambda: datetime.now(UTC) + ahead)
     with serve(store, model.url, auth="keys") as service:
         assert await status(service, expired, "GET", "/v1/models") == 401
         assert await status(service, lasting, "GET", "/v1/models") == 200

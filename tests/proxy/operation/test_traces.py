@@ -198,7 +198,7 @@ def test_traces_are_on_where_the_environment_names_a_collector(environment: dict
 
 
 def test_without_a_collector_the_sdk_is_not_imported() -> None:
-    code = "import sys, tersely.main, tersely.telemetry as t; t.Telemetry({}); "
+    code = "import sys, tersely.composition.application, tersely.telemetry as t; t.Telemetry({}); "
     code += "sys.exit(any(name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter')) for name in sys.modules))"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     assert subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=False).returncode == 0

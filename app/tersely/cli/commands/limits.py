@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from tersely.cli.commands.operator import check_tenant, with_database
+from tersely.composition.clock import clock
 from tersely.domain.limits import LIMIT_NAMES, Limits
-from tersely.main import clock
 from tersely.service.common.metrics import Metrics
 from tersely.service.limits.limiter import Limiter
 from tersely.service.limits.tenants import LimitedTenant, Tenants, Used

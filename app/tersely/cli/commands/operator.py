@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 
 from tersely import __version__
 from tersely.api.openapi.document import openapi_document
+from tersely.composition.application import build
+from tersely.composition.clock import clock
+from tersely.composition.use_cases import configs_of
 from tersely.embedded_postgres import default_data_dir, upgrade_cluster
-from tersely.main import build, clock, configs_of
 from tersely.server.errors import CommandError
 from tersely.server.run import database_of, plainly, up_to_date
 from tersely.service.common.auth import new_key

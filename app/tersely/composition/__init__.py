@@ -1,0 +1,1 @@
+"""The composition root: the service is built here from the settings, and nowhere else."""

@@ -1,0 +1,131 @@
+"""The composition root: builds the whole service from the settings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+
+from tersely import __version__
+from tersely.api.health import health_router
+from tersely.api.mcp import McpEndpoint
+from tersely.api.proxy import Edge, ProxyRoutes
+from tersely.api.rest.guard import Guard
+from tersely.api.rest.router import install_rest
+from tersely.api.transport.body import BodyBudget
+from tersely.api.transport.shutdown import Shutdown
+from tersely.composition.clock import clock, new_id
+from tersely.composition.console_pages import build_replays, console_routes
+from tersely.composition.foundation import Foundation, build_foundation
+from tersely.composition.proxies import build_host_table, share
+from tersely.composition.use_cases import build_abilities, build_services, configs_of
+from tersely.lifespan import Part, lifespan, migrate_when_there, report_pool, return_freed_memory
+from tersely.service.common.auth import Auth
+from tersely.service.common.metrics import Metrics
+from tersely.service.sessions.cleanup import Cleanup
+from tersely.service.summaries.memory_updates import MemoryUpdates
+from tersely.settings import Settings
+from tersely.telemetry import Telemetry
+
+MEBIBYTE = 1024 * 1024
+
+
+def build(
+    settings: Settings, *, database_url: str, openai_base_url: str | None = None, is_local: bool = False
+) -> ProxyRoutes:
+    """Return the whole service as one ASGI application.
+
+    ``database_url``: the running database. ``openai_base_url`` replaces the configured upstream. ``is_local``: without
+    keys, refuse requests from web pages of other hosts.
+    """
+    base = build_foundation(settings, database_url, openai_base_url or settings.openai_base_url, clock=clock)
+    abilities = build_abilities(settings, base)
+    configs = configs_of(settings, abilities.tools)
+    auth = Auth(
+        base.database,
+        required=settings.auth == "keys",
+        monotonic=time.monotonic,
+        clock=base.clock,
+        is_local=is_local,
+        origins=settings.allowed_origins,
+    )
+    guard = Guard(
+        auth=auth,
+        limiter=base.limiter,
+        admin_key=settings.admin_key.get_secret_value() if settings.admin_key else None,
+        max_body=settings.max_body,
+        body_timeout=settings.body_timeout,
+        max_messages=settings.max_messages,
+    )
+    mcp = McpEndpoint(abilities.tools, guard)
+    remembering = MemoryUpdates(base.database, base.summarizer, clock=base.clock)
+    services = build_services(settings, base, abilities, configs, remembering)
+    telemetry = Telemetry()
+    cleanup = Cleanup(base.database, configs, clock=base.clock, days=settings.cleanup_days, name=new_id())
+    shared = share(settings, base, abilities, configs, services.commands)
+    replays = build_replays(settings, shared, services)
+    opened = [
+        Part(None, telemetry.close),
+        *base.parts(),
+        Part(base.limiter.open, base.limiter.close),
+        Part(None, abilities.queries.close),
+        Part(mcp.open, mcp.close),
+        Part(None, replays.close),
+        base.summarizing(),
+    ]
+    running: list[Callable[[], Coroutine[Any, Any, None]]] = [
+        partial(migrate_when_there, base.database, database_url),
+        cleanup.keep_clean,
+        base.limiter.keep_current,
+        partial(base.calibrations.keep_shared, base.database, base.clock),
+        partial(report_pool, base.database.sizes, base.metrics),
+        remembering.keep_resuming,
+    ]
+    shutdown = Shutdown([upstream.interrupt for upstream in base.upstreams()], grace=settings.shutdown_grace)
+    rest = FastAPI(
+        title="Tersely",
+        docs_url=None,
+        redoc_url=None,
+        version=__version__,
+        # The operation ids of the OpenAPI document are the functions' names.
+        generate_unique_id_function=lambda route: route.name,
+        lifespan=lifespan(opened, keeping=running),
+    )
+    rest.include_router(_health(settings, base, shutdown))
+    install_rest(rest, services, guard=guard, metrics=base.metrics)
+    rest.router.routes += console_routes(settings, base, services, auth, replays)
+    rest.router.routes.append(mcp.route())
+    return ProxyRoutes(
+        rest,
+        hosts=build_host_table(settings, base, shared),
+        auth=auth,
+        metrics=base.metrics,
+        max_body=settings.max_body,
+        max_messages=settings.max_messages,
+        body_timeout=settings.body_timeout,
+        body_budget=_body_budget(settings, base.metrics),
+        monotonic=time.perf_counter,
+        shutdown=shutdown,
+        limiter=base.limiter,
+        edge=Edge(origins=settings.allowed_origins, tracing=telemetry.tracing, board=base.board),
+    )
+
+
+def _health(settings: Settings, base: Foundation, shutdown: Shutdown) -> APIRouter:
+    return health_router(
+        read_revision=base.database.read_revision,
+        pool=base.database.sizes,
+        metrics=base.metrics,
+        # With keys nobody is let in whose key cannot be looked up.
+        serves_without_database=settings.fail_open == "on" and settings.auth == "off",
+        is_ending=lambda: shutdown.is_draining,
+    )
+
+
+def _body_budget(settings: Settings, metrics: Metrics) -> BodyBudget:
+    """Return the memory for request bodies in flight."""
+    limit = settings.body_memory * MEBIBYTE
+    return BodyBudget(limit, level=metrics.tally.gauge(metrics.body_bytes), return_freed_memory=return_freed_memory)

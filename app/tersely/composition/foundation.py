@@ -1,0 +1,179 @@
+"""The parts that all others use: the database, the hosts, and what exists once in a process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from tersely import __version__
+from tersely.composition.clock import new_id
+from tersely.domain.limits import Limits
+from tersely.domain.messages import Dialect as DialectName
+from tersely.embedded_postgres import default_data_dir
+from tersely.hosts import embeddings_host, model_hosts, named_hosts, summarizer_host, summary_hosts
+from tersely.lifespan import Part
+from tersely.service.common.calibrations import Calibrations
+from tersely.service.common.call_board import CallBoard
+from tersely.service.common.metrics import Metrics
+from tersely.service.limits.limiter import Limiter
+from tersely.service.money.prices import Prices, read_prices
+from tersely.service.proxy.exchange_keeping import ExchangeKeeper
+from tersely.service.proxy.live_sessions import LiveSessions
+from tersely.service.search.embedder import Embedder
+from tersely.service.search.page_builder import PageBuilder
+from tersely.service.search.session_search import Searcher
+from tersely.service.summaries.models import Host, Models, SummarizerConfig
+from tersely.service.summaries.summarizer import Summarizer
+from tersely.settings import Settings
+from tersely.store.commit.spool import spool_directory
+from tersely.store.commit.writer import Writer
+from tersely.store.db.connection import Database
+from tersely.upstream.client import Upstream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foundation:
+    """The database, the model hosts, and the objects that exist once in a process."""
+
+    clock: Callable[[], datetime]
+    database: Database
+    writer: Writer
+    exchanges: ExchangeKeeper
+    hosts: Mapping[DialectName, Host]
+    named_hosts: Mapping[str, Host]
+    own_host: Host | None
+    summarizer: Summarizer
+    embedder: Embedder | None
+    searcher: Searcher
+    page_builder: PageBuilder
+    live: LiveSessions
+    metrics: Metrics
+    prices: Prices
+    calibrations: Calibrations
+    limiter: Limiter
+    board: CallBoard
+
+    def upstreams(self) -> list[Upstream]:
+        """Return the model hosts, each once."""
+        hosts = [
+            *self.hosts.values(),
+            *self.named_hosts.values(),
+            *([self.own_host] if self.own_host is not None else []),
+        ]
+        return list(dict.fromkeys(host.upstream for host in hosts))
+
+    def parts(self) -> list[Part]:
+        """Return the parts to open before the first request, in order."""
+        return [
+            Part(self.database.open, self.database.close),
+            *(Part(upstream.open, upstream.close) for upstream in self.upstreams()),
+            Part(None, self.writer.close),
+            Part(self.exchanges.open, self.exchanges.close),
+            *([Part(self.embedder.open, self.embedder.close)] if self.embedder else []),
+            Part(self.page_builder.open, self.page_builder.close),
+        ]
+
+    def summarizing(self) -> Part:
+        """Return the summarizer, opened last: it begins to work at once."""
+        return Part(self.summarizer.open, self.summarizer.close)
+
+
+def build_foundation(
+    settings: Settings, database_url: str, openai_base_url: str, *, clock: Callable[[], datetime]
+) -> Foundation:
+    """Return the parts, not yet opened. ``openai_base_url`` is the address of the default OpenAI host."""
+    database = Database(
+        dsn=database_url,
+        size=settings.database_pool,
+        timeout=settings.database_timeout,
+        pooler=settings.database_pooler == "on",
+    )
+    data_dir = settings.data_dir or default_data_dir()
+    metrics = Metrics(version=__version__, data_dir=data_dir)
+    hosts, further = model_hosts(settings, openai_base_url), named_hosts(settings)
+    own_host = summarizer_host(settings, openai_base_url)
+    models = Models(
+        _summarizer_config(settings),
+        own=own_host,
+        hosts=hosts,
+        named=summary_hosts(settings, further),
+        metrics=metrics,
+    )
+    prices = Prices(read_prices(settings.prices) if settings.prices else None)
+    limiter = Limiter(
+        database,
+        metrics,
+        defaults=Limits(**settings.limits.model_dump()),
+        clock=clock,
+        monotonic=time.monotonic,
+        name=new_id(),
+    )
+    embedder = _build_embedder(settings, database, prices, limiter)
+    searcher = Searcher(database, metrics, embedder)
+    page_builder = PageBuilder(searcher.build_pages)
+    writer = Writer(database, on_full_pages=page_builder.schedule)
+    exchanges = ExchangeKeeper(
+        database,
+        writer,
+        metrics,
+        directory=spool_directory(data_dir, database_url),
+        limit=settings.spool_size,
+        name=new_id(),
+        clock=clock,
+    )
+    summarizer = Summarizer(
+        database,
+        models,
+        metrics,
+        clock=clock,
+        monotonic=time.monotonic,
+        name=new_id(),
+        charge=limiter.charge,
+    )
+    return Foundation(
+        clock=clock,
+        database=database,
+        writer=writer,
+        exchanges=exchanges,
+        hosts=hosts,
+        named_hosts=further,
+        own_host=own_host,
+        summarizer=summarizer,
+        embedder=embedder,
+        searcher=searcher,
+        page_builder=page_builder,
+        live=LiveSessions(settings.live_sessions_budget),
+        metrics=metrics,
+        prices=prices,
+        calibrations=Calibrations(),
+        limiter=limiter,
+        board=CallBoard(clock=clock),
+    )
+
+
+def _summarizer_config(settings: Settings) -> SummarizerConfig:
+    return SummarizerConfig(
+        model=settings.summarizer_model,
+        timeout=settings.summarizer_timeout,
+        output=settings.summarizer_output,
+        window=settings.summarizer_window,
+        daily_calls=settings.summarizer_daily_calls,
+        daily_tokens=settings.summarizer_daily_tokens,
+        input_price=settings.summarizer_input_price,
+        output_price=settings.summarizer_output_price,
+    )
+
+
+def _build_embedder(settings: Settings, database: Database, prices: Prices, limiter: Limiter) -> Embedder | None:
+    """Return the embedder, which charges tenants for what it embeds; None without an embedding model."""
+    host = embeddings_host(settings)
+    if host is None:
+        return None
+
+    def charge(tenant: str, tokens: int) -> None:
+        price = prices.of(settings.embeddings_model or "")
+        limiter.charge(tenant, tokens, 0.0 if price is None else tokens * price.input)
+
+    return Embedder(database, host, monotonic=time.monotonic, charge=charge)

@@ -1,0 +1,167 @@
+"""The use cases: what agents, users and operators can do."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from functools import partial
+
+from tersely.api.rest.services import Services
+from tersely.composition.clock import new_id
+from tersely.composition.foundation import Foundation
+from tersely.sandbox.child import Limits as QueryLimits
+from tersely.service.context.context_configs import ContextConfigs
+from tersely.service.context.retrieval import Retriever
+from tersely.service.limits.tenants import Tenants
+from tersely.service.memos.memos import Memos
+from tersely.service.money.savings import Savings
+from tersely.service.search.queries import Queries
+from tersely.service.search.session_search import Searcher
+from tersely.service.search.tenant_search import TenantSearch
+from tersely.service.sessions.activity import Activity
+from tersely.service.sessions.artifact_removal import ArtifactRemoval
+from tersely.service.sessions.artifacts import Artifacts
+from tersely.service.sessions.calls import Calls
+from tersely.service.sessions.commands import Commands
+from tersely.service.sessions.compactions import Compactions
+from tersely.service.sessions.comparisons import Comparisons
+from tersely.service.sessions.epochs import EpochKeeper
+from tersely.service.sessions.event_stream import EventStream
+from tersely.service.sessions.exports import Exports
+from tersely.service.sessions.messages import Messages
+from tersely.service.sessions.notes import Notes
+from tersely.service.sessions.pins import Pins
+from tersely.service.sessions.previews import Previews
+from tersely.service.sessions.sessions import Sessions
+from tersely.service.sessions.stats import StatsReader
+from tersely.service.sessions.visibility import Visibility
+from tersely.service.summaries.daily_memory import DailyMemory
+from tersely.service.summaries.memory_updates import MemoryUpdates
+from tersely.service.summaries.prefetcher import SummaryPrefetcher
+from tersely.service.tools.tools import Tools
+from tersely.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """The tools, and the use cases that they share with REST."""
+
+    searcher: Searcher
+    retriever: Retriever
+    queries: Queries
+    notes: Notes
+    memos: Memos
+    memories: DailyMemory
+    artifacts: Artifacts
+    tools: Tools
+
+
+def build_abilities(settings: Settings, base: Foundation) -> Abilities:
+    database = base.database
+    searcher = base.searcher
+    queries = Queries(
+        database,
+        base.metrics,
+        children=settings.query_children,
+        limits=QueryLimits(seconds=settings.query_seconds, memory=settings.query_memory),
+    )
+    notes = Notes(database, clock=base.clock)
+    memos = Memos(database, clock=base.clock, new_id=partial(new_id, "m"))
+    memories = DailyMemory(database)
+    artifacts = Artifacts(database)
+    tools = Tools(
+        database,
+        searcher=searcher,
+        queries=queries,
+        notes=notes,
+        memos=memos,
+        memories=memories,
+        artifacts=artifacts,
+        offered=settings.offered_tools,
+    )
+    return Abilities(
+        searcher=searcher,
+        retriever=Retriever(database, searcher),
+        queries=queries,
+        notes=notes,
+        memos=memos,
+        memories=memories,
+        artifacts=artifacts,
+        tools=tools,
+    )
+
+
+def configs_of(settings: Settings, tools: Tools | None = None) -> ContextConfigs:
+    """Strategies and policies as configured; ``tools`` are offered to models."""
+    return ContextConfigs(
+        offers=None if tools is None else tools.offers,
+        offers_always=settings.offered_tools is not None,
+        strategy=settings.strategy,
+        epoch=settings.epoch,
+        references=settings.references,
+        instructions=settings.instructions == "on",
+        repeats=settings.repeats == "on",
+        derive_terse=settings.derive_terse == "on",
+        cache_ttl=settings.cache_ttl,
+    )
+
+
+def build_services(
+    settings: Settings, base: Foundation, abilities: Abilities, configs: ContextConfigs, remembering: MemoryUpdates
+) -> Services:
+    """Return the use cases behind REST."""
+    database = base.database
+    sessions = Sessions(database, configs, remembering, clock=base.clock, new_id=new_id)
+    keeper = EpochKeeper(
+        database,
+        configs,
+        base.calibrations,
+        abilities.retriever,
+        SummaryPrefetcher(base.summarizer),
+        base.metrics,
+        clock=base.clock,
+    )
+    messages = Messages(database, base.writer, configs, advance_epoch=keeper.advance_if_due, clock=base.clock)
+    previews = Previews(database, configs, base.calibrations, abilities.retriever, clock=base.clock)
+    compactions = Compactions(database, configs, base.summarizer, keeper, remembering, clock=base.clock)
+    marks = Pins(database, clock=base.clock)
+    commands = Commands(
+        database,
+        sessions=sessions,
+        previews=previews,
+        compactions=compactions,
+        notes=abilities.notes,
+        pins=marks,
+        strategy=settings.strategy,
+        epoch=settings.epoch,
+    )
+    return Services(
+        sessions=sessions,
+        messages=messages,
+        pins=marks,
+        visibility=Visibility(database, memory=sessions, clock=base.clock),
+        exports=Exports(database, messages, sessions, clock=base.clock, new_id=new_id),
+        previews=previews,
+        searcher=abilities.searcher,
+        queries=abilities.queries,
+        stats=StatsReader(database, configs, previews, base.summarizer.config, clock=base.clock),
+        event_stream=EventStream(database),
+        artifacts=abilities.artifacts,
+        artifact_removal=ArtifactRemoval(database, sessions, clock=base.clock),
+        compactions=compactions,
+        notes=abilities.notes,
+        memos=abilities.memos,
+        daily_memory=abilities.memories,
+        tools=abilities.tools,
+        commands=commands,
+        calls=(calls := Calls(database)),
+        activity=Activity(database, clock=base.clock),
+        search=TenantSearch(database, abilities.searcher, monotonic=time.monotonic),
+        comparisons=Comparisons(database, calls),
+        tenants=Tenants(database, base.limiter, clock=base.clock, new_secret=secrets.token_hex),
+        savings=Savings(database, base.prices, clock=base.clock, summary_price=base.summarizer.config.price_of),
+        clock=base.clock,
+        strategy=settings.strategy,
+        epoch=settings.epoch,
+    )
