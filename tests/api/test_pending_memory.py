@@ -138,6 +138,9 @@ async def test_entries_are_their_tenants_alone(
     assert {row["tenant_id"] for row in await rows(database)} == {"south"}
 
 
+CALLER = (("authorization", "Bearer caller"),)
+
+
 def updates(store: connection.Database, now: datetime, *, host: Host | None = None) -> tuple[MemoryUpdates, Summarizer]:
     """A replica whose clock says ``now``; it does not work in the background. With ``host``, a model summarises."""
     metrics = Metrics()
@@ -168,7 +171,10 @@ async def test_entry_waits_for_a_callers_key(database: Database, store: connecti
     replica, summarizer = updates(store, soon, host=KEYLESS)
     assert await replica.resume() == 0, "nobody's key is there to pay for it"
     assert [row["tries"] for row in await rows(database)] == [0]
-    summarizer.caller_keys.remember("default", "s", (("authorization", "Bearer caller"),))
+    for host, dialect in (("router", "openai_chat"), ("", "anthropic")):
+        summarizer.caller_keys.remember("default", "s", CALLER, host=host, dialect=dialect)
+        assert await replica.resume() == 0, "a key for one host is not lent to another"
+    summarizer.caller_keys.remember("default", "s", CALLER, host="", dialect="openai_responses")
     assert await replica.resume() == 1
     assert summarizer.pending == 1
 
@@ -194,8 +200,10 @@ async def test_entry_that_fails_again_and_again_is_left_alone(database: Database
 
 async def test_entry_is_stored_once(api: Api, store: connection.Database, database: Database) -> None:
     assert (await api.http.post("/api/sessions", json={"id": "s"})).status_code == 201
-    entry = PendingMemory(first_seq=1, last_seq=2, runs=((1, 2),), strategy="slim")
+    entry = PendingMemory(first_seq=1, last_seq=2, runs=((1, 2),), strategy="slim", model="m", host="router")
     for _ in range(2):
         async with store.transaction("default") as open_transaction:
             await pending_memory.add(open_transaction, "default", "s", [entry], NOW)
     assert len(await rows(database)) == 1
+    (due,) = await pending_memory.due(store, NOW + timedelta(minutes=2), limit=10)
+    assert due.entry == entry

@@ -19,6 +19,7 @@ from tersely.console.pages import HEADERS, Pages, link
 from tersely.console.router import Seen, Upload, View
 from tersely.console.strategy_form import POLICIES, parameter_fields, write_policy, write_strategy
 from tersely.console.strip import MOST, draw
+from tersely.console.tool_list import list_tools
 from tersely.domain.errors import InvalidRequest, NotFound, StoreUnavailable, TerselyError
 from tersely.domain.history.history import IMPORTANT, MAX_PRIORITY
 from tersely.domain.history.turns import write_turn_id
@@ -134,6 +135,8 @@ class Views:
             "session/rows": self.show_rows,
             "session/text": self.show_text,
             "replay/session/text": self.show_text,
+            "session/tools": self.show_tools,
+            "replay/session/tools": self.show_tools,
             "session/artifact": self.show_artifact,
             "sessions/children": self.show_children,
             "session/cache": self.show_cache,
@@ -267,6 +270,12 @@ class Views:
             part=seen.number("part", 0) or 0,
         )
         return self._pages.render("text.html", text=text[MAX_CHARS:])
+
+    async def show_tools(self, seen: Seen) -> Response:
+        """The tool definitions that a call sent."""
+        tools = await self._of.calls.tools(seen.tenant, seen.get("id"), seen.number("call", 1) or 1)
+        listed = await asyncio.to_thread(list_tools, tools)
+        return self._pages.render("tools.html", listed=listed, reason=tools.reason)
 
     async def show_artifact(self, seen: Seen) -> Response:
         """A tool output that was kept apart."""

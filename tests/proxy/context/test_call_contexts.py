@@ -11,7 +11,7 @@ import pytest
 
 from tersely.dialects.wire import raw_json
 from tersely.fakellm.scripted import ScriptedReply
-from tersely.service.context.sent_contexts import message_list
+from tersely.service.context.sent_contexts import body_parts
 from tersely.strategies.presets import STRATEGIES
 from tests.conftest import Database
 from tests.support.conversations import KINDS, Conversation, script
@@ -81,9 +81,10 @@ class Recorder:
         body = await get(self.service, f"/sessions/{self.session}/calls/{number}/context")
         members = raw_json.split_object(body)
         assert members["exact"] == b"true", members["reason"]
-        elements, instructions = message_list(self.sent[number], self.dialect)
+        elements, instructions, tools = body_parts(self.sent[number], self.dialect)
         assert raw_json.split_array(members["messages"]) == elements
         assert members["instructions"] == (instructions or b"null")
+        assert (members["tools"], members["tools_reason"]) == (tools or b"[]", b"null")
         lines = json.loads(members["lines"])
         (row,) = await look(
             self.service,
@@ -284,3 +285,34 @@ async def test_instructions_of_the_client_are_never_called_left_out(
     kept = {line["role"]: (line["kept"], line["reason"]) for line in told["lines"] if line["seq"] is not None}
     assert {role: kept for role, (kept, _) in kept.items()} == {"system": "full", "user": "full"}
     assert ("beside the messages" in kept["system"][1]) == (kind != "chat")
+
+
+TOOL = {"type": "function", "function": {"name": "read_é", "description": "reads", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("live_sessions", ["256", "off"])
+async def test_tools_of_a_call_are_given_back_with_the_added_ones_named(store: Database, live_sessions: str) -> None:
+    with (
+        scripted() as model,
+        serve(store, model.url, epoch='{"high": 1500, "low": 500}', live_sessions=live_sessions) as service,
+    ):
+        history: list[dict[str, Any]] = []
+        noted = Recorder(service, model, "openai_chat")
+        own = []
+        async with aiohttp.ClientSession() as http:
+            for number in range(8):
+                history.append({"role": "user", "content": f"{number} tools of {live_sessions} " + "word " * 300})
+                tools = {"tools": [TOOL]} if number != 6 else {}
+                async with http.post(
+                    f"{service.url}/v1/chat/completions", json={"model": "m", "messages": history, **tools}
+                ) as got:
+                    assert got.status == 200
+                    history.append((await got.json())["choices"][0]["message"])
+                    await noted.note(got.headers["X-Tersely-Session"])
+                own.append(json.loads((await noted.compare(number + 1))["own_tools"]))
+        await noted.compare_all()
+        assert own[0] == []
+        assert own[-1] == own[6] == ["context_search"]
+        await look(service, "DELETE FROM attributes WHERE session_id = $1 AND kind = 'tools'", noted.session)
+        context = json.loads(await get(service, f"/sessions/{noted.session}/calls/8/context"))
+        assert (context["tools"], "removed" in context["tools_reason"]) == (None, True), "nothing is guessed"

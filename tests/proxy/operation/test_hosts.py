@@ -14,7 +14,7 @@ from tersely.settings import Settings, explain
 from tersely.store.db.connection import Database as Store
 from tests.conftest import Database
 from tests.support.http import body_of, post
-from tests.support.services import many, serve
+from tests.support.services import Service, many, serve
 from tests.support.tenants import tenant
 from tests.support.upstreams import Model, RawUpstream, http_head, scripted
 
@@ -163,10 +163,68 @@ async def test_summaries_of_a_session_come_from_its_host(store: Database, key: s
             body = json.dumps({"model": "meta/llama", "messages": history}).encode()
             answer = await post(service, body, path=path, X_Tersely_Session=key)
             assert answer.status == 200
-            if not by_path:
-                done = await post(service, b"{}", path=f"/api/sessions/{key}/state/rebuild")
-                assert done.status == 200
-        assert len(asked(router)) == (7 if by_path else 8), answer.body
+            done = await post(service, b"{}", path=f"/api/sessions/{key}/state/rebuild")
+            assert done.status == 200
+            calls = await post(service, b"", path=f"/api/sessions/{key}/calls", method="GET")
+            assert [each["host"] for each in calls.json["items"]] == ["router"] * 6
+        assert len(asked(router)) == 8, answer.body
         assert "/context rebuild" not in str(router.state.received[-1].request)
         assert {each.headers["Authorization"] for each in router.state.received} == {"Bearer sk-router"}
         assert asked(main) == []
+
+
+async def converse(service: Service, key: str, prefix: str, model: str, **headers: str) -> None:
+    """Ask six long questions of one session at a host that speaks Anthropic's format."""
+    history: list[dict[str, Any]] = []
+    for n in range(6):
+        history.append({"role": "user", "content": f"question {n} of {key} " + "word " * 300})
+        body = json.dumps({"model": model, "max_tokens": 99, "messages": history}).encode()
+        answer = await post(service, body, path=f"{prefix}/v1/messages", X_Tersely_Session=key, **headers)
+        assert answer.status == 200, answer.body
+        history.append({"role": "assistant", "content": answer.json["content"]})
+
+
+@pytest.mark.parametrize("prefix", ["", "/u/claude"])
+@pytest.mark.parametrize("strategy", ["compact", "trim"])
+async def test_commands_over_rest_ask_the_host_of_the_last_call(store: Database, key: str, prefix: str, strategy: str):
+    with many(scripted(), scripted(), scripted()) as (main, default, named):
+        claude = {"dialect": "anthropic", "base_url": named.url.removesuffix("/v1"), "api_key": "sk-named"}
+        options: dict[str, Any] = {
+            "summarizer_model": "session",
+            "openai_api_key": "sk-main",
+            "anthropic_api_key": "sk-default",
+            "anthropic_base_url": default.url.removesuffix("/v1"),
+            "upstreams": {"claude": claude},
+        }
+        with serve(store, main.url, strategy=strategy, **options) as service:
+            await converse(service, key, prefix, "claude-x")
+            for command in ("compact", "clear", "undo"):
+                done = await post(service, b"{}", path=f"/api/sessions/{key}/{command}")
+                assert done.status == 200, (command, done.body)
+        host, other = (named, default) if prefix else (default, named)
+        assert len(asked(host)) > 6, "summaries were asked for"
+        assert set(asked(host)) == {"claude-x"}
+        assert {each.headers["X-Api-Key"] for each in host.state.received} == {"sk-named" if prefix else "sk-default"}
+        assert (asked(main), asked(other)) == ([], []), "no other host has read anything"
+
+
+async def test_session_that_moved_is_summarised_where_it_is(store: Database, key: str):
+    with many(scripted(), scripted()) as (main, local):
+        upstreams = {"local": {"dialect": "openai", "base_url": local.url, "api_key": "sk-local"}}
+        options: dict[str, Any] = {"summarizer_model": "session", "openai_api_key": "sk-main"}
+        with serve(store, main.url, strategy="compact", upstreams=upstreams, **options) as service:
+            history: list[dict[str, Any]] = []
+            for prefix in ("", "", "/u/local", "/u/local", ""):
+                history.append({"role": "user", "content": f"{len(history)} {key} " + "word " * 300})
+                body = json.dumps({"model": "m", "messages": history}).encode()
+                answer = await post(service, body, path=f"{prefix}/v1/chat/completions", X_Tersely_Session=key)
+                history.append(answer.json["choices"][0]["message"])
+                before = len(asked(main)), len(asked(local))
+                if len(history) > 2:
+                    assert (await post(service, b"{}", path=f"/api/sessions/{key}/compact")).status == 200
+                    after = len(asked(main)), len(asked(local))
+                    asked_more = [then - now for now, then in zip(before, after, strict=True)]
+                    assert asked_more[bool(prefix)] >= 1
+                    assert asked_more[not prefix] == 0
+            calls = await post(service, b"", path=f"/api/sessions/{key}/calls", method="GET")
+            assert [each["host"] for each in calls.json["items"]] == ["", "", "local", "local", ""]

@@ -47,8 +47,8 @@ async def get_call(services: AppServices, tenant: Tenant, session_id: SessionId,
     response_model=CallContextOut,
 )
 async def get_call_context(services: AppServices, tenant: Tenant, session_id: SessionId, number: Number) -> Response:
-    """The messages that were sent to the model, byte for byte, and for each stored message whether it was kept,
-    shortened or left out.
+    """The messages and tools that were sent to the model, byte for byte, and for each stored message whether it was
+    kept, shortened or left out.
     """
     return json_response(_write_context(await services.calls.context(tenant, session_id, number)))
 
@@ -102,6 +102,7 @@ def write_call(call: CallInfo) -> dict[str, Any]:
         "turn": write_turn_id(row.turn) if row.turn else None,
         "model": row.model,
         "client": row.client,
+        "host": row.host,
         "strategy": row.strategy,
         "epoch": row.epoch,
         "cut": row.cut,
@@ -144,6 +145,9 @@ def _write_context(context: CallContext) -> dict[str, Any]:
         "reason": context.reason,
         "messages": None if context.messages is None else [raw_value(raw) for raw in context.messages],
         "instructions": raw_value(context.instructions),
+        "tools": None if context.tools.raw is None else raw_value(context.tools.raw or b"[]"),
+        "own_tools": context.tools.own,
+        "tools_reason": context.tools.reason,
         "rounds": context.rounds,
         "lines": [
             {

@@ -22,14 +22,18 @@ from tersely.store.history.sent_contexts import (
     BLOCK,
     FULL,
     KIND,
+    SAME_TOOLS,
     SHORTENED,
+    TOOLS_KIND,
     VERSION,
     SentContext,
     SentMessage,
     checksum,
     digest_of,
     encode,
+    in_common,
     pack,
+    pack_tools,
 )
 
 # Dialect -> members of the request that hold its messages and its instructions.
@@ -139,13 +143,14 @@ class KnownSessions:
 @dataclass(frozen=True, slots=True)
 class Elements:
     """The elements of a request, as a later request that only adds elements repeats them: the literals of the full
-    blocks, the elements behind these, and the checksum and the count of all of them.
+    blocks, the elements behind these, and the checksum and the count of all of them. ``tools``: see `SentContext`.
     """
 
     blocks: tuple[bytes, ...] = ()
     rest: tuple[SentMessage, ...] = ()
     checksum: int = 0
     count: int = 0
+    tools: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,18 +167,27 @@ class Description:
     known: Known
 
 
-def message_list(body: bytes, dialect: str) -> tuple[list[bytes], bytes]:
-    """The elements of a request's message list, and its instructions beside the list (empty: none).
+class BodyParts(NamedTuple):
+    """The elements of a request's message list, its instructions beside the list, and its tools (empty: none)."""
 
-    Raises `ValueError` for a body without such a list.
-    """
+    elements: list[bytes]
+    instructions: bytes
+    tools: bytes
+
+
+def body_parts(body: bytes, dialect: str) -> BodyParts:
+    """Return the parts of a request. Raises `ValueError` for a body without a message list."""
     members = raw_json.split_object(body)
     if dialect == "gemini_gca":
         members = raw_json.split_object(members.get("request", b"{}"))
     name, others = MEMBERS[dialect]
     instructions = next((members[other] for other in others if other in members), b"")
     given = members.get(name, b"[]").strip()
-    return (raw_json.split_array(given) if given.startswith(b"[") else [given]), instructions
+    elements = raw_json.split_array(given) if given.startswith(b"[") else [given]
+    tools = members.get("tools", b"")
+    if not tools.startswith(b"["):  # an older form of OpenAI's requests
+        tools = members.get("functions", b"")
+    return BodyParts(elements, instructions, tools)
 
 
 def describe(
@@ -186,19 +200,22 @@ def describe(
     layers: Sequence[LayerReport] = (),
     rounds: Sequence[int] = (),
     volatile: int = 0,
+    client_tools: bytes = b"",
 ) -> Description:
     """Describe the request ``body``. The last ``volatile`` elements are no part of `Description.elements`.
 
     ``sources`` are its messages in order, as they were before the dialect wrote them into the body. ``new`` are the
-    bytes that will be stored of the request's new messages.
+    bytes that will be stored of the request's new messages. ``client_tools`` are those of the client's request.
     """
-    elements, instructions = message_list(body, dialect)
+    elements, instructions, tools = body_parts(body, dialect)
     if instructions:
         # What stands beside the list is no element of it.
         sources = [*dropwhile(lambda each: each.layer == INSTRUCTIONS and each.raw not in elements, sources)]
     aligned = _align(elements, sources, dialect)
-    return _describe(body, dialect, Elements(), list(zip(elements, aligned, strict=True)), instructions, new=new,
-                     known=known, layers=layers, rounds=rounds, volatile=volatile)  # fmt: skip
+    packed = b"" if tools == client_tools else pack_tools(client_tools, tools)
+    before = Elements(tools=digest_of(packed) if packed else SAME_TOOLS)
+    return _describe(body, dialect, before, list(zip(elements, aligned, strict=True)), instructions, new=new,
+                     known=known, layers=layers, rounds=rounds, volatile=volatile, packed_tools=packed)  # fmt: skip
 
 
 def describe_added(
@@ -235,6 +252,7 @@ def _describe(
     layers: Sequence[LayerReport],
     rounds: Sequence[int],
     volatile: int,
+    packed_tools: bytes = b"",
 ) -> Description:
     literals: dict[bytes, bytes] = {}
 
@@ -254,6 +272,7 @@ def _describe(
         rest=tuple(described[stays - stays % BLOCK : stays]),
         checksum=checksum((raw for raw, _ in added[:stay_added]), before.checksum),
         count=before.count + stay_added,
+        tools=before.tools,
     )
     sent = SentContext(
         version=VERSION,
@@ -265,12 +284,16 @@ def _describe(
         rounds=tuple(rounds),
         checksum=checksum((raw for raw, _ in added[stay_added:]), elements.checksum),
         count=before.count + len(added),
+        tools=before.tools,
     )
+    attributes = [Attribute(digest=digest, kind=KIND, raw=raw) for digest, raw in literals.items()]
+    if packed_tools and before.tools not in known.literals:
+        attributes.append(Attribute(digest=before.tools, kind=TOOLS_KIND, raw=packed_tools))
     return Description(
         body=body,
         sent=encode(sent),
         elements=elements,
-        literals=tuple(Attribute(digest=digest, kind=KIND, raw=raw) for digest, raw in literals.items()),
+        literals=tuple(attributes),
         new=new,
         digests={seq: digest_of(raw) for seq, raw in new.items()},
         patched=patched,
@@ -320,22 +343,10 @@ def _patch(stored: bytes | None, raw: bytes) -> tuple[int, int, bytes] | None:
     """How ``raw`` is made of ``stored``: how many first and last bytes, and what stands between; None: not worth it."""
     if stored is None or len(raw) < MIN_PATCHED:
         return None
-    prefix = _in_common(stored, raw)
-    suffix = _in_common(stored[prefix:][::-1], raw[prefix:][::-1])
+    prefix = in_common(stored, raw)
+    suffix = in_common(stored[prefix:][::-1], raw[prefix:][::-1])
     middle = raw[prefix : len(raw) - suffix]
     return None if len(middle) > MAX_MIDDLE else (prefix, suffix, middle)
-
-
-def _in_common(one: bytes, other: bytes) -> int:
-    """With how many equal bytes both begin."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _align(elements: Sequence[bytes], sources: Sequence[Source], dialect: str) -> list[Source | None]:
@@ -401,7 +412,7 @@ __all__ = [
     "Elements",
     "KnownSessions",
     "Source",
+    "body_parts",
     "describe",
     "describe_added",
-    "message_list",
 ]

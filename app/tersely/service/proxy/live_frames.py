@@ -14,7 +14,7 @@ import msgspec
 from tersely.dialects.dialect import Dialect, RequestPatch
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest
-from tersely.service.context.sent_contexts import message_list
+from tersely.service.context.sent_contexts import body_parts
 
 # In a message that carries a breakpoint.
 MARK = b'"cache_control"'
@@ -62,7 +62,7 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
                     breakpoints=tuple(sorted(end - 1 for end in ends if end)),
                 ),
             )
-            elements, instructions = message_list(body, dialect.name)
+            elements, instructions, _ = body_parts(body, dialect.name)
         except (InvalidRequest, ValueError):
             return None
         written = elements[self.front_elements + 1 :]

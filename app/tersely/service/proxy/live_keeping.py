@@ -21,7 +21,7 @@ from tersely.service.common import tokens
 from tersely.service.context.building import BuiltContext
 from tersely.service.context.context_config import count_additions, instructions_in, offers_in
 from tersely.service.context.loading import count_apart
-from tersely.service.context.sent_contexts import ADDED, INSTRUCTIONS, Elements, Source, message_list
+from tersely.service.context.sent_contexts import ADDED, INSTRUCTIONS, Elements, Source, body_parts
 from tersely.service.proxy.calls import Call
 from tersely.service.proxy.live_call import LiveCall
 from tersely.service.proxy.live_frames import Frame, count_volatile, placeholder_of, step_back
@@ -197,7 +197,7 @@ class LiveKeeper:
             sent_suffix=prepared.body[bodies.sent_end :] if bodies.sent_end else b"",
             volatile=volatile,
             frame=bodies.frame,
-            instructions=message_list(call.body, self._dialect.name)[1] if is_own_body else b"",
+            instructions=body_parts(call.body, self._dialect.name).instructions if is_own_body else b"",
             request=replace(request, messages=()),
             tools_digest=tokens.content_digest(request.tools) if request.tools else None,
             first_messages=messages[:3],
@@ -256,7 +256,7 @@ class LiveKeeper:
         sources = prepared.sources or ()
         added = len(volatile)
         frozen = 1 + max((index for index, source in enumerate(sources) if _is_in_head(source, epoch)), default=-1)
-        elements, _ = message_list(prepared.body, self._dialect.name)
+        elements = body_parts(prepared.body, self._dialect.name).elements
         between = len(sources) - frozen - 1 - added
         front = len(elements) - between - added
         if between < 1 or front < 1:

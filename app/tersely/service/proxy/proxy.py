@@ -224,6 +224,8 @@ class Proxy:
         Raises `InvalidRequest` for a body that cannot be read, `UpstreamUnavailable`, and `StoreUnavailable` if failing
         open is off, or if the request does not carry its history.
         """
+        if self._config.host:
+            call = replace(call, host=self._config.host)
         if call.options.bypass:
             return await self._forwarder.forward(call, "bypass")
         if call.header_map.get("content-encoding", "identity") != "identity":
@@ -270,9 +272,7 @@ class Proxy:
         if side_call is not None:
             return await self._forward_side_call(call, request, side_call)
         if self._chat is not None and (command := command_in(request.messages[-1])):
-            if self._config.host:
-                call = replace(call, host=self._config.host)
-            elif not self._config.is_default:
+            if not (call.host or self._config.is_default):
                 call = replace(call, key_headers=call.key_headers | CREDENTIALS)
             return await self._chat.answer(
                 call, request, self._dialect, command, sent=as_sent, heartbeat=self._config.heartbeat
@@ -457,7 +457,9 @@ class Proxy:
         if isinstance(sent, LiveCall):  # whose strategies need no summaries
             if is_summarized:
                 credentials = credentials_of(call.headers, drop=call.key_headers)
-                self._shared.summarizer.caller_keys.remember(call.tenant, sent.live.session_id, credentials)
+                self._shared.summarizer.caller_keys.remember(
+                    call.tenant, sent.live.session_id, credentials, host=call.host, dialect=self._dialect.name
+                )
             return
         if is_whole:
             self._live.begin(sent, write)
@@ -473,7 +475,7 @@ class Proxy:
             built.context.epoch if built.starts_epoch else None,
             dialect=self._dialect.name,
             model=sent.request.model,
-            host=self._config.host,
+            host=call.host,
             credentials=credentials_of(call.headers, drop=call.key_headers),
         )
 

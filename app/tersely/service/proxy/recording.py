@@ -33,9 +33,9 @@ from tersely.service.context.context_configs import compact_setting
 from tersely.service.context.sent_contexts import (
     Description,
     KnownSessions,
+    body_parts,
     describe,
     describe_added,
-    message_list,
 )
 from tersely.service.limits.admission import charge
 from tersely.service.money.prices import Prices
@@ -310,8 +310,9 @@ class Recorder:
                 new=new,
                 known=known,
                 layers=report.layers if report else (),
-                rounds=[len(message_list(body, self._dialect.name)[0]) for body in prepared.earlier_bodies],
+                rounds=[len(body_parts(body, self._dialect.name).elements) for body in prepared.earlier_bodies],
                 volatile=count_volatile(whole.own_messages, self._dialect.name) or 0,
+                client_tools=prepared.request.tools,
             )
         except ValueError:
             return None
@@ -407,6 +408,7 @@ class Recorder:
             cached_tokens=_credible(usage.cached),
             output_tokens=_credible(usage.output),
             status=status,
+            host=call.host,
         )
         exchange_id = self._new_id()
         await self._exchanges.spool(
@@ -647,6 +649,7 @@ class Recorder:
             output_tokens=_credible(usage.output),
             weight=self._weigh(reply, tokens_after),
             status=status,
+            host=sent_call.call.host,
         )
 
     def _costs(
@@ -856,6 +859,7 @@ class Recorder:
                 context.epoch,
                 dialect=self._dialect.name,
                 model=_storable_name(prepared.request.model),
+                host=prepared.call.host,
             ),
         )
 

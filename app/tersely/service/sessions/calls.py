@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from tersely.dialects.tool_rounds import tool_names
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest, NotFound
 from tersely.domain.history.context import TurnReport
@@ -20,9 +21,18 @@ from tersely.service.common import tokens
 from tersely.service.context.sent_contexts import REPEATS
 from tersely.service.sessions.messages import dialect_of
 from tersely.store.db.connection import Connection, Database
-from tersely.store.history import messages, sent_contexts, sessions
+from tersely.store.history import attributes, messages, sent_contexts, sessions
 from tersely.store.history.messages import StoredMessage
-from tersely.store.history.sent_contexts import SHORTENED, SentContext, SentMessage, checksum, decode, unpack
+from tersely.store.history.sent_contexts import (
+    SAME_TOOLS,
+    SHORTENED,
+    SentContext,
+    SentMessage,
+    checksum,
+    decode,
+    unpack,
+    unpack_tools,
+)
 from tersely.store.ops import calls, stats
 from tersely.store.ops.calls import CallRow, MessagePlace
 from tersely.store.ops.stats import EpochRow
@@ -33,6 +43,9 @@ LIMIT = 10.0
 Kept = Literal["full", "truncated", "terse", "summary", "left_out", "added"]
 
 NOT_KEPT = "what this call sent was not recorded: it was made by an earlier version, or failed before it left"
+TOOLS_NOT_KEPT = (
+    "which tools this call sent was not recorded: it was made by an earlier version, or failed before it left"
+)
 REMOVED = "parts of what this call sent were removed for good since"
 ALTERED = "what is stored now does not give what this call sent"
 _HIDDEN = {
@@ -91,9 +104,21 @@ class CallContext:
     dialect: str
     messages: tuple[bytes, ...] | None
     instructions: bytes | None
+    tools: SentTools
     reason: str | None
     rounds: tuple[int, ...]
     lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentTools:
+    """The tools of a request. ``raw`` is the list that went upstream (empty: none; None: it cannot be rebuilt, and
+    ``reason`` says why). ``own`` are the names of Tersely's tools in it.
+    """
+
+    raw: bytes | None
+    own: tuple[str, ...] = ()
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,15 +219,22 @@ class Calls:
             rebuilt = await _rebuild(connection, tenant, row)
             order = _Order(rebuilt.elements, [place.seq for place in places])
             beside = await _sent_beside(connection, tenant, session_id, rebuilt, order, places)
+            tools = await _tools_of(connection, tenant, row)
         return CallContext(
             call=info(row),
             dialect=rebuilt.dialect,
             messages=None if rebuilt.raws is None else tuple(rebuilt.raws),
             instructions=rebuilt.instructions,
+            tools=tools,
             reason=rebuilt.reason,
             rounds=rebuilt.rounds,
             lines=_lines(order, order.keys, places, rebuilt, row, epoch, beside),
         )
+
+    async def tools(self, tenant: str, session_id: str, number: int) -> SentTools:
+        """The tools that a call sent. Raises `NotFound`."""
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
+            return await _tools_of(connection, tenant, await _require_call(connection, tenant, session_id, number))
 
     async def window(
         self, tenant: str, session_id: str, number: int, *, start: int, limit: int, seq: int | None = None
@@ -371,6 +403,27 @@ async def _rebuild(connection: Connection, tenant: str, row: CallRow) -> _Rebuil
         reason=reason,
         rounds=sent.rounds,
     )
+
+
+async def _tools_of(connection: Connection, tenant: str, row: CallRow) -> SentTools:
+    """Rebuild the tools that a call sent, from the client's and the difference that is stored."""
+    sent = decode(row.sent) if row.sent is not None else None
+    if sent is None or not sent.tools:
+        return SentTools(raw=None, reason=TOOLS_NOT_KEPT)
+    client: bytes | None = b""
+    if row.tools is not None:
+        client = await attributes.tools(connection, tenant, row.session_id, row.tools)
+    if client is None:
+        return SentTools(raw=None, reason=REMOVED)
+    if sent.tools == SAME_TOOLS:
+        return SentTools(raw=client)
+    found = await sent_contexts.literals(connection, tenant, row.session_id, [sent.tools])
+    if sent.tools not in found:
+        return SentTools(raw=None, reason=REMOVED)
+    raw = unpack_tools(found[sent.tools], client)
+    if raw is None:
+        return SentTools(raw=None, reason=ALTERED)
+    return SentTools(raw=raw, own=tuple(sorted(tool_names(raw) - tool_names(client))))
 
 
 def _bytes_of(

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import cast
 
 from tersely.domain.errors import Conflict, NotFound, StoreUnavailable
 from tersely.domain.history.context import Report
@@ -21,6 +22,7 @@ from tersely.service.summaries.summarizer import Compaction, Summarizer
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history import sessions
 from tersely.store.notes import states, summaries
+from tersely.store.notes.summaries import LastCall
 from tersely.strategies.composition import layer_text
 from tersely.strategies.epochs.policies import Reason
 from tersely.strategies.prefetch import MEMORY_UPDATE
@@ -41,7 +43,8 @@ PURPOSES: dict[type[Strategy], Purpose] = {Compact: "checkpoint", Trim: "ahead"}
 class CompactionOptions:
     """The options of a compaction: the caller's own model, dialect and key.
 
-    ``model`` empty: the last call's. ``host`` is the name of its model host. ``strategy`` and ``epoch``, in the form of
+    ``model`` empty: model, host and dialect are those of the session's last call. ``host`` is the name of a model host
+    (empty: the default one of the dialect). ``strategy`` and ``epoch``, in the form of
     the configuration, apply to the following calls if they are not the session's.
     """
 
@@ -134,8 +137,7 @@ class Compactions:
             session.id,
             [left],
             strategy=strategy_name(self._configs.choose_outside_calls(before, strategy=options.strategy).strategy),
-            dialect=options.dialect,
-            model=options.model,
+            call=LastCall(options.model, options.host, options.dialect),
             credentials=options.credentials,
         )
 
@@ -216,7 +218,10 @@ async def _with_model(
 ) -> CompactionOptions:
     if options.model:
         return options
-    return replace(options, model=await summaries.last_model(connection, tenant, session_id))
+    last = await summaries.last_call(connection, tenant, session_id)
+    return replace(
+        options, model=last.model, host=last.host, dialect=cast(DialectName, last.dialect or options.dialect)
+    )
 
 
 def _job(

@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
+from typing import cast
 from weakref import WeakValueDictionary
 
 from tersely.dialects.dialect import Dialect
@@ -44,6 +45,7 @@ from tersely.store.history import sessions
 from tersely.store.history.sessions import write_epoch
 from tersely.store.notes import summaries
 from tersely.store.notes.pending_memory import PendingMemory
+from tersely.store.notes.summaries import LastCall
 from tersely.strategies.epochs.additions import waits
 from tersely.strategies.epochs.policies import Advance, EveryRequest, Reason
 from tersely.strategies.planning import ContentSize, is_unchanged, may_need_epoch
@@ -102,7 +104,10 @@ class EpochKeeper:
             if session is None:
                 return False
             config = self._configs.choose_for_preview(session)
-            model = batch.model or await summaries.last_model(connection, tenant, session_id)
+            last = await summaries.last_call(connection, tenant, session_id)
+            if batch.model and batch.model != last.model:
+                last = LastCall(batch.model, dialect=batch.dialect)
+            model = last.model
             pause = await epochs.pause_before(connection, tenant, session_id, batch.first_seq)
             if not await self._may_advance(connection, tenant, session, config, model, pause):
                 return False
@@ -122,7 +127,7 @@ class EpochKeeper:
             try:
                 if session.plan is None and await self._start_bare(tenant, session, history, config, budget, batch):
                     return True
-                started = await self._start(tenant, session, history, config, budget, model, batch.dialect)
+                started = await self._start(tenant, session, history, config, budget, last, batch.dialect)
             except ContextTooLarge:
                 return False
             if started is None:
@@ -140,8 +145,9 @@ class EpochKeeper:
             config.strategy,
             history,
             epoch,
-            dialect=batch.dialect,
+            dialect=cast(DialectName, last.dialect or batch.dialect),
             model=model,
+            host=last.host,
             credentials=batch.credentials,
         )
         return epoch is not None and not isinstance(config.policy, EveryRequest)
@@ -252,12 +258,12 @@ class EpochKeeper:
                 if session is None:
                     raise NotFound("there is no such session")
                 config = self._configs.choose_for_preview(session, strategy=strategy, epoch=epoch)
-                model = await summaries.last_model(connection, tenant, session_id)
+                last = await summaries.last_call(connection, tenant, session_id)
                 history, budget, _ = await self._load(
-                    connection, tenant, session, dialect_of(dialect), config, model=model
+                    connection, tenant, session, dialect_of(dialect), config, model=last.model
                 )
             history = replace(history, advance=Advance(reason=reason))
-            started = await self._start(tenant, session, history, config, budget, model, dialect, extra_write)
+            started = await self._start(tenant, session, history, config, budget, last, dialect, extra_write)
             if started is not None:
                 return started.context.report
         raise Conflict("the session is in use: try again")
@@ -312,18 +318,25 @@ class EpochKeeper:
         history: History,
         config: ContextConfig,
         budget: TokenBudget,
-        model: str,
+        last: LastCall,
         dialect: DialectName,
         extra_write: ExtraWrite | None = None,
     ) -> BuiltContext | None:
-        """Store the new epoch; None if the session changed meanwhile.
+        """Store the new epoch; None if the session changed meanwhile. ``last`` is the session's last call.
 
         A first epoch that shows everything unchanged is not stored: the next append decides again.
         """
-        built = await asyncio.to_thread(build, history, config, budget, model)
+        built = await asyncio.to_thread(build, history, config, budget, last.model)
         if built.context.epoch.reason == "first" and is_unchanged(built.context.epoch):
             return replace(built, starts_epoch=False)
-        memory = memory_of_cut(config.strategy, history, built.context.epoch, dialect=dialect, model=model)
+        memory = memory_of_cut(
+            config.strategy,
+            history,
+            built.context.epoch,
+            dialect=cast(DialectName, last.dialect or dialect),
+            model=last.model,
+            host=last.host,
+        )
         return built if await self._store(tenant, session, built, budget, memory, extra_write) else None
 
     async def _store(

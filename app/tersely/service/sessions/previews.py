@@ -151,9 +151,8 @@ class Previews:
             if session is None:
                 raise NotFound("there is no such session")
             config = self._configs.choose_for_preview(session, strategy=strategy, epoch=epoch, tools=request.tools)
-            request = replace(
-                request, model=request.model or await summaries.last_model(connection, tenant, session_id)
-            )
+            if not request.model:
+                request = replace(request, model=(await summaries.last_call(connection, tenant, session_id)).model)
             budget = await budget_outside_calls(
                 connection,
                 tenant,

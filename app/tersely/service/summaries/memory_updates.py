@@ -18,7 +18,7 @@ from tersely.store.db.connection import Connection, Database
 from tersely.store.notes import daily_memory as memory
 from tersely.store.notes import pending_memory, summaries
 from tersely.store.notes.pending_memory import DueMemory, PendingMemory
-from tersely.store.notes.summaries import NO_LIMIT
+from tersely.store.notes.summaries import NO_LIMIT, LastCall
 from tersely.strategies.prefetch import MEMORY_UPDATE
 
 # The maximum of messages in one entry, and of entries for one request; only the newest are written, since a session may
@@ -51,7 +51,8 @@ class MemoryUpdates:
         self, connection: Connection, tenant: str, session_id: str, entries: Iterable[Sequence[Run]], *, strategy: str
     ) -> None:
         """Store ``entries`` (runs of messages) as pending, in the caller's transaction; `write` comes after it."""
-        pending = [_pending(runs, strategy=strategy) for runs in entries if runs]
+        last = await summaries.last_call(connection, tenant, session_id)
+        pending = [_pending(runs, last, strategy=strategy) for runs in entries if runs]
         await pending_memory.add(connection, tenant, session_id, pending, self._clock())
 
     async def write(
@@ -61,19 +62,21 @@ class MemoryUpdates:
         entries: Iterable[Sequence[Run]],
         *,
         strategy: str,
-        dialect: DialectName = "openai_chat",
-        model: str = "",
+        call: LastCall | None = None,
         credentials: Sequence[tuple[str, str]] = (),
     ) -> None:
         """Write the live messages of each of ``entries`` (runs of messages) into the memory, unless it covers them
-        already.
+        already. ``call`` says whom to ask and ``credentials`` are for that host; without it the session's last call.
 
         Each becomes one entry, or several above `PIECE` messages. Returns when that is done, or after the maximum wait.
         """
-        pending = [_pending(runs, strategy=strategy, dialect=dialect, model=model) for runs in entries if runs]
-        if not pending:
+        runs_of_entries = [runs for runs in entries if runs]
+        if not runs_of_entries:
             return
         async with self._database.transaction(tenant) as connection:
+            if call is None:
+                call = await summaries.last_call(connection, tenant, session_id)
+            pending = [_pending(runs, call, strategy=strategy) for runs in runs_of_entries]
             pieces = await self._split(connection, tenant, session_id, pending)
         jobs = [_job(tenant, session_id, piece, tuple(credentials)) for piece in pieces]
         await self._summarizer.run_all(jobs, PATIENCE)
@@ -124,8 +127,11 @@ class MemoryUpdates:
         return sum([await self._take_over(each, now) for each in ready])
 
     def _lacks_key(self, each: DueMemory) -> bool:
-        keys = self._summarizer.caller_keys.get(each.tenant, each.session_id)
-        return self._summarizer.lacks_key(_job(each.tenant, each.session_id, each.entry, keys))
+        return self._summarizer.lacks_key(self._resumed(each, each.entry))
+
+    def _resumed(self, each: DueMemory, entry: PendingMemory) -> Job:
+        keys = self._summarizer.caller_keys.get(each.tenant, each.session_id, host=entry.host, dialect=entry.dialect)
+        return _job(each.tenant, each.session_id, entry, keys)
 
     async def _take_over(self, each: DueMemory, now: datetime) -> bool:
         async with self._database.transaction(each.tenant) as connection:
@@ -135,16 +141,19 @@ class MemoryUpdates:
             if not each.entry.epoch:
                 pieces = await self._split(connection, each.tenant, each.session_id, pieces)
         for piece in pieces:
-            keys = self._summarizer.caller_keys.get(each.tenant, each.session_id)
-            self._summarizer.submit(_job(each.tenant, each.session_id, piece, keys))
+            self._summarizer.submit(self._resumed(each, piece))
         return True
 
 
-def _pending(
-    runs: Sequence[Run], *, strategy: str, dialect: DialectName = "openai_chat", model: str = ""
-) -> PendingMemory:
+def _pending(runs: Sequence[Run], call: LastCall, *, strategy: str) -> PendingMemory:
     return PendingMemory(
-        first_seq=runs[0][0], last_seq=runs[-1][1], runs=tuple(runs), strategy=strategy, dialect=dialect, model=model
+        first_seq=runs[0][0],
+        last_seq=runs[-1][1],
+        runs=tuple(runs),
+        strategy=strategy,
+        dialect=call.dialect or "openai_chat",
+        model=call.model,
+        host=call.host,
     )
 
 
@@ -160,5 +169,6 @@ def _job(tenant: str, session_id: str, entry: PendingMemory, credentials: tuple[
         strategy=entry.strategy,
         dialect=cast(DialectName, entry.dialect),
         model=entry.model,
+        host=entry.host,
         credentials=credentials,
     )

@@ -22,12 +22,12 @@ REMEMBERED = 8_192
 
 
 def memory_of_cut(
-    strategy: Strategy, history: History, epoch: Epoch, *, dialect: DialectName, model: str
+    strategy: Strategy, history: History, epoch: Epoch, *, dialect: DialectName, model: str, host: str = ""
 ) -> PendingMemory | None:
     """Return the memory entry to write about the messages that ``epoch`` cut; None if there is none.
 
-    ``dialect`` and ``model`` are those of the session's calls. A cleared context goes into the memory under every
-    strategy.
+    ``dialect``, ``model`` and ``host`` are those of the session's calls. A cleared context goes into the memory under
+    every strategy.
     """
     name = strategy_name(strategy)
     if epoch.reason == "clear":
@@ -37,7 +37,13 @@ def memory_of_cut(
         if not runs:
             return None
         return PendingMemory(
-            first_seq=runs[0][0], last_seq=runs[-1][1], runs=runs, strategy=name, dialect=dialect, model=model
+            first_seq=runs[0][0],
+            last_seq=runs[-1][1],
+            runs=runs,
+            strategy=name,
+            dialect=dialect,
+            model=model,
+            host=host,
         )
     wanted = after_cut(strategy, history.snapshot, epoch, history.epoch_inputs.summaries)
     need = next((need for need in wanted if need.purpose == MEMORY_UPDATE), None)
@@ -50,6 +56,7 @@ def memory_of_cut(
         strategy=name,
         dialect=dialect,
         model=model,
+        host=host,
     )
 
 
@@ -78,7 +85,7 @@ class SummaryPrefetcher:
 
         ``model`` is the session's, ``host`` the name of its model host, ``credentials`` the caller's headers for it.
         """
-        self._summarizer.caller_keys.remember(tenant, session_id, credentials)
+        self._summarizer.caller_keys.remember(tenant, session_id, credentials, host=host, dialect=dialect)
         if epoch is None:
             wanted = upcoming_summaries(strategy, history.snapshot)
         else:

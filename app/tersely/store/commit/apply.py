@@ -219,7 +219,7 @@ def enter_report(write: ReplyWrite, asked: Outcome, state: State, rows: NewRows)
             asked.last_seq, report.tools, report.tokens_before, report.tokens_after, report.input_tokens,
             report.cached_tokens, report.output_tokens, report.status, write.started, write.now,
             write.request.exchange, report.weight, sent, report.client, report.request_id, report.overhead_ms,
-            report.cost_sent, report.cost_full,
+            report.cost_sent, report.cost_full, report.host,
         )
     )  # fmt: skip
     # An epoch that was planned before history was edited shows what is hidden now.

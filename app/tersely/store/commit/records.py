@@ -368,7 +368,8 @@ class NewReply(
 class CallReport(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of an upstream call, sent and received; None where the provider did not report them.
 
-    ``weight``: prompt and completion of the last round, as reported or estimated.
+    ``weight``: prompt and completion of the last round, as reported or estimated. ``host`` is the name of the model
+    host (empty: the default one of the dialect; None: a call of older code).
     """
 
     model: str
@@ -389,6 +390,7 @@ class CallReport(msgspec.Struct, frozen=True, kw_only=True):
     overhead_ms: float | None = None
     cost_sent: float | None = None
     cost_full: float | None = None
+    host: str | None = None
 
 
 class ReplyWrite(msgspec.Struct, frozen=True, kw_only=True, eq=False):

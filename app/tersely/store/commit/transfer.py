@@ -44,7 +44,7 @@ _OTHERS = {
 _NULLABLE = frozenset(
     {"finish", "digest", "raw", "model_raw", "follows", "tools", "input_tokens", "cached_tokens", "output_tokens",
      "status", "finished_at", "plan", "last_call_at", "last_strategy", "last_epoch_policy", "weight",
-     "sent", "client", "request_id", "overhead_ms", "cost_sent", "cost_full"}
+     "sent", "client", "request_id", "overhead_ms", "cost_sent", "cost_full", "host"}
 )  # fmt: skip
 _RANGES = {"bigint": 2**53, "integer": 2**31 - 1, "smallint": 100}
 MAX_NAME = 1_000

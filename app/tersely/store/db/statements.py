@@ -45,18 +45,18 @@ TABLES: dict[str, tuple[str, str]] = {
     "calls": (
         "number, turn, model, strategy, epoch, cut, last_seq, tools, tokens_before, tokens_after, "
         "input_tokens, cached_tokens, output_tokens, status, created_at, finished_at, exchange, weight, "
-        "sent, client, request_id, overhead_ms, cost_sent, cost_full",
+        "sent, client, request_id, overhead_ms, cost_sent, cost_full, host",
         "bigint, integer, text, text, integer, bigint, bigint, bytea, integer, integer, "
         "integer, integer, integer, integer, timestamptz, timestamptz, text, integer, "
-        "bytea, text, text, float8, float8, float8",
+        "bytea, text, text, float8, float8, float8, text",
     ),
     "epochs": (
         "number, cut, reason, head_tokens, tokens_before, tokens_after, created_at, plan",
         "integer, bigint, text, integer, integer, integer, timestamptz, bytea",
     ),
     "pending_memory": (
-        "epoch, first_seq, last_seq, runs, strategy, dialect, model, due_at",
-        "integer, bigint, bigint, bytea, text, text, text, timestamptz",
+        "epoch, first_seq, last_seq, runs, strategy, dialect, model, due_at, host",
+        "integer, bigint, bigint, bytea, text, text, text, timestamptz, text",
     ),
     "attributes": ("digest, kind, created_at, raw", "bytea, text, timestamptz, bytea"),
     "artifacts": ("sha256, seq, call_id, chars, created_at", "bytea, bigint, bytea, integer, timestamptz"),

@@ -16,6 +16,8 @@ import msgspec
 from tersely.store.db.connection import Connection
 
 KIND = "sent"
+TOOLS_KIND = "sent_tools"
+"""The kind of literals that say which tools were sent. They quote no message."""
 BLOCK = 64
 """Elements per block. A full block is a literal: as long as a prompt's beginning stays, calls share its blocks."""
 VERSION = 1
@@ -53,6 +55,7 @@ class SentContext(msgspec.Struct, frozen=True, array_like=True):
     ``blocks`` are literals of `BLOCK` elements each, ``rest`` the elements behind them, ``instructions`` the literal of
     the instructions that stand outside of the message list. ``rounds`` are the lengths of the message lists of the
     requests before this one, where the reply was made in several rounds. ``checksum`` is that of all elements.
+    ``tools``: `SAME_TOOLS`, or the literal of a `SentTools`; empty in descriptions of earlier versions.
     """
 
     version: int
@@ -64,6 +67,22 @@ class SentContext(msgspec.Struct, frozen=True, array_like=True):
     rounds: tuple[int, ...]
     checksum: int
     count: int
+    tools: bytes = b""
+
+
+SAME_TOOLS = b"="
+"""The request had the client's tools, or none, as the client."""
+
+
+class SentTools(msgspec.Struct, frozen=True, array_like=True):
+    """How the tools of a request are made of the client's: ``middle`` stands between their first ``prefix`` and their
+    last ``suffix`` bytes. ``checksum`` is that of the result.
+    """
+
+    prefix: int
+    suffix: int
+    middle: bytes
+    checksum: int
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -71,10 +90,11 @@ _decoder = msgspec.msgpack.Decoder(SentContext)
 _raw_elements = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _one = msgspec.msgpack.Decoder(SentMessage)
 _run = msgspec.msgpack.Decoder(dict[int, int])
+_tools = msgspec.msgpack.Decoder(SentTools)
 
 LITERALS = """
-SELECT digest, raw FROM attributes WHERE tenant_id = $1 AND session_id = $2 AND kind = 'sent'
-    AND digest = ANY($3::bytea[])
+SELECT digest, raw FROM attributes WHERE tenant_id = $1 AND session_id = $2
+    AND kind IN ('sent', 'sent_tools') AND digest = ANY($3::bytea[])
 """
 FORGET = "DELETE FROM attributes WHERE tenant_id = $1 AND session_id = $2 AND kind = 'sent'"
 
@@ -124,6 +144,36 @@ def unpack(packed: bytes) -> list[SentMessage]:
             for start, count in _run.decode(raw).items():
                 found += [SentMessage(seq) for seq in range(start, start + count)]
     return found
+
+
+def pack_tools(client: bytes, sent: bytes) -> bytes:
+    """Return how the tools of a request are made of the client's."""
+    prefix = in_common(client, sent)
+    suffix = in_common(client[prefix:][::-1], sent[prefix:][::-1])
+    middle = sent[prefix : len(sent) - suffix]
+    return _encoder.encode(SentTools(prefix, suffix, middle, crc32(sent)))
+
+
+def unpack_tools(packed: bytes, client: bytes) -> bytes | None:
+    """Return the tools that were sent; None if the client's are not the ones that they were made of."""
+    try:
+        tools = _tools.decode(packed)
+    except msgspec.DecodeError:
+        return None
+    sent = client[: tools.prefix] + tools.middle + client[len(client) - tools.suffix :]
+    return sent if crc32(sent) == tools.checksum else None
+
+
+def in_common(one: bytes, other: bytes) -> int:
+    """Return with how many equal bytes both begin."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def encode(sent: SentContext) -> bytes:

@@ -24,7 +24,7 @@ MOST_TRIES = 8
 HERE = "tenant_id = $1 AND session_id = $2"
 LIST = "SET LOCAL app.list_pending_memory = 'on'"
 DUE = """
-SELECT tenant_id, session_id, epoch, first_seq, last_seq, runs, strategy, dialect, model, due_at
+SELECT tenant_id, session_id, epoch, first_seq, last_seq, runs, strategy, dialect, model, host, due_at
 FROM pending_memory WHERE due_at <= $1 AND tries < $2 ORDER BY due_at LIMIT $3
 """
 _ENTRY = f"{HERE} AND epoch = $3 AND first_seq = $4 AND last_seq = $5"
@@ -39,7 +39,7 @@ class PendingMemory:
     """A memory entry to be written about messages ``first_seq`` to ``last_seq``.
 
     ``epoch`` is the number of the epoch that cut them; 0: ``runs`` are the messages. ``strategy`` is a strategy's name;
-    ``model`` (empty: unknown) and ``dialect`` are those of the session's calls.
+    ``model`` (empty: unknown), ``host`` and ``dialect`` are those of the session's calls.
     """
 
     first_seq: int
@@ -47,6 +47,7 @@ class PendingMemory:
     strategy: str
     dialect: str = "openai_chat"
     model: str = ""
+    host: str = ""
     epoch: int = 0
     runs: tuple[Run, ...] = ()
 
@@ -66,7 +67,7 @@ def record(session_id: str, entry: PendingMemory, now: datetime) -> Record:
     return (
         session_id, entry.epoch, entry.first_seq, entry.last_seq,
         msgspec.json.encode(entry.runs) if entry.runs else None, entry.strategy, entry.dialect, entry.model,
-        now + GRACE,
+        now + GRACE, entry.host,
     )  # fmt: skip
 
 
@@ -104,6 +105,7 @@ async def due(database: Database, now: datetime, *, limit: int) -> list[DueMemor
                 strategy=r["strategy"],
                 dialect=r["dialect"],
                 model=r["model"],
+                host=r["host"] or "",
             ),
             due_at=r["due_at"],
         )

@@ -110,10 +110,25 @@ SELECT min(seq) FROM messages
 WHERE {HERE} AND turn + 0 IS NOT NULL AND status = 'live' AND turn = (
     SELECT turn FROM messages WHERE {HERE} AND status = 'live' AND turn > 0 ORDER BY seq DESC LIMIT 1)
 """
-LAST_MODEL = f"SELECT model FROM calls WHERE {HERE} ORDER BY number DESC LIMIT 1"
+LAST_CALL = f"""
+SELECT model, host, (
+    SELECT dialect FROM messages m WHERE m.tenant_id = $1 AND m.session_id = $2 AND m.seq = c.last_seq
+) AS dialect FROM calls c WHERE {HERE} ORDER BY number DESC LIMIT 1
+"""
 FORGET = f"DELETE FROM summaries WHERE {HERE} AND first_seq <= $4 AND last_seq >= $3"
 
 NO_LIMIT = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class LastCall:
+    """The model that a session's last call asked, the name of the model host (empty: the default one of the dialect),
+    and the dialect (empty: unknown).
+    """
+
+    model: str = ""
+    host: str = ""
+    dialect: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,9 +252,10 @@ async def last_turn_begins(connection: Connection, tenant: str, session_id: str)
     return await connection.fetchval(LAST_TURN_BEGINS, tenant, session_id) or 1
 
 
-async def last_model(connection: Connection, tenant: str, session_id: str) -> str:
-    """Return the model of the session's last call; empty if there was none."""
-    return await connection.fetchval(LAST_MODEL, tenant, session_id) or ""
+async def last_call(connection: Connection, tenant: str, session_id: str) -> LastCall:
+    """Return the model and the host of the session's last call; empty if there was none."""
+    row = await connection.fetchrow(LAST_CALL, tenant, session_id)
+    return LastCall() if row is None else LastCall(row["model"], row["host"] or "", row["dialect"] or "")
 
 
 async def forget(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> None:

@@ -16,7 +16,7 @@ GroupBy = Literal["day", "model", "strategy", "client"]
 COLUMNS = (
     "session_id, number, turn, model, client, strategy, epoch, cut, last_seq, tokens_before, tokens_after, "
     "input_tokens, cached_tokens, output_tokens, cost_sent, cost_full, overhead_ms, status, created_at, finished_at, "
-    "request_id, sent, tools"
+    "request_id, sent, tools, host"
 )
 HERE = "tenant_id = $1 AND session_id = $2"
 OF_SESSION = f"SELECT {COLUMNS} FROM calls WHERE {HERE} AND number > $3 ORDER BY number LIMIT $4"
@@ -78,7 +78,9 @@ FROM calls WHERE {HERE}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRow:
-    """A call. Tokens before and after are our own counts, the others the provider's; costs are in USD."""
+    """A call. Tokens before and after are our own counts, the others the provider's; costs are in USD. ``host`` is the
+    name of the model host (empty: the default one of its dialect; None: not known).
+    """
 
     session_id: str
     number: int
@@ -103,6 +105,7 @@ class CallRow:
     request_id: str | None
     sent: bytes | None
     tools: bytes | None
+    host: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,10 @@ class CallOut(BaseModel):
     turn: TurnId | None
     model: str
     client: str | None
+    host: str | None = Field(
+        description="The name of the model host in `TERSELY_UPSTREAMS`; empty: the default host of the dialect. "
+        "Null for calls of earlier versions."
+    )
     strategy: str
     epoch: int
     cut: int
@@ -61,7 +65,8 @@ class CallContextOut(BaseModel):
     """The context that a call sent to the model.
 
     `messages` are the elements of the request's message list, byte for byte; `instructions` is the system text outside
-    of that list. Both are null if they can no longer be restored from the store; then `reason` says why.
+    of that list. Both are null if they can no longer be restored from the store; then `reason` says why. The same holds
+    for `tools`, the request's tool definitions, with `tools_reason`.
     """
 
     call: CallOut
@@ -70,6 +75,9 @@ class CallContextOut(BaseModel):
     reason: str | None
     messages: list[Any] | None
     instructions: Any
+    tools: list[Any] | None
+    own_tools: list[str] = Field(description="The names of the tools that Tersely added to the client's.")
+    tools_reason: str | None
     rounds: list[int] = Field(description="For a call with several rounds: the lengths of the earlier message lists.")
     lines: list[LineOut]
 
