@@ -14,7 +14,8 @@ from tersely.domain.errors import StoreUnavailable
 from tersely.domain.history.links import MessageIdentity
 from tersely.domain.history.reconciliation import append_messages
 from tersely.store.commit.records import NewSession, RequestWrite
-from tersely.store.commit.writer import LARGE, Writer
+from tersely.store.commit.sizes import LARGE
+from tersely.store.commit.writer import Writer
 from tersely.store.db.connection import Database
 from tersely.store.history import messages, sessions
 from tests import conftest

@@ -23,16 +23,12 @@ from tersely.domain.history.repetition import find_earlier_question, reconcile_r
 from tersely.domain.history.reply_placement import ReplyPlacement
 from tersely.store.commit import idempotency_keys as appends
 from tersely.store.commit.apply import AT_THE_END, NewRows, enter_parts, enter_replies, enter_report, enter_request
+from tersely.store.commit.decisions import append_again, decide_again
+from tersely.store.commit.locked_writes import lock_sessions
 from tersely.store.commit.records import NewReply, NewSession, Outcome, ReplyWrite, RequestWrite, State
-from tersely.store.commit.writer import (
-    LARGE_LIMIT,
-    append_again,
-    decide_again,
-    insert_rows,
-    lock_sessions,
-    place_late_reply,
-    set_statuses,
-)
+from tersely.store.commit.rows import insert_rows
+from tersely.store.commit.sizes import LARGE_LIMIT
+from tersely.store.commit.statuses import place_late_reply, set_statuses
 from tersely.store.db.connection import Connection, Database, refusal
 from tersely.store.history import messages, sessions
 from tersely.store.history.messages import TailRow

@@ -16,7 +16,7 @@ from msgspec import structs
 from tersely.domain.history.history import Epoch, Status
 from tersely.domain.history.runs import Run
 from tersely.domain.history.sessions import Session
-from tersely.store.commit.writer import LAST_TURN
+from tersely.store.commit.decisions import LAST_TURN
 from tersely.store.db.connection import Connection
 from tersely.store.history import artifacts, sent_contexts
 from tersely.store.history.messages import StoredMessage

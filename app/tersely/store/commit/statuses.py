@@ -1,0 +1,71 @@
+"""Change the status of stored messages, and place replies that come late."""
+
+from __future__ import annotations
+
+from tersely.domain.history.history import BROKE_OFF, CLIENT_LEFT, INCOMPLETE
+from tersely.domain.history.reconciliation import Reconciliation
+from tersely.domain.history.reply_placement import ReplyNeighbours, ReplyPlacement, place_reply
+from tersely.store.commit import epochs
+from tersely.store.commit.records import Outcome, ReplyWrite
+from tersely.store.db.connection import Connection
+
+SET_STATUS = """
+UPDATE messages SET status = $4 WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::bigint[])
+"""
+# What the model did beside its replies, hidden from the client, goes the way of the replies. The condition is that of
+# the index `messages_exceptions`, word for word.
+SET_STATUS_OF_HIDDEN = """
+UPDATE messages SET status = $4 WHERE tenant_id = $1 AND session_id = $2 AND status = $5 AND NOT client_visible
+  AND CASE WHEN status <> 'live' OR turn = 0 OR place <> seq::float8 OR NOT client_visible OR NOT model_visible
+      THEN 1 ELSE 0 END = 1
+  AND call IN (SELECT r.call FROM messages r
+               WHERE r.tenant_id = $1 AND r.session_id = $2 AND r.seq = ANY($3::bigint[]) AND r.call > 0)
+"""
+AROUND_REPLY = f"""
+SELECT a.status,
+    (SELECT min(n.place) FROM messages n
+     WHERE n.tenant_id = $1 AND n.session_id = $2 AND n.place > a.place AND n.turn > 0) AS next_position,
+    r.call AS rival, r.broke_off AS rival_broke_off
+FROM messages a LEFT JOIN LATERAL (
+    SELECT n.call, coalesce(n.finish IN ('{BROKE_OFF}', '{CLIENT_LEFT}'), false) AS broke_off FROM messages n
+    WHERE n.tenant_id = $1 AND n.session_id = $2 AND n.place > a.place AND n.turn = a.turn AND n.turn + 0 IS NOT NULL
+        AND n.role = 'assistant' AND n.status = 'live' AND n.client_visible
+        AND NOT EXISTS (SELECT FROM messages b WHERE b.tenant_id = $1 AND b.session_id = $2 AND b.status = 'live'
+                        AND b.role <> 'assistant' AND b.client_visible AND b.turn > 0 AND b.place > a.place
+                        AND b.place < n.place)
+    ORDER BY n.call DESC LIMIT 1
+) AS r ON true
+WHERE a.tenant_id = $1 AND a.session_id = $2 AND a.seq = $3
+"""
+SUPERSEDE_RIVAL = """
+UPDATE messages SET status = 'superseded'
+WHERE tenant_id = $1 AND session_id = $2 AND status = 'live' AND call = $3 RETURNING seq
+"""
+
+
+async def set_statuses(connection: Connection, tenant: str, session_id: str, decision: Reconciliation) -> None:
+    """Hide the messages that a decision supersedes, show the ones that it restores, and correct the epoch's plan."""
+    for seqs, status, before in (
+        (decision.superseded, "superseded", "live"),
+        (decision.restored, "live", "superseded"),
+    ):
+        if seqs:
+            await connection.execute(SET_STATUS, tenant, session_id, list(seqs), status)
+            await connection.execute(SET_STATUS_OF_HIDDEN, tenant, session_id, list(seqs), status, before)
+    if changed := (*decision.superseded, *decision.restored):
+        last = None if decision.kind == "delta" else decision.last_known
+        await epochs.remove_from_plans(connection, tenant, session_id, changed, last=last)
+
+
+async def place_late_reply(
+    connection: Connection, tenant: str, write: ReplyWrite, outcome: Outcome, session_id: str
+) -> ReplyPlacement:
+    """Place a reply in a session that changed while the model replied."""
+    row = await connection.fetchrow(AROUND_REPLY, tenant, session_id, outcome.answered_seq)
+    neighbours = ReplyNeighbours(**dict(row)) if row else ReplyNeighbours(status=None)
+    broke_off = any(reply.finish in INCOMPLETE for reply in write.replies)
+    placement = place_reply(neighbours, call=outcome.call, broke_off=broke_off)
+    if placement.replaces:
+        replaced = await connection.fetch(SUPERSEDE_RIVAL, tenant, session_id, placement.replaces)
+        await epochs.remove_from_plans(connection, tenant, session_id, [record["seq"] for record in replaced])
+    return placement
