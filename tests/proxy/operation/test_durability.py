@@ -13,6 +13,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from tersely.fakellm.scripted import ScriptedReply
 from tersely.service.proxy import exchange_keeping
 from tests.conftest import Database
 from tests.support.conversations import KINDS, Conversation, compare, hold, script, waits_for_spool
@@ -222,6 +223,36 @@ async def test_a_conversation_whose_first_reply_waits_goes_on_elsewhere(
     way.restore()
     await stored_right(one, database, [conversation])
     await speak(conversation, one)
+    await stored_right(one, database, [conversation])
+
+
+@pytest.mark.parametrize("kind", ["chat", "chat tools stream", "anthropic stream", "gemini", "responses"])
+@pytest.mark.parametrize("answered", [0, 2])
+async def test_a_question_that_broke_off_elsewhere_is_left(
+    database: Database, model: Model, replicas: tuple[Service, Relay, Service], kind: str, answered: int
+) -> None:
+    """It made a session that nobody goes on with: its client asked something else, and no reply was known there."""
+    one, way, other = replicas
+    conversation = Conversation(one.url, kind)
+    assert await lose(conversation, one, way, model) in STORED
+    conversation.url = other.url
+    usual = model.state.script
+    model.state.script = lambda _: ScriptedReply(status=500, body=b"{}")
+    try:
+        assert not (await hold(conversation, 1))[0].has_ended
+    finally:
+        model.state.script = usual
+    for _ in range(answered):
+        await speak(conversation, other)
+    way.restore()
+    await waits_for_spool(one.url)
+    await speak(conversation, one)
+
+    async def is_right() -> bool:
+        return (await compare(database.admin_dsn, [conversation])).is_right
+
+    await eventually(is_right, 20)
+    await speak(conversation, other)
     await stored_right(one, database, [conversation])
 
 

@@ -392,7 +392,6 @@ class ExchangeKeeper:
             with suppress(StoreUnavailable, StoreRefused, NotFound):
                 if await late_writes.rejoin(self._database, self._writer.tails, write, create, now=self._clock()):
                     _log.info("an exchange was moved to the session that continues it")
-                    return
 
     async def _write(self, exchange: Exchange, *, limit: float | None = None) -> ReplyWrite:
         """Store an exchange, unless it is stored already. Returns the write."""

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import takewhile
 
 import asyncpg
 from msgspec import structs
 
 from tersely.domain.errors import StoreUnavailable
-from tersely.domain.history.links import MessageIdentity, PlacedMessage, StoredLink
+from tersely.domain.history.links import PlacedMessage, StoredLink
 from tersely.domain.history.placement import MIN_GAP
 from tersely.domain.history.reconciliation import Reconciliation, append_messages
 from tersely.domain.history.repetition import find_earlier_question, reconcile_repetition
@@ -43,6 +44,12 @@ TAKE_TURN = """
 INSERT INTO replays (tenant_id, id, session_id, created_at) VALUES ($1, '', '', $2)
 ON CONFLICT (tenant_id, id) DO UPDATE SET created_at = excluded.created_at
 """
+# Where an exchange is, other than where it was to be.
+MOVE_CLAIM = "UPDATE replays SET session_id = $3 WHERE tenant_id = $1 AND id = $2"
+FIND_CLAIM = """
+SELECT s.id, s.created_at FROM replays r JOIN sessions s ON s.tenant_id = $1 AND s.id = r.session_id
+WHERE r.tenant_id = $1 AND r.id = $2
+"""
 FORGET = "DELETE FROM replays WHERE tenant_id = $1 AND created_at < $2"
 FIND_CALL = "SELECT number FROM calls WHERE tenant_id = $1 AND session_id = $2 AND exchange = $3"
 FIND_REQUEST = """
@@ -60,7 +67,7 @@ SELECT DISTINCT s.id, s.created_at FROM (
     WHERE tenant_id = $1 AND digest = $5 AND chain IS NULL AND role = 'assistant' LIMIT 1000
 ) AS m JOIN sessions s ON s.tenant_id = $1 AND s.id = m.session_id
 WHERE m.seq <= $4 AND s.created_at >= $2 AND s.client_id IS NOT DISTINCT FROM $3
-ORDER BY s.created_at, s.id LIMIT 8
+ORDER BY s.created_at DESC, s.id LIMIT 8
 """
 # A session that has nothing but one question without a reply.
 LEAVE_QUESTION = """
@@ -116,6 +123,7 @@ async def write_late(
     Raises `StoreUnavailable`, `StoreRefused`, and `NotFound` where its session is gone.
     """
     request = write.request
+    left: list[str] = []
     if limit is None and sum(map(len, request.raws)) > LARGE_BYTES:
         limit = LARGE_LIMIT
     try:
@@ -130,37 +138,40 @@ async def write_late(
             if await connection.fetchval(CLAIM, *claim) is None:
                 return False
             if request.create is not None and not is_named:
-                request = await _in_session_since(connection, write, request.create)
+                request, left = await _in_session_since(connection, write, request.create)
             if request.session_id != write.request.session_id:
                 outcome, version = None, None
+                await connection.execute(MOVE_CLAIM, request.tenant, request.exchange, request.session_id)
             return await _write(connection, structs.replace(write, request=request), outcome, version=version)
     except asyncpg.PostgresError as error:
         raise refusal(error) from error
     finally:
-        for session_id in {request.session_id, write.request.session_id}:
+        for session_id in {request.session_id, write.request.session_id, *left}:
             tail_cache.forget(request.tenant, session_id)
         if request.create is not None and request.create.spare_id is not None:
             tail_cache.forget(request.tenant, request.create.spare_id)
 
 
-async def _in_session_since(connection: Connection, write: ReplyWrite, create: NewSession) -> RequestWrite:
-    """Return the request of a write, in the session that has got the same history since, if there is one.
+async def _in_session_since(
+    connection: Connection, write: ReplyWrite, create: NewSession
+) -> tuple[RequestWrite, list[str]]:
+    """Return the request of a write, in the session that has got the same history since, if there is one; and the
+    sessions that were left.
 
     Whoever made that session did not know the reply. Where the request alone is stored already, in a session of its
     own, that one is left.
     """
     request, tenant = write.request, write.request.tenant
-    found = await _find_session_since(
-        connection, tenant, request.now, create.client_id, request.incoming, write.replies
-    )
-    if found is None or found == request.session_id:
-        return request
+    found = await _find_sessions_since(connection, write, create)
+    if not found or found[0].id == request.session_id:
+        return request, []
     is_there = await sessions.get(connection, tenant, request.session_id) is not None
     if is_there:
         if await connection.fetchval(LEAVE_QUESTION, tenant, request.session_id) is None:
-            return request
+            return request, []
         await connection.execute(LEAVE_MESSAGES, tenant, request.session_id)
-    return structs.replace(request, session_id=found, create=None)
+    left = await _leave_unanswered(connection, tenant, found[1:])
+    return structs.replace(request, session_id=found[0].id, create=None), left
 
 
 async def rejoin(
@@ -171,40 +182,36 @@ async def rejoin(
     Neither could see the other's. What was relayed becomes part of the other session; the calls stay where they were.
     Returns whether there is such a session. Raises as `write_late`.
     """
-    request, tenant, old = write.request, write.request.tenant, write.request.session_id
-    new: str | None = None
+    tenant = write.request.tenant
+    changed: list[str] = []
     try:
         async with database.transaction(tenant) as connection:
             await connection.execute(TAKE_TURN, tenant, now)
-            new = await _find_session_since(
-                connection, tenant, request.now, create.client_id, request.incoming, write.replies
-            )
-            if new is None or new == old:
+            old = await _find_stored(connection, write)
+            found = [each for each in await _find_sessions_since(connection, write, create) if each.id != old.id]
+            if not found or [link.digest for link in old.shared] != [link.digest for link in found[0].shared]:
                 return False
-            for session_id in sorted((old, new)):
-                await connection.execute(LEAVE if session_id == old else TOUCH, tenant, session_id)
-            left, kept = [
-                [each.row for each in await messages.all_rows(connection, tenant, session_id) if _is_current(each)]
-                for session_id in (old, new)
-            ]
-            if not left or [each.digest for each in left] != [each.digest for each in kept[: len(left)]]:
-                raise _NotTheSame
-            numbers = [each.seq for each in left], [each.seq for each in kept[: len(left)]]
-            await connection.execute(MOVE_REPLIES, tenant, old, new, *numbers)
-            await connection.execute(MOVE_REPLY_IDS, tenant, old, new, *numbers)
-            await connection.execute(LEAVE_MESSAGES, tenant, old)
+            new = found[0]
+            changed = [old.id, *(each.id for each in found)]
+            if not old.is_continued_by(new):
+                return bool(await _leave_unanswered(connection, tenant, found))
+            for each in sorted((old, new), key=lambda each: each.id):
+                await connection.execute(LEAVE if each is old else TOUCH, tenant, each.id)
+            same = list(
+                takewhile(lambda pair: pair[0].digest == pair[1].digest, zip(old.links, new.links, strict=False))
+            )
+            numbers = [mine.seq for mine, _ in same], [its.seq for _, its in same]
+            await connection.execute(MOVE_REPLIES, tenant, old.id, new.id, *numbers)
+            await connection.execute(MOVE_REPLY_IDS, tenant, old.id, new.id, *numbers)
+            await connection.execute(MOVE_CLAIM, tenant, write.request.exchange, new.id)
+            await connection.execute(LEAVE_MESSAGES, tenant, old.id)
+            await _leave_unanswered(connection, tenant, found[1:])
             return True
-    except _NotTheSame:
-        return False
     except asyncpg.PostgresError as error:
         raise refusal(error) from error
     finally:
-        for session_id in filter(None, (old, new)):
+        for session_id in changed:
             tail_cache.forget(tenant, session_id)
-
-
-class _NotTheSame(Exception):
-    """The other session is another conversation: nothing is changed."""
 
 
 async def _write(connection: Connection, write: ReplyWrite, outcome: Outcome | None, *, version: int | None) -> bool:
@@ -226,28 +233,76 @@ async def forget_replays(connection: Connection, tenant: str, before: datetime) 
     await connection.execute(FORGET, tenant, before)
 
 
-async def _find_session_since(
-    connection: Connection,
-    tenant: str,
-    since: datetime,
-    client_id: str | None,
-    incoming: Sequence[MessageIdentity],
-    replies: Sequence[NewReply],
-) -> str | None:
-    """Return the session, made since then, whose history begins with that request and its reply; None where there is
-    none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Holder:
+    """A session that begins with an exchange: its messages up to the reply (``shared``), and those after it."""
+
+    id: str
+    created_at: datetime
+    shared: list[StoredLink]
+    rest: list[StoredLink]
+
+    @property
+    def links(self) -> list[StoredLink]:
+        """Return all current messages."""
+        return self.shared + self.rest
+
+    @property
+    def goes_on(self) -> bool:
+        """Return whether something after the exchange was answered."""
+        return any(link.role == "assistant" for link in self.rest)
+
+    def is_continued_by(self, other: _Holder) -> bool:
+        """Return whether the conversation goes on in the other session, and not in this one."""
+        mine, its = [link.digest for link in self.rest], [link.digest for link in other.rest]
+        if its[: len(mine)] == mine:
+            return True
+        return not self.goes_on and (other.goes_on or other.created_at > self.created_at)
+
+
+async def _leave_unanswered(connection: Connection, tenant: str, found: Sequence[_Holder]) -> list[str]:
+    """Leave the sessions in which nothing after the exchange was answered. Their clients went on in another one."""
+    left = sorted(each.id for each in found if not each.goes_on)
+    for session_id in left:
+        await connection.execute(LEAVE, tenant, session_id)
+        await connection.execute(LEAVE_MESSAGES, tenant, session_id)
+    return left
+
+
+async def _find_sessions_since(connection: Connection, write: ReplyWrite, create: NewSession) -> list[_Holder]:
+    """Return the sessions, made since the exchange, whose histories begin with its request and its reply, as a client
+    brought it: first those that go on, of these the newest first.
     """
-    reply = next((each for each in replies if each.chain is not None), None)
+    request = write.request
+    reply = _relayed(write.replies)
     if reply is None:
-        return None
-    expected = [message.digest for message in incoming if message.is_link] + [reply.digest]
-    most = len(incoming) + SPARE_MESSAGES
-    for record in await connection.fetch(FIND_SINCE, tenant, since, client_id, most, reply.digest):
-        rows = await messages.all_rows(connection, tenant, record["id"])
-        links = [row.row.digest for row in rows if _is_current(row)]
-        if links[: len(expected)] == expected:
-            return str(record["id"])
-    return None
+        return []
+    expected = [message.digest for message in request.incoming if message.is_link] + [reply.digest]
+    arguments = (request.now, create.client_id, len(request.incoming) + SPARE_MESSAGES, reply.digest)
+    found = []
+    for record in await connection.fetch(FIND_SINCE, request.tenant, *arguments):
+        holder = await _holder_of(connection, request.tenant, record["id"], record["created_at"], len(expected))
+        if [link.digest for link in holder.shared] == expected:
+            found.append(holder)
+    return sorted(found, key=lambda each: not each.goes_on)
+
+
+async def _find_stored(connection: Connection, write: ReplyWrite) -> _Holder:
+    """Return the session in which the exchange was stored."""
+    request = write.request
+    claim = await connection.fetchrow(FIND_CLAIM, request.tenant, request.exchange)
+    session_id, created_at = (request.session_id, request.now) if claim is None else (claim["id"], claim["created_at"])
+    count = sum(message.is_link for message in request.incoming) + 1
+    return await _holder_of(connection, request.tenant, session_id, created_at, count)
+
+
+async def _holder_of(connection: Connection, tenant: str, session_id: str, created_at: datetime, count: int) -> _Holder:
+    links = [each.row for each in await messages.all_rows(connection, tenant, session_id) if _is_current(each)]
+    return _Holder(id=session_id, created_at=created_at, shared=links[:count], rest=links[count:])
+
+
+def _relayed(replies: Sequence[NewReply]) -> NewReply | None:
+    return next((each for each in replies if each.chain is not None), None)
 
 
 # The request
