@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -68,6 +69,61 @@ def test_a_port_in_use_is_one_line(workers: str) -> None:
     assert process.returncode == 1
     assert out == ""
     assert errors.splitlines() == [f"tersely: port {port} of 127.0.0.1 is in use: choose another one with --port"]
+
+
+def test_nobody_listens_before_a_worker_serves() -> None:
+    """A load balancer goes elsewhere at once, where a connection that nobody accepts would have kept its client."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = start("--port", str(port), "--workers", "2", DATABASE_URL=AWAY)
+    try:
+        refused, end = 0, time.monotonic() + 60
+        while time.monotonic() < end:
+            try:
+                connection = socket.create_connection(("127.0.0.1", port), 1)
+            except OSError:
+                refused += 1
+                time.sleep(0.01)
+                continue
+            with connection:
+                connection.settimeout(30)
+                connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                began = time.monotonic()
+                assert b" 200 " in connection.recv(1000)
+                assert time.monotonic() - began < 1.5
+            break
+        assert refused
+        assert "Tersely serves on" in greeting(process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+
+
+def test_a_killed_worker_is_replaced_without_being_imported_anew() -> None:
+    process = start("--port", "0", "--workers", "2", DATABASE_URL=AWAY)
+    try:
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", greeting(process))
+        assert found is not None
+
+        def workers() -> set[str]:
+            text = httpx.get(f"{found[0]}/metrics", timeout=60).text
+            return set(re.findall(r'process_resident_memory_bytes\{worker="(\d+)"\}', text))
+
+        while len(first := workers()) < 2:
+            time.sleep(0.1)
+        for pid in first:
+            psutil.Process(int(pid)).kill()
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                if len(second := workers() - first) == 2:
+                    break
+            time.sleep(0.05)
+        for pid in second:
+            spent = psutil.Process(int(pid)).cpu_times()
+            assert spent.user + spent.system < 1.5, "importing everything takes twice that"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
 
 
 def test_metrics_of_two_workers_name_both_processes() -> None:

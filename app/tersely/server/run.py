@@ -28,16 +28,14 @@ import uvicorn
 from pydantic import ValidationError
 from sqlalchemy.exc import DBAPIError
 from typing_extensions import override
-from uvicorn.supervisors import Multiprocess, multiprocess
-from uvicorn.supervisors.multiprocess import Process
 
-from tersely.api.proxy import ProxyRoutes
 from tersely.api.transport.protocol import DeadlineProtocol
 from tersely.api.transport.request_ids import current as current_request_id
 from tersely.composition.application import build
 from tersely.embedded_postgres import EmbeddedPostgresError, default_data_dir, open_embedded_postgres
 from tersely.fakellm.scripted import ScriptedModel, run_scripted
 from tersely.server.errors import CommandError
+from tersely.server.workers import GracefulServer, Workers
 from tersely.settings import LOOPBACK, Settings, explain, unknown_settings
 from tersely.store.db.migrations import migrate
 
@@ -166,17 +164,6 @@ def bind(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def _listen(serving: Serving, sockets: list[socket.socket]) -> int:
-    """Take connections from now on; the port. Raises `CommandError`."""
-    try:
-        for one in sockets:
-            one.listen(BACKLOG)
-    except OSError as error:
-        raise _unusable(serving.host, serving.port, error) from error
-    port: int = sockets[0].getsockname()[1]
-    return port
-
-
 def _unusable(host: str, port: int, error: OSError) -> CommandError:
     if error.errno == errno.EADDRINUSE:
         return CommandError(f"port {port} of {host} is in use: choose another one with --port")
@@ -190,100 +177,10 @@ def _serve_here(
     config = _config(application, serving)
     server = _Server(config, settings, is_scripted=serving.is_scripted)
     _on_hangup(lambda _, frame: server.handle_exit(signal.SIGTERM, frame))
-    _listen(serving, sockets)
-    server.run(sockets)
-
-
-class GracefulServer(uvicorn.Server):
-    """Listens on while open calls end, and refuses new ones meanwhile; a second signal ends them at once."""
-
-    is_hurried = False
-
-    @override
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        application = self.config.loaded_app
-        if isinstance(application, ProxyRoutes):
-            await application.shutdown.drain(lambda: self.is_hurried)
-        await super().shutdown(sockets)
-
-    @override
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.is_hurried = self.should_exit
-        super().handle_exit(sig, frame)
-        self.force_exit = False  # what was stored until now is still to be written
-
-
-class _WorkerServer(GracefulServer):
-    """The server of one worker. Its parent tells it to hurry, since a signal may come to the whole group and from the
-    parent.
-    """
-
-    @override
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if not self.should_exit:
-            super().handle_exit(sig, frame)
-
-    def hurry(self) -> None:
-        """Give up on requests that are under way."""
-        self.is_hurried = True
-
-
-class _Worker(Process):
-    """A worker process, with a server that ends in order."""
-
-    @property
-    @override
-    def server(self) -> uvicorn.Server:
-        if self._server is None:
-            self._server = _WorkerServer(config=self.config)
-        return self._server
-
-    @override
-    def target(self, sockets: list[socket.socket] | None = None) -> None:
-        server = self.server
-        assert isinstance(server, _WorkerServer)
-        signal.signal(signal.SIGUSR1, lambda *_: server.hurry())
-        super().target(sockets)
-
-
-class _Workers(Multiprocess):
-    """The supervisor of workers. It ends when the terminal is closed, where uvicorn would restart its workers. A second
-    signal hurries them.
-    """
-
-    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
-        hangup = signal.getsignal(signal.SIGHUP)
-        super().__init__(config, sockets)
-        self._ends = 0
-        if hangup is signal.SIG_IGN:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    @override
-    def handle_int(self) -> None:
-        self._ends += 1
-        super().handle_int()
-
-    @override
-    def handle_term(self) -> None:
-        self._ends += 1
-        super().handle_term()
-
-    @override
-    def handle_hup(self) -> None:
-        self.handle_term()
-
-    @override
-    def join_all(self) -> None:
-        while running := [each for each in self.processes if each.exitcode is None]:
-            # A worker that was still starting may have kept the parent from hearing the first signal in time.
-            self._ends += sum(sig in (signal.SIGTERM, signal.SIGINT) for sig in self.signal_queue)
-            self.signal_queue.clear()
-            if self._ends > 1:
-                self._ends = 1
-                for each in running:
-                    if each.pid is not None:
-                        os.kill(each.pid, signal.SIGUSR1)
-            running[0].process.join(0.2)
+    try:
+        server.run(sockets)
+    except OSError as error:  # another server was quicker
+        raise _unusable(serving.host, serving.port, error) from error
 
 
 def _serve_in_workers(
@@ -303,11 +200,22 @@ def _serve_in_workers(
         os.environ[LOCAL_VARIABLE] = "1"
     if upstream is not None:
         os.environ[UPSTREAM_VARIABLE] = upstream
-    config = _config("tersely.server.run:worker", serving)
-    multiprocess.Process = _Worker  # type: ignore[misc]
-    workers = _Workers(config, sockets)
-    _greet(settings, serving.host, _listen(serving, sockets), is_scripted=serving.is_scripted)
+    workers = Workers(_config("tersely.server.run:worker", serving), sockets)
+    address = sockets[0].getsockname()
+
+    def greet() -> None:
+        if workers.wait_until_listening(address):
+            _greet(settings, serving.host, address[1], is_scripted=serving.is_scripted)
+
+    threading.Thread(target=greet, name="greeting", daemon=True).start()
     workers.run()
+    if workers.has_failed:
+        try:
+            for one in sockets:
+                one.listen()
+        except OSError as error:  # another server was quicker
+            raise _unusable(serving.host, serving.port, error) from error
+        raise CommandError("the workers do not start")
 
 
 def worker() -> object:

@@ -255,10 +255,10 @@ async def test_second_signal_from_the_group_does_not_hurry_a_worker(
         raw.answer(http_head(), sse("one", role=True), 3.0, sse(" two", finish="stop"), DONE)
         async with wire(ending.service) as line:
             await begin(line, body_of("hello", stream=True), until=b"one", X_Tersely_Session=key)
-            for each in psutil.Process(ending.process.pid).children():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    if "spawn_main" in " ".join(each.cmdline()):
-                        each.send_signal(signal.SIGTERM)
+            family = psutil.Process(ending.process.pid).children(recursive=True)
+            assert len([each for each in family if "forkserver" in " ".join(each.cmdline())]) == 3, "it, two workers"
+            for each in family:
+                each.send_signal(signal.SIGTERM)
             ending.signal()
             assert b" two" in await line.until(b"[DONE]")
         assert await ending.ended(15) == 0
