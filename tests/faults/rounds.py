@@ -67,13 +67,16 @@ class Talker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What came of a round. ``healthy`` and ``spool``: after how many seconds that was."""
+    """What came of a round. ``healthy`` and ``spool``: after how many seconds that was. ``out``: the kind of the
+    client with the longest outage.
+    """
 
     number: int
     faults: tuple[str, ...]
     asked: int
     acknowledged: int
     outage: float
+    out: str
     healthy: float
     spool: float
     seconds: float
@@ -82,6 +85,9 @@ class Round:
 
     def line(self) -> str:
         said = "; ".join(self.errors) if self.errors else "ok"
+        if self.outage > HEALTHY:
+            failed = {name: count for name, count in self.statuses.items() if not name.startswith("ok ")}
+            said = f"{self.out} {failed} {said}"
         return (
             f"{self.number:5} {' + '.join(self.faults):45} asked {self.asked:4} acknowledged {self.acknowledged:4} "
             f"outage {self.outage:5.2f} healthy {self.healthy:5.2f} spool {self.spool:4.2f} took {self.seconds:5.1f} s "
@@ -141,12 +147,14 @@ class Driver:
         statuses = sum((each.statuses for each in self._talkers), Counter[str]())
         if invalid := [name for name in statuses if name.startswith("4")]:
             errors.append(f"status {', '.join(invalid)}")
+        longest = max(self._talkers, key=lambda each: each.outage)
         done = Round(
             number=number,
             faults=tuple(chosen),
             asked=sum(each.conversation.asked - before[id(each)][0] for each in self._talkers),
             acknowledged=sum(len(each.conversation.acknowledged) - before[id(each)][1] for each in self._talkers),
-            outage=max(each.outage for each in self._talkers),
+            outage=longest.outage,
+            out=longest.conversation.kind,
             healthy=healthy,
             spool=spool,
             seconds=time.monotonic() - began,
