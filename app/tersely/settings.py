@@ -202,7 +202,7 @@ class Settings(BaseSettings):
     def _have_names(cls, value: dict[str, UpstreamSettings]) -> dict[str, UpstreamSettings]:
         for name in value:
             if not HOST_NAME.fullmatch(name):
-                raise ValueError(f"{name[:40]!r} is no host's name: 1 to 64 letters, digits, - and _")
+                raise ValueError(f"{name[:40]!r} is not a valid host name: 1 to 64 letters, digits, - and _")
         return value
 
     @field_validator("embeddings_model")
@@ -226,7 +226,9 @@ class Settings(BaseSettings):
     def _are_origins(cls, value: str | None) -> str | None:
         for origin in split_list(value):
             if not ORIGIN.fullmatch(origin):
-                raise ValueError(f"{origin[:100]!r} is no origin such as https://app.example.com; `*` is not possible")
+                raise ValueError(
+                    f"{origin[:100]!r} is not an origin such as https://app.example.com; `*` is not possible"
+                )
         return value
 
     @property

@@ -71,7 +71,7 @@ async def test_commands_that_pin(talk: Api) -> None:
     assert "message 2 (priority 75)\n--- assistant ---" in shown
     assert await told(talk, "/context clear")
     assert "Question 1" in await told(talk, "/context show")
-    assert await told(talk, "/message unpin 1") == "Message 1 is kept like any other."
+    assert await told(talk, "/message unpin 1") == "Message 1 is no longer pinned."
     assert await told(talk, "/message important 1 50") == "Message 1 has priority 50."
     assert "message 1\n--- user ---" in await told(talk, "/message show t1")
     for text, status in (("/message pin 99", 404), ("/message important 99", 404), ("/message pin x", 422)):

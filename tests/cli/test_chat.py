@@ -176,7 +176,7 @@ def test_tool_calls_are_shown_in_the_chat(running: Running, session: str) -> Non
     ("arguments", "said", "error"),
     [
         (("--strategy", "bogus"), b"hi\n", "bogus"),
-        ((), b"/context bogus\n", "is not how it is written"),
+        ((), b"/context bogus\n", "is not a valid command"),
         ((), b"\xff\xfe\n", "a line of standard input is not UTF-8 text (byte 0)"),
         (("--key", "é"), b"hi\n", "--key: not a Tersely key"),
         (("--upstream", "notaurl"), b"hi\n", "--upstream: 'notaurl' is not an http(s) address"),

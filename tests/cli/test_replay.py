@@ -128,7 +128,7 @@ async def test_wrong_arguments_are_refused(database: Database, tmp_path: Path) -
     (tmp_path / "bad.jsonl").write_text('{"messages": 7}\n')
     code, _, errors = await replay(database, str(tmp_path / "bad.jsonl"))
     assert code == 1
-    assert "line 1: not a conversation: in no dialect: looked for messages (openai_chat; " in errors
+    assert "line 1: not a conversation: the line fits no dialect: looked for messages (openai_chat; " in errors
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="no recorded transcripts here (see tests/conftest.py)")

@@ -337,8 +337,8 @@ def test_line_in_no_dialect_is_reported_with_number_and_expected_members(tmp_pat
     path = write(tmp_path / "t.jsonl", good, {"prompt": "a", "completion": "b"}, good)
     with pytest.raises(BadTranscript) as told:
         load_transcript(path)
-    assert "t.jsonl, line 2: not a conversation: in no dialect: looked for messages" in str(told.value)
-    assert str(told.value).endswith("the line has prompt, completion")
+    assert "t.jsonl, line 2: not a conversation: the line fits no dialect: looked for messages" in str(told.value)
+    assert str(told.value).endswith("; it has prompt, completion")
     left_out: list[str] = []
     kept = load_transcript(path, on_bad_line=left_out.append)
     assert [each.number for each in kept.conversations] == [1, 3]

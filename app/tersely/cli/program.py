@@ -74,7 +74,7 @@ def options(version: Annotated[bool, typer.Option("--version")] = False) -> None
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8484,
-    workers: Annotated[int, typer.Option(help="Processes.", min=1, max=256)] = 1,
+    workers: Annotated[int, typer.Option(help="Number of worker processes.", min=1, max=256)] = 1,
     upstream: Annotated[
         Literal["scripted"] | None,
         typer.Option(help="`scripted`: a built-in model that needs no key, for trying things out."),
@@ -138,7 +138,9 @@ def doctor(
 def migrate(
     old_postgres: Annotated[
         Path | None,
-        typer.Option(help="The bin directory of the Postgres that made an embedded database: upgrade it first."),
+        typer.Option(
+            help="The bin directory of the older Postgres that made the embedded database, to upgrade it first."
+        ),
     ] = None,
 ) -> None:
     """Bring the database to the current schema."""
@@ -154,12 +156,8 @@ def migrate(
 
 @app.command()
 def distribute(
-    shards: Annotated[
-        int, typer.Option(min=1, max=1024, help="Parts that tenants are divided into; at most one node each.")
-    ] = 32,
-    any_size: Annotated[
-        bool, typer.Option(help="However much is stored: tables are locked while it is copied.")
-    ] = False,
+    shards: Annotated[int, typer.Option(min=1, max=1024, help="Number of shards; each shard is on one node.")] = 32,
+    any_size: Annotated[bool, typer.Option(help="Copy also more than 10 GiB; tables are locked meanwhile.")] = False,
 ) -> None:
     """Distribute the database by tenant over the nodes of a Citus cluster. The service must not be running."""
     from tersely.cli.commands import operator as operating
@@ -247,7 +245,7 @@ def forget(
     session: Annotated[str | None, typer.Option(help="Only this session and its descendants.")] = None,
     user: Annotated[str | None, typer.Option(help="Only sessions whose metadata name this `user`.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; delete nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Remove a tenant, a session or a user's sessions for good, and print a receipt."""
     from tersely.cli.commands import operator as operating
@@ -367,17 +365,17 @@ def replay(context: typer.Context) -> None:
 @keys_app.command("create")
 def create_key(
     tenant: Annotated[str, typer.Option(help="The tenant of the key. It is created with its first key.")],
-    name: Annotated[str, typer.Option(help="A label to know the key by.")] = "",
+    name: Annotated[str, typer.Option(help="A label for the key.")] = "",
     scope: Annotated[
         Literal["read", "proxy"] | None,
-        typer.Option(help="`read`: only read over REST; `proxy`: only call models. Without it: everything."),
+        typer.Option(help="`read`: only read over REST; `proxy`: only call models. Default: everything."),
     ] = None,
-    days: Annotated[int | None, typer.Option(help="The key expires after so many days.", min=1, max=36_500)] = None,
+    days: Annotated[int | None, typer.Option(help="Days after which the key expires.", min=1, max=36_500)] = None,
     client: Annotated[
         str | None, typer.Option(help="Only this client may use it, by its name in lists of calls: claude-code, codex.")
     ] = None,
 ) -> None:
-    """Print a new key. It is shown this once."""
+    """Print a new key. It is shown only now."""
     from tersely.cli.commands import operator as operating
 
     print_text(operating.create_key(tenant, name, scope=scope, days=days, client=client))
@@ -385,7 +383,7 @@ def create_key(
 
 @keys_app.command("list")
 def list_keys(
-    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only keys of this tenant.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the keys of all tenants, without their secrets."""
@@ -405,7 +403,7 @@ def list_keys(
 @keys_app.command("revoke")
 def revoke_key(
     key_id: Annotated[str, typer.Argument(help="The key's id, the part between tsk_ and the next _.")],
-    tenant: Annotated[str | None, typer.Option(help="Only if it is this tenant's.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only if the key belongs to this tenant.")] = None,
 ) -> None:
     """Revoke a key. Workers that have just checked it may accept it for up to 30 seconds more."""
     from tersely.cli.commands import operator as operating

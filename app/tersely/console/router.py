@@ -128,7 +128,7 @@ class Console:
     async def _log_in(self, request: Request) -> Response:
         form = await _form(request)
         if form is None or not _is_own(request):
-            return self._error(403, "That was not sent from the console", "Open the log-in page and try again.")
+            return self._error(403, "The form was not sent from the console", "Open the log-in page and try again.")
         following = form.get("following", "")
         if not following.startswith("/console/") or "\\" in following:
             following = START
@@ -154,7 +154,9 @@ class Console:
                 if changes:
                     given = await _form(request)
                     if given is None or not _is_own(request):
-                        return self._error(403, "That was not sent from the console", "Reload the page and try again.")
+                        return self._error(
+                            403, "The form was not sent from the console", "Reload the page and try again."
+                        )
                     self._access.check_token(visit, given.get("token", ""))
                     form = given
                 response = await view(Seen(request=request, visit=visit, form=form, now=self._clock()))
@@ -179,7 +181,7 @@ class Console:
                 visit, _ = await self._visit(request)
                 visit.check_scope(changes=True)
                 if not _is_own(request):
-                    raise Forbidden("that was not sent from the console")
+                    raise Forbidden("the form was not sent from the console")
                 self._access.check_token(visit, request.headers.get(CSRF_HEADER, ""))
                 body = await _read_upload(request, limit)
                 return await upload(Seen(request=request, visit=visit, form={}, now=self._clock()), body)
@@ -193,7 +195,7 @@ class Console:
     async def _log_in_operator(self, request: Request) -> Response:
         form = await _form(request)
         if form is None or not _is_own(request):
-            return self._error(403, "That was not sent from the console", "Open the page again.")
+            return self._error(403, "The form was not sent from the console", "Open the page again.")
         try:
             self._access.check_address(request.headers.items())
             visit = self._operators.log_in(form.get("key", ""), now=self._clock(), nonce=secrets.token_hex(8))

@@ -13,10 +13,10 @@ PREFIX = "p_"
 """In front of a parameter's name, in forms."""
 POLICIES = {
     "": "as it is",
-    "auto": "auto: when it must or pays",
+    "auto": "auto: at the limit, or when a cut pays",
     "every_request": "at every call",
     "marks": "between two marks",
-    "stride": "each so many turns",
+    "stride": "every N turns",
 }
 
 

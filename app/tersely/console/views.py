@@ -58,7 +58,7 @@ PERIODS = {"1": "Today", "7": "7 days", "30": "30 days", "365": "A year"}
 SORTS = {"last_call": "Last call", "saved": "Tokens saved", "tokens": "Tokens stored", "created": "Newest"}
 PRIORITY_TEXT = (
     f"From {IMPORTANT} on a message counts as important: strategy tiered keeps its turn at a higher level. "
-    "Other strategies do not look at it."
+    "Other strategies ignore it."
 )
 ACTIONS = {
     "undo": ("Take back the last turn", "The last turn is hidden from every context. It stays stored."),
@@ -781,7 +781,7 @@ def _setting(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"that is not JSON: {error}", field="strategy") from None
+        raise InvalidRequest(f"strategy is not valid JSON: {error}", field="strategy") from None
 
 
 def _difference(before: str, after: str) -> list[tuple[Literal["same", "out", "in"], str]]:

@@ -90,7 +90,7 @@ def parse_command(text: str) -> Command:
             command = _other(word, rest, text)
     if command is None:
         usage = [line for line in HELP.splitlines() if line.startswith(word.removesuffix("s"))]
-        raise InvalidRequest("\n".join([f"{text.strip()[:60]!r} is not how it is written:", *usage]))
+        raise InvalidRequest("\n".join([f"{text.strip()[:60]!r} is not a valid command. Write:", *usage]))
     return command
 
 

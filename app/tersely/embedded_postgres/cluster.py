@@ -99,7 +99,7 @@ def lay_out(home: Path, *, owner: Path | None = None) -> Layout:
     account = choose_account(owner or home / f"cluster-{MAJOR}")
     if not account.can_use(directory=home, program=Path("/bin/sh")):
         raise EmbeddedPostgresError(
-            f"Postgres, which cannot run as root, runs as user id {account.uid}, which has no way into {home}: "
+            f"Postgres, which cannot run as root, runs as user id {account.uid}, which may not enter {home}: "
             "set TERSELY_DATA_DIR to a directory outside of private ones, such as /var/lib/tersely"
         )
     install = reachable_install(find_install(), account=account, home=home)

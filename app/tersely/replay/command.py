@@ -54,7 +54,9 @@ def replay(  # noqa: PLR0913 one argument for each option
         str | None,
         typer.Option(help="The wire format of lines that do not name one.", show_default="by their shape"),
     ] = None,
-    skip: Annotated[bool, typer.Option("--skip", help="Leave out lines that are no conversation, and say so.")] = False,
+    skip: Annotated[
+        bool, typer.Option("--skip", help="Leave out lines that are not a conversation, and report them.")
+    ] = False,
     model: Annotated[str, typer.Option(help="The model that is asked for; it decides how tokens are counted.")] = MODEL,
     window: Annotated[
         int, typer.Option(help="The upstream refuses requests that are longer (tokens as bytes / 4).", min=1)

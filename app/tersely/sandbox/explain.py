@@ -23,7 +23,7 @@ _WORDS = {
     "incomplete input": "the SQL ends too early: something is missing at its end, or a parenthesis is not closed",
     "one statement at a time": f"there are several statements: {ONE_SELECT}",
     "number of bindings": "parameters (?, :name) cannot be used: write the values into the SQL",
-    "string or blob too big": f"a value came out longer than {VALUE} bytes: select less at once (LIMIT, substr)",
+    "string or blob too big": f"a value is longer than {VALUE} bytes: select less at once (LIMIT, substr)",
     _OUT_OF_MEMORY: TOO_LARGE,
 }
 # How much of the query an error repeats.
@@ -33,7 +33,7 @@ _ECHO = 60
 def complaint(sql: str) -> str | None:
     """Return an error that can be seen before the query runs, or None."""
     if len(sql) > SQL:
-        return f"the SQL has {len(sql)} characters, and may have {SQL}"
+        return f"the SQL has {len(sql)} characters, and the limit is {SQL}"
     if "\x00" in sql or any("\ud800" <= character <= "\udfff" for character in sql):
         return "the SQL contains U+0000 or half a surrogate pair"
     space = _SPACE.match(sql)
@@ -43,7 +43,7 @@ def complaint(sql: str) -> str | None:
     word = _WORD.match(sql, start)
     first = word[0].upper() if word else ""
     if first not in ("SELECT", "WITH", "VALUES"):
-        return f"this begins with {(first or sql[start])[:_ECHO]!r}: {ONE_SELECT}"
+        return f"the SQL begins with {(first or sql[start])[:_ECHO]!r}: {ONE_SELECT}"
     return None
 
 
@@ -91,7 +91,7 @@ def _refusal(kind: str, name: str) -> str:
         return f"the function {_name(name)} is not available; there are {', '.join(sorted(FUNCTIONS - {'->', '->>'}))}"
     if kind == "table":
         return f"the table {_name(name)} cannot be read; the only one is {TABLE}"
-    return f"that cannot be done here: {ONE_SELECT}"
+    return f"this statement is not allowed: {ONE_SELECT}"
 
 
 def _name(text: str) -> str:

@@ -160,7 +160,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
     except OSError as error:
         raise _unusable(host, port, error) from error
     if not sockets:
-        raise CommandError(f"cannot listen on {host}:{port}: no such address here")
+        raise CommandError(f"cannot listen on {host}:{port}: this machine does not have that address")
     return sockets
 
 

@@ -142,7 +142,7 @@ def _body(line: Mapping[str, Any], number: int) -> bytes | None:
         try:
             raw_json.split_object(body)
         except ValueError as error:
-            raise BadTranscript(f"line {number}: the body is no JSON object") from error
+            raise BadTranscript(f"line {number}: the body is not a JSON object") from error
         return body
     return raw_json.dump(body) if isinstance(body, Mapping) and body else None
 

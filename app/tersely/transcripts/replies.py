@@ -59,7 +59,7 @@ def read_reply(recorded: Any, dialect: DialectName, number: int) -> Mapping[str,
     """
     message = _message_of(recorded, dialect)
     if message is None:
-        raise BadTranscript(f"line {number}: a reply that is none in {dialect}")
+        raise BadTranscript(f"line {number}: the reply is not in the format of {dialect}")
     return message
 
 

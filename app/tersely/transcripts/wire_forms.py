@@ -40,7 +40,7 @@ def recognise(line: Mapping[str, Any], dialect: DialectName | None = None) -> Di
     if found is None or not isinstance(_envelope(line, found).get(FORMS[found].key), list | str):
         has = ", ".join(list(line)[:12]) or "nothing"
         looked = f"{found} has {FORMS[found].key}" if found else LOOKED_FOR
-        raise BadTranscript(f"in no dialect: {looked}; the line has {has}")
+        raise BadTranscript(f"the line fits no dialect: {looked}; it has {has}")
     return found
 
 
@@ -126,7 +126,7 @@ def _read_messages(value: object) -> list[Any]:
         return [{"role": "user", "content": value}]
     messages = value if isinstance(value, list) else []
     if not all(isinstance(each, Mapping) for each in messages):
-        raise BadTranscript("a message that is no object")
+        raise BadTranscript("a message that is not an object")
     return [_bare(each) for each in messages]
 
 

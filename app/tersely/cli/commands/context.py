@@ -75,14 +75,14 @@ def pin(common: SessionCommand, seq: Seq) -> None:
 def unpin(common: SessionCommand, seq: Seq) -> None:
     """Stop keeping a message in every context."""
     done = common.request("DELETE", "messages", str(seq), "pin")
-    common.print(done, f"Message {seq} is kept like any other.")
+    common.print(done, f"Message {seq} is no longer pinned.")
 
 
 def important(
     common: SessionCommand,
     seq: Seq,
     priority: Annotated[
-        int, typer.Argument(help=f"How important; unless set it is {ORDINARY}.", min=0, max=100)
+        int, typer.Argument(help=f"The priority; an ordinary message has {ORDINARY}.", min=0, max=100)
     ] = IMPORTANT,
 ) -> None:
     """Mark a message as important: `tiered` keeps its turn longer."""
@@ -92,7 +92,9 @@ def important(
 
 def scratchpad(
     common: SessionCommand,
-    write: Annotated[str | None, typer.Option("--set", help="Write this instead; `-` reads standard input.")] = None,
+    write: Annotated[
+        str | None, typer.Option("--set", help="Replace the text with this; `-` reads standard input.")
+    ] = None,
     append: Annotated[str | None, typer.Option(help="Add this on a new line; `-` reads standard input.")] = None,
 ) -> None:
     """Print the scratchpad, or write to it."""

@@ -132,7 +132,7 @@ def _keys(settings: Settings) -> Finding:
     named = [name for name, host in settings.upstreams.items() if host.api_key is not None]
     if own or named:
         return Finding(state="ok", subject="keys", text=f"the service has keys for {', '.join(own + named)}")
-    return Finding(state="ok", subject="keys", text="none of the service's own: callers send their provider's key")
+    return Finding(state="ok", subject="keys", text="the service has no provider keys: callers send their own")
 
 
 def _hosts(settings: Settings) -> Iterator[Finding]:
@@ -160,6 +160,8 @@ def _hosts(settings: Settings) -> Iterator[Finding]:
     skew = sorted(skews)[len(skews) // 2]
     if abs(skew) > MOST_SKEW:
         text = f"this machine's clock is {skew:+.0f} s off"
-        yield Finding(state="warn", subject="clock", text=text, advice="set it (NTP): epochs and leases go by it")
+        yield Finding(
+            state="warn", subject="clock", text=text, advice="synchronise it (NTP): epochs and leases depend on it"
+        )
     else:
         yield Finding(state="ok", subject="clock", text=f"within {max(1, abs(round(skew)))} s of the hosts'")

@@ -42,7 +42,7 @@ def distribute(shards: int, *, any_size: bool, report: Report) -> Distribution:
     """Distribute the database by tenant. Raises `CommandError`."""
     settings = Settings()
     if settings.database_url is None:
-        raise CommandError("the embedded Postgres cannot be distributed: DATABASE_URL names a Citus coordinator")
+        raise CommandError("the embedded Postgres cannot be distributed: set DATABASE_URL to a Citus coordinator")
 
     async def work(url: str) -> Distribution:
         await up_to_date(url)
@@ -61,7 +61,7 @@ def upgrade_embedded(old_programs: Path) -> int:
     """Take over the embedded database of an older Postgres; its major version. Raises `CommandError`."""
     settings = Settings()
     if settings.database_url is not None:
-        raise CommandError("DATABASE_URL is set: that server is upgraded by its own means")
+        raise CommandError("DATABASE_URL is set: upgrade that server with its own tools")
     with plainly():
         return upgrade_cluster(settings.data_dir or default_data_dir(), old_programs.expanduser().absolute())
 
@@ -142,7 +142,7 @@ def forget(tenant: str, session: str | None, user: str | None, *, is_dry: bool) 
         directory = spool_directory(settings.data_dir or default_data_dir(), url)
         if has_records(directory):
             raise CommandError(
-                "calls wait in the spool for the database: start the service, which stores them, and forget afterwards"
+                "calls wait in the spool for the database: start the service to store them, then run this command again"
             )
 
     async def work(database: Database) -> dict[str, Any]:

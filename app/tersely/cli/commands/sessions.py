@@ -35,8 +35,8 @@ def add(
     role: Annotated[Role, typer.Argument(help="The role of the message.")],
     content: Annotated[str, typer.Argument(help="The text of the message; `-` reads it from standard input.")] = "-",
     session: SessionId = MAIN,
-    pin: Annotated[bool, typer.Option("--pin", help="Keep it in every context.")] = False,
-    priority: Annotated[int | None, typer.Option(help="How important it is.", min=0, max=100)] = None,
+    pin: Annotated[bool, typer.Option("--pin", help="Keep the message in every context.")] = False,
+    priority: Annotated[int | None, typer.Option(help="The priority of the message.", min=0, max=100)] = None,
     call: Annotated[str | None, typer.Option(help="With role tool: the id of the call that it answers.")] = None,
     url: Url = None,
     key: Key = None,
@@ -104,8 +104,8 @@ def savings(
     by: Annotated[
         Literal["day", "model", "strategy", "client"], typer.Option(help="Group by day, model, strategy or client.")
     ] = "day",
-    since: Annotated[str | None, typer.Option(help="From this time on, in ISO 8601; else the last 30 days.")] = None,
-    until: Annotated[str | None, typer.Option(help="Until before this time.")] = None,
+    since: Annotated[str | None, typer.Option(help="Start time, in ISO 8601. Default: 30 days ago.")] = None,
+    until: Annotated[str | None, typer.Option(help="End time, not included.")] = None,
     url: Url = None,
     key: Key = None,
     local: Local = False,
@@ -149,14 +149,16 @@ def search(
     query: Annotated[
         str | None, typer.Argument(help="The text to find. Not used by the modes tail, head and turn.")
     ] = None,
-    mode: Annotated[Literal["search", "relevant", "tail", "head", "turn"], typer.Option(help="How.")] = "search",
+    mode: Annotated[
+        Literal["search", "relevant", "tail", "head", "turn"], typer.Option(help="How to search.")
+    ] = "search",
     session: SessionId = MAIN,
     before: Annotated[int | None, typer.Option(help="Messages before each match.", min=0)] = None,
     after: Annotated[int | None, typer.Option(help="Messages after each match.", min=0)] = None,
     count: Annotated[
         int | None, typer.Option("-n", help="Number of messages, for the modes relevant, tail and head.", min=0)
     ] = None,
-    turn: Annotated[str | None, typer.Option(help="For mode turn: its id.")] = None,
+    turn: Annotated[str | None, typer.Option(help="The turn's id, for the mode turn.")] = None,
     url: Url = None,
     key: Key = None,
     local: Local = False,

@@ -66,7 +66,7 @@ def import_(
     except (ValueError, RecursionError) as error:
         raise CommandError(f"{file} is not JSON: {error}") from error
     if not isinstance(document, dict):
-        raise CommandError(f"{file} is no exported session")
+        raise CommandError(f"{file} is not an exported session")
     if session is not None:
         # In front of the rest, whose bytes stay as they are.
         rest = content.strip()[1:].lstrip()

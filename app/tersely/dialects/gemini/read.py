@@ -80,7 +80,7 @@ def read_message(raw: bytes, *, default_role: str = "user") -> Message:
     except ValueError as error:
         raise InvalidRequest(f"a content that cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise InvalidRequest("a content that is no object")
+        raise InvalidRequest("a content that is not an object")
     for key in INSTRUCTION_KEYS:
         if key in content:
             return Message(role="system", parts=_read_instruction(content[key]), raw=raw)
@@ -168,7 +168,7 @@ def parts_of(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     parts = content.get("parts")
     parts = parts if isinstance(parts, list) else [] if parts is None else [parts]
     if not all(isinstance(part, dict) for part in parts):
-        raise InvalidRequest("a part that is no object", field="parts")
+        raise InvalidRequest("a part that is not an object", field="parts")
     return parts
 
 

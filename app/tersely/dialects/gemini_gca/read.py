@@ -16,7 +16,7 @@ from tersely.domain.messages import Message
 def read_request(body: bytes, read: Callable[[bytes], Message] | None = None) -> Request:
     """As Gemini's, with the model from the wrapping; the client's session is among the ``ids``.
 
-    Raises ``InvalidRequest`` also for a ``request`` that is no object.
+    Raises ``InvalidRequest`` also for a ``request`` that is not an object.
     """
     members = split_body(body)
     inner = members.get("request", b"{}")

@@ -2,8 +2,8 @@
 
 The messages are read, and the few settings that Tersely uses. A body that cannot be parsed (no JSON, no ``messages``
 array, a wrong type in a setting that Tersely uses) raises ``InvalidRequest``. A body that can be parsed but not
-understood (an unknown role, a message that is no object, a number as content) is left to the provider: the request is
-``unreadable``, has no messages, and goes upstream unchanged.
+understood (an unknown role, a message that is not an object, a number as content) is left to the provider: the request
+is ``unreadable``, has no messages, and goes upstream unchanged.
 """
 
 from __future__ import annotations

@@ -292,7 +292,7 @@ class ChatRounds:
 
 
 def _members(data: bytes) -> dict[str, bytes]:
-    """Return the members of a chunk; an empty dict if it is no object."""
+    """Return the members of a chunk; an empty dict if it is not an object."""
     try:
         return raw_json.split_object(data)
     except ValueError:

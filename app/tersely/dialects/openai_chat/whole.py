@@ -52,7 +52,7 @@ def _split_choice(raw: bytes, position: int, tags: TagKinds) -> tuple[bytes, Rep
     members = raw_json.split_object(raw)
     text = members["message"]
     if not text.startswith(b"{"):
-        raise ValueError("a message that is no object")
+        raise ValueError("a message that is not an object")
     stripper = TagStripper(tags)
     shown = _strip_tags(text, stripper) if tags else text
     index = raw_json.load(members.get("index", b"null"))

@@ -85,7 +85,7 @@ class ItemAccumulator:
         item = members.get("item", b"")
         if kind in {"response.output_item.added", "response.output_item.done"}:
             if not item.startswith(b"{"):
-                raise ValueError("an item that is no object")
+                raise ValueError("an item that is not an object")
             position = index(members, "output_index")
             self._items[position] = item
             if kind.endswith("done"):
@@ -114,7 +114,7 @@ class ItemAccumulator:
         self._reason = incomplete_reason(response)
         self._output = output_items(response)
         if len(self._output) < len(raw_json.split_array(response.get("output", b"[]"))):
-            raise ValueError("an item that is no object")
+            raise ValueError("an item that is not an object")
 
     @property
     def finish(self) -> str:

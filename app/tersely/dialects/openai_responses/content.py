@@ -129,7 +129,7 @@ def group(items: Iterable[bytes]) -> list[bytes]:
     for raw in items:
         item = raw_json.load(raw)
         if not isinstance(item, dict):
-            raise InvalidRequest("an item that is no object", field="input")
+            raise InvalidRequest("an item that is not an object", field="input")
         if _runs_at_provider(item) and item.get("call_id"):
             at_provider.add(_string(item["call_id"]))
         if role_of(item) == "assistant" or answered_call(item) in at_provider:

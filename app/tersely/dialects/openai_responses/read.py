@@ -139,7 +139,7 @@ def read_message(raw: bytes) -> Message:
     except ValueError as error:
         raise InvalidRequest(f"an item that cannot be read: {error}") from error
     if not isinstance(item, dict):
-        raise InvalidRequest("an item that is no object", field="input")
+        raise InvalidRequest("an item that is not an object", field="input")
     if item.keys() == {INSTRUCTIONS}:
         text = item[INSTRUCTIONS]
         return Message(role="system", parts=(Text(text=text),) if isinstance(text, str) and text else (), raw=raw)
@@ -167,7 +167,7 @@ def _read_described_reply(raw: bytes) -> Message:
 def _check_item(item: object) -> None:
     """Raise ``InvalidRequest`` for an invalid item, a call without id or name, or a text of another role."""
     if not isinstance(item, dict):
-        raise InvalidRequest("an item that is no object", field="output")
+        raise InvalidRequest("an item that is not an object", field="output")
     kind = item_type(item)
     if kind == "message" and item.get("role", "assistant") != "assistant":
         raise InvalidRequest("a reply with a message of another role", field="role")
@@ -321,7 +321,7 @@ def _read_part(part: object) -> Part | None:
         text = part if isinstance(part, str) else part["text"]  # type: ignore[index]
         return Text(text=text) if text else None
     if not isinstance(part, dict):
-        raise InvalidRequest("a part that is no object", field="content")
+        raise InvalidRequest("a part that is not an object", field="content")
     match part.get("type"):
         case "input_image" | "computer_screenshot":
             return _read_image(part)

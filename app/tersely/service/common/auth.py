@@ -207,9 +207,9 @@ def _check_local(headers: Iterable[tuple[str, str]], origins: Collection[str] = 
     """
     for name, value in headers:
         if name == "host" and not is_loopback(f"//{value}"):
-            raise Forbidden("without keys Tersely is only served under a loopback name (Host)")
+            raise Forbidden("without keys Tersely answers only under a loopback name (Host)")
         if name == "origin" and value not in origins and not is_loopback(value):
-            raise Forbidden("without keys Tersely is not for web pages of other hosts (Origin)")
+            raise Forbidden("without keys Tersely refuses web pages of other hosts (Origin)")
 
 
 @lru_cache(maxsize=256)
@@ -253,7 +253,7 @@ def new_key(
     if not TENANT.fullmatch(tenant):
         raise InvalidRequest("a tenant's name is 1 to 128 letters, digits, and . _ @ : - (not first)", field="tenant")
     if is_replay_tenant(tenant):
-        raise InvalidRequest("names that end with :replays are kept for replayed transcripts", field="tenant")
+        raise InvalidRequest("names that end with :replays are reserved for replayed transcripts", field="tenant")
     stored = Key(
         id=key_id,
         tenant=tenant,

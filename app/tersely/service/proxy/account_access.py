@@ -109,8 +109,8 @@ class AccountAccess:
             if known.isdisjoint(_names(each)):
                 shown = each.id[:MAX_ID].encode("ascii", "backslashreplace").decode()
                 raise NotFound(
-                    f"there is no {shown!r} of this tenant's: it may name only what was made through Tersely "
-                    "with its key (an item may be sent without its id)",
+                    f"this tenant has no {shown!r}: a request may name only objects that were made through Tersely "
+                    "with a key of the same tenant (an item may be sent without its id)",
                     field=each.field or None,
                 )
 

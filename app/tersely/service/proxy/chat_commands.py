@@ -36,7 +36,7 @@ from tersely.store.history import sessions
 
 _log = logging.getLogger(__name__)
 
-NO_SESSION = "This chat has no session yet: nothing of it was stored so far."
+NO_SESSION = "This chat has no session yet: none of its messages is stored."
 
 
 class ChatCommands:

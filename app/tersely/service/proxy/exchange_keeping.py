@@ -334,7 +334,7 @@ class ExchangeKeeper:
             if write is not None and write.request.create is not None and exchange.own_id is None:
                 self._start(asyncio.get_running_loop().create_task(self._rejoin(write, write.request.create)))
         except NotFound:
-            _log.warning("an exchange was dropped: its session was deleted while it waited")
+            _log.warning("an exchange was dropped: its session was deleted before the exchange was stored")
         except StoreRefused as error:
             await self._set_aside(name, payload, error)
         except StoreUnavailable:

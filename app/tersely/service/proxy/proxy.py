@@ -525,7 +525,7 @@ class Proxy:
                 await self._recorder.spool(incoming, reply, 200)
             except StoreUnavailable as error:
                 self._metrics.fail_open.labels("write").inc()
-                _log.warning("a call without the store is not stored: %s", error)
+                _log.warning("a call that was forwarded without the store could not be spooled: %s", error)
 
         return await self._forwarder.forward(
             incoming.call, "fail-open", on_reply=spool, streams=incoming.request.stream

@@ -144,7 +144,7 @@ class Commands:
             return f"Message {seq} has priority {command.priority}."
         is_pinned = command.verb == "pin"
         await self._marks.pin(tenant, session_id, seq, pinned=is_pinned)
-        return f"Message {seq} {'stays in every context' if is_pinned else 'is kept like any other'}."
+        return f"Message {seq} {'stays in every context' if is_pinned else 'is no longer pinned'}."
 
     async def _list(self, tenant: str, session_id: str, count: int) -> str:
         session = await self._sessions.get(tenant, session_id)
@@ -153,7 +153,7 @@ class Commands:
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             openings = await messages.content(connection, tenant, session_id, [row.first_seq for row in rows])
         words = {opening.seq: _first_words(opening) for opening in openings}
-        return "\n".join(_tell_turn(row, words.get(row.first_seq, "")) for row in rows) or "Nothing has been said yet."
+        return "\n".join(_tell_turn(row, words.get(row.first_seq, "")) for row in rows) or "There are no messages yet."
 
     async def _show_turn(self, tenant: str, session_id: str, number: int) -> str:
         row = await self._sessions.turn(tenant, session_id, number)
@@ -168,7 +168,7 @@ class Commands:
         parameter = WINDOWS.get(str(setting["name"]))
         if parameter is None:
             raise InvalidRequest(
-                f"{setting['name']} does not go by a window of turns; {', '.join(WINDOWS)} do: /config strategy window"
+                f"{setting['name']} has no window of turns; {', '.join(WINDOWS)} have one: /config strategy window"
             )
         changed = await self._sessions.change(tenant, session_id, Change(strategy={**setting, parameter: size}))
         return self._describe(changed)

@@ -32,7 +32,8 @@ from tersely.strategies.summaries.prompts import Purpose
 _log = logging.getLogger(__name__)
 
 WITHOUT_MODEL = (
-    "a state block is made anew by a model, and none can be asked. Set TERSELY_SUMMARIZER_MODEL (docs/summaries.md), "
+    "only a model can rebuild the state block, and none is available. Set TERSELY_SUMMARIZER_MODEL "
+    "(docs/summaries.md), "
     "or write the block yourself: PUT /api/sessions/{id}/state"
 )
 # What a strategy puts in the place of all older messages; the others need no such summary.
@@ -161,7 +162,7 @@ class Compactions:
         if done.result == "empty":
             return None
         if done.summary is None or done.summary.source != "model":
-            raise Conflict(f"the state block {left}, for the model failed: {done.error}; try again later")
+            raise Conflict(f"the state block {left}, because the model failed: {done.error}; try again later")
         text = _block_in(done.summary.text)
         async with self._database.transaction(tenant) as connection:
             if not await sessions.mark_edited(connection, tenant, session_id, self._clock()):

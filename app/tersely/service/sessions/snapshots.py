@@ -191,7 +191,8 @@ def _fill(stored: Sequence[TableRow], context: Sequence[bytes], turns: Sequence[
     shown = sorted((row for row in stored if is_shown(row)), key=lambda row: (row["place"], row["seq"]))
     if len(shown) != len(context) or any((row["turn"] or None) != turn for row, turn in zip(shown, turns, strict=True)):
         raise InvalidRequest(
-            f"{FIELD} does not go with context: it was changed, or the session was written to while it was exported. "
+            f"{FIELD} does not match context: context was changed, or the session was written to during the "
+            "export. "
             f"Without {FIELD}, the history alone is imported.",
             field=FIELD,
         )
@@ -240,7 +241,7 @@ def _read_content(row: TableRow) -> list[Artifact]:
         if read[-1].is_malformed:  # The client may have any form; the last form is for models and must be valid.
             read[-1] = dialect.read_message(forms[-1])
     except (InvalidRequest, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidRequest(f"{field} is no message of {row['dialect']}", field=field) from error
+        raise InvalidRequest(f"{field} is not a message of {row['dialect']}", field=field) from error
     if any(message.role != row["role"] for message in (read[-1:] if is_reply else read)):
         raise InvalidRequest(f"{field} is not a message of the role {row['role']}", field=field)
     return outputs
@@ -250,9 +251,9 @@ def _read_plan(plan: bytes, field: str, last_seq: int) -> Epoch:
     try:
         epoch = sessions.read_epoch(plan)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise InvalidRequest(f"{field} is no epoch", field=field) from error
+        raise InvalidRequest(f"{field} is not an epoch", field=field) from error
     if epoch.number < 1 or not 1 <= epoch.cut <= last_seq + 1 or not all(1 <= seq <= last_seq for seq in epoch.kept):
-        raise InvalidRequest(f"{field} is an epoch of other messages", field=field)
+        raise InvalidRequest(f"{field} is an epoch over other messages", field=field)
     return epoch
 
 
@@ -260,7 +261,7 @@ def _check_json(body: bytes, field: str) -> None:
     try:
         raw_json.split_object(body)
     except ValueError as error:
-        raise InvalidRequest(f"{field} is no JSON object", field=field) from error
+        raise InvalidRequest(f"{field} is not a JSON object", field=field) from error
 
 
 def _text(value: object, name: str) -> str | None:

@@ -141,7 +141,7 @@ class Summarizer:
         """Run ``jobs`` and wait for them at most ``seconds``. Unfinished jobs continue in the background."""
         left = sum(not self.submit(job) and job.key not in self._waiting.get(job.place, ()) for job in jobs)
         if left:
-            _log.warning("%d summaries are not made: there is too much to do", left)
+            _log.warning("%d summaries are not made: the queue is full", left)
         try:
             async with asyncio.timeout(seconds):
                 while any(job.key in self._waiting.get(job.place, ()) for job in jobs):

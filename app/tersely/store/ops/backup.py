@@ -159,14 +159,14 @@ def read_manifest(path: Path) -> Manifest:
             for entry in archive:
                 content = archive.extractfile(entry)
                 if content is None:
-                    raise BackupError(f"{path} is no backup of Tersely's")
+                    raise BackupError(f"{path} is not a Tersely backup")
                 if entry.name == MANIFEST:
                     text = content.read()
                 else:
                     digests[entry.name] = _digest(content)
         manifest = _parse(json.loads(text))
     except (tarfile.TarError, EOFError, ValueError, KeyError, TypeError, gzip.BadGzipFile) as error:
-        raise BackupError(f"{path} is damaged or no backup of Tersely's: {type(error).__name__}") from error
+        raise BackupError(f"{path} is damaged or not a Tersely backup: {type(error).__name__}") from error
     expected = {member.file: member.sha256 for member in manifest.members}
     if digests != expected:
         wrong = sorted(name for name in expected.keys() | digests.keys() if expected.get(name) != digests.get(name))
@@ -225,7 +225,7 @@ async def _copy_in(connection: Connection, table: _Table, member: Member, conten
         count, digest = await _copy_out(connection, table, member.columns, member.tenant, rows)
     if (count, digest) != (member.rows, member.sha256):
         raise BackupError(
-            f"{table.name} of {member.tenant} came out differently: {count} rows instead of {member.rows}"
+            f"{table.name} of {member.tenant} differs after the restore: {count} rows instead of {member.rows}"
         )
 
 
@@ -247,7 +247,7 @@ async def _tables(connection: Connection) -> list[_Table]:
         order = ", ".join(f'"{k["name"]}"' + (' COLLATE "C"' if k["type"] in _COLLATED else "") for k in keys)
         tables.append(_Table(name=record["name"], columns=tuple(each["name"] for each in columns), order=order))
     if "sessions" not in {table.name for table in tables}:
-        raise BackupError("the database has no tables of Tersely's")
+        raise BackupError("the database has no Tersely tables")
     return tables
 
 
@@ -281,7 +281,7 @@ async def _revision(connection: Connection) -> str:
     try:
         return str(await connection.fetchval(REVISION))
     except asyncpg.UndefinedTableError:
-        raise BackupError("the database has no tables of Tersely's") from None
+        raise BackupError("the database has no Tersely tables") from None
 
 
 async def _see(connection: Connection, tenant: str) -> None:

@@ -25,14 +25,14 @@ class NewKey(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"tenant": "acme", "name": "laptop", "scope": "proxy"}]})
 
     tenant: str = Field(min_length=1, max_length=128)
-    name: str = Field("", max_length=200, description="A label to know the key by.")
+    name: str = Field("", max_length=200, description="A label for the key.")
     scope: Literal["read", "proxy"] | None = Field(
         None, description="`read`: only read over REST; `proxy`: only call models; null: everything."
     )
     client: str | None = Field(
         None, min_length=1, max_length=64, description="The only client that may use it, by its name in lists of calls."
     )
-    days: int | None = Field(None, ge=1, le=MAX_DAYS, description="The key expires after so many days.")
+    days: int | None = Field(None, ge=1, le=MAX_DAYS, description="Days after which the key expires.")
 
 
 Count = Annotated[int | None, Field(ge=0, le=MAX_SEQ)]
