@@ -10,7 +10,7 @@ from hashlib import blake2b
 import pytest
 from msgspec import structs
 
-from tersely.domain.errors import StoreUnavailable
+from tersely.domain.errors import NotFound, StoreUnavailable
 from tersely.domain.history.links import MessageIdentity
 from tersely.domain.history.reconciliation import append_messages
 from tersely.store.commit.records import NewSession, RequestWrite
@@ -99,3 +99,18 @@ async def test_a_large_write_is_stored_whole_or_not_at_all(database: Database) -
         assert await sessions.get(connection, TENANT, "a") is None
     await writer.write(appended("a", 2 * LARGE, "again"))
     assert len(await stored(database, "a")) == 2 * LARGE
+
+
+async def test_what_a_failed_batch_has_stored_is_not_stored_again(database: Database) -> None:
+    """One of its writes is for a session that was deleted meanwhile."""
+    writer = Writer(database)
+    await writer.write(appended("gone", 1, "first"))
+    async with database.transaction(TENANT) as connection:
+        session = await sessions.get(connection, TENANT, "gone")
+        await connection.execute("DELETE FROM sessions WHERE tenant_id = $1 AND id = 'gone'", TENANT)
+    late = structs.replace(appended("gone", 1, "second"), create=None, session=session)
+    writes = [writer.submit(each) for each in (appended("a", 1, "a"), appended("b", 2, "b"), late)]
+    found = await asyncio.gather(*writes, return_exceptions=True)
+    assert isinstance(found[2], NotFound)
+    assert len(await stored(database, "a")) == 1
+    assert len(await stored(database, "b")) == 2

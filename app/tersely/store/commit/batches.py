@@ -40,6 +40,9 @@ from tersely.store.db.statements import (
 )
 from tersely.store.history.tail_cache import TailCache, appended
 
+# The results of writes, by the ids of these.
+Results = dict[int, Outcome | StoredReply]
+
 
 @dataclass(slots=True, eq=False)
 class Attempt:
@@ -93,14 +96,15 @@ class Attempt:
 
 
 async def write_all(
-    database: Database, tail_cache: TailCache, tenant: str, writes: list[Write]
-) -> list[Outcome | StoredReply]:
-    """Write a batch, together if sessions are as the writes expect them. Return the result of each write.
+    database: Database, tail_cache: TailCache, tenant: str, writes: list[Write], results: Results
+) -> None:
+    """Write a batch, together if sessions are as the writes expect them, and add the result of each write.
 
-    A write whose session has changed is decided again under the session's lock.
+    A write whose session has changed is decided again under the session's lock, in a transaction of its own. Where that
+    fails, ``results`` has what is stored already; a batch that is tried again must be given the same ones, so that
+    nothing is stored twice.
     """
-    attempts, left = _prepare_attempts(writes)
-    results: dict[int, Outcome | StoredReply] = {}
+    attempts, left = _prepare_attempts(writes, results)
     if attempts:
         refused = await _write_unchanged_sessions(database, tenant, attempts)
         for attempt in attempts:
@@ -115,18 +119,21 @@ async def write_all(
         has_large = any(is_large(write) if isinstance(write, RequestWrite) else has_long_epoch(write) for write in left)
         limit = LARGE_LIMIT if has_large else None
         async with database.transaction(tenant, limit=limit) as connection:
-            results |= await write_locked(connection, tenant, left, results)
-    return [results[id(write)] for write in writes]
+            found = await write_locked(connection, tenant, left, results)
+        results |= found
 
 
-def _prepare_attempts(writes: list[Write]) -> tuple[list[Attempt], list[Write]]:
-    """Split writes into those that need no look at the database first, and the rest."""
+def _prepare_attempts(writes: list[Write], results: Results) -> tuple[list[Attempt], list[Write]]:
+    """Split writes that are not stored yet into those that need no look at the database first, and the rest."""
     attempts: dict[str, Attempt] = {}
     left: list[Write] = []
     left_sessions: set[str] = set()
     for write in writes:
         session_id = session_id_of(write)
         for part in write.parts:
+            if id(part) in results:
+                left_sessions.add(session_id)
+                continue
             attempt = None if session_id in left_sessions else (attempts.get(session_id) or _attempt(part))
             if attempt is None or not _enter(part, attempt):
                 left.append(part)

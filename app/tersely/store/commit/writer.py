@@ -16,7 +16,7 @@ from typing import Any, overload
 import asyncpg
 
 from tersely.domain.errors import Conflict, NotFound, StoreUnavailable, TerselyError
-from tersely.store.commit.batches import write_all
+from tersely.store.commit.batches import Results, write_all
 from tersely.store.commit.records import (
     Outcome,
     ReplyWrite,
@@ -84,6 +84,8 @@ class Writer:
         self._linger = linger
         self._queues: defaultdict[_Lane, deque[_Job]] = defaultdict(deque)
         self._busy: set[_Lane] = set()
+        # What is left of batches that failed and are tried again write by write.
+        self._retried: list[deque[_Job]] = []
         # Requests that wait for their replies, with the timers that end the wait.
         self._held: dict[tuple[str, str], tuple[_Job, asyncio.TimerHandle]] = {}
         # Of each session that has writes under way: in which lane, and how many.
@@ -151,7 +153,7 @@ class Writer:
 
     def withdraw(self, write: Write) -> None:
         """Remove ``write`` from the queue if it has not started, because its caller no longer waits."""
-        for queue in self._queues.values():
+        for queue in (*self._queues.values(), *self._retried):
             for job in queue:
                 if job.write is write:
                     queue.remove(job)
@@ -206,26 +208,47 @@ class Writer:
             self._slots[group] = Slots(1 if is_large else self._lanes, SLOW_AFTER[is_large])
         return self._slots[group]
 
-    async def _commit(self, tenant: str, jobs: list[_Job]) -> None:
+    async def _commit(self, tenant: str, jobs: list[_Job], results: Results | None = None) -> None:
+        """Write jobs; ``results`` has those of earlier tries."""
+        results = {} if results is None else results
         try:
-            results = await write_all(self._database, self.tails, tenant, [job.write for job in jobs])
+            await write_all(self._database, self.tails, tenant, [job.write for job in jobs], results)
         except StoreUnavailable as error:
-            _fail(jobs, error)
+            _fail(self._settle(tenant, jobs, results), error)
         except (TerselyError, asyncpg.PostgresError, ValueError) as error:
+            left = self._settle(tenant, jobs, results)
             if len(jobs) == 1:
-                _fail(jobs, _translate_error(error))
+                _fail(left, _translate_error(error))
             else:
-                for job in jobs:
-                    await self._commit(tenant, [job])
+                await self._commit_one_by_one(tenant, left, results)
         except BaseException as error:
-            _fail(jobs, StoreUnavailable(f"the write failed: {type(error).__name__}"))
+            _fail(self._settle(tenant, jobs, results), StoreUnavailable(f"the write failed: {type(error).__name__}"))
             raise
         else:
-            for job, result in zip(jobs, results, strict=True):
-                if not job.done.done():
-                    job.done.set_result(result)
-                if self._on_full_pages is not None and (pages := _filled_pages(job.write, result)):
-                    self._on_full_pages(tenant, session_id_of(job.write), pages)
+            self._settle(tenant, jobs, results)
+
+    async def _commit_one_by_one(self, tenant: str, jobs: list[_Job], results: Results) -> None:
+        queue = deque(jobs)
+        self._retried.append(queue)
+        try:
+            while queue:
+                await self._commit(tenant, [queue.popleft()], results)
+        finally:
+            self._retried = [each for each in self._retried if each is not queue]
+
+    def _settle(self, tenant: str, jobs: list[_Job], results: Results) -> list[_Job]:
+        """Report the jobs that are stored. Return the others."""
+        left = []
+        for job in jobs:
+            result = results.get(id(job.write))
+            if result is None:
+                left.append(job)
+                continue
+            if not job.done.done():
+                job.done.set_result(result)
+            if self._on_full_pages is not None and (pages := _filled_pages(job.write, result)):
+                self._on_full_pages(tenant, session_id_of(job.write), pages)
+        return left
 
 
 def _filled_pages(write: Write, result: Outcome | StoredReply) -> int:
