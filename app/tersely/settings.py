@@ -124,6 +124,7 @@ class Settings(BaseSettings):
     tools: str | None = None
     instructions: OnOff = "on"
     repeats: OnOff = "off"
+    shadow: str | None = None
     chat_commands: OnOff = "off"
     derive_terse: OnOff = "on"
     fail_open: OnOff = "on"

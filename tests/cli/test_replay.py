@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tersely.dialects.wire import raw_json
-from tersely.domain.history.context_use import identifiers
+from tersely.domain.history.context_use import Edits, identifiers
 from tersely.domain.text.terse import strip_terse
 from tersely.replay import model as model_side
 from tersely.replay.checks import Stored, check_prefix, check_stored, compare_reply, is_mended
-from tersely.replay.edit_readiness import EditCounter, Edits
+from tersely.replay.edit_readiness import EditCounter
 from tersely.replay.lost_references import PastIdentifiers
 from tersely.replay.measure import Counter, Shown, Tally, common, measure, own_tokens
 from tersely.replay.model import CLOSE, OPEN, RecordedRequest, with_tag

@@ -48,6 +48,7 @@ def build_replays(settings: Settings, shared: Shared, services: Services) -> Rep
             calibrations=Calibrations(),
             live=LiveSessions(REPLAY_MEMORY),
             chat=None,
+            shadows=None,
         )
         return Proxy(DIALECTS[dialect], upstream, apart, ProxyConfig(is_default=False, fail_open=False))
 

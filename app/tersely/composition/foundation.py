@@ -24,6 +24,7 @@ from tersely.service.proxy.live_sessions import LiveSessions
 from tersely.service.search.embedder import Embedder
 from tersely.service.search.page_builder import PageBuilder
 from tersely.service.search.session_search import Searcher
+from tersely.service.shadows.shadows import Shadows
 from tersely.service.summaries.models import Host, Models, SummarizerConfig
 from tersely.service.summaries.summarizer import Summarizer
 from tersely.settings import Settings
@@ -54,6 +55,7 @@ class Foundation:
     calibrations: Calibrations
     limiter: Limiter
     board: CallBoard
+    shadows: Shadows
 
     def upstreams(self) -> list[Upstream]:
         """Return the model hosts, each once."""
@@ -69,6 +71,7 @@ class Foundation:
         return [
             Part(self.database.open, self.database.close),
             *(Part(upstream.open, upstream.close) for upstream in self.upstreams()),
+            Part(None, self.shadows.close),
             Part(None, self.writer.close),
             Part(self.exchanges.open, self.exchanges.close),
             *([Part(self.embedder.open, self.embedder.close)] if self.embedder else []),
@@ -150,6 +153,7 @@ def build_foundation(
         calibrations=Calibrations(),
         limiter=limiter,
         board=CallBoard(clock=clock),
+        shadows=Shadows(database, prices, metrics, monotonic=time.monotonic, clock=clock),
     )
 
 

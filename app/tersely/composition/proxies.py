@@ -50,6 +50,7 @@ def share(
         monotonic=time.perf_counter,
         new_id=new_id,
         chat=chat,
+        shadows=base.shadows,
     )
 
 

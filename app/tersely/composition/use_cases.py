@@ -102,6 +102,7 @@ def configs_of(settings: Settings, tools: Tools | None = None) -> ContextConfigs
         references=settings.references,
         instructions=settings.instructions == "on",
         repeats=settings.repeats == "on",
+        shadow=settings.shadow,
         derive_terse=settings.derive_terse == "on",
         cache_ttl=settings.cache_ttl,
     )

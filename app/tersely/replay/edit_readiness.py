@@ -7,30 +7,13 @@ in by an earlier edit counts, as long as a message of the request says it, whole
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tersely.dialects.registry import DIALECTS
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest
-from tersely.domain.history.context_use import calls_of, readable_text, replaced_texts, stands_in
+from tersely.domain.history.context_use import Edits, edits_of, judge_edits, readable_text
 from tersely.domain.messages import Dialect as DialectName
 from tersely.transcripts.conversations import RecordedCall
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edits:
-    """Calls that replace a text, and those of them that were ready."""
-
-    calls: int = 0
-    ready: int = 0
-
-    def __add__(self, other: Edits) -> Edits:
-        return Edits(calls=self.calls + other.calls, ready=self.ready + other.ready)
-
-    @property
-    def readiness(self) -> float | None:
-        """Return the share that was ready; None without any edit."""
-        return self.ready / self.calls if self.calls else None
 
 
 class EditCounter:
@@ -42,10 +25,7 @@ class EditCounter:
     def count(self, step: RecordedCall, shown: Sequence[bytes], dialect: DialectName) -> Edits:
         """Count the edits that ``step`` makes, after the model was shown the messages ``shown`` of ``dialect``."""
         wanted = _edits_of(step)
-        if not wanted:
-            return Edits()
-        context = [self._text(raw, dialect) for raw in shown]
-        return Edits(calls=len(wanted), ready=sum(all(stands_in(t, context) for t in texts) for texts in wanted))
+        return judge_edits(wanted, [self._text(raw, dialect) for raw in shown]) if wanted else Edits()
 
     def _text(self, raw: bytes, dialect: DialectName) -> str:
         known = self._texts.get((dialect, raw))
@@ -65,4 +45,4 @@ def _edits_of(step: RecordedCall) -> list[list[str]]:
         message = DIALECTS[step.dialect].read_reply(raw_json.dump(step.reply))
     except InvalidRequest:
         return []
-    return [texts for call in calls_of(message) if (texts := replaced_texts(call))]
+    return edits_of(message)

@@ -15,11 +15,10 @@ from typing import Any
 from tersely.dialects.registry import DIALECTS
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest
+from tersely.domain.history.context_use import Edits, Losses
 from tersely.domain.messages import INSTRUCTION_ROLES
 from tersely.domain.messages import Dialect as DialectName
 from tersely.domain.tokens import estimate
-from tersely.replay.edit_readiness import Edits
-from tersely.replay.lost_references import Losses
 from tersely.service.common import tokens
 
 PRICES: tuple[tuple[float, float], ...] = ((1.25, 0.1), (1.0, 0.5))

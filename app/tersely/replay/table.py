@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from tersely.domain.history.context_use import Edits
 from tersely.replay.checks import Failure
-from tersely.replay.edit_readiness import Edits
 from tersely.replay.measure import PRICES, Tally, repeated_share
 
 COLUMNS = (

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tersely.domain.messages import Message, Text, ToolCall, ToolResult
@@ -24,6 +25,77 @@ _ESCAPE = re.compile(r'\\[nrt"]')
 _JOINED = re.compile(r"\w[_/]\w|[A-Za-z]\w*\.\w+")
 # As `cat -n` and agents' read tools number lines.
 _LINE_NUMBER = re.compile(r"^[ \t]*\d+(?:→|\t)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """Tool calls with references to earlier names, and those of them that lost one; for all names, and for those that
+    are **pointed at**: in short argument values, without the names that occur in the source code of a written file.
+    """
+
+    referring: int = 0
+    lost: int = 0
+    pointing: int = 0
+    lost_pointing: int = 0
+
+    def __add__(self, other: Losses) -> Losses:
+        return Losses(
+            referring=self.referring + other.referring,
+            lost=self.lost + other.lost,
+            pointing=self.pointing + other.pointing,
+            lost_pointing=self.lost_pointing + other.lost_pointing,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class References:
+    """The names in the arguments of one tool call that occurred before it, and those of them that are pointed at."""
+
+    known: tuple[str, ...]
+    pointed: tuple[str, ...]
+
+    def losses(self, is_shown: Callable[[str], bool]) -> Losses:
+        """Return what the call has lost in a context that shows the names for which ``is_shown`` is true."""
+        missing = {name for name in self.known if not is_shown(name)}
+        return Losses(
+            referring=bool(self.known),
+            lost=bool(missing),
+            pointing=bool(self.pointed),
+            lost_pointing=not missing.isdisjoint(self.pointed),
+        )
+
+
+def references(arguments: str, is_known: Callable[[str], bool]) -> References:
+    """Return the names in a call's arguments that occurred before: those for which ``is_known`` is true."""
+    known = tuple(name for name in identifiers(arguments) if is_known(name))
+    short = short_values(arguments)
+    return References(known=known, pointed=tuple(name for name in known if name in short))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edits:
+    """Calls that replace a text, and those of them that were ready: the context said the text."""
+
+    calls: int = 0
+    ready: int = 0
+
+    def __add__(self, other: Edits) -> Edits:
+        return Edits(calls=self.calls + other.calls, ready=self.ready + other.ready)
+
+    @property
+    def readiness(self) -> float | None:
+        """Return the share that was ready; None without any edit."""
+        return self.ready / self.calls if self.calls else None
+
+
+def edits_of(reply: Message) -> list[list[str]]:
+    """Return the texts that each edit of a reply replaces."""
+    return [texts for call in calls_of(reply) if (texts := replaced_texts(call))]
+
+
+def judge_edits(edits: Sequence[Sequence[str]], context: Sequence[str]) -> Edits:
+    """Return how many of ``edits`` are ready in a context, whose messages are given by `readable_text`."""
+    return Edits(calls=len(edits), ready=sum(all(stands_in(text, context) for text in texts) for texts in edits))
 
 
 def identifiers(arguments: str) -> list[str]:

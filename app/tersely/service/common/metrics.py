@@ -356,6 +356,15 @@ TABLE: dict[str, MetricSpec] = {
         labels=("result",),
         start=_single("hit", "unknown", "changed", "messages", "moved", "epoch", "busy"),
     ),
+    "shadow_calls": _counter(
+        "tersely_shadow_calls_total",
+        (
+            "Calls of sessions that try out a strategy. `judged`: the figures are stored. `dropped`: the queue was "
+            "full. `late`: a later call was judged before. `failed`: no context fits, or the database was away."
+        ),
+        labels=("result",),
+        start=_single("judged", "dropped", "late", "failed"),
+    ),
     "live_sessions": _gauge(
         "tersely_live_sessions",
         "Live sessions in memory.",
@@ -429,6 +438,7 @@ class Metrics:
     side_calls: Counter
     chat_commands: Counter
     live_calls: Counter
+    shadow_calls: Counter
     live_sessions: Gauge
     live_session_bytes: Gauge
     pool: Gauge

@@ -24,7 +24,10 @@ from tersely.strategies.presets import Full, Slim, Strategy, Window
 class ContextConfig:
     """Strategy and epoch policy of a request, Tersely's own ``instructions`` for the model (None: none), and the tools
     that Tersely may offer to the model (``offers``; ``offers_always``: in plain epochs too). ``folds_repeats``: new
-    epochs replace repeated text by references.
+    epochs replace repeated text by references. ``setting``: the strategy as a configuration text.
+
+    ``is_unchanged``: requests that carry their history are sent as they come. ``shadow`` is then the configuration that
+    is only tried out (None: none).
     """
 
     strategy: Strategy
@@ -33,6 +36,9 @@ class ContextConfig:
     offers: tuple[ToolOffer, ...] = ()
     offers_always: bool = False
     folds_repeats: bool = False
+    setting: str = ""
+    is_unchanged: bool = False
+    shadow: ContextConfig | None = None
 
     @property
     def read_back(self) -> ReadBack:

@@ -2,7 +2,7 @@
 
 | for | the first of these that is set |
 |---|---|
-| a call | its headers, the session's own setting, the configured default |
+| a call | its headers, the session's own setting, the shadow (header, then configured), the configured default |
 | anything else (contexts over REST, appends, commands, figures, cleanup) | its own parameters, the session's own
   setting, the headers of the session's last call, the configured default |
 """
@@ -24,6 +24,10 @@ from tersely.strategies.planning import read_back_of
 from tersely.strategies.presets import Full, Slim, Strategy, Window, parse_strategy, strategy_name
 from tersely.strategies.prompts import HISTORY_GUIDELINES, TERSE_INSTRUCTIONS
 
+METER = "meter"
+"""A shadow that plans nothing: requests go up unchanged, and are stored and counted."""
+SHADOW_OFF = "off"
+
 
 class ContextConfigs:
     """Parse each setting once. Raises `InvalidRequest` for an unknown or out-of-range value."""
@@ -40,6 +44,7 @@ class ContextConfigs:
         offers: Callable[[str], tuple[ToolOffer, ...]] | None = None,
         offers_always: bool = False,
         repeats: bool = False,
+        shadow: str | None = None,
     ) -> None:
         """Set the defaults.
 
@@ -47,7 +52,9 @@ class ContextConfigs:
         seconds that the upstream keeps a prompt cache. ``instructions``: whether the model is asked for terse
         summaries. ``offers``: maps a strategy's name to the tools that it offers to models. ``offers_always``:
         from the first request of a session on. ``repeats``: whether repeated text is replaced by references.
+        ``shadow``: the strategy that is tried out where nothing names another one, `METER` or None.
         """
+        self._shadow = shadow
         self._cache_ttl = int(cache_ttl)
         self._offers = offers or _none
         self._offers_always = offers_always
@@ -60,11 +67,30 @@ class ContextConfigs:
         self._read_strategy = lru_cache(maxsize=256)(self._parse_strategy)
         self._read_policy = lru_cache(maxsize=256)(self._parse_policy)
         self.default = self.choose()
+        self.check(strategy=None, epoch=None, shadow=shadow)
+
+    def choose_for_call(
+        self, *, strategy: str | None, epoch: str | None, shadow: str | None, session: Session | None
+    ) -> ContextConfig:
+        """Return the configuration of a call whose headers ask for ``strategy``, ``epoch`` and ``shadow``."""
+        config = self.choose(strategy=strategy, epoch=epoch, session=session)
+        tried = shadow or self._shadow or SHADOW_OFF
+        if tried == SHADOW_OFF or strategy or (session is not None and session.strategy):
+            return config
+        return replace(
+            config,
+            strategy=Full(),
+            instructions=None,
+            offers=(),
+            folds_repeats=False,
+            is_unchanged=True,
+            shadow=None if tried == METER else self.choose(strategy=tried, epoch=epoch, session=session),
+        )
 
     def choose(
         self, *, strategy: str | None = None, epoch: str | None = None, session: Session | None = None
     ) -> ContextConfig:
-        """Return the configuration of a call whose headers ask for ``strategy`` and ``epoch``."""
+        """Return the configuration that ``strategy`` and ``epoch`` ask for."""
         text = strategy or (session.strategy if session else None) or self._strategy
         policy = epoch or (session.epoch_policy if session else None) or self._epoch
         chosen = self._read_strategy(text)
@@ -75,6 +101,7 @@ class ContextConfigs:
             offers=self._offers(strategy_name(chosen)),
             offers_always=self._offers_always,
             folds_repeats=self._repeats,
+            setting=text,
         )
 
     def choose_outside_calls(
@@ -117,8 +144,10 @@ class ContextConfigs:
         kept = tuple(offer for offer in config.offers if offer.name not in READ_BACK_TOOLS or offer.name in read_back)
         return replace(config, offers=kept)
 
-    def check(self, *, strategy: str | None, epoch: str | None) -> None:
-        """Raise `InvalidRequest` unless both values are valid."""
+    def check(self, *, strategy: str | None, epoch: str | None, shadow: str | None = None) -> None:
+        """Raise `InvalidRequest` unless all values are valid."""
+        if shadow is not None and shadow not in {METER, SHADOW_OFF}:
+            parse_strategy(shadow, references=self._references, field="shadow")
         if strategy is not None:
             self._read_strategy(strategy)
         if epoch is not None:

@@ -340,7 +340,7 @@ def _snapshot(match: SessionMatch, loaded: _Loaded, budget: TokenBudget, config:
         ran_out=epoch is not None and _ran_out(match, epoch),
         calls=session.calls if session else 0,
         last_call_at=_latest(session.last_call_at if session else None, budget.last_call_at),
-        older_tokens=0 if epoch is None or loaded.cut == 1 else _older_tokens(epoch, entries),
+        older_tokens=0 if epoch is None or loaded.cut == 1 else count_older_tokens(epoch, entries),
         read_back=config.read_back,
         instructions=config.instructions,
         folds_repeats=config.folds_repeats,
@@ -395,7 +395,7 @@ def _ran_out(match: SessionMatch, epoch: Epoch) -> bool:
     return newest is not None and newest.ran_out and newest.created_at > epoch.created_at
 
 
-def _older_tokens(epoch: Epoch, entries: Sequence[Entry]) -> int:
+def count_older_tokens(epoch: Epoch, entries: Sequence[Entry]) -> int:
     """Return the tokens of live messages before ``entries``, some of which may be from before the epoch's cut."""
     again = sum(entry.tokens for entry in entries if entry.seq < epoch.cut)
     # Some counts were estimates and are exact by now. Where messages are left, the result is at least 1.

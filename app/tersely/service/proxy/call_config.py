@@ -38,7 +38,15 @@ class CallConfig:
         """Resolve the context configuration. Drop instructions and tools that the model or the response format does not
         support, and tools whose names the client uses.
         """
-        config = self._configs.choose(strategy=call.options.strategy, epoch=call.options.epoch, session=session)
+        options = call.options
+        config = self._configs.choose_for_call(
+            strategy=options.strategy, epoch=options.epoch, shadow=options.shadow, session=session
+        )
+        if config.shadow is not None:
+            config = replace(config, shadow=self._fit_to_request(config.shadow, call, request))
+        return self._fit_to_request(config, call, request)
+
+    def _fit_to_request(self, config: ContextConfig, call: Call, request: Request) -> ContextConfig:
         if not request.takes_additions:
             return replace(config, instructions=None, offers=())
         if not config.offers:

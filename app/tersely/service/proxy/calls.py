@@ -22,6 +22,7 @@ class CallOptions:
     session_id: str | None = None
     strategy: str | None = None
     epoch: str | None = None
+    shadow: str | None = None
     bypass: bool = False
 
 
@@ -108,5 +109,6 @@ def read_options(headers: dict[str, str]) -> CallOptions:
         session_id=session_id,
         strategy=headers.get("x-tersely-strategy") or None,
         epoch=headers.get("x-tersely-epoch") or None,
+        shadow=headers.get("x-tersely-shadow") or None,
         bypass=bypass in {"true", "1", "on"},
     )

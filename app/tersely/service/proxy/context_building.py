@@ -66,7 +66,7 @@ class ContextBuilder:
 
     async def reduce(self, prepared: PreparedCall, overflow: Overflow) -> PreparedCall | None:
         """Plan a smaller context after an overflow; None if there is none. The call's request is not built yet."""
-        if prepared.loaded.overflows >= overflow_tries(prepared.config.strategy):
+        if prepared.config.is_unchanged or prepared.loaded.overflows >= overflow_tries(prepared.config.strategy):
             return None
         budget = self._config.after_overflow(prepared.request, prepared.budget, overflow)
         try:

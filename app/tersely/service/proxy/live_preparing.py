@@ -17,6 +17,7 @@ from tersely.domain.history.history import Entry, EpochInputs, Snapshot
 from tersely.domain.history.pairing import UnpairedMessages, prove_pairing
 from tersely.domain.history.reconciliation import Reconciliation, append_to_open_turn
 from tersely.domain.models import usable_window
+from tersely.domain.text.tags import NOTHING, TagKinds
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.context.building import BuiltContext, build
 from tersely.service.context.context_config import TokenBudget
@@ -98,7 +99,7 @@ class LivePreparer:
             is_verbatim=is_verbatim,
             body=body,
             elements=elements,
-            shown_tags=live.shown_kinds | kinds_shown(added, known=live.config.hidden_tags),
+            shown_tags=live.shown_kinds | _shown_tags(live, added),
             labels=ContextLabels(
                 context="passthrough" if body is call.body else "built",
                 strategy=strategy_name(live.config.strategy),
@@ -232,6 +233,10 @@ class LivePreparer:
         if match is None:
             raise RuntimeError("a live session differs from its stored session")
         return request, arrival, match
+
+
+def _shown_tags(live: LiveSession, added: Sequence[Entry]) -> TagKinds:
+    return NOTHING if live.config.is_unchanged else kinds_shown(added, known=live.config.hidden_tags)
 
 
 def _hints(call: Call, live: LiveSession) -> SessionHints:

@@ -59,14 +59,16 @@ from tersely.service.proxy.sending import Sender
 from tersely.service.proxy.sent_call import SentCall, StartedReply
 from tersely.service.proxy.server_side_history import ServerSideHistory
 from tersely.service.proxy.session_matching import SessionMatcher
+from tersely.service.proxy.shadowing import shadow_job
 from tersely.service.proxy.side_calls import SideCalls
 from tersely.service.proxy.stages import IncomingCall, MatchedCall, PreparedCall
 from tersely.service.proxy.tool_calls import ToolCalls
+from tersely.service.shadows.shadows import Shadows
 from tersely.service.summaries.jobs import credentials_of
 from tersely.service.summaries.prefetcher import SummaryPrefetcher
 from tersely.service.summaries.summarizer import Summarizer
 from tersely.service.tools.tools import Tools
-from tersely.store.commit.records import ReplyWrite
+from tersely.store.commit.records import ReplyWrite, StoredReply
 from tersely.store.commit.writer import Writer
 from tersely.store.db.connection import Database
 from tersely.store.history.lookups import Lookups
@@ -97,7 +99,9 @@ class ProxyConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """What the proxies of all dialects share. ``monotonic`` in seconds; ``chat`` is set if chat commands are on."""
+    """What the proxies of all dialects share. ``monotonic`` in seconds; ``chat`` is set if chat commands are on,
+    ``shadows`` if calls may be judged for a strategy that is tried out.
+    """
 
     database: Database
     writer: Writer
@@ -114,6 +118,7 @@ class Shared:
     monotonic: Callable[[], float]
     new_id: Callable[[], str]
     chat: ChatCommands | None = None
+    shadows: Shadows | None = None
 
 
 class Proxy:
@@ -230,7 +235,8 @@ class Proxy:
             return await self._forwarder.forward(call, "bypass")
         if call.header_map.get("content-encoding", "identity") != "identity":
             return await self._forwarder.forward(call)
-        self._shared.configs.check(strategy=call.options.strategy, epoch=call.options.epoch)
+        options = call.options
+        self._shared.configs.check(strategy=options.strategy, epoch=options.epoch, shadow=options.shadow)
         live = await self._prepare_live(call)
         if live is not None:
             return await self._relay(await self._send_live(live))
@@ -450,9 +456,13 @@ class Proxy:
         body, status = await relay_whole(self._round_steps, started)
         return ProxyResponse(status=status, headers=headers, body=body)
 
-    def _on_stored(self, sent: SentCall, write: ReplyWrite, *, is_whole: bool) -> None:
-        """Keep the session of a stored call live, and prefetch the summaries that its next epoch will need."""
+    def _on_stored(self, sent: SentCall, write: ReplyWrite, stored: StoredReply | None, *, is_whole: bool) -> None:
+        """Keep the session of a stored call live, prefetch the summaries that its next epoch will need, and hand the
+        call to its shadow.
+        """
         call = sent.call
+        if self._shared.shadows is not None and (job := shadow_job(sent, write, stored, self._dialect)) is not None:
+            self._shared.shadows.submit(job)
         is_summarized = self._config.is_default or bool(self._config.host)
         if isinstance(sent, LiveCall):  # whose strategies need no summaries
             if is_summarized:

@@ -87,9 +87,9 @@ OnIds = Callable[[str, Sequence[str]], None]
 
 
 class OnStored(Protocol):
-    """Is called with a call that has been stored; ``is_whole``: with its whole reply."""
+    """Is called with a call that has been stored, or waits to be (``stored`` None). ``is_whole``: its reply is."""
 
-    def __call__(self, sent: SentCall, write: ReplyWrite, *, is_whole: bool) -> None: ...
+    def __call__(self, sent: SentCall, write: ReplyWrite, stored: StoredReply | None, *, is_whole: bool) -> None: ...
 
 
 class Recorder:
@@ -205,7 +205,7 @@ class Recorder:
             self._live.forget(call)
             raise
         self._live.grow(call, write, stored, checked)
-        self._on_stored(call, write, is_whole=True)
+        self._on_stored(call, write, stored, is_whole=True)
         if stored is None or call.description is None:
             return
         if stored.asked.is_as_decided and stored.asked.session_id == session_id:
@@ -357,7 +357,7 @@ class Recorder:
         stored = await self._exchanges.commit(write, own_id=own_id)
         if isinstance(sent, LiveCall):
             self._live.grow(sent, write, stored if is_whole else None, checked)
-        self._on_stored(sent, write, is_whole=is_whole)
+        self._on_stored(sent, write, stored, is_whole=is_whole)
         await self._learn(prepared, write, stored)
 
     async def _learn(self, prepared: PreparedCall, write: ReplyWrite, stored: StoredReply | None) -> None:

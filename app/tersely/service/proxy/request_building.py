@@ -12,11 +12,11 @@ from tersely.dialects.clients import known as clients
 from tersely.dialects.clients.names import client_name
 from tersely.dialects.dialect import Dialect, Request, RequestPatch
 from tersely.domain.history.sessions import title_of
-from tersely.domain.text.tags import NOTHING
+from tersely.domain.text.tags import NOTHING, TagKinds
 from tersely.service.common import tokens
 from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.context.building import BuiltContext
-from tersely.service.context.context_config import instructions_in, offers_in
+from tersely.service.context.context_config import ContextConfig, instructions_in, offers_in
 from tersely.service.context.context_configs import compact_setting
 from tersely.service.context.rendering import RenderedMessages, render_messages
 from tersely.service.context.sent_contexts import ADDED, FULL, INSTRUCTIONS, Source
@@ -76,7 +76,7 @@ class RequestBuilder:
             sources=upstream.sources,
             strip_usage=upstream.strip_usage,
             tools=upstream.tools,
-            shown_tags=kinds_shown(built.context.messages, known=config.hidden_tags) if built else NOTHING,
+            shown_tags=_shown_tags(config, built),
             history_owner=_history_owner(matched, is_own_body=is_own_body),
             client=client_name(call.header_map) or None,
         )
@@ -93,7 +93,7 @@ class RequestBuilder:
             built=built,
             labels=structs.replace(labels, overhead_ms=prepared.labels.overhead_ms),
             history_owner="tersely",
-            shown_tags=kinds_shown(built.context.messages, known=prepared.config.hidden_tags),
+            shown_tags=_shown_tags(prepared.config, built),
         )
         upstream = await run_in_thread_if_large(work_size(prepared), self._write_body_of_round, anew)
         # Tools that were called already stay known, whatever is offered now.
@@ -129,9 +129,10 @@ class RequestBuilder:
         ``is_last_round``: the model may call no tool any more; if the client requires a call, none of Tersely's tools.
         """
         call, request, config = matched.call, matched.request, matched.config
-        if built is None:
+        is_complete = not (request.references_history or matched.match.is_delta)
+        if built is None or (config.is_unchanged and is_complete):
             return _UpstreamBody(body=call.body)
-        asks_usage = request.stream and not request.include_usage
+        asks_usage = request.stream and not request.include_usage and not config.is_unchanged
         must_call = _requires_tool_call(request)
         # Tools come before everything else, so the cached prefix of a prompt depends on them. If the client forces one
         # of its own tools or forbids all, Tersely's stay in the list: the model cannot call them then.
@@ -232,6 +233,13 @@ def own_sources(history: IncomingHistory, match: SessionMatch) -> list[Source]:
         Source(message.raw, placed.seq, FULL, "" if incoming.is_link else INSTRUCTIONS)
         for message, incoming, placed in zip(history.messages, history.identities, match.decision.placed, strict=True)
     ]
+
+
+def _shown_tags(config: ContextConfig, built: BuiltContext | None) -> TagKinds:
+    """Return the kinds of tags that the request shows to the model. An unchanged one shows what the client knows."""
+    if built is None or config.is_unchanged:
+        return NOTHING
+    return kinds_shown(built.context.messages, known=config.hidden_tags)
 
 
 def _labels(matched: MatchedCall, built: BuiltContext | None, *, is_own_body: bool) -> ContextLabels:

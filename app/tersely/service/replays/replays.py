@@ -20,6 +20,7 @@ from tersely.dialects.wire import raw_json
 from tersely.domain.errors import Busy, InvalidRequest, NotFound, TerselyError
 from tersely.domain.messages import Dialect as DialectName
 from tersely.service.common.replay_tenants import replay_tenant
+from tersely.service.context.context_configs import SHADOW_OFF
 from tersely.service.proxy.calls import Call, CallOptions
 from tersely.service.proxy.proxy import Proxy
 from tersely.service.replays.recorded_host import RecordedHost
@@ -211,7 +212,10 @@ class Replays:
                 headers=[("content-type", "application/json"), *request.headers.items()],
                 body=request.body,
                 options=CallOptions(
-                    session_id=session_id, strategy=options.strategy or None, epoch=options.epoch or None
+                    session_id=session_id,
+                    strategy=options.strategy or None,
+                    epoch=options.epoch or None,
+                    shadow=SHADOW_OFF,
                 ),
                 received=self._monotonic(),
                 model=f"models/{model}" if step.dialect == "gemini" else "",

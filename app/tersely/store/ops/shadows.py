@@ -1,0 +1,209 @@
+"""Shadows: what a strategy that is only tried out would have sent at each call of a session, as figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from datetime import datetime
+
+from tersely.domain.history.history import Epoch
+from tersely.store.db.connection import Connection
+from tersely.store.history.sessions import read_epoch, write_epoch
+from tersely.store.ops.calls import GROUPS, GroupBy
+
+# Of plain input, where a model has no price: written to a cache, and read from it.
+WRITE, READ = 1.25, 0.1
+
+HERE = "tenant_id = $1 AND session_id = $2"
+STATE = f"SELECT strategy, last_call, plan, sent FROM shadows WHERE {HERE}"
+# Calls that were answered, after the last one that was judged.
+EARLIER = f"""
+SELECT EXISTS (
+    SELECT FROM calls WHERE {HERE} AND number > $3 AND number < $4 AND finished_at IS NOT NULL AND status < 400
+)
+"""
+# Two processes may judge calls of one session at a time: the later one of them finds another state.
+ADVANCE = """
+INSERT INTO shadows (tenant_id, session_id, strategy, last_call, plan, sent, updated_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7)
+ON CONFLICT (tenant_id, session_id) DO UPDATE SET strategy = excluded.strategy, last_call = excluded.last_call,
+    plan = excluded.plan, sent = excluded.sent, updated_at = excluded.updated_at
+WHERE shadows.last_call = $8
+RETURNING last_call
+"""
+COLUMNS = (
+    "number, strategy, epoch, tokens, cached_tokens, full_tokens, full_cached, cost, full_cost, referring, lost, "
+    "pointing, lost_pointing, edits, ready, full_ready, created_at"
+)
+ADD = f"""
+INSERT INTO shadow_calls (tenant_id, session_id, {COLUMNS})
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
+ON CONFLICT DO NOTHING
+"""
+COUNTED = (
+    "tokens", "cached_tokens", "full_tokens", "full_cached", "referring", "lost", "pointing", "lost_pointing", "edits",
+    "ready", "full_ready",
+)  # fmt: skip
+SUMS = f"""
+    count(*) AS calls, {", ".join(f"coalesce(sum(f.{name}), 0)::bigint AS {name}" for name in COUNTED)},
+    coalesce(sum(f.cost) FILTER (WHERE f.full_cost IS NOT NULL), 0)::float8 AS cost,
+    coalesce(sum(f.full_cost) FILTER (WHERE f.cost IS NOT NULL), 0)::float8 AS full_cost,
+    count(*) FILTER (WHERE f.cost IS NOT NULL AND f.full_cost IS NOT NULL) AS priced_calls,
+    count(*) FILTER (WHERE f.lost_pointing > 0 OR f.ready < f.full_ready) AS missing_calls
+"""
+OF_SESSION = f"SELECT {SUMS} FROM shadow_calls AS f WHERE f.tenant_id = $1 AND f.session_id = $2"
+OF_SESSIONS = f"""
+SELECT f.session_id, max(s.strategy) AS strategy, {SUMS} FROM shadow_calls AS f
+JOIN shadows AS s ON s.tenant_id = f.tenant_id AND s.session_id = f.session_id
+WHERE f.tenant_id = $1 AND f.session_id = ANY($2::text[]) GROUP BY f.session_id
+"""
+STRATEGY = f"SELECT strategy FROM shadows WHERE {HERE}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowState:
+    """Where a session's shadow goes on from.
+
+    ``strategy`` is a configuration text, ``last_call`` the last call that was judged, ``epoch`` that of the contexts
+    which were never sent, ``sent`` the messages of the last of them.
+    """
+
+    strategy: str
+    last_call: int
+    epoch: Epoch
+    sent: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowCall:
+    """What a call would have sent, and used of that.
+
+    ``cached_tokens`` of ``tokens`` repeat the context before. ``full_tokens`` and ``full_cached`` are those of the
+    request that was sent. Costs are in USD, None without a known price. The counts of tool calls are those of
+    `tersely.domain.history.context_use`; ``full_ready``: edits whose text stood in the request that was sent.
+    """
+
+    number: int
+    strategy: str
+    epoch: int
+    tokens: int
+    cached_tokens: int
+    full_tokens: int
+    full_cached: int
+    cost: float | None
+    full_cost: float | None
+    referring: int
+    lost: int
+    pointing: int
+    lost_pointing: int
+    edits: int
+    ready: int
+    full_ready: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowSums:
+    """Sums over judged calls; costs over the ``priced_calls`` among them.
+
+    ``missing_calls`` used something that would have been missing: a name that they point at, or a text that they edit.
+    """
+
+    calls: int
+    tokens: int
+    cached_tokens: int
+    full_tokens: int
+    full_cached: int
+    referring: int
+    lost: int
+    pointing: int
+    lost_pointing: int
+    edits: int
+    ready: int
+    full_ready: int
+    cost: float
+    full_cost: float
+    priced_calls: int
+    missing_calls: int
+
+    @property
+    def relative_price(self) -> float | None:
+        """The price relative to what was sent: of the costs, or of the tokens with a perfect cache where calls have no
+        price; None where nothing was sent.
+        """
+        if self.priced_calls == self.calls and self.full_cost:
+            return self.cost / self.full_cost
+        sent = WRITE * (self.full_tokens - self.full_cached) + READ * self.full_cached
+        return (WRITE * (self.tokens - self.cached_tokens) + READ * self.cached_tokens) / sent if sent else None
+
+    @property
+    def readiness(self) -> tuple[float, float] | None:
+        """The shares of edits whose text would have stood in the context, and stood in it; None without any edit."""
+        return (self.ready / self.edits, self.full_ready / self.edits) if self.edits else None
+
+
+async def get(connection: Connection, tenant: str, session_id: str) -> ShadowState | None:
+    """Return the state of a session's shadow; None before its first call."""
+    row = await connection.fetchrow(STATE, tenant, session_id)
+    if row is None:
+        return None
+    return ShadowState(
+        strategy=row["strategy"], last_call=row["last_call"], epoch=read_epoch(row["plan"]), sent=row["sent"]
+    )
+
+
+async def waits_for_earlier(connection: Connection, tenant: str, session_id: str, *, after: int, before: int) -> bool:
+    """Return whether an answered call between two numbers has not been judged."""
+    return bool(await connection.fetchval(EARLIER, tenant, session_id, after, before))
+
+
+async def advance(
+    connection: Connection,
+    tenant: str,
+    session_id: str,
+    state: ShadowState,
+    call: ShadowCall,
+    *,
+    expected: int,
+    now: datetime,
+) -> bool:
+    """Store the figures of a call and the state after it; False, and nothing is stored, unless ``expected`` is the last
+    call that was judged (0: none). To be called in a transaction.
+    """
+    plan = write_epoch(state.epoch)
+    moved = await connection.fetchval(
+        ADVANCE, tenant, session_id, state.strategy, state.last_call, plan, state.sent, now, expected
+    )
+    if moved is None:
+        return False
+    await connection.execute(ADD, tenant, session_id, *astuple(call))
+    return True
+
+
+async def of_session(connection: Connection, tenant: str, session_id: str) -> tuple[str, ShadowSums] | None:
+    """Return the strategy that was tried last in a session, and the sums of its judged calls; None without any."""
+    strategy = await connection.fetchval(STRATEGY, tenant, session_id)
+    row = await connection.fetchrow(OF_SESSION, tenant, session_id)
+    return None if strategy is None or row is None else (strategy, ShadowSums(**dict(row)))
+
+
+async def of_sessions(
+    connection: Connection, tenant: str, session_ids: Sequence[str]
+) -> dict[str, tuple[str, ShadowSums]]:
+    """Return the same for those of the sessions that have any."""
+    rows = [dict(row) for row in await connection.fetch(OF_SESSIONS, tenant, list(session_ids))]
+    return {row.pop("session_id"): (row.pop("strategy"), ShadowSums(**row)) for row in rows}
+
+
+async def sums(
+    connection: Connection, tenant: str, *, since: datetime, until: datetime, by: GroupBy
+) -> dict[str, ShadowSums]:
+    """Return sums over the judged calls from ``since`` until before ``until``, by the key of their calls."""
+    key = GROUPS[by].replace("created_at", "calls.created_at").replace("client", "calls.client")
+    sql = f"""
+        SELECT {"calls.strategy" if by == "strategy" else key} AS key, {SUMS} FROM shadow_calls AS f
+        JOIN calls ON calls.tenant_id = f.tenant_id AND calls.session_id = f.session_id AND calls.number = f.number
+        WHERE f.tenant_id = $1 AND f.created_at >= $2 AND f.created_at < $3 GROUP BY 1 ORDER BY 1
+    """
+    rows = [dict(row) for row in await connection.fetch(sql, tenant, since, until)]
+    return {row.pop("key"): ShadowSums(**row) for row in rows}
