@@ -210,9 +210,10 @@ class Views:
         )
         children = await self._of.sessions.children(seen.tenant, [each.session.id for each in found])
         given = {name: seen.get(name) for name in ("query", "client", "model", "strategy", "days", "parent")}
+        shadows = await self._of.savings.shadows_of(seen.tenant, [each.session.id for each in found])
         return self._render(
             seen, "sessions.html", "sessions", listed=found, following=following, sort=sort, sorts=SORTS, given=given,
-            children=children, strategies=STRATEGIES, periods=PERIODS, live=LIVE,
+            children=children, strategies=STRATEGIES, periods=PERIODS, live=LIVE, shadows=shadows,
             is_narrowed=any(given.values()),
         )  # fmt: skip
 
@@ -588,6 +589,7 @@ class Views:
         ]
         return self._render(
             seen, "session_savings.html", "sessions", tab="savings", listed=listed, calls=list(reversed(calls)),
+            shadow=await self._of.savings.shadow_of(seen.tenant, session_id),
             chart=msgspec.json.encode(chart).decode(),
         )  # fmt: skip
 

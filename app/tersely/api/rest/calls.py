@@ -11,7 +11,7 @@ from tersely.api.rest.responses import json_response, page_response, raw_value, 
 from tersely.api.rest.schemas.calls import CallContextOut, CallOut, CallPage, EpochPage, SavingsOut
 from tersely.api.rest.schemas.common import Limit, Since
 from tersely.api.rest.services import AppServices
-from tersely.api.rest.sessions import write_money
+from tersely.api.rest.sessions import write_money, write_shadow
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.turns import write_turn_id
 from tersely.service.money.savings import SavingsRow
@@ -134,6 +134,7 @@ def write_savings(row: SavingsRow) -> dict[str, Any]:
         "summary_calls": row.summary_calls,
         "summary_tokens": row.summary_tokens,
         "money": None if row.money is None else write_money(row.money.sent, row.money.full),
+        "shadow": None if row.shadow is None else write_shadow(row.shadow),
     }
 
 

@@ -17,6 +17,7 @@ from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.sessions import Session
 from tersely.service.sessions.sessions import UNSET, Change
 from tersely.store.history.session_lists import ListedSession, Narrowing, Sort
+from tersely.store.ops.shadows import ShadowSums
 
 LIVE = timedelta(seconds=60)
 """A session whose last call began less long ago is live."""
@@ -111,6 +112,31 @@ def write_figures(listed: ListedSession, now: datetime) -> dict[str, Any]:
 def write_money(sent: float, full: float) -> dict[str, Any]:
     """Return costs as JSON members."""
     return {"currency": "USD", "sent": round(sent, 6), "full": round(full, 6), "saved": round(full - sent, 6)}
+
+
+def write_shadow(sums: ShadowSums, strategy: str | None = None) -> dict[str, Any]:
+    """Return what a strategy that was tried out would have sent, as JSON members."""
+    return {
+        "strategy": strategy,
+        "calls": sums.calls,
+        "tokens": sums.tokens,
+        "cached_tokens": sums.cached_tokens,
+        "full_tokens": sums.full_tokens,
+        "full_cached": sums.full_cached,
+        "relative_price": None if sums.relative_price is None else round(sums.relative_price, 4),
+        "missing_calls": sums.missing_calls,
+        "references": {
+            "referring": sums.referring,
+            "lost": sums.lost,
+            "pointing": sums.pointing,
+            "lost_pointing": sums.lost_pointing,
+        },
+        "edits": {"calls": sums.edits, "ready": sums.ready, "full_ready": sums.full_ready},
+        "money": {"currency": "USD", "shadow": round(sums.cost, 6), "sent": round(sums.full_cost, 6)}
+        if sums.priced_calls
+        else None,
+        "text": sums.describe("these calls" if strategy is None else "this session"),
+    }
 
 
 def _plain(text: str | None) -> str | None:

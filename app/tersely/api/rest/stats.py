@@ -14,7 +14,7 @@ from tersely.api.rest.responses import AS_EVENTS, EVENT_STREAM, json_response, p
 from tersely.api.rest.schemas.common import Limit
 from tersely.api.rest.schemas.stats import EventPage, StatsOut
 from tersely.api.rest.services import AppServices
-from tersely.api.rest.sessions import write_money
+from tersely.api.rest.sessions import write_money, write_shadow
 from tersely.domain.history.turns import write_turn_id
 from tersely.service.sessions.event_stream import Cursor, Happened
 from tersely.service.sessions.stats import Stats, TieredFigures
@@ -112,6 +112,7 @@ def _write(stats: Stats) -> dict[str, Any]:
             **_write_costs(stats),
         },
         "money": None if stats.call_costs is None else write_money(*stats.call_costs),
+        "shadow": None if stats.shadow is None else write_shadow(stats.shadow[1], stats.shadow[0]),
         "tiered": None if stats.tiered is None else _write_tiered(stats.tiered),
     }
 

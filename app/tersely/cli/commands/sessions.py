@@ -119,6 +119,8 @@ def savings(
         return
     rows = [_savings_row(row) for row in (*found["items"], found["total"])]
     print_table((by, "calls", "tokens", "sent", "cached", "sent USD", "full USD", "saved USD"), rows)
+    if found["total"]["shadow"]:
+        print_text(f"Calls that tried out a strategy: {found['total']['shadow']['text']}.")
 
 
 def _savings_row(row: dict[str, Any]) -> tuple[str, ...]:

@@ -16,7 +16,8 @@ from tersely.store.db.connection import Database
 from tersely.store.history import numbering, sessions
 from tersely.store.notes import summary_costs
 from tersely.store.notes.summary_costs import SummaryCosts
-from tersely.store.ops import calls, stats
+from tersely.store.ops import calls, shadows, stats
+from tersely.store.ops.shadows import ShadowSums
 from tersely.store.ops.stats import CallTotals, Compression
 from tersely.strategies.presets import Tiered
 
@@ -49,7 +50,8 @@ class Stats:
 
     ``summary_costs`` and ``summary_costs_today`` are the costs of the summarizer's model, ``limits`` its daily calls
     and tokens for one session (0: no limit), ``money`` its cost in USD, None without a known price;
-    ``call_costs`` the costs of the calls as sent and as the full history, None without a known price.
+    ``call_costs`` the costs of the calls as sent and as the full history, None without a known price; ``shadow`` the
+    strategy that was tried out, and its figures.
     """
 
     session: Session
@@ -64,6 +66,7 @@ class Stats:
     limits: tuple[int, int]
     money: float | None
     call_costs: tuple[float, float] | None
+    shadow: tuple[str, ShadowSums] | None
     tiered: TieredFigures | None
 
     @property
@@ -144,6 +147,7 @@ class StatsReader:
                 limits=(self._config.daily_calls, self._config.daily_tokens),
                 money=self._config.price_of(costs.input_tokens, costs.output_tokens),
                 call_costs=await calls.costs(connection, tenant, session_id),
+                shadow=await shadows.of_session(connection, tenant, session_id),
                 tiered=tiered,
             )
 

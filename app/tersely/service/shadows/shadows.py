@@ -41,8 +41,8 @@ MOST_BYTES = 64 * 1024 * 1024
 SHARE = 0.25
 """Of one core."""
 PATIENCE = 3.0
-"""Seconds that a job waits for an earlier call of its session, which another process may judge."""
-LOOK_EVERY = 0.1
+"""Seconds that a job waits for earlier calls of its session, which another process may judge, since the last was."""
+LOOK_EVERY = 0.05
 TIMEOUT = 10.0
 """Seconds for one statement of a job."""
 
@@ -63,6 +63,17 @@ class ShadowJob:
     started: datetime
     size: int
     load: Callable[[], AnsweredCall]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Waiting:
+    """A job in the queue. ``since`` is a monotonic time: when it was queued, or last saw an earlier call judged, which
+    was ``seen``.
+    """
+
+    job: ShadowJob
+    since: float
+    seen: int = 0
 
 
 class Shadows:
@@ -88,7 +99,7 @@ class Shadows:
         self._most_jobs = most_jobs
         self._most_bytes = most_bytes
         self._share = share
-        self._waiting: deque[tuple[ShadowJob, float]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._worked = 0.0
@@ -99,7 +110,7 @@ class Shadows:
             self._count("dropped")
             return
         self._bytes += job.size
-        self._waiting.append((job, self._monotonic()))
+        self._waiting.append(_Waiting(job=job, since=self._monotonic()))
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._work_off())
 
@@ -113,38 +124,37 @@ class Shadows:
 
     async def _work_off(self) -> None:
         while self._waiting:
-            job, queued_at = self._waiting.popleft()
-            is_patient = self._monotonic() - queued_at < PATIENCE
+            waiting = self._waiting.popleft()
             self._worked = 0.0
             try:
-                result = await self._judge(job, is_patient=is_patient)
+                result = await self._judge(waiting)
             except Exception as error:  # noqa: BLE001 - nothing waits for the figures: the next call is judged
                 result = "failed"
                 _log.warning("a call was not judged for its shadow: %s", type(error).__name__)
             if result is None:
-                self._waiting.append((job, queued_at))
+                self._waiting.append(waiting)
                 await asyncio.sleep(LOOK_EVERY)
                 continue
-            self._bytes -= job.size
+            self._bytes -= waiting.job.size
             self._count(result)
-            del job
+            del waiting
             await asyncio.sleep(self._worked * (1 / self._share - 1))
 
     def _count(self, result: Result) -> None:
         self._metrics.shadow_calls.labels(result).inc()
 
-    async def _judge(self, job: ShadowJob, *, is_patient: bool) -> Result | None:
+    async def _judge(self, waiting: _Waiting) -> Result | None:
         """Judge a call; None if an earlier one of its session comes first."""
+        job = waiting.job
         place = job.tenant, job.session_id
         async with self._database.reading(job.tenant, limit=TIMEOUT) as connection:
             state = await shadows.get(connection, *place)
             last = state.last_call if state is not None else 0
             if job.number <= last:
                 return "late"
-            if is_patient and job.number > last + 1:
-                others = await shadows.waits_for_earlier(connection, *place, after=last, before=job.number)
-                if others:
-                    return None
+            is_next = job.number == last + 1 or not self._is_patient(waiting, last)
+            if not is_next and await shadows.waits_for_earlier(connection, *place, after=last, before=job.number):
+                return None
         call = await self._in_thread(job.load)
         pending = await self._in_thread(lambda: prepare_context(call, state.epoch if state is not None else None))
         inputs = EpochInputs()
@@ -174,6 +184,11 @@ class Shadows:
         async with self._database.group_commit(job.tenant) as connection:
             is_stored = await shadows.advance(connection, *place, after, judged.call, expected=last, now=self._clock())
         return "judged" if is_stored else "late"
+
+    def _is_patient(self, waiting: _Waiting, last: int) -> bool:
+        if waiting.seen != last:
+            waiting.seen, waiting.since = last, self._monotonic()
+        return self._monotonic() - waiting.since < PATIENCE
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         began = self._monotonic()

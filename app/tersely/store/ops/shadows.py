@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from datetime import datetime
 
 from tersely.domain.history.history import Epoch
+from tersely.domain.history.shadows import describe_shadow
 from tersely.store.db.connection import Connection
 from tersely.store.history.sessions import read_epoch, write_epoch
 from tersely.store.ops.calls import GROUPS, GroupBy
@@ -126,6 +127,9 @@ class ShadowSums:
     priced_calls: int
     missing_calls: int
 
+    def __add__(self, other: ShadowSums) -> ShadowSums:
+        return ShadowSums(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
+
     @property
     def relative_price(self) -> float | None:
         """The price relative to what was sent: of the costs, or of the tokens with a perfect cache where calls have no
@@ -136,10 +140,9 @@ class ShadowSums:
         sent = WRITE * (self.full_tokens - self.full_cached) + READ * self.full_cached
         return (WRITE * (self.tokens - self.cached_tokens) + READ * self.cached_tokens) / sent if sent else None
 
-    @property
-    def readiness(self) -> tuple[float, float] | None:
-        """The shares of edits whose text would have stood in the context, and stood in it; None without any edit."""
-        return (self.ready / self.edits, self.full_ready / self.edits) if self.edits else None
+    def describe(self, whole: str) -> str:
+        """Return the sums in one sentence about ``whole``."""
+        return describe_shadow(self.relative_price, calls=self.calls, missing=self.missing_calls, whole=whole)
 
 
 async def get(connection: Connection, tenant: str, session_id: str) -> ShadowState | None:

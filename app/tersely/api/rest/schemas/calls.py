@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from tersely.api.rest.schemas.common import Money, Reported, TurnId
+from tersely.api.rest.schemas.common import Money, Reported, Shadow, TurnId
 from tersely.api.rest.schemas.contexts import LayerOut
 
 
@@ -114,6 +114,7 @@ class SavingsRowOut(BaseModel):
     summary_calls: int
     summary_tokens: int
     money: Money | None
+    shadow: Shadow | None
 
 
 class SavingsOut(BaseModel):

@@ -53,6 +53,56 @@ class Problem(BaseModel):
     field: str | None = Field(None, description="The invalid part of the input, if there is one.")
 
 
+class ShadowMoney(BaseModel):
+    """The cost of the contexts that were not sent, and that of what was sent."""
+
+    currency: str
+    shadow: float
+    sent: float
+
+
+class ShadowReferences(BaseModel):
+    """Tool calls that repeat an earlier name (`referring`; `pointing`: in a short value, as a path to open), and how
+    many of them would have lost one.
+    """
+
+    referring: int
+    lost: int
+    pointing: int
+    lost_pointing: int
+
+
+class ShadowEdits(BaseModel):
+    """Tool calls that replace a text; how many of these texts would have stood in the context (`ready`), and how many
+    stood in what was sent (`full_ready`).
+    """
+
+    calls: int
+    ready: int
+    full_ready: int
+
+
+class Shadow(BaseModel):
+    """What a strategy that was only tried out would have sent.
+
+    `relative_price` is the price relative to what was sent: in money where all calls have a price, else of the tokens
+    with a perfect cache. `missing_calls` used something that would have been missing.
+    """
+
+    strategy: str | None = Field(description="As a setting; null in sums over sessions.")
+    calls: int
+    tokens: int
+    cached_tokens: int
+    full_tokens: int
+    full_cached: int
+    relative_price: float | None
+    missing_calls: int
+    references: ShadowReferences
+    edits: ShadowEdits
+    money: ShadowMoney | None
+    text: str = Field(description="The same in one sentence.")
+
+
 class Money(BaseModel):
     """USD as sent, as the full history with a perfect cache would have cost, and the difference."""
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from tersely.api.rest.schemas.common import Money, TurnId
+from tersely.api.rest.schemas.common import Money, Shadow, TurnId
 
 
 class TenantEventPage(BaseModel):
@@ -110,6 +110,7 @@ class StatsOut(BaseModel):
     terse: dict[str, int]
     summaries: SummariesOut
     money: Money | None = Field(description="Of the calls; null where none has a price. Summaries have their own.")
+    shadow: Shadow | None = Field(description="null where no strategy was tried out.")
     tiered: TieredOut | None = Field(description="null under other strategies.")
 
 

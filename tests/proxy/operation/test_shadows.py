@@ -1,0 +1,310 @@
+"""`TERSELY_SHADOW`: requests go up as they come, and figures say what another strategy would have sent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tersely.fakellm.scripted import ScriptedReply
+from tersely.service.common.metrics import Metrics
+from tersely.service.money.prices import Prices
+from tersely.service.shadows.planning import AnsweredCall
+from tersely.service.shadows.shadows import ShadowJob, Shadows
+from tersely.store.commit.records import CallReport
+from tersely.store.db.connection import Database as Store
+from tests.conftest import Database
+from tests.support.dialect_wires import WIRES, Wire
+from tests.support.http import Answered, body_of, post
+from tests.support.rows import query
+from tests.support.services import Service, serve
+from tests.support.upstreams import Model
+
+# Cut above 2,000 tokens: after about fourteen questions with PADDING.
+POLICY = '{"high": 2000, "low": 900, "instructions_at": 0.25}'
+PADDING = "These words are here to be counted, and nothing else. " * 10
+GCA = Wire(path="/v1internal:generateContent", stream_path="/v1internal:streamGenerateContent?alt=sse")
+WAYS = {**WIRES, "gemini_gca": GCA}
+TURNS = 24
+# Of one token each.
+SUBJECTS = iter(range(100, 1000))
+JUDGED = "SELECT * FROM shadow_calls WHERE session_id = $1 ORDER BY number"
+
+
+@pytest.fixture(scope="module")
+def replicas(store: Database, model: Model) -> Iterator[tuple[Service, Service]]:
+    """Two processes on one database that try out `slim`."""
+    with (
+        serve(store, model.url, epoch=POLICY, shadow="slim") as first,
+        serve(store, model.url, epoch=POLICY, shadow="slim") as second,
+    ):
+        yield first, second
+
+
+@dataclass
+class Talk:
+    """A conversation: what the client sent, what went up, what came back."""
+
+    given: list[bytes] = field(default_factory=list)
+    sent: list[bytes] = field(default_factory=list)
+    answers: list[Answered] = field(default_factory=list)
+
+    @property
+    def session(self) -> str:
+        (session,) = {answer.session for answer in self.answers}
+        return session
+
+
+def body_for(dialect: str, said: Sequence[tuple[str, str]], *, stream: bool) -> bytes:
+    if dialect == "gemini_gca":
+        inner = json.loads(WIRES["gemini"].body(said))
+        return json.dumps({"model": "gemini-3-flash", "project": "p", "request": inner}).encode()
+    return WAYS[dialect].body(said, stream=stream)
+
+
+async def talk(
+    services: Sequence[Service], model: Model, key: str, dialect: str, *, stream: bool, turns: int, **headers: str
+) -> Talk:
+    way, said, found, subject = WAYS[dialect], [], Talk(), next(SUBJECTS)
+    for turn in range(turns):
+        said.append(("user", f"Question {turn} of {subject}. {PADDING}"))
+        model.script(key, ScriptedReply(message={"role": "assistant", "content": f"Answer {turn}."}))
+        body = body_for(dialect, said, stream=stream)
+        path = way.stream_path if stream and way.stream_path else way.path
+        answer = await post(services[turn % len(services)], body, path=path, X_Script=key, **headers)
+        assert answer.status == 200, answer.body
+        found.given.append(body)
+        found.sent.append(model.last.body)
+        found.answers.append(answer)
+        said.append(("assistant", f"Answer {turn}."))
+    return found
+
+
+async def judged(service: Service, session: str, count: int) -> list[Any]:
+    """The judged calls of a session, once there are ``count``."""
+    for _ in range(600):
+        rows = await query(service, JUDGED, session)
+        if len(rows) >= count:
+            return rows
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{len(rows)} of {count} calls were judged")
+
+
+async def get(service: Service, path: str) -> Any:
+    answer = await post(service, b"", method="GET", path=path)
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("dialect", WAYS)
+async def test_requests_go_up_byte_for_byte_and_figures_are_those_of_a_real_session(
+    replicas: tuple[Service, Service], model: Model, key: str, dialect: str, stream: bool
+) -> None:
+    tried = await talk(replicas, model, key, dialect, stream=stream, turns=TURNS)
+    real = await talk(replicas, model, key + "r", dialect, stream=stream, turns=TURNS, X_Tersely_Strategy="slim")
+
+    assert tried.sent == tried.given
+    assert {answer.context for answer in tried.answers} == {"passthrough"}
+    rows = await judged(replicas[0], tried.session, TURNS)
+    calls = (await get(replicas[0], f"/api/sessions/{real.session}/calls?limit=100"))["items"]
+    assert real.sent != real.given
+    assert calls[-1]["epoch"] > 2
+    assert [(row["tokens"], row["epoch"]) for row in rows] == [(each["tokens_after"], each["epoch"]) for each in calls]
+    assert not await query(replicas[0], JUDGED, real.session)
+
+
+async def test_tokens_of_a_shadow_repeat_within_an_epoch(
+    replicas: tuple[Service, Service], model: Model, key: str
+) -> None:
+    tried = await talk(replicas, model, key, "openai_chat", stream=False, turns=TURNS)
+
+    rows = await judged(replicas[0], tried.session, TURNS)
+    for before, after in pairwise(rows):
+        # The newest question was estimated at its own call, and is counted since.
+        assert 0 <= before["full_tokens"] - after["full_cached"] <= 15
+        if after["epoch"] == before["epoch"]:
+            assert 0 <= before["tokens"] - after["cached_tokens"] <= 15
+    assert any(after["cached_tokens"] < before["tokens"] for before, after in pairwise(rows))
+
+
+def step(number: int, name: str, text: str, **arguments: str) -> list[dict[str, Any]]:
+    called = {"name": name, "arguments": json.dumps(arguments)}
+    return [
+        {"role": "assistant", "tool_calls": [{"id": f"call_{number}", "type": "function", "function": called}]},
+        {"role": "tool", "tool_call_id": f"call_{number}", "content": text},
+    ]
+
+
+async def run_agent(service: Service, model: Model, key: str, steps: Sequence[list[dict[str, Any]]]) -> str:
+    """Play an agent's task with a tool call for each step; returns the session."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": f"Mend it, {key}."}]
+    session = ""
+    for reply, result in steps:
+        model.script(key, ScriptedReply(message=reply))
+        answer = await post(service, body_of(*messages), X_Script=key)
+        assert answer.status == 200, answer.body
+        session = answer.session
+        messages += [answer.json["choices"][0]["message"], result]
+    return session
+
+
+async def test_calls_that_use_what_is_cut_are_counted_in_all_views(
+    replicas: tuple[Service, Service], model: Model, key: str
+) -> None:
+    line = "result = compute(first_value, second_value)"
+    steps = [step(0, "read", f"def run():\n    {line}\n", path="src/deep/engine.py")]
+    steps += [step(n, "look", f"{n} {PADDING}" * 3, word=f"word{n}") for n in range(1, 16)]
+    steps.append(step(16, "edit", "done", path="src/deep/engine.py", old_string=line, new_string="result = 1"))
+
+    session = await run_agent(replicas[0], model, key, steps)
+    rows = await judged(replicas[0], session, len(steps))
+
+    last = rows[-1]
+    assert (last["edits"], last["ready"], last["full_ready"]) == (1, 0, 1)
+    assert last["pointing"] == 1
+    shadow = (await get(replicas[0], f"/api/sessions/{session}/stats"))["shadow"]
+    assert shadow["strategy"] == "slim"
+    assert shadow["calls"] == len(steps)
+    assert shadow["missing_calls"] == 1
+    assert shadow["edits"] == {"calls": 1, "ready": 0, "full_ready": 1}
+    assert 0 < shadow["relative_price"] < 1
+    price = f"{shadow['relative_price']:.2f}"
+    told = f"this session would have cost {price} of what it cost, and 1 of 17 calls used something that would have"
+    assert shadow["text"].startswith(told)
+    total = (await get(replicas[0], "/api/savings"))["total"]["shadow"]
+    assert total["calls"] >= len(steps)
+    assert total["missing_calls"] >= 1
+    page = await post(replicas[0], b"", method="GET", path=f"/console/session/savings?id={session}")
+    assert told in page.body.decode()
+    listed = await post(replicas[0], b"", method="GET", path="/console/sessions")
+    assert f"shadow {price}" in listed.body.decode()
+
+
+async def test_a_session_is_switched_from_shadow_to_real(
+    replicas: tuple[Service, Service], model: Model, key: str
+) -> None:
+    tried = await talk(replicas, model, key, "openai_chat", stream=False, turns=TURNS)
+    await judged(replicas[0], tried.session, TURNS)
+
+    changed = await post(replicas[0], b'{"strategy": "slim"}', method="PATCH", path=f"/api/sessions/{tried.session}")
+    assert changed.status == 200
+    wanted = await post(replicas[0], b"{}", path=f"/api/sessions/{tried.session}/context")
+    said = [(message["role"], message["content"]) for message in json.loads(tried.given[-1])["messages"]]
+    said += [("assistant", f"Answer {TURNS - 1}."), ("user", "And now?")]
+    answer = await post(replicas[1], WIRES["openai_chat"].body(said), X_Script=key, X_Tersely_Shadow="slim")
+
+    assert answer.session == tried.session
+    assert answer.context == "built"
+    assert int(answer.headers["x-tersely-tokens-after"]) < 2000 < int(answer.headers["x-tersely-tokens-before"])
+    sent = json.loads(model.last.body)["messages"]
+    heads = [message for message in wanted.json["messages"] if "Answer 3." in json.dumps(message)]
+    assert heads
+    assert [message for message in sent if "Answer 3." in json.dumps(message)] == heads
+    await asyncio.sleep(0.5)
+    assert len(await query(replicas[0], JUDGED, tried.session)) == TURNS
+
+
+@pytest.mark.parametrize("shadow", ["meter", "off"])
+async def test_meter_plans_nothing_and_off_ends_a_shadow(
+    replicas: tuple[Service, Service], model: Model, key: str, shadow: str
+) -> None:
+    found = await talk(replicas, model, key, "anthropic", stream=False, turns=20, X_Tersely_Shadow=shadow)
+
+    assert (found.sent == found.given) is (shadow == "meter")
+    stats = await get(replicas[0], f"/api/sessions/{found.session}/stats")
+    assert stats["calls"] == 20
+    assert stats["shadow"] is None
+    assert (stats["tokens_before"] == stats["tokens_after"]) is (shadow == "meter")
+
+
+async def test_unknown_shadow_is_refused(service: Service) -> None:
+    answer = await post(service, body_of("Hello"), X_Tersely_Shadow="slimmer")
+
+    assert answer.status == 400
+    assert "shadow must be one of" in answer.json["error"]["message"]
+
+
+async def test_session_ids_of_another_tenant_have_no_shadow(replicas: tuple[Service, Service]) -> None:
+    answer = await post(replicas[0], b"", method="GET", path="/api/sessions/nobody/stats")
+
+    assert answer.status == 404
+
+
+# The queue
+
+
+def job_of(release: Any, *, size: int = 10) -> ShadowJob:
+    def load() -> AnsweredCall:
+        release.wait(10)
+        raise RuntimeError("not to be judged")
+
+    report = CallReport(model="", strategy="full", epoch=1, cut=1, tools=None, tokens_before=1, tokens_after=1)
+    return ShadowJob(
+        tenant="default", session_id="none", number=1, strategy="slim", dialect="openai_chat", report=report,
+        started=datetime.now(UTC), size=size, load=load,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("bounds", [{"most_jobs": 2}, {"most_bytes": 25}])
+async def test_a_full_queue_drops_calls_and_counts_them(store: Database, bounds: dict[str, int]) -> None:
+    import threading
+    import time
+
+    release, database, metrics = threading.Event(), Store(dsn=store.dsn), Metrics()
+    await database.open()
+    shadows = Shadows(database, Prices(), metrics, monotonic=time.monotonic, clock=lambda: datetime.now(UTC), **bounds)
+
+    def count(result: str) -> float:
+        samples = metrics.samples()["tersely_shadow_calls_total"]
+        return next(value for labels, value in samples if labels["result"] == result)
+
+    try:
+        began = time.monotonic()
+        for _ in range(5):
+            shadows.submit(job_of(release))
+        assert time.monotonic() - began < 1
+        assert count("dropped") == 3
+        release.set()
+        async with asyncio.timeout(20):
+            while count("failed") < 2:
+                await asyncio.sleep(0.01)
+        shadows.submit(job_of(release))
+        assert count("dropped") == 3
+    finally:
+        await shadows.close()
+        await database.close()
+
+
+async def test_work_takes_a_share_of_the_time(store: Database) -> None:
+    import time
+
+    class Slow:
+        def wait(self, _: float) -> None:
+            time.sleep(0.05)
+
+    database, metrics = Store(dsn=store.dsn), Metrics()
+    await database.open()
+    shadows = Shadows(database, Prices(), metrics, monotonic=time.monotonic, clock=lambda: datetime.now(UTC), share=0.2)
+    try:
+        began = time.monotonic()
+        for _ in range(4):
+            shadows.submit(job_of(Slow()))
+        async with asyncio.timeout(20):
+            while dict_of(metrics)["failed"] < 4:
+                await asyncio.sleep(0.01)
+        # Three pauses of four times the work.
+        assert time.monotonic() - began > 3 * 5 * 0.05
+    finally:
+        await shadows.close()
+        await database.close()
+
+
+def dict_of(metrics: Metrics) -> dict[str, float]:
+    return {labels["result"]: value for labels, value in metrics.samples()["tersely_shadow_calls_total"]}
