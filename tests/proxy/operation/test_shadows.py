@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
+import httpx
 import pytest
 
 from tersely.fakellm.scripted import ScriptedReply
@@ -88,6 +92,7 @@ async def talk(
 
 async def judged(service: Service, session: str, count: int) -> list[Any]:
     """The judged calls of a session, once there are ``count``."""
+    rows: list[Any] = []
     for _ in range(600):
         rows = await query(service, JUDGED, session)
         if len(rows) >= count:
@@ -187,26 +192,44 @@ async def test_calls_that_use_what_is_cut_are_counted_in_all_views(
     assert f"shadow {price}" in listed.body.decode()
 
 
+async def click(service: Service, session: str) -> int:
+    """Press the button of the savings page; returns the status."""
+    async with httpx.AsyncClient(base_url=service.url) as http:
+        page = await http.get("/console/session/savings", params={"id": session})
+        form = page.text[page.text.index('action="/console/session/strategy"') :]
+        given = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', form[: form.index("</form>")]))
+        refused = await http.post("/console/session/strategy", data={**given, "token": "0" * 64})
+        assert refused.status_code == 403
+        return (await http.post("/console/session/strategy", data=given)).status_code
+
+
+@pytest.mark.parametrize("way", ["patch", "click"])
 async def test_a_session_is_switched_from_shadow_to_real(
-    replicas: tuple[Service, Service], model: Model, key: str
+    replicas: tuple[Service, Service], model: Model, key: str, way: str
 ) -> None:
     tried = await talk(replicas, model, key, "openai_chat", stream=False, turns=TURNS)
     await judged(replicas[0], tried.session, TURNS)
 
-    changed = await post(replicas[0], b'{"strategy": "slim"}', method="PATCH", path=f"/api/sessions/{tried.session}")
-    assert changed.status == 200
-    wanted = await post(replicas[0], b"{}", path=f"/api/sessions/{tried.session}/context")
+    if way == "patch":
+        path = f"/api/sessions/{tried.session}"
+        assert (await post(replicas[0], b'{"strategy": "slim"}', method="PATCH", path=path)).status == 200
+    else:
+        assert await click(replicas[0], tried.session) == 303
     said = [(message["role"], message["content"]) for message in json.loads(tried.given[-1])["messages"]]
     said += [("assistant", f"Answer {TURNS - 1}."), ("user", "And now?")]
+    whole = await post(
+        replicas[0],
+        json.dumps({"messages": [{"role": "user", "content": "And now?"}], "model": "gpt-4o-mini"}).encode(),
+        path=f"/api/sessions/{tried.session}/context",
+    )
     answer = await post(replicas[1], WIRES["openai_chat"].body(said), X_Script=key, X_Tersely_Shadow="slim")
 
     assert answer.session == tried.session
     assert answer.context == "built"
     assert int(answer.headers["x-tersely-tokens-after"]) < 2000 < int(answer.headers["x-tersely-tokens-before"])
     sent = json.loads(model.last.body)["messages"]
-    heads = [message for message in wanted.json["messages"] if "Answer 3." in json.dumps(message)]
-    assert heads
-    assert [message for message in sent if "Answer 3." in json.dumps(message)] == heads
+    assert sent[-len(whole.json["messages"]) :] == whole.json["messages"]
+    assert any("Answer 3." in json.dumps(message) for message in sent)  # the log of the turns that are cut
     await asyncio.sleep(0.5)
     assert len(await query(replicas[0], JUDGED, tried.session)) == TURNS
 
@@ -254,9 +277,6 @@ def job_of(release: Any, *, size: int = 10) -> ShadowJob:
 
 @pytest.mark.parametrize("bounds", [{"most_jobs": 2}, {"most_bytes": 25}])
 async def test_a_full_queue_drops_calls_and_counts_them(store: Database, bounds: dict[str, int]) -> None:
-    import threading
-    import time
-
     release, database, metrics = threading.Event(), Store(dsn=store.dsn), Metrics()
     await database.open()
     shadows = Shadows(database, Prices(), metrics, monotonic=time.monotonic, clock=lambda: datetime.now(UTC), **bounds)
@@ -283,8 +303,6 @@ async def test_a_full_queue_drops_calls_and_counts_them(store: Database, bounds:
 
 
 async def test_work_takes_a_share_of_the_time(store: Database) -> None:
-    import time
-
     class Slow:
         def wait(self, _: float) -> None:
             time.sleep(0.05)
