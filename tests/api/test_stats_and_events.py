@@ -63,6 +63,7 @@ async def test_figures_of_a_session(api: Api, database) -> None:
         "epochs": {"total": 3, "current": 3, "by_reason": {"first": 1, "high_watermark": 2}},
         "terse": {"derived": 3},
         "summaries": NO_SUMMARIES,
+        "shadow": None,
         "tiered": None,
         "money": None,
     }
