@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -89,7 +89,23 @@ class _StrippedReply:
 
     shown: tuple[Message, ...]
     model: tuple[Message, ...]
-    said: dict[int, HiddenReplyParts]
+    hidden_parts: dict[int, HiddenReplyParts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SessionState:
+    """What appending needs to know of a session; ``session`` is None for a new one.
+
+    ``turn`` is the last turn, ``superseded`` are the sequence numbers of instructions that the new messages replace,
+    ``memos`` the memos that come with a new message, by its index, and ``tags`` the kinds of tags to strip.
+    """
+
+    session: Session | None
+    config: ContextConfig
+    turn: int = 0
+    superseded: Sequence[int] = ()
+    memos: Mapping[int, HiddenReplyParts]
+    tags: TagKinds
 
 
 class Messages:
@@ -106,7 +122,7 @@ class Messages:
     ) -> None:
         """``advance_epoch`` (tenant, session id, batch) starts an epoch if the appended messages need one."""
         self._database = database
-        self._keep_up = advance_epoch
+        self._advance_epoch = advance_epoch
         self._writer = writer
         self._configs = configs
         self._clock = clock
@@ -140,21 +156,9 @@ class Messages:
         read = await run_in_thread_if_large(size, read_messages, raws, target)
         now = self._clock()
         created = () if times is None else read_times(times, len(raws), now)
-        async with self._database.transaction(tenant) as connection:
-            session = await sessions.get(connection, tenant, session_id)
-            turn = await turns.last_turn(connection, tenant, session_id) if session else 0
-            replaced: list[int] = []
-            if session and any(message.is_instruction for message in read):
-                stored = await store.instructions(connection, tenant, session_id)
-                kinds = {is_outside_messages(message.raw) for message in read if message.is_instruction}
-                given = [row for row in stored if row.role in INSTRUCTION_ROLES]
-                replaced = [row.seq for row in given if is_outside_messages(row.raw) in kinds]
-            config = self._configs.choose_outside_calls(session) if session else self._configs.default
-            brought = await _bring_memos(connection, tenant, read, target, config)
-            extract = config.hidden_tags
-            if session and any(message.role == "assistant" for message in read):
-                extract |= await _kinds_shown(connection, tenant, session, config)
-        batch = await run_in_thread_if_large(size, _take_out, read, target, config, extract, now)
+        before = await self._read_state(tenant, session_id, read, target)
+        session = before.session
+        batch = await run_in_thread_if_large(size, _take_out, read, target, before.config, before.tags, now)
         incoming = await run_in_thread_if_large(size, hash_history, batch.shown)
         write = RequestWrite(
             tenant=tenant,
@@ -170,8 +174,8 @@ class Messages:
                 incoming.identities,
                 last_seq=session.last_seq if session else 0,
                 turns=session.turns if session else 0,
-                turn=turn,
-                superseded=replaced,
+                turn=before.turn,
+                superseded=before.superseded,
             ),
             session=session,
             now=now,
@@ -179,7 +183,7 @@ class Messages:
             is_call=False,
             key=key,
             key_digest=await run_in_thread_if_large(size, _digest, raws, target, created),
-            hidden_parts={**batch.said, **brought},
+            hidden_parts={**batch.hidden_parts, **before.memos},
             spill=partial(spilled, incoming.messages),
             replaces_instructions=any(message.is_instruction for message in read),
         )
@@ -187,12 +191,39 @@ class Messages:
         done = _appended(outcome, has_links=bool(incoming.links))
         if incoming.links and not done.was_stored_before:
             new = Batch(first_seq=done.first_seq, last_seq=done.last_seq, dialect=target.name, model=model)
-            await self._go_on(tenant, session_id, new)
+            await self._advance_epoch_or_warn(tenant, session_id, new)
         return done
 
-    async def _go_on(self, tenant: str, session_id: str, batch: Batch) -> None:
+    async def _read_state(
+        self, tenant: str, session_id: str, read: Sequence[Message], dialect: Dialect
+    ) -> _SessionState:
+        async with self._database.transaction(tenant) as connection:
+            session = await sessions.get(connection, tenant, session_id)
+            config = self._configs.choose_outside_calls(session) if session else self._configs.default
+            memos = await _bring_memos(connection, tenant, read, dialect, config)
+            if session is None:
+                return _SessionState(session=None, config=config, memos=memos, tags=config.hidden_tags)
+            superseded: list[int] = []
+            kinds = {is_outside_messages(message.raw) for message in read if message.is_instruction}
+            if kinds:
+                stored = await store.instructions(connection, tenant, session_id)
+                given = [row for row in stored if row.role in INSTRUCTION_ROLES]
+                superseded = [row.seq for row in given if is_outside_messages(row.raw) in kinds]
+            tags = config.hidden_tags
+            if any(message.role == "assistant" for message in read):
+                tags |= await _kinds_shown(connection, tenant, session, config)
+            return _SessionState(
+                session=session,
+                config=config,
+                turn=await turns.last_turn(connection, tenant, session_id),
+                superseded=superseded,
+                memos=memos,
+                tags=tags,
+            )
+
+    async def _advance_epoch_or_warn(self, tenant: str, session_id: str, batch: Batch) -> None:
         try:
-            await self._keep_up(tenant, session_id, batch)
+            await self._advance_epoch(tenant, session_id, batch)
         except StoreUnavailable as error:
             # The messages are stored; the next append, or the next call, will see to the epoch.
             _log.warning("an epoch was not started: %s", error)
@@ -322,7 +353,7 @@ def _take_out(
             hidden_parts[index] = HiddenReplyParts(
                 model_raw=hidden_parts[index].model_raw if index in hidden_parts else None, terse=((text, "derived"),)
             )
-    return _StrippedReply(shown=tuple(shown), model=tuple(read), said=hidden_parts)
+    return _StrippedReply(shown=tuple(shown), model=tuple(read), hidden_parts=hidden_parts)
 
 
 def split_appended_reply(raw: bytes, dialect: Dialect, tags: TagKinds) -> ReplyChoice:
