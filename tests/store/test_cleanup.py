@@ -14,6 +14,7 @@ from tersely.store.history import sessions
 from tersely.store.history.sessions import Configuration
 from tersely.store.ops import cleanup, limits
 from tests import conftest
+from tests.store.test_distribution import on_one_server
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 TRIM = '{"name": "trim", "max_steps": 3}'
@@ -118,6 +119,7 @@ async def test_one_process_at_a_time_cleans_up(database: Database, two_tenants: 
     assert len(await left(database, *two_tenants)) == 2
 
 
+@on_one_server  # a node of a distributed one keeps its plans to itself
 async def test_idle_sessions_are_found_by_an_index(database: Database) -> None:
     async with database.transaction("cleanup-a") as connection:
         await connection.execute("SET LOCAL enable_seqscan = off")
@@ -125,6 +127,7 @@ async def test_idle_sessions_are_found_by_an_index(database: Database) -> None:
     assert "sessions_recent" in " ".join(row[0] for row in plan)
 
 
+@on_one_server  # a tenant's transaction cannot ask for all there
 async def test_a_tenant_sees_no_other_tenants_sessions(database: Database, two_tenants: tuple[str, str]) -> None:
     async with database.transaction("cleanup-c") as connection:
         assert await connection.fetchval("SELECT count(*) FROM sessions") == 0

@@ -28,7 +28,13 @@ on_one_server = pytest.mark.skipif(
 )
 TENANT = "north"
 # For the coordinator: rows of all tenants.
-OF_ALL_TENANTS = frozenset({"tersely.store.notes.pending_memory.DUE", "tersely.store.ops.limits.USE_OF_MANY"})
+OF_ALL_TENANTS = frozenset(
+    {
+        "tersely.store.notes.pending_memory.DUE",
+        "tersely.store.ops.calibrations.CHANGED",
+        "tersely.store.ops.limits.USE_OF_MANY",
+    }
+)
 ARGUMENTS: dict[str, object] = {
     "text": "a", "int8": 1, "int4": 1, "int2": 1, "float8": 1.0, "bytea": b"a", "bool": True,
     "timestamptz": datetime(2026, 1, 1, tzinfo=UTC), "date": date(2026, 1, 1), "interval": timedelta(1),

@@ -47,7 +47,7 @@ async def save(database: Database, tenant: str, learnt: Sequence[StoredCalibrati
 async def changed_since(database: Database, since: datetime, *, limit: int) -> list[StoredCalibration]:
     """Return what was stored since then, for all tenants, the newest first. Raises as `save`."""
     try:
-        async with database.transaction("", is_anywhere=True) as connection:
+        async with database.transaction("") as connection:
             await connection.execute("SET LOCAL app.list_calibrations = 'on'")
             records = await connection.fetch(CHANGED, since, limit)
     except asyncpg.PostgresError as error:  # a schema that is not migrated yet

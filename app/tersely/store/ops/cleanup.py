@@ -21,6 +21,8 @@ WITH RECURSIVE t AS (
 )
 SELECT tenant_id FROM t WHERE tenant_id IS NOT NULL
 """
+# A distributed Postgres has no recursion over tenants.
+TENANTS_OF_NODES = "SELECT DISTINCT tenant_id FROM sessions ORDER BY tenant_id"
 # A session idle since then is at least that old: the index by age finds it without an update at each call.
 IDLE = """
 SELECT id, COALESCE(strategy, last_strategy) AS strategy, updated_at, created_at FROM sessions
@@ -54,9 +56,10 @@ class IdleSession:
 
 async def tenants(database: Database) -> list[str]:
     """Return every tenant that has sessions."""
-    async with database.transaction("") as connection:
+    is_distributed = await database.is_distributed()
+    async with database.transaction("", limit=DELETE_LIMIT if is_distributed else None) as connection:
         await connection.execute(LIST)
-        return [row["tenant_id"] for row in await connection.fetch(TENANTS)]
+        return [row["tenant_id"] for row in await connection.fetch(TENANTS_OF_NODES if is_distributed else TENANTS)]
 
 
 async def idle(
