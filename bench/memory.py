@@ -1,7 +1,8 @@
-"""Resident memory of one worker over many proxied calls; it must stay flat.
+"""A soak: what one worker holds over many proxied calls, and how long they take. All of it must stay flat.
 
 `python -m bench.memory [--calls 100000]`: many short conversations, one in fifty of 200 KB, half of them streamed,
-over a few connections. The memory is read after 10, 25, 50 and 100 % of the calls.
+over a few connections. Memory, descriptors, connections to Postgres and latency are read after 10, 25, 50 and 100 % of
+the calls.
 """
 
 import argparse
@@ -29,18 +30,28 @@ def sessions_of(calls: int) -> int:
     return round(calls / (sum(shape.turns for shape in shapes) / len(shapes)))
 
 
-def sample(server: Server, calls: int, errors: int) -> dict[str, Any]:
-    """The memory after so many calls."""
+def sample(server: Server, calls: int, errors: int, figures: dict[str, Any]) -> dict[str, Any]:
+    """What is held after so many calls; ``figures`` are those of the load since the sample before."""
     time.sleep(SETTLE_S)
     own, database = server.memory()
+    descriptors, connections = server.held()
     found = {
         "calls": calls,
         "sessions": sessions_of(calls),
         "rss_mib": own,
         "postgres_mib": database,
         "errors": errors,
+        "descriptors": descriptors,
+        "connections": connections,
+        "p50_ms": figures["p50_ms"],
+        "p99_ms": figures["p99_ms"],
     }
-    print(f"{calls:>8,} calls  worker {own:7.1f} MiB  Postgres {database:7.1f} MiB  {errors} errors", flush=True)
+    print(
+        f"{calls:>8,} calls  worker {own:7.1f} MiB  Postgres {database:7.1f} MiB  {descriptors} descriptors  "
+        f"{connections} connections to Postgres  p50 {figures['p50_ms']:.1f} ms  p99 {figures['p99_ms']:.1f} ms  "
+        f"{errors} errors",
+        flush=True,
+    )
     return found
 
 
@@ -48,8 +59,9 @@ def run_stages(server: Server, calls: int, connections: int) -> list[dict[str, A
     """All calls, with a sample before the first and after each stage."""
     done = WARM_UP_CALLS
     errors = 0
-    play(server, PLAN, connections=connections, seed="memory-warm", more=["--stream", "both", "--requests", str(done)])
-    samples = [sample(server, done, errors)]
+    more = ["--stream", "both", "--requests", str(done)]
+    figures = play(server, PLAN, connections=connections, seed="memory-warm", more=more)
+    samples = [sample(server, done, errors, figures)]
     for share in SHARES:
         more = ["--stream", "both", "--requests", str(round(calls * share) - done), "--limit", "7200"]
         figures = play(server, PLAN, connections=connections, seed=f"memory-{share}", more=more)
@@ -57,7 +69,7 @@ def run_stages(server: Server, calls: int, connections: int) -> list[dict[str, A
             print(f"  {example}", file=sys.stderr)
         done = round(calls * share)
         errors += figures["errors"]
-        samples.append(sample(server, done, errors))
+        samples.append(sample(server, done, errors, figures))
     return samples
 
 

@@ -190,14 +190,24 @@ def _speed_notes(data: dict[str, Any]) -> list[str]:
 
 def _memory(data: dict[str, Any]) -> list[str]:
     rows = [
-        [f"{s['calls']:,}", f"{s['sessions']:,}", _number(s["rss_mib"]), _number(s["postgres_mib"]), str(s["errors"])]
+        [
+            f"{s['calls']:,}",
+            f"{s['sessions']:,}",
+            _number(s["rss_mib"]),
+            _number(s["postgres_mib"]),
+            *(str(s.get(name, "")) for name in ("descriptors", "connections")),
+            *(_number(s[name]) if name in s else "" for name in ("p50_ms", "p99_ms")),
+            str(s["errors"]),
+        ]
         for s in data["samples"]
     ]
+    head = ["proxied calls", "sessions", "worker resident MiB", "Postgres MiB (proportional)", "descriptors"]
+    head += ["connections to Postgres", "p50 ms", "p99 ms", "errors"]
     verdict = "flat" if data["flat"] else "**not flat**"
     return [
         "## Memory of one worker",
         "",
-        *_table(["proxied calls", "sessions", "worker resident MiB", "Postgres MiB (proportional)", "errors"], rows),
+        *_table(head, rows),
         f"From {data['from_calls']:,} calls on it grew by {data['growth_mib']:.1f} MiB "
         f"({100 * data['growth_share']:.1f} %): {verdict}. {data['mix']}",
         "",

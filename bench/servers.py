@@ -104,6 +104,20 @@ class Server:
             sum(_pss_mib(p) for p in database.values()),
         )
 
+    def held(self) -> tuple[int, int]:
+        """Open descriptors of the server's own processes, and backends of its Postgres that serve a client."""
+        database = _family(self.postmasters())
+        own = _family([psutil.Process(self.process.pid)])
+        descriptors = backends = 0
+        for pid, process in own.items():
+            if pid not in database:
+                with contextlib.suppress(psutil.Error):
+                    descriptors += process.num_fds()
+        for process in database.values():
+            with contextlib.suppress(psutil.Error):
+                backends += "[local]" in " ".join(process.cmdline()) or "127.0.0.1(" in " ".join(process.cmdline())
+        return descriptors, backends
+
     def pin(self) -> None:
         """The server on its core, its Postgres on the others."""
         database = _family(self.postmasters())
