@@ -42,6 +42,7 @@ async def test_created_session_is_returned_unchanged(api: Api) -> None:
         "title": None,
         "client": None,
         "models": [],
+        "host": None,
         "calls": 0,
         "tokens_saved": 0,
         "reported": {"input": 0, "cached": 0, "output": 0},

@@ -70,7 +70,8 @@ def pages(demo: Demo) -> list[tuple[str, dict[str, object]]]:
         ("console/session/try", {**long, "strategy": "tiered"}),
         ("console/session/memory", long),
         ("console/session/hands", long),
-        ("console/session/hands", {**long, "act": "undo"}),
+        *[("console/session/hands", {**long, "act": act}) for act in ("undo", "compact", "clear", "delete")],
+        ("console/session/tools", {**long, "call": 30}),
         ("console/savings", {"by": "model"}),
         ("console/live", {}),
         ("console/search", {"query": "customer"}),
@@ -120,6 +121,17 @@ def test_a_session_shows_both_sides_and_why(watched: Watched, demo: Demo) -> Non
     assert page.locator(".kept-full").count() > 2
     assert page.locator("context-strip .bar").count() == 36
     assert page.locator("context-strip .cut").count() >= 1
+
+
+def test_tools_of_a_call_open_on_demand(watched: Watched, demo: Demo) -> None:
+    page = watched.open("console/session", id=demo.long, call=30)
+    added = page.locator(".tools .chip")
+    expect(added).to_have_count(0)
+    page.get_by_text("Tools, as sent").click()
+    expect(added).to_have_text("added by Tersely")
+    page.locator(".tools summary", has_text="context_search").click()
+    expect(page.get_by_label("Definition of context_search")).to_contain_text('"parameters"')
+    assert violations(page) == []
 
 
 def test_the_slider_and_the_strip_choose_a_call(watched: Watched, demo: Demo) -> None:

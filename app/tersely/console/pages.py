@@ -9,7 +9,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse
+
+from tersely.service.sessions.comparisons import readable
 
 HERE = Path(__file__).parent
 POLICY = (
@@ -77,6 +80,16 @@ def ago(at: datetime | None, now: datetime) -> str:
     return f"{seconds} s ago"
 
 
+def typed(value: object) -> Markup:
+    """A value of a form's field, as it was typed: it comes back when the form is sent."""
+    return escape(value)
+
+
+def _shown(value: object) -> object:
+    """Text with a picture for each control character, wherever a page shows it."""
+    return readable(value) if type(value) is str else value
+
+
 def link(path: str, **query: object) -> str:
     """An address of the console; members without a value are left out."""
     given = {name: value for name, value in query.items() if value not in {None, ""}}
@@ -93,10 +106,11 @@ class Pages:
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
+            finalize=_shown,
         )
         self._environment.globals.update(link=link, version=version, ago=ago)
         self._environment.filters.update(
-            number=number, short=short, usd=usd, share=share, clock_time=clock_time, iso=iso
+            number=number, short=short, usd=usd, share=share, clock_time=clock_time, iso=iso, typed=typed
         )
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:

@@ -66,7 +66,11 @@ ACTIONS = {
     "pin": ("Pin the message", "It stays in every context, whatever is cut, with the tool calls that belong to it."),
     "unpin": ("Unpin the message", "It is cut like every other message from now on."),
     "priority": ("Set the priority", PRIORITY_TEXT),
-    "compact": ("Compact now", "Everything before the last turn is summarised, and a new epoch starts."),
+    "compact": (
+        "Compact now",
+        "A new epoch starts, and the context is cut as far as its strategy does that. Strategies compact and trim "
+        "summarise everything before the last turn first.",
+    ),
     "clear": ("Clear the context", "The next call starts with an empty context. History and memory stay."),
     "delete": ("Delete the session", "The session and all that belongs to it is deleted for good."),
 }
@@ -273,10 +277,17 @@ class Views:
         return self._pages.render("text.html", text=text[MAX_CHARS:])
 
     async def show_tools(self, seen: Seen) -> Response:
-        """The tool definitions that a call sent."""
-        tools = await self._of.calls.tools(seen.tenant, seen.get("id"), seen.number("call", 1) or 1)
-        listed = await asyncio.to_thread(list_tools, tools)
-        return self._pages.render("tools.html", listed=listed, reason=tools.reason)
+        """The tool definitions that a call sent: for a page that asks by script the list alone."""
+        number = seen.number("call", 1) or 1
+        tools = await self._of.calls.tools(seen.tenant, seen.get("id"), number)
+        definitions = await asyncio.to_thread(list_tools, tools)
+        if "hx-request" in seen.request.headers:
+            return self._pages.render("tools.html", definitions=definitions, reason=tools.reason)
+        listed = await self._of.sessions.figures(seen.tenant, seen.get("id"))
+        return self._render(
+            seen, "tools_page.html", "sessions", listed=listed, number=number, definitions=definitions,
+            reason=tools.reason,
+        )  # fmt: skip
 
     async def show_artifact(self, seen: Seen) -> Response:
         """A tool output that was kept apart."""
@@ -373,17 +384,25 @@ class Views:
             message = await self._of.pins.get(seen.tenant, session_id, seen.number("seq", 0) or 0)
         priority = seen.number("priority", None if message is None else message.priority, most=MAX_PRIORITY)
         change = self._edit(seen, act, None if turn is None else turn.turn, priority)
-        before = after = None
+        before = after = compaction = None
         trouble = ""
-        if act == "compact" or change is not None:
+        if act in ("compact", "clear") or change is not None:
             before, trouble = await self._preview(seen.tenant, session_id, PreviewRequest())
+        if act in ("compact", "clear"):
+            try:
+                kind: Literal["compact", "clear"] = "compact" if act == "compact" else "clear"
+                compaction = await self._of.compactions.preview(seen.tenant, session_id, kind)
+            except TerselyError as error:
+                trouble = trouble or error.detail
         if change is not None and before is not None:
             after, trouble = await self._preview_after(seen.tenant, session_id, change)
         return self._render(
             seen, "hands.html", "sessions", tab="hands", listed=listed, turns=list(reversed(turns)), act=act,
             actions=ACTIONS, turn=turn, before=before, after=after, turn_id=write_turn_id, message=message,
             priority=priority, trouble=trouble, call=seen.get("call"), changes=_changes(before, after),
-            text="" if message is None else _first_words(message),
+            text="" if message is None else _first_words(message), compaction=compaction,
+            price=self._of.prices.of(listed.models[-1] if listed.models else ""),
+            summary_price=self._of.prices.of(compaction.model) if compaction is not None else None,
         )  # fmt: skip
 
     def _edit(self, seen: Seen, act: str, turn: int | None, priority: int | None) -> Edit | None:
@@ -671,7 +690,7 @@ def _running(stored: Sequence[StoredCall], here: Sequence[RunningCall]) -> list[
     found: list[dict[str, Any]] = [
         {
             "link": link("session", id=call.session_id),
-            "title": call.title or call.session_id,
+            "title": readable(call.title or call.session_id),
             "call": call.number,
             "client": call.client or "",
             "state": states.get(call.session_id, "under way"),

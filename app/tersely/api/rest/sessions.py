@@ -99,6 +99,7 @@ def write_figures(listed: ListedSession, now: datetime) -> dict[str, Any]:
         "title": listed.title,
         "client": listed.client,
         "models": listed.models,
+        "host": listed.host,
         "calls": session.calls,
         "tokens_saved": listed.tokens_saved,
         "reported": {"input": listed.input_tokens, "cached": listed.cached_tokens, "output": listed.output_tokens},

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import cast
+from typing import Literal, cast
 
 from tersely.domain.errors import Conflict, NotFound, StoreUnavailable
 from tersely.domain.history.context import Report
-from tersely.domain.history.runs import subtract
+from tersely.domain.history.runs import Run, subtract
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Dialect as DialectName
 from tersely.domain.text.state import StateBlock, state_text, strip_state
 from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.sessions.epochs import EpochKeeper, ExtraWrite
-from tersely.service.summaries.jobs import Job
+from tersely.service.summaries.jobs import Job, earlier_of
 from tersely.service.summaries.memory_updates import MemoryUpdates
 from tersely.service.summaries.summarizer import Compaction, Summarizer
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history import sessions
-from tersely.store.notes import states, summaries
+from tersely.store.notes import daily_memory, states, summaries
 from tersely.store.notes.summaries import LastCall
 from tersely.strategies.composition import layer_text
 from tersely.strategies.epochs.policies import Reason
@@ -36,6 +36,8 @@ WITHOUT_MODEL = (
     "(docs/summaries.md), "
     "or write the block yourself: PUT /api/sessions/{id}/state"
 )
+# Seconds; of a session without an epoch everything is read.
+LIMIT = 15.0
 # What a strategy puts in the place of all older messages; the others need no such summary.
 PURPOSES: dict[type[Strategy], Purpose] = {Compact: "checkpoint", Trim: "ahead"}
 
@@ -63,6 +65,24 @@ class Compacted:
 
     summary: Compaction | None
     report: Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionPreview:
+    """What a compaction or a clearing would do.
+
+    ``messages`` with ``tokens`` leave the context; ``summarised`` with ``summarised_tokens`` are read for a summary
+    first, by ``model`` (empty: without a model). ``report`` is that of the context afterwards; it ``is_estimate`` where
+    the text of a summary is not known yet.
+    """
+
+    report: Report
+    messages: int
+    tokens: int
+    summarised: int = 0
+    summarised_tokens: int = 0
+    model: str = ""
+    is_estimate: bool = False
 
 
 class Compactions:
@@ -105,6 +125,34 @@ class Compactions:
             left = _job(session, tenant, options, strategy, MEMORY_UPDATE, 1, report.cut - 1)
             await self._run(replace(left, epoch=report.epoch))
         return Compacted(summary=done, report=report)
+
+    async def preview(self, tenant: str, session_id: str, act: Literal["compact", "clear"]) -> CompactionPreview:
+        """Return what `compact` or `clear` would do now. Nothing is stored. Raises `NotFound`, `ContextTooLarge`."""
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
+            session = await _require(connection, tenant, session_id)
+            options = await _with_model(connection, tenant, session_id, CompactionOptions())
+            strategy = self._configs.choose_outside_calls(session).strategy
+            built = await self._keeper.try_epoch(connection, tenant, session_id, act)
+            after = built.context.epoch
+            messages, tokens = await summaries.leaving(connection, tenant, session_id, session.plan, after)
+            plain = CompactionPreview(report=built.context.report, messages=messages, tokens=tokens)
+            purpose = PURPOSES.get(type(strategy)) if act == "compact" else MEMORY_UPDATE
+            first, last = _first_shown(session, strategy), after.cut - 1
+            if act == "compact":
+                last = await summaries.last_turn_begins(connection, tenant, session_id) - 1
+            if purpose is None or last < first:
+                return plain
+            job = _job(session, tenant, options, strategy, purpose, first, last)
+            model = self._summarizer.model_of(job)
+            runs: Sequence[Run] = [(first, last)]
+            if act == "clear":
+                covered = await daily_memory.covered_runs(connection, tenant, session_id, first, last)
+                runs = subtract(runs, [*covered, *((seq, seq) for seq in after.kept)])
+            elif model and (earlier := await earlier_of(connection, job)) is not None:
+                runs = [(earlier.last_seq + 1, last)]
+            read, read_tokens = await summaries.size_of_runs(connection, tenant, session_id, runs)
+            is_estimate = act == "compact"
+            return replace(plain, summarised=read, summarised_tokens=read_tokens, model=model, is_estimate=is_estimate)
 
     async def clear(self, tenant: str, session_id: str, options: CompactionOptions) -> Report:
         """Start an empty context: it contains nothing from before, except pinned messages.

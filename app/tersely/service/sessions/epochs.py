@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
@@ -59,6 +59,17 @@ FEW_CALLS = 8
 ATTEMPTS = 8
 
 ExtraWrite = Callable[[Connection], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RequestedEpoch:
+    """What an epoch that is started on request is built from. ``last`` is the session's last call."""
+
+    session: Session
+    history: History
+    config: ContextConfig
+    budget: TokenBudget
+    last: LastCall
 
 
 class EpochKeeper:
@@ -254,19 +265,39 @@ class EpochKeeper:
     ) -> Report:
         for _ in range(ATTEMPTS):
             async with self._database.reading(tenant, limit=LIMIT) as connection:
-                session = await sessions.get(connection, tenant, session_id)
-                if session is None:
-                    raise NotFound("there is no such session")
-                config = self._configs.choose_for_preview(session, strategy=strategy, epoch=epoch)
-                last = await summaries.last_call(connection, tenant, session_id)
-                history, budget, _ = await self._load(
-                    connection, tenant, session, dialect_of(dialect), config, model=last.model
-                )
-            history = replace(history, advance=Advance(reason=reason))
-            started = await self._start(tenant, session, history, config, budget, last, dialect, extra_write)
+                found = await self._inputs(connection, tenant, session_id, reason, dialect, strategy, epoch)
+            started = await self._start(
+                tenant, found.session, found.history, found.config, found.budget, found.last, dialect, extra_write
+            )
             if started is not None:
                 return started.context.report
         raise Conflict("the session is in use: try again")
+
+    async def try_epoch(self, connection: Connection, tenant: str, session_id: str, reason: Reason) -> BuiltContext:
+        """Return the context that `start_epoch` would begin with; nothing is stored. Raises as it does."""
+        found = await self._inputs(connection, tenant, session_id, reason, "openai_chat", None, None)
+        return await asyncio.to_thread(build, found.history, found.config, found.budget, found.last.model)
+
+    async def _inputs(
+        self,
+        connection: Connection,
+        tenant: str,
+        session_id: str,
+        reason: Reason,
+        dialect: DialectName,
+        strategy: str | None,
+        epoch: str | None,
+    ) -> _RequestedEpoch:
+        session = await sessions.get(connection, tenant, session_id)
+        if session is None:
+            raise NotFound("there is no such session")
+        config = self._configs.choose_for_preview(session, strategy=strategy, epoch=epoch)
+        last = await summaries.last_call(connection, tenant, session_id)
+        history, budget, _ = await self._load(
+            connection, tenant, session, dialect_of(dialect), config, model=last.model
+        )
+        history = replace(history, advance=Advance(reason=reason))
+        return _RequestedEpoch(session=session, history=history, config=config, budget=budget, last=last)
 
     async def _load(
         self,

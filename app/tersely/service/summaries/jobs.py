@@ -152,7 +152,7 @@ async def load_source(connection: Connection, job: Job, *, has_model: bool = Tru
     is_done = not job.is_forced and await summaries.is_done(connection, *job.place, job.purpose, first, last, basis)
     if is_done:
         return None
-    earlier = await _earlier(connection, job)
+    earlier = await earlier_of(connection, job)
     if earlier is not None:
         first = earlier.last_seq + 1
     if job.entries and job.edits in (None, session.edits):
@@ -212,8 +212,8 @@ async def _made_ahead(connection: Connection, job: Job, left: Sequence[Run], seq
     return None
 
 
-async def _earlier(connection: Connection, job: Job) -> Summary | None:
-    """Return the model's checkpoint that this one continues."""
+async def earlier_of(connection: Connection, job: Job) -> Summary | None:
+    """Return the model's checkpoint that the summary of ``job`` continues."""
     if job.purpose != "checkpoint":
         return None
     found = await summaries.newest(

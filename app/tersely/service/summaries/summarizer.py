@@ -180,6 +180,10 @@ class Summarizer:
         """Return whether there is a model that can be asked to write the summary of ``job``."""
         return self._scribe.has_model(job)
 
+    def model_of(self, job: Job) -> str:
+        """Return the name of the model that would write the summary of ``job``; empty if it would be an extract."""
+        return self._scribe.model_of(job)
+
     def lacks_key(self, job: Job) -> bool:
         """Return whether a model is configured for ``job`` that nobody's key pays for, or that cannot be asked."""
         return bool(self._scribe.reason_for_none(job))

@@ -92,6 +92,11 @@ class SummaryWriter:
         """Return whether there is a model that can be asked to write the summary of ``job``."""
         return self._models.select(job) is not None
 
+    def model_of(self, job: Job) -> str:
+        """Return the name of the model that would write the summary of ``job``; empty if there is none."""
+        chosen = self._models.select(job)
+        return chosen.name if chosen is not None else ""
+
     def reason_for_none(self, job: Job) -> str:
         """Return why no model can be asked although one is configured; empty if none is."""
         return self._models.reason_for_none(job)

@@ -19,6 +19,9 @@ FIGURES = (
     "title, client, models, tokens_saved, input_tokens, cached_tokens, output_tokens, cost_sent, cost_full, "
     "priced_calls"
 )
+HOST = """(
+    SELECT host FROM calls c WHERE c.tenant_id = $1 AND c.session_id = sessions.id ORDER BY c.number DESC LIMIT 1
+) AS host"""
 # Sort -> its rank, its exact value, and their types.
 ORDERS: dict[Sort, tuple[str, str, str, str]] = {
     "last_call": ("call_hour", "last_call_at", "timestamptz", "timestamptz"),
@@ -29,14 +32,15 @@ ORDERS: dict[Sort, tuple[str, str, str, str]] = {
 CHILDREN = """
 SELECT parent, count(*) AS children FROM sessions WHERE tenant_id = $1 AND parent = ANY($2::text[]) GROUP BY parent
 """
-FIGURES_OF = f"SELECT {COLUMNS}, {FIGURES} FROM sessions WHERE tenant_id = $1 AND id = $2"
+FIGURES_OF = f"SELECT {COLUMNS}, {FIGURES}, {HOST} FROM sessions WHERE tenant_id = $1 AND id = $2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedSession:
     """A session with sums over its calls. Costs are in USD, over the ``priced_calls``.
 
-    ``rank`` and ``value`` are those of the order in which it was listed.
+    ``host`` is that of the last call (empty: the default host; None: none, or not known). ``rank`` and ``value`` are
+    those of the order in which it was listed.
     """
 
     session: Session
@@ -50,6 +54,7 @@ class ListedSession:
     cost_sent: float
     cost_full: float
     priced_calls: int
+    host: str | None = None
     rank: object = None
     value: object = None
 
@@ -94,8 +99,9 @@ async def page(
             given += [after.rank, after.value, after.id]
         nulls = " NULLS LAST" if sort == "last_call" else ""
         sql = (
-            f"SELECT {COLUMNS}, {FIGURES}, {rank} AS rank, {value} AS value FROM sessions WHERE {' AND '.join(rules)} "
-            f"AND {rank} IS NOT NULL ORDER BY {rank} DESC{nulls}, {value} DESC, id DESC LIMIT {int(limit)}"
+            f"SELECT {COLUMNS}, {FIGURES}, {HOST}, {rank} AS rank, {value} AS value FROM sessions "
+            f"WHERE {' AND '.join(rules)} AND {rank} IS NOT NULL "
+            f"ORDER BY {rank} DESC{nulls}, {value} DESC, id DESC LIMIT {int(limit)}"
         )
         found = [_listed_from(dict(row)) for row in await connection.fetch(sql, *given)]
         after = None
@@ -105,8 +111,8 @@ async def page(
             given.append(after.id)
             rules.append(f"id < ${len(given)}")
         sql = (
-            f"SELECT {COLUMNS}, {FIGURES}, NULL AS rank, NULL AS value FROM sessions WHERE {' AND '.join(rules)} "
-            f"AND {rank} IS NULL ORDER BY id DESC LIMIT {int(limit - len(found))}"
+            f"SELECT {COLUMNS}, {FIGURES}, {HOST}, NULL AS rank, NULL AS value FROM sessions "
+            f"WHERE {' AND '.join(rules)} AND {rank} IS NULL ORDER BY id DESC LIMIT {int(limit - len(found))}"
         )
         found += [_listed_from(dict(row)) for row in await connection.fetch(sql, *given)]
     return found
@@ -156,6 +162,7 @@ def _listed_from(row: dict[str, object]) -> ListedSession:
     models = tuple(row["models"])  # type: ignore[arg-type, var-annotated]
     return ListedSession(
         session=session_from(row),  # type: ignore[arg-type]
+        host=row["host"],  # type: ignore[arg-type]
         rank=row["rank"],
         value=row["value"],
         **{**figures, "models": models},  # type: ignore[arg-type]

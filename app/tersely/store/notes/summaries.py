@@ -14,7 +14,7 @@ from datetime import datetime
 
 from asyncpg import Record
 
-from tersely.domain.history.history import Summary, SummarySource
+from tersely.domain.history.history import Epoch, Summary, SummarySource
 from tersely.domain.history.runs import Run
 from tersely.store.db.connection import Connection
 from tersely.store.history.messages import FULL, StoredMessage, fetch_messages
@@ -100,9 +100,19 @@ SELECT {FULL} FROM messages WHERE {HERE} AND seq IN (
 )
 ORDER BY place, seq
 """
+SIZE_OF_RUNS = f"""
+SELECT count(*) AS messages, coalesce(sum(tokens), 0)::bigint AS tokens FROM messages
+    JOIN unnest($3::bigint[], $4::bigint[]) AS run (first, last) ON seq BETWEEN first AND last
+WHERE {HERE} AND status = 'live' AND model_visible AND client_visible AND turn > 0
+"""
 COVERED_TOKENS = f"""
 SELECT coalesce(sum(tokens), 0)::bigint FROM messages
 WHERE {HERE} AND seq BETWEEN $3 AND $4 AND status = 'live' AND model_visible AND client_visible AND turn > 0
+"""
+LEAVING = f"""
+SELECT count(*) AS messages, coalesce(sum(tokens), 0)::bigint AS tokens FROM messages
+WHERE {HERE} AND (seq >= $3 OR seq = ANY($4::bigint[])) AND seq < $5 AND NOT seq = ANY($6::bigint[])
+  AND status = 'live' AND model_visible AND turn > 0
 """
 # The conditions on `turn` are those of the index of turns (see `messages_turn`).
 LAST_TURN_BEGINS = f"""
@@ -245,6 +255,23 @@ async def covered_tokens(connection: Connection, tenant: str, session_id: str, f
     """Return the tokens of that."""
     found: int = await connection.fetchval(COVERED_TOKENS, tenant, session_id, first, last)
     return found
+
+
+async def leaving(
+    connection: Connection, tenant: str, session_id: str, before: Epoch | None, after: Epoch
+) -> tuple[int, int]:
+    """Return the number and the tokens of the messages that ``before`` shows word by word and ``after`` does not."""
+    shown = (before.cut, list(before.kept)) if before is not None and not before.must_rebuild else (1, [])
+    row = await connection.fetchrow(LEAVING, tenant, session_id, *shown, after.cut, list(after.kept))
+    assert row is not None  # an aggregate always gives a row
+    return row["messages"], row["tokens"]
+
+
+async def size_of_runs(connection: Connection, tenant: str, session_id: str, runs: Sequence[Run]) -> tuple[int, int]:
+    """Return the number and the tokens of the live messages in ``runs``."""
+    row = await connection.fetchrow(SIZE_OF_RUNS, tenant, session_id, *_columns(runs))
+    assert row is not None  # an aggregate always gives a row
+    return row["messages"], row["tokens"]
 
 
 async def last_turn_begins(connection: Connection, tenant: str, session_id: str) -> int:

@@ -63,6 +63,7 @@ class SessionOut(ImportedSessionOut):
     title: str | None = Field(description="The first words of the user.")
     client: str | None = Field(description="The program that called last, by its user agent.")
     models: list[str]
+    host: str | None = Field(description="The model host of the last call, as in a call.")
     calls: int
     tokens_saved: int
     reported: Reported
