@@ -11,9 +11,9 @@ from urllib.parse import quote
 import pytest
 
 from tersely.domain.errors import InvalidRequest
-from tersely.store.db.connection import Database as Store
 from tests.api.conftest import Api, NewKey, serve
 from tests.conftest import Database
+from tests.support.stores import open_store
 
 DOCUMENT = json.loads((Path(__file__).resolve().parents[2] / "openapi" / "openapi.json").read_text())
 METHODS = ("get", "post", "put", "patch", "delete")
@@ -136,10 +136,8 @@ async def test_bad_characters_in_other_routes(api: Api) -> None:
 @pytest.mark.parametrize("text", ["a\0b", "a\ud800b"])
 async def test_unstorable_characters_are_the_callers_error(database: Database, text: str) -> None:
     """Whatever route brings such a text: it is the caller's fault, and the database is not away."""
-    store = Store(dsn=database.dsn)
-    await store.open()
-    with pytest.raises(InvalidRequest, match="character"):
-        async with store.reading("default") as connection:
-            await connection.fetchval("SELECT $1::text", text)
-    await store.ping()
-    await store.close()
+    async with open_store(database) as store:
+        with pytest.raises(InvalidRequest, match="character"):
+            async with store.reading("default") as connection:
+                await connection.fetchval("SELECT $1::text", text)
+        await store.ping()

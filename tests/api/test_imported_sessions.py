@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tersely.composition.clock import clock
 from tersely.dialects.wire import raw_json
 from tersely.service.common import auth
-from tersely.store.db import connection
 from tersely.store.ops import keys
 from tests.api.conftest import Api, serve
 from tests.conftest import Database
+from tests.support.stores import open_store
 
 Key = dict[str, str]
 MODEL = "gpt-4o"
@@ -152,11 +152,11 @@ async def export_and_import(api: Api, ours: Key, theirs: Key, goes: list[Any]) -
 
 
 async def new_key(database: Database, tenant: str) -> Key:
-    store = connection.Database(dsn=database.dsn)
-    await store.open()
-    text, stored = auth.new_key(tenant, "", now=clock(), key_id=secrets.token_hex(8), secret=secrets.token_urlsafe(32))
-    await keys.add(store, stored)
-    await store.close()
+    async with open_store(database) as store:
+        text, stored = auth.new_key(
+            tenant, "", now=clock(), key_id=secrets.token_hex(8), secret=secrets.token_urlsafe(32)
+        )
+        await keys.add(store, stored)
     return {"x-tersely-key": text}
 
 

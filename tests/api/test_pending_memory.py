@@ -24,6 +24,7 @@ from tersely.store.ops import tenants
 from tersely.upstream.client import Timeouts, Upstream
 from tests.api.conftest import Api, NewKey, serve
 from tests.conftest import Database
+from tests.support.stores import open_store
 
 TRIM = {"name": "trim", "max_context_turns": 4}
 NOW = datetime.now(UTC)
@@ -114,10 +115,8 @@ async def test_entries_go_with_their_session(database: Database) -> None:
 
 @pytest.fixture
 async def store(database: Database) -> AsyncIterator[connection.Database]:
-    opened = connection.Database(dsn=database.dsn)
-    await opened.open()
-    yield opened
-    await opened.close()
+    async with open_store(database) as opened:
+        yield opened
 
 
 async def test_entries_are_their_tenants_alone(

@@ -20,12 +20,12 @@ import pytest
 
 from tersely.embedded_postgres.install import find_install
 from tersely.service.common.auth import new_key
-from tersely.store.db.connection import Database as Store
 from tersely.store.db.migrations import migrate
 from tersely.store.ops import keys
 from tersely.store.ops.backup import write_backup
 from tests.conftest import OWNER, TERSELY, Database, Server
 from tests.support.services import serve
+from tests.support.stores import open_store
 from tests.support.upstreams import scripted
 
 Run = Callable[..., Awaitable[subprocess.CompletedProcess[str]]]
@@ -81,14 +81,12 @@ async def content(database: Database) -> dict[str, list[tuple[Any, ...]]]:
 
 async def fill(database: Database) -> dict[str, str]:
     """Conversations, notes and memos of two tenants, and of the one without a key; the tenants' keys."""
-    store = Store(dsn=database.dsn)
-    await store.open()
-    texts = {}
-    for tenant in ("north", "south"):
-        now, secret = datetime.now(UTC), secrets.token_urlsafe(32)
-        texts[tenant], stored = new_key(tenant, "", now=now, key_id=secrets.token_hex(8), secret=secret)
-        await keys.add(store, stored)
-    await store.close()
+    async with open_store(database) as store:
+        texts = {}
+        for tenant in ("north", "south"):
+            now, secret = datetime.now(UTC), secrets.token_urlsafe(32)
+            texts[tenant], stored = new_key(tenant, "", now=now, key_id=secrets.token_hex(8), secret=secret)
+            await keys.add(store, stored)
     with (
         scripted() as model,
         serve(database, model.url) as open_service,

@@ -21,14 +21,13 @@ from tersely.replay.lost_references import PastIdentifiers
 from tersely.replay.measure import Counter, Shown, Tally, common, measure, own_tokens
 from tersely.replay.model import CLOSE, OPEN, RecordedRequest, with_tag
 from tersely.replay.play import Variant
-from tersely.replay.run import Plan, run_here
 from tersely.replay.table import COLUMNS, Result, as_markdown
-from tersely.settings import Settings
 from tersely.transcripts.conversations import BadTranscript, RecordedCall, ReplyForm
 from tersely.transcripts.files import load_transcript
 from tersely.transcripts.wire_forms import steps_of
 from tests.conftest import SHARED_DATA, TERSELY, Database
 from tests.support.chat_messages import user
+from tests.support.replays import play
 from tests.support.services import FROM_THE_START
 
 MESSY = Path(__file__).resolve().parents[1] / "data" / "messy_conversations.jsonl"
@@ -47,25 +46,6 @@ async def replay(database: Database, *arguments: str) -> tuple[int, str, str]:
     )
     out, errors = await process.communicate()
     return process.returncode or 0, out.decode(), errors.decode()
-
-
-async def play_here(database: Database, *variants: Variant, share: float = 1.0) -> list[Result]:
-    """The same without the command, so that a test can meddle with it."""
-    plan = Plan(
-        transcripts=[load_transcript(MESSY)],
-        variants=variants,
-        share=share,
-        model="gpt-4.1",
-        window=1_000_000,
-        parallel=2,
-    )
-    settings = Settings(_env_file=None, database_url=database.dsn, database_timeout=20.0)
-
-    def run() -> list[Result]:
-        with asyncio.Runner() as runner:
-            return run_here(runner, settings, plan, lambda _: None)
-
-    return await asyncio.to_thread(run)
 
 
 async def test_a_messy_transcript_comes_through_and_is_measured(database: Database, tmp_path: Path) -> None:
@@ -91,7 +71,7 @@ async def test_a_messy_transcript_comes_through_and_is_measured(database: Databa
 
 
 async def test_a_replay_removes_its_sessions(database: Database) -> None:
-    await play_here(database, Variant(strategy="slim", epoch="auto"))
+    await play(database, [MESSY], Variant(strategy="slim", epoch="auto"))
     import asyncpg
 
     connection = await asyncpg.connect(database.admin_dsn)
@@ -108,7 +88,7 @@ async def test_altered_reply_is_reported(database: Database, monkeypatch: pytest
         return text.replace("Done:", "Done, ")
 
     monkeypatch.setattr(model_side, "with_tag", altered)
-    (result,) = await play_here(database, Variant(strategy="slim", epoch=FROM_THE_START))
+    (result,) = await play(database, [MESSY], Variant(strategy="slim", epoch=FROM_THE_START))
     told = [str(failure) for failure in result.failures]
     # The client goes on with what it should have got, and that is then what the store holds.
     assert len(told) == 1
@@ -117,7 +97,7 @@ async def test_altered_reply_is_reported(database: Database, monkeypatch: pytest
 
 async def test_refused_request_is_reported(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tersely.replay.run.RecordedModel", lambda window: model_side.RecordedModel(window=40))
-    (result,) = await play_here(database, Variant(strategy="full", epoch="auto"))
+    (result,) = await play(database, [MESSY], Variant(strategy="full", epoch="auto"))
     assert any("the upstream refused it: \"This model's maximum" in str(failure) for failure in result.failures)
 
 

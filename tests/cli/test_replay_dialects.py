@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,15 +23,12 @@ from tersely.fakellm.scripted.replies import Counted, ScriptedExchange, Wire
 from tersely.replay.checks import compare_reply
 from tersely.replay.model import Expected, tagged
 from tersely.replay.play import Variant
-from tersely.replay.run import Plan, run_here
-from tersely.replay.table import Result
-from tersely.settings import Settings
 from tersely.transcripts.answers import read_answer
 from tersely.transcripts.conversations import BadTranscript, ReplyForm
-from tersely.transcripts.files import load_transcript
 from tersely.transcripts.replies import bits, has_calls, last_text, with_last_text
 from tersely.transcripts.wire_forms import recognise, steps_of
 from tests.conftest import SHARED_DATA, Database
+from tests.support.replays import play
 from tests.support.services import FROM_THE_START
 
 RECORDINGS = sorted((SHARED_DATA / "clients").glob("*/requests.jsonl"))
@@ -267,24 +263,6 @@ def test_chunks_of_one_reply_of_gemini_are_one_reply() -> None:
 
 
 # Through the whole thing
-
-
-async def play(database: Database, paths: Sequence[Path], *variants: Variant) -> list[Result]:
-    plan = Plan(
-        transcripts=[load_transcript(path) for path in paths],
-        variants=variants,
-        share=1.0,
-        model="gpt-4.1",
-        window=1_000_000,
-        parallel=2,
-    )
-    settings = Settings(_env_file=None, database_url=database.dsn, database_timeout=20.0)
-
-    def run() -> list[Result]:
-        with asyncio.Runner() as runner:
-            return run_here(runner, settings, plan, lambda _: None)
-
-    return await asyncio.to_thread(run)
 
 
 @pytest.mark.parametrize("dialect", LINES)

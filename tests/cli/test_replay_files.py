@@ -26,9 +26,9 @@ from tersely.transcripts.conversations import BadTranscript, Conversation, Recor
 from tersely.transcripts.files import load_transcript
 from tersely.transcripts.recordings import going_on_from
 from tersely.transcripts.replies import bits
-from tests.cli.test_replay_dialects import play
 from tests.conftest import Database
 from tests.support.chat_messages import assistant, user
+from tests.support.replays import play
 
 ASKING = ReplyForm(model="m")
 

@@ -18,9 +18,9 @@ from tersely.replay.service import run_service
 from tersely.server.errors import CommandError
 from tersely.service.common.auth import new_key
 from tersely.settings import Settings
-from tersely.store.db import connection
 from tersely.store.ops import keys
 from tests.conftest import Database
+from tests.support.stores import open_store
 
 
 class Ran:
@@ -121,11 +121,9 @@ async def test_a_session_is_filled_and_read_by_commands(run, monkeypatch: pytest
 
 
 async def test_through_a_running_service(run, database: Database) -> None:
-    store = connection.Database(dsn=database.dsn)
-    await store.open()
-    text, stored = new_key("north", "", now=clock(), key_id=secrets.token_hex(8), secret=secrets.token_urlsafe(32))
-    await keys.add(store, stored)
-    await store.close()
+    async with open_store(database) as store:
+        text, stored = new_key("north", "", now=clock(), key_id=secrets.token_hex(8), secret=secrets.token_urlsafe(32))
+        await keys.add(store, stored)
     settings = Settings(_env_file=None)
     async with run_service(settings, database.dsn, "http://127.0.0.1:9") as url:
         where = ("--url", url, "--key", text)

@@ -11,6 +11,7 @@ import pytest
 from tersely.store.db.connection import Database as Store
 from tests.conftest import Database
 from tests.support.services import Service, serve
+from tests.support.stores import open_store
 from tests.support.tenants import tenant
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
@@ -25,10 +26,8 @@ async def guarded(store: Database) -> AsyncIterator[Service]:
 
 @pytest.fixture
 async def keyring(store: Database) -> AsyncIterator[Store]:
-    opened = Store(dsn=store.dsn)
-    await opened.open()
-    yield opened
-    await opened.close()
+    async with open_store(store) as opened:
+        yield opened
 
 
 def token_in(page: str) -> str:

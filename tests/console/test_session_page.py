@@ -13,9 +13,9 @@ from tersely.console.views import ROWS
 from tersely.fakellm.scripted import Received, ScriptedReply
 from tersely.service.sessions import calls as service_calls
 from tersely.service.sessions.calls import Calls, Line
-from tersely.store.db.connection import Database as Store
 from tests.conftest import Database
 from tests.support.services import Service, serve
+from tests.support.stores import open_store
 from tests.support.upstreams import Model, scripted
 
 BATCH = 1_000
@@ -43,10 +43,8 @@ def fronting(store: Database, answering: Model) -> Iterator[Service]:
 
 @pytest.fixture
 async def stored(store: Database) -> AsyncIterator[Calls]:
-    opened = Store(dsn=store.dsn)
-    await opened.open()
-    yield Calls(opened)
-    await opened.close()
+    async with open_store(store) as opened:
+        yield Calls(opened)
 
 
 async def ask(http: httpx.AsyncClient, session: str, text: str) -> None:

@@ -21,11 +21,11 @@ from typing import Any, get_args, get_type_hints
 import httpx
 import pytest
 
-from tersely.store.db.connection import Database as Store
 from tests.conftest import Database
 from tests.generated_clients.program import write_program
 from tests.generated_clients.steps import Step, read_steps
 from tests.support.services import serve
+from tests.support.stores import open_store
 from tests.support.tenants import tenant
 from tests.support.upstreams import scripted
 
@@ -62,10 +62,8 @@ def generators() -> Path:
 
 @pytest.fixture
 async def running(database: Database) -> AsyncIterator[Running]:
-    store = Store(dsn=database.dsn)
-    await store.open()
-    owner = await tenant(store)
-    await store.close()
+    async with open_store(database) as store:
+        owner = await tenant(store)
     with scripted() as model:
         summarizer = {"summarizer_model": "m", "summarizer_base_url": model.url, "summarizer_api_key": "k"}
         with serve(database, model.url, auth="keys", **summarizer) as service:

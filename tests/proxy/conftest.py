@@ -14,6 +14,7 @@ from tersely.server.run import log_as_json
 from tersely.store.db.connection import Database as Store
 from tests.conftest import Database
 from tests.support.services import Service, serve
+from tests.support.stores import open_store
 from tests.support.upstreams import Model, RawUpstream, raw_upstream, scripted
 
 
@@ -100,10 +101,8 @@ def locked(store: Database, model: Model) -> Iterator[Service]:
 
 @pytest.fixture
 async def keyring(store: Database) -> AsyncIterator[Store]:
-    database = Store(dsn=store.dsn)
-    await database.open()
-    yield database
-    await database.close()
+    async with open_store(store) as database:
+        yield database
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from tests.support.http import body_of, post
 from tests.support.loops import eventually
 from tests.support.rows import query
 from tests.support.services import serve
+from tests.support.stores import open_store
 from tests.support.upstreams import scripted
 
 LONG_AGO = datetime.now(UTC) - timedelta(days=30)
@@ -24,10 +25,8 @@ LONG_AGO = datetime.now(UTC) - timedelta(days=30)
 
 @pytest.fixture
 async def shared(database: Database) -> AsyncIterator[Store]:
-    store = Store(dsn=database.dsn, size=2, timeout=10)
-    await store.open()
-    yield store
-    await store.close()
+    async with open_store(database, size=2, timeout=10) as store:
+        yield store
 
 
 async def exchange(shared: Store, *workers: Calibrations) -> None:

@@ -11,16 +11,15 @@ import pytest
 from tersely.service.memos.memos import RELEVANT, Memos, relevant
 from tersely.store.db.connection import Database as Store
 from tests.conftest import Database
+from tests.support.stores import open_store
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
 async def store(database: Database) -> AsyncIterator[Store]:
-    store = Store(dsn=database.dsn)
-    await store.open()
-    yield store
-    await store.close()
+    async with open_store(database) as store:
+        yield store
 
 
 @pytest.fixture

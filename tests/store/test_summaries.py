@@ -18,6 +18,7 @@ from tersely.store.notes.daily_memory import MemoryEntry
 from tersely.store.notes.summaries import NewSummary
 from tersely.store.ops import events
 from tests.conftest import Database
+from tests.support.stores import open_store
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LENGTH = 6_000
@@ -49,10 +50,8 @@ async def admin(database: Database) -> AsyncIterator[asyncpg.Connection[asyncpg.
 
 @pytest.fixture
 async def store(database: Database, admin: asyncpg.Connection[asyncpg.Record]) -> AsyncIterator[Store]:
-    opened = Store(dsn=database.dsn)
-    await opened.open()
-    yield opened
-    await opened.close()
+    async with open_store(database) as opened:
+        yield opened
 
 
 async def add(store: Store, first: int, last: int, *, purpose: str = "checkpoint", text: str | None = "text") -> bool:

@@ -18,6 +18,7 @@ from tersely.store.history import lookups, sessions
 from tersely.store.history.lookups import Lookups
 from tersely.store.history.tail_cache import TailCache
 from tests.conftest import Database
+from tests.support.stores import open_store
 
 TWINS = 50_000
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -52,10 +53,8 @@ async def admin(database: Database) -> AsyncIterator[asyncpg.Connection[asyncpg.
 
 @pytest.fixture
 async def store(database: Database) -> AsyncIterator[Store]:
-    store = Store(dsn=database.dsn)
-    await store.open()
-    yield store
-    await store.close()
+    async with open_store(database) as store:
+        yield store
 
 
 async def fill(

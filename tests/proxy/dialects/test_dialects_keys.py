@@ -12,11 +12,11 @@ import pytest
 
 from tersely.api.routes import find_target
 from tersely.service.common.auth import new_key
-from tersely.store.db.connection import Database as Store
 from tersely.store.ops import keys
 from tests.conftest import Database
 from tests.support.http import post
 from tests.support.services import serve
+from tests.support.stores import open_store
 from tests.support.upstreams import Model, RawUpstream, http_head
 
 with warnings.catch_warnings():
@@ -219,10 +219,8 @@ async def made_key(store: Database) -> str:
     """A Tersely key of a new tenant."""
     key_id = secrets.token_hex(8)
     text, stored = new_key(f"t-{key_id}", "", now=datetime.now(UTC), key_id=key_id, secret=secrets.token_urlsafe(32))
-    database = Store(dsn=store.dsn)
-    await database.open()
-    await keys.add(database, stored)
-    await database.close()
+    async with open_store(store) as database:
+        await keys.add(database, stored)
     return text
 
 

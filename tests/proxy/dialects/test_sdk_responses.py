@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import openai
@@ -22,18 +21,6 @@ TOOL: Any = {
     "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
     "strict": False,
 }
-
-
-@pytest.fixture
-def client(service: Service) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=service.base_url, api_key="sk-upstream", max_retries=0) as made:
-        yield made
-
-
-@pytest.fixture
-async def async_client(service: Service) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=service.base_url, api_key="sk-upstream", max_retries=0) as made:
-        yield made
 
 
 def session(key: str) -> dict[str, str]:

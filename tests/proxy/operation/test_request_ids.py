@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import logging
-import sys
-from collections.abc import Iterator
 
 import pytest
 
 from tersely.fakellm.scripted import ScriptedReply
-from tersely.server.run import log_as_json
 from tests.conftest import Database
 from tests.support.http import STORED, body_of, post, wire
 from tests.support.loops import eventually
@@ -115,23 +111,13 @@ async def is_taken(service: Service) -> bool:
     return b"tersely_body_memory_bytes 0.0" not in (await post(service, b"", path="/metrics", method="GET")).body
 
 
-@pytest.fixture
-def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """What the service writes to stderr."""
-    written = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", written)
-    root = logging.getLogger()
-    before = (root.handlers[:], root.level)
-    log_as_json("info")
-    yield written
-    root.handlers[:], root.level = before
+def lines(log_lines: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in log_lines.getvalue().splitlines()]
 
 
-def lines(logged: io.StringIO) -> list[dict[str, object]]:
-    return [json.loads(line) for line in logged.getvalue().splitlines()]
-
-
-async def test_every_line_of_a_request_has_its_id(store: Database, model: Model, logged: io.StringIO, key: str) -> None:
+async def test_every_line_of_a_request_has_its_id(
+    store: Database, model: Model, log_lines: io.StringIO, key: str
+) -> None:
     with many(relay(store)) as (way,), serve(store, model.url, dsn=way.dsn, database_timeout=0.5) as service:
         await post(service, body_of("hello", user=key), X_Request_Id="call-1")
         way.cut()
@@ -140,13 +126,13 @@ async def test_every_line_of_a_request_has_its_id(store: Database, model: Model,
         await post(service, b"", path="/api/sessions", method="GET", X_Request_Id="call-3")
         await post(service, b"", path="/healthz", method="GET", X_Request_Id="call-4")
 
-    (first,) = [line for line in lines(logged) if line.get("request_id") == "call-1" and line["message"] == "call"]
+    (first,) = [line for line in lines(log_lines) if line.get("request_id") == "call-1" and line["message"] == "call"]
     assert (first["method"], first["route"], first["dialect"], first["status"]) == ("POST", "chat", "openai_chat", 200)
     assert first["context"] in STORED
     assert float(str(first["duration_ms"])) > 0
     assert any(
-        line.get("request_id") == "call-2" and "without the store" in str(line["message"]) for line in lines(logged)
+        line.get("request_id") == "call-2" and "without the store" in str(line["message"]) for line in lines(log_lines)
     )
-    (rest,) = [line for line in lines(logged) if line.get("request_id") == "call-3" and line["message"] == "call"]
+    (rest,) = [line for line in lines(log_lines) if line.get("request_id") == "call-3" and line["message"] == "call"]
     assert (rest["route"], rest["status"]) == ("/api/sessions", 503)
-    assert not [line for line in lines(logged) if line.get("request_id") == "call-4"]
+    assert not [line for line in lines(log_lines) if line.get("request_id") == "call-4"]

@@ -35,6 +35,7 @@ from tersely.domain.search.relevance import Corpus, Ranked, build_query, fuse, q
 from tersely.domain.search.terms import tokenize
 from tersely.service.common.metrics import Metrics
 from tersely.service.search.embedder import Embedder
+from tersely.service.search.missing_pages import make_missing_pages
 from tersely.service.search.term_indexes import TermIndexes, terms_at
 from tersely.store.commit import turns
 from tersely.store.db.connection import Connection, Database
@@ -265,23 +266,19 @@ class Searcher:
         return portions
 
     async def _build_pages(self, tenant: str, session_id: str) -> None:
-        """Make missing pages and words, a few at a time, so that no transaction is long."""
-        while True:
-            async with self._database.transaction(tenant, limit=LIMIT) as connection:
-                session = await sessions.get(connection, tenant, session_id)
-                if session is None:
-                    return
-                full = session.last_seq // pages.PAGE
-                missing = await pages.missing_pages(connection, tenant, session_id, full, BUILD_PAGES)
-                rows = [(page, await pages.content(connection, tenant, session_id, *_span(page))) for page in missing]
-            if not rows:
-                break
-            made = [(page, await asyncio.to_thread(page_text, content)) for page, content in rows]
-            async with self._database.transaction(tenant, limit=LIMIT) as connection:
-                # Removed content must not come back in a page.
-                if await pages.edits(connection, tenant, session_id, lock=True) == session.edits:
-                    await pages.add_pages(connection, tenant, session_id, made)
-        await self._build_words(tenant, session_id, full // pages.SEGMENT)
+        """Make missing pages and words."""
+        full = await make_missing_pages(
+            self._database,
+            tenant,
+            session_id,
+            find_missing=pages.missing_pages,
+            make=lambda _, contents: page_text(contents),
+            add=pages.add_pages,
+            at_once=BUILD_PAGES,
+            limit=LIMIT,
+        )
+        if full is not None:
+            await self._build_words(tenant, session_id, full // pages.SEGMENT)
 
     async def _build_words(self, tenant: str, session_id: str, full: int) -> None:
         async with self._database.transaction(tenant, limit=LIMIT) as connection:
@@ -383,10 +380,6 @@ def _seqs_in_page(page: int, text: str, folded: str) -> list[int]:
 
 def _positions(order: MessageNumbers, seqs: Iterable[int]) -> list[int]:
     return [position for seq in seqs if (position := order.number_of(seq)) is not None]
-
-
-def _span(page: int) -> tuple[int, int]:
-    return page * pages.PAGE + 1, (page + 1) * pages.PAGE
 
 
 def _mode(lookup: Lookup) -> str:

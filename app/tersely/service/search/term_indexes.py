@@ -19,8 +19,8 @@ from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Message
 from tersely.domain.search.relevance import document_terms, document_text
 from tersely.domain.search.term_index import TermIndex, TermPage, make_page, read_page, write_page
+from tersely.service.search.missing_pages import make_missing_pages
 from tersely.store.db.connection import Connection, Database
-from tersely.store.history import sessions
 from tersely.store.search import pages as pages
 from tersely.store.search import term_pages
 
@@ -63,24 +63,16 @@ class TermIndexes:
 
     async def store_pages(self, tenant: str, session_id: str) -> None:
         """Store the pages of a session that are full and missing."""
-        while True:
-            async with self._database.reading(tenant, limit=LIMIT) as connection:
-                session = await sessions.get(connection, tenant, session_id)
-                if session is None:
-                    return
-                full = session.last_seq // pages.PAGE
-                missing = await term_pages.missing(connection, tenant, session_id, full, MADE_AT_ONCE)
-                rows = [
-                    (n, await pages.content(connection, tenant, session_id, n * pages.PAGE + 1, (n + 1) * pages.PAGE))
-                    for n in missing
-                ]
-            if not rows:
-                return
-            made = [(n, await asyncio.to_thread(_written_page, n * pages.PAGE, content)) for n, content in rows]
-            async with self._database.transaction(tenant, limit=LIMIT) as connection:
-                # Removed content must not come back in a page.
-                if await pages.edits(connection, tenant, session_id, lock=True) == session.edits:
-                    await term_pages.add(connection, tenant, session_id, made)
+        await make_missing_pages(
+            self._database,
+            tenant,
+            session_id,
+            find_missing=term_pages.missing,
+            make=_written_page,
+            add=term_pages.add,
+            at_once=MADE_AT_ONCE,
+            limit=LIMIT,
+        )
 
     def _take(self, tenant: str, session: Session) -> TermIndex:
         created, edits, index = self._held.pop((tenant, session.id), (None, 0, None))
@@ -125,8 +117,9 @@ def _add_stored(index: TermIndex, stored: Iterable[bytes]) -> None:
         index.add(read_page(page))
 
 
-def _written_page(first: int, content: Sequence[pages.Content]) -> bytes:
+def _written_page(page: int, content: Sequence[pages.Content]) -> bytes:
     terms = {each.seq: terms_of(each) for each in content}
+    first = page * pages.PAGE
     return write_page(make_page(first, [terms.get(first + n, []) for n in range(1, pages.PAGE + 1)]))
 
 
