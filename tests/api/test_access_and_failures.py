@@ -298,9 +298,9 @@ async def test_wrong_database_role_is_logged_once(
                 await asyncio.sleep(0.05)
                 if caplog.records:
                     break
-    said = [record for record in caplog.records if record.name == "tersely.lifespan"]
-    assert [record.levelname for record in said] == ["WARNING"]
-    assert "authorization" in said[0].getMessage()
+    records = [record for record in caplog.records if record.name == "tersely.lifespan"]
+    assert [record.levelname for record in records] == ["WARNING"]
+    assert "authorization" in records[0].getMessage()
 
 
 LOCAL = ["127.0.0.1:8484", "localhost:1", "LOCALHOST", "[::1]:8484", "127.9.9.9"]

@@ -66,9 +66,9 @@ async def test_lone_surrogates_come_as_their_three_bytes(api: Api) -> None:
     text = "a\ud800" * 110_000
     body = json.dumps({"messages": exchange(text)}).encode()
     assert (await api.post_raw("/api/sessions/s/messages", body)).status_code == 201
-    said = text.encode("utf-8", "surrogatepass")
-    answer = await fetch(api, sha256(said).hexdigest())
-    assert answer.content == said
+    content = text.encode("utf-8", "surrogatepass")
+    answer = await fetch(api, sha256(content).hexdigest())
+    assert answer.content == content
 
 
 async def test_artifact_is_deleted_with_its_session_or_turn(api: Api, database: Database) -> None:

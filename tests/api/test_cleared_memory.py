@@ -16,10 +16,10 @@ async def fill(api: Api, turns: int, *, session: str = "s", strategy: str = "sli
     if first == 1:
         made = await api.http.post("/api/sessions", json={"id": session, "strategy": strategy})
         assert made.status_code == 201, made.text
-    said = []
+    texts = []
     for number in range(first, first + turns):
-        said += [f"please see to quokka_{number:02}", f"Decided to keep wombat_{number:02} because it is quick."]
-    messages = [{"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(said)]
+        texts += [f"please see to quokka_{number:02}", f"Decided to keep wombat_{number:02} because it is quick."]
+    messages = [{"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(texts)]
     answer = await api.append(session, *messages)
     assert answer.status_code == 201, answer.text
 
@@ -43,8 +43,8 @@ async def clear(api: Api, session: str = "s") -> None:
 async def test_cleared_messages_are_found_in_the_memory(api: Api, strategy: str) -> None:
     await fill(api, 4, strategy=strategy)
     await clear(api)
-    told = await memory(api)
-    assert all(f"wombat_{number:02}" in told for number in range(1, 5))
+    memory_text = await memory(api)
+    assert all(f"wombat_{number:02}" in memory_text for number in range(1, 5))
     found = await api.http.post(
         "/api/sessions/s/tools/search_memory", json={"arguments": {"query": "what of wombat_03"}}
     )
@@ -98,9 +98,9 @@ async def test_hidden_messages_are_not_in_the_memory(
     assert (await api.http.request(method, f"/api/sessions/s/{path}")).is_success
     if is_first:
         await clear(api)
-    told = await memory(api)
+    memory_text = await memory(api)
     for number in ("01", "02", "03", "04"):
-        assert (f"wombat_{number}" in told, f"quokka_{number}" in told) == ((number != gone,) * 2), number
+        assert (f"wombat_{number}" in memory_text, f"quokka_{number}" in memory_text) == ((number != gone,) * 2), number
 
 
 async def test_a_long_session_is_remembered_piece_by_piece(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,8 +110,8 @@ async def test_a_long_session_is_remembered_piece_by_piece(api: Api, monkeypatch
     await clear(api)
     found = await entries(api)
     assert [(each["first_seq"], each["last_seq"]) for each in reversed(found)] == [(9, 12), (13, 16), (17, 20)]
-    told = await memory(api)
-    assert all(f"wombat_{number:02}" in told for number in range(5, 11))
+    memory_text = await memory(api)
+    assert all(f"wombat_{number:02}" in memory_text for number in range(5, 11))
 
 
 async def test_whoever_clears_at_once_is_served(api: Api) -> None:
@@ -127,8 +127,8 @@ async def test_a_cleared_context_says_so_and_counts_as_the_others_do(api: Api) -
     await api.append("s", system, {"role": "user", "content": "well?"}, {"role": "assistant", "content": "Ships."})
     built: dict[str, Any] = {}
     for verb, reason in (("compact", "compact"), ("clear", "clear")):
-        told = (await api.http.post(f"/api/sessions/s/{verb}")).json()
-        report = told.get("report", told)
+        done = (await api.http.post(f"/api/sessions/s/{verb}")).json()
+        report = done.get("report", done)
         built = (await api.http.post("/api/sessions/s/context", json={})).json()["report"]
         assert report["epoch"]["reason"] == built["epoch"]["reason"] == reason
         assert (report["tokens_before"], report["tokens_after"]) == (built["tokens_before"], built["tokens_after"])

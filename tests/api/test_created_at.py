@@ -43,8 +43,8 @@ async def test_each_message_keeps_its_time_in_every_view(api: Api) -> None:
         "2024-01-15T10:30:09.250000+00:00",
     ]
     assert exported["terse"][0]["ts"] == "2024-01-15T10:30:09.250000+00:00"
-    asked = {"sql": "SELECT created_at FROM messages ORDER BY id"}
-    rows = (await api.http.post("/api/sessions/old/query", json=asked)).json()["rows"]
+    query = {"sql": "SELECT created_at FROM messages ORDER BY id"}
+    rows = (await api.http.post("/api/sessions/old/query", json=query)).json()["rows"]
     assert all(row[0].startswith("2024-01-15") for row in rows)
     session = (await api.http.get("/api/sessions/old")).json()
     assert datetime.now(UTC) - datetime.fromisoformat(session["updated_at"]) < timedelta(minutes=1)

@@ -30,7 +30,7 @@ class Host:
     """The model host: what it was asked, and how it misbehaves."""
 
     url: str = ""
-    asked: list[list[str]] = field(default_factory=list)
+    inputs: list[list[str]] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
     status: int = 200
     poison: str = ""
@@ -39,7 +39,7 @@ class Host:
 
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.json()
-        self.asked.append(body["input"])
+        self.inputs.append(body["input"])
         self.keys.add(request.headers.get("Authorization", ""))
         assert (body["model"], body["encoding_format"]) == ("little", "float")
         await asyncio.sleep(self.delay)
@@ -138,7 +138,7 @@ async def test_small_talk_is_not_even_embedded(meaning) -> None:
     api, host = meaning
     await talk(api)
     assert await find(api, "please continue") == []
-    assert host.asked == []
+    assert host.inputs == []
 
 
 @pytest.mark.parametrize(
@@ -176,12 +176,12 @@ async def test_another_process_continues_started_embeddings(database, monkeypatc
         async with asyncio.timeout(20):
             while len(await rows(database)) < 4:
                 await asyncio.sleep(0.05)
-        assert max(len(texts) for texts in host.asked) <= 2
+        assert max(len(texts) for texts in host.inputs) <= 2
     async with hosted(database.dsn) as (api, host):
         await api.append("s", {"role": "user", "content": "My hound"})
         await eventually(api, "puppy", [3])
         await eventually(api, "dog", [3, 5])
-        assert [texts for texts in host.asked if "The automobile is red" in texts] == []
+        assert [texts for texts in host.inputs if "The automobile is red" in texts] == []
 
 
 async def test_hidden_and_removed_messages_are_not_found_by_meaning(meaning, database) -> None:

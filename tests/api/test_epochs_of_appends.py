@@ -36,8 +36,8 @@ async def test_other_strategies_keep_up_too(api, strategy, limit):
     await api.http.post("/api/sessions", json={"id": strategy, "strategy": strategy})
     await fill(api, strategy, 600)
 
-    told = (await api.http.get(f"/api/sessions/{strategy}/events")).json()["items"]
-    events = [event for event in told if event["type"] == "epoch"]
+    listed = (await api.http.get(f"/api/sessions/{strategy}/events")).json()["items"]
+    events = [event for event in listed if event["type"] == "epoch"]
     context = (await api.http.post(f"/api/sessions/{strategy}/context", json={})).json()
 
     assert events, "no epoch was started"

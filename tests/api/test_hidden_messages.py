@@ -42,7 +42,7 @@ PAD = "and then some more words about it. " * 12
 PINNED, PINNED_NAME = 5, "quokka_02"
 
 
-def asked(turn: int) -> str:
+def question_name(turn: int) -> str:
     return f"quokka_{turn:02}"
 
 
@@ -51,7 +51,7 @@ def answered(turn: int) -> str:
 
 
 def names(*turns: int) -> set[str]:
-    return {name for turn in turns for name in (asked(turn), answered(turn))}
+    return {name for turn in turns for name in (question_name(turn), answered(turn))}
 
 
 class Chat:
@@ -84,13 +84,13 @@ class Chat:
 
     async def turn(self, number: int) -> None:
         """A question, a call with its result, an answer."""
-        call = {"name": "read", "arguments": json.dumps({"path": f"src/{asked(number)}.py"})}
+        call = {"name": "read", "arguments": json.dumps({"path": f"src/{question_name(number)}.py"})}
         calls = [{"id": f"c{number}", "type": "function", "function": call}]
-        self.history.append({"role": "user", "content": f"please see to {asked(number)}. {PAD}"})
+        self.history.append({"role": "user", "content": f"please see to {question_name(number)}. {PAD}"})
         await self.send({"content": None, "tool_calls": calls})
-        text = f"def {asked(number)}(): ...\n{PAD}"
+        text = f"def {question_name(number)}(): ...\n{PAD}"
         self.history.append({"role": "tool", "tool_call_id": f"c{number}", "content": text})
-        await self.send(said(number))
+        await self.send(reply_message(number))
 
     async def act(self, act: str) -> set[str]:
         """Do it to a session of eight turns; the names that have to be gone then."""
@@ -121,7 +121,7 @@ class Chat:
                 return names(*range(1, 9)) - {PINNED_NAME}
 
 
-def said(number: int) -> Message:
+def reply_message(number: int) -> Message:
     """An answer, with what strategies take out of one."""
     state = f"### STATE\nGoal: {answered(number)}\nContext: none\nResolved: none\nTechnical Anchors: none\n"
     return {"content": f"{state}\nDecided to use {answered(number)}. <terse>did {answered(number)}</terse>"}
@@ -178,11 +178,11 @@ async def test_an_overflow_retry_leaves_hidden_messages_out_too(database: Databa
         await chat.turn(2)
         await chat.do("POST", "/turns/t1/drop")
         chat.history.append({"role": "user", "content": f"and then? {PAD * 40}"})
-        chat.model.script("s", ScriptedReply(message=said(3)))
+        chat.model.script("s", ScriptedReply(message=reply_message(3)))
         body = {"model": "gpt-4", "user": "s", "tools": TOOLS, "messages": chat.history, "max_tokens": 8_000}
         headers = {"x-tersely-session": "s"}
         answer = await chat.api.http.post("/v1/chat/completions", json=body, headers=headers, timeout=30)
         assert answer.status_code == 200, answer.text
         sent = chat.model.requests("s")[-1].body
-        assert asked(2).encode() in sent
-        assert asked(1).encode() not in sent
+        assert question_name(2).encode() in sent
+        assert question_name(1).encode() not in sent

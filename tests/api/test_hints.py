@@ -53,7 +53,7 @@ async def test_hints_in_contexts_over_rest(api: Api, strategy: str) -> None:
     setting = {"name": strategy, **STRATEGIES[strategy]}
     await api.http.post("/api/sessions", json={"id": "s", "strategy": setting, "epoch": "every_request"})
     await api.append("s", *history(8))
-    told: set[str] = set()
+    tools_named: set[str] = set()
     for offered in (None, *OFFERS):
         wish: dict[str, Any] = {"model": MODEL, "max_tokens": 200_000}
         if offered is not None:
@@ -62,9 +62,9 @@ async def test_hints_in_contexts_over_rest(api: Api, strategy: str) -> None:
         assert contexts[0] == contexts[1]
         named = named_in(contexts[0])
         assert named <= (offered or set())
-        told |= named
+        tools_named |= named
     if strategy in {"window", "trim", "compact"}:
-        assert told == {"query_db", "context_search"} | ({"read_artifact"} if strategy == "compact" else set())
+        assert tools_named == {"query_db", "context_search"} | ({"read_artifact"} if strategy == "compact" else set())
 
 
 async def test_tools_that_are_none(api: Api) -> None:

@@ -61,8 +61,8 @@ def message(role: str, text: str, **more: object) -> dict[str, object]:
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
 TURN = st.builds(
-    lambda asked, said, terse, outputs, call: [
-        message("user", asked),
+    lambda question, reply, terse, outputs, call: [
+        message("user", question),
         *(
             piece
             for number, output in enumerate(outputs)
@@ -77,7 +77,7 @@ TURN = st.builds(
                 {"role": "tool", "tool_call_id": f"{call}{number}", "content": output},
             )
         ),
-        message("assistant", f"{said}.\n### STATE\nGoal: {said}\n{terse}"),
+        message("assistant", f"{reply}.\n### STATE\nGoal: {reply}\n{terse}"),
     ],
     WORDS,
     WORDS,

@@ -30,13 +30,13 @@ async def client_of(api: Api, mode: str = "auto", **headers: str) -> AsyncIterat
         yield client
 
 
-async def told(client: Client, name: str, **arguments: object) -> str:
+async def call_tool_text(client: Client, name: str, **arguments: object) -> str:
     result = await client.call_tool(name, arguments)
     assert not result.is_error, result.content
-    return said(result)
+    return text_of(result)
 
 
-def said(result: CallToolResult) -> str:
+def text_of(result: CallToolResult) -> str:
     (content,) = result.content
     assert isinstance(content, TextContent)
     return content.text
@@ -52,12 +52,12 @@ async def test_listed_and_called(api: Api, mode: str) -> None:
         assert schema["required"] == ["session", "mode"]
         looking = {name for name, tool in listed.items() if tool.annotations and tool.annotations.read_only_hint}
         assert set(TOOLS) - looking == {"manage_scratchpad", "save_memo"}
-        assert await told(client, "context_search", session="s", mode="tail") == (
+        assert await call_tool_text(client, "context_search", session="s", mode="tail") == (
             "--- messages 1-1 of 1 ---\n[user t1] Can you make a colour palette?"
         )
         wrong = await client.call_tool("context_search", {"session": "s", "mode": "find"})
         assert wrong.is_error
-        assert "one of 'search'" in said(wrong)
+        assert "one of 'search'" in text_of(wrong)
         with pytest.raises(MCPError, match="no tool"):
             await client.call_tool("rm", {"session": "s"})
 
@@ -68,17 +68,17 @@ async def test_the_session_by_header(api: Api) -> None:
     async with client_of(api, **{"x-tersely-session": "späť/1".encode()}) as client:  # type: ignore[arg-type]
         schema = (await client.list_tools()).tools[0].input_schema
         assert "session" not in schema["properties"]
-        assert "palette" in await told(client, "context_search", mode="tail")
-        assert "palette" in await told(client, "context_search", mode="tail", session="späť/1")
+        assert "palette" in await call_tool_text(client, "context_search", mode="tail")
+        assert "palette" in await call_tool_text(client, "context_search", mode="tail", session="späť/1")
         # Who configured the client said which session it is; the model cannot ask for another.
         answer = await client.call_tool("context_search", {"mode": "tail", "session": "other"})
         assert answer.is_error
-        assert "elsewhere" not in said(answer)
+        assert "elsewhere" not in text_of(answer)
     async with client_of(api) as client:
         for session in ({}, {"session": 7}, {"session": "none"}, {"session": "a\x00"}):
             answer = await client.call_tool("context_search", {"mode": "tail", **session})
             assert answer.is_error
-            assert "session" in said(answer)
+            assert "session" in text_of(answer)
 
 
 async def test_another_tenants_session_is_not_found_over_mcp(guarded: Api, new_tenant: NewKey) -> None:
@@ -86,14 +86,14 @@ async def test_another_tenants_session_is_not_found_over_mcp(guarded: Api, new_t
     await guarded.append("s", USER, **north)
     await guarded.append("own", USER, **south)
     async with client_of(guarded, authorization=f"Bearer {north['x-tersely-key']}") as client:
-        await told(client, "save_memo", session="s", content="the secret port", tags=["net"])
-        assert "secret" in await told(client, "retrieve_memos", session="s", tags=["net"])
+        await call_tool_text(client, "save_memo", session="s", content="the secret port", tags=["net"])
+        assert "secret" in await call_tool_text(client, "retrieve_memos", session="s", tags=["net"])
     async with client_of(guarded, **south) as client:
         for name in TOOLS:
             answer = await client.call_tool(name, {"session": "s"})
             assert answer.is_error
-            assert said(answer) == "there is no such session"
-        assert await told(client, "retrieve_memos", session="own", tags=["net"]) == "No memos found."
+            assert text_of(answer) == "there is no such session"
+        assert await call_tool_text(client, "retrieve_memos", session="own", tags=["net"]) == "No memos found."
     for headers in ({}, {"x-tersely-key": "tsk_aaaaaaaa_" + "b" * 40}):
         refused = await guarded.http.post("/mcp", json=CALL, headers={**HEADERS, **headers})
         assert refused.status_code == 401

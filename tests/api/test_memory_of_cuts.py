@@ -61,7 +61,7 @@ async def cuts(api: Api, session: str = "s") -> list[int]:
     return [each["cut"] for each in found if each["type"] == "epoch" and each["cut"] > 1]
 
 
-def told(entry: dict[str, Any]) -> set[int]:
+def turns_named(entry: dict[str, Any]) -> set[int]:
     return {int(number) for number in re.findall(r"quokka_(\d+)", entry["text"])}
 
 
@@ -75,7 +75,7 @@ def check(found: list[dict[str, Any]], at: list[int]) -> None:
         (first, cut - 1) for first, cut in zip([1, *at], at, strict=False)
     ]
     for each in found:
-        assert told(each) == set(range((each["first_seq"] + 1) // 2, each["last_seq"] // 2 + 1))
+        assert turns_named(each) == set(range((each["first_seq"] + 1) // 2, each["last_seq"] // 2 + 1))
 
 
 async def test_one_entry_for_each_cut_and_each_message_is_read_once(database: Database) -> None:
@@ -88,7 +88,7 @@ async def test_one_entry_for_each_cut_and_each_message_is_read_once(database: Da
         found = await entries(api)
         assert len(found) == 4
         check(found, await cuts(api))
-        read = [name for asked in model.model.received for name in _given(asked)]
+        read = [name for received in model.model.received for name in _given(received)]
         assert len(read) <= 1.3 * len(set(read)), "messages are read again and again"
         assert len(model.model.received) <= 2 * len(found)
 
@@ -131,7 +131,7 @@ async def test_dropped_messages_are_in_no_memory_entry_and_others_in_one(databas
             await api.http.post("/api/sessions/s/turns/t3/drop")
         await run(api, 26, 40)
         found = await entries(api)
-        numbers = [number for each in found for number in told(each)]
+        numbers = [number for each in found for number in turns_named(each)]
         assert len(numbers) == len(set(numbers))
         assert 3 not in numbers
         assert set(numbers) == set(range(1, (await cuts(api))[-1] // 2 + 1)) - {3}
@@ -146,7 +146,7 @@ async def test_a_deleted_memory_entry_does_not_return(database: Database) -> Non
         assert await entries(api) == []
         await api.http.post("/api/sessions/s/clear")
         (left,) = await entries(api)
-        assert min(told(left)) > 10
+        assert min(turns_named(left)) > 10
 
 
 async def test_tiered_summarises_several_turns_with_one_call(database: Database) -> None:
@@ -197,6 +197,6 @@ async def test_beyond_the_daily_limit_summaries_are_extracted(database: Database
         today = (await stats(api))["today"]
         assert today["calls"] == 2
         assert today["refused"] > 0
-        told = (await api.http.get("/api/sessions/s/events", params={"limit": 500})).json()["items"]
-        assert any("of the day" in (each.get("error") or "") for each in told)
+        events = (await api.http.get("/api/sessions/s/events", params={"limit": 500})).json()["items"]
+        assert any("of the day" in (each.get("error") or "") for each in events)
         assert "wombat" in found[-1]["text"]

@@ -62,13 +62,13 @@ async def test_they_lie_byte_for_byte_in_the_store(api: Api, database) -> None:
 
 
 async def test_tags_in_replies_go_to_the_log_and_the_model_keeps_them(api: Api) -> None:
-    said = b'{"role":"assistant","content":"Done. <terse>made a palette</terse>","x":1.0}'
-    await append_raw(api, "t", [b'{"role":"user","content":"a <terse>not mine</terse>"}', said])
+    reply = b'{"role":"assistant","content":"Done. <terse>made a palette</terse>","x":1.0}'
+    await append_raw(api, "t", [b'{"role":"user","content":"a <terse>not mine</terse>"}', reply])
     client, model, whole = [
         (await api.http.get("/api/sessions/t/messages", params={"view": view})) for view in ("client", "model", "all")
     ]
     assert raws_of(client.content)[1] == b'{"role":"assistant","content":"Done. ","x":1.0}'
-    assert raws_of(model.content)[1] == said
+    assert raws_of(model.content)[1] == reply
     assert whole.json()["items"][1]["model_raw"]["content"] == "Done. <terse>made a palette</terse>"
     assert whole.json()["items"][0]["model_raw"] is None
     log = (await api.http.get("/api/sessions/t/terse")).json()["items"]
@@ -84,10 +84,10 @@ async def test_a_turn_without_a_tag_gets_a_derived_entry(api: Api) -> None:
 
 async def test_with_strategy_full_tags_are_text(api: Api) -> None:
     await api.http.post("/api/sessions", json={"id": "f", "strategy": "full"})
-    said = b'{"role":"assistant","content":"Done. <terse>made a palette</terse>"}'
-    await append_raw(api, "f", [b'{"role":"user","content":"a"}', said])
+    reply = b'{"role":"assistant","content":"Done. <terse>made a palette</terse>"}'
+    await append_raw(api, "f", [b'{"role":"user","content":"a"}', reply])
     listed = await api.http.get("/api/sessions/f/messages")
-    assert raws_of(listed.content)[1] == said
+    assert raws_of(listed.content)[1] == reply
     assert (await api.http.get("/api/sessions/f/terse")).json()["items"] == []
 
 

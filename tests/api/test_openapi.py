@@ -54,8 +54,10 @@ def test_every_route_is_described(document: dict) -> None:
                 assert list(operation["responses"]["422"]["content"]) == ["application/problem+json"], where
                 body = operation.get("requestBody")
                 if body:
-                    said = body["content"]["application/json"]["schema"]
-                    name = said.get("anyOf", [said])[0]["$ref"].rsplit("/", 1)[1]  # a body may be optional
+                    body_schema = body["content"]["application/json"]["schema"]
+                    name = body_schema.get("anyOf", [body_schema])[0]["$ref"].rsplit("/", 1)[
+                        1
+                    ]  # a body may be optional
                     schema = document["components"]["schemas"][name]
                     assert schema["examples"], where
                     assert schema["additionalProperties"] is False, where
@@ -63,14 +65,20 @@ def test_every_route_is_described(document: dict) -> None:
 
 def test_the_proxy_s_headers_are_the_contract_s(document: dict) -> None:
     chat = document["paths"]["/v1/chat/completions"]["post"]
-    asked = {parameter["name"] for parameter in chat["parameters"]}
-    asked.add(document["components"]["securitySchemes"]["TerselyKey"]["name"])
+    request_headers = {parameter["name"] for parameter in chat["parameters"]}
+    request_headers.add(document["components"]["securitySchemes"]["TerselyKey"]["name"])
     answered = set(chat["responses"]["200"]["headers"])
-    assert {"X-Tersely-Session", "X-Tersely-Strategy", "X-Tersely-Epoch", "X-Tersely-Bypass", "X-Tersely-Key"} == asked
+    assert {
+        "X-Tersely-Session",
+        "X-Tersely-Strategy",
+        "X-Tersely-Epoch",
+        "X-Tersely-Bypass",
+        "X-Tersely-Key",
+    } == request_headers
     assert {"X-Tersely-Session-Source", "X-Tersely-Context", "X-Tersely-Tokens-After"} < answered
     if CONTRACT.is_file():
         named = set(re.findall(r"X-Tersely-[A-Za-z-]+", CONTRACT.read_text()))
-        assert named == asked | answered
+        assert named == request_headers | answered
 
 
 # A path's parameters in an address.
@@ -231,10 +239,10 @@ async def test_answers_have_the_described_shape(api: Api) -> None:
         answer = (await api.http.get(f"/api/sessions/s{path}")).json()
         model.model_validate(answer)
         assert set(answer) <= set(model.model_fields), path
-    asked: list[tuple[str, dict[str, str], type[BaseModel]]] = [
+    requests: list[tuple[str, dict[str, str], type[BaseModel]]] = [
         ("context", {}, ContextOut),
         ("search", {"mode": "search", "query": "q"}, SearchOut),
     ]
-    for path, wish, model in asked:
+    for path, wish, model in requests:
         answer = (await api.http.post(f"/api/sessions/s/{path}", json=wish)).json()
         assert set(answer) == set(model.model_validate(answer).model_fields_set), path

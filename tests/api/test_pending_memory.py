@@ -44,8 +44,11 @@ async def fill(api: Api, turns: int, session: str = "s", **headers: str) -> None
     made = await api.http.post("/api/sessions", json={"id": session, "strategy": TRIM}, headers=headers)
     assert made.status_code == 201, made.text
     for number in range(1, turns + 1):
-        said = [{"role": "user", "content": f"quokka_{number}"}, {"role": "assistant", "content": f"wombat_{number}"}]
-        answer = await api.http.post(f"/api/sessions/{session}/messages", json={"messages": said}, headers=headers)
+        messages = [
+            {"role": "user", "content": f"quokka_{number}"},
+            {"role": "assistant", "content": f"wombat_{number}"},
+        ]
+        answer = await api.http.post(f"/api/sessions/{session}/messages", json={"messages": messages}, headers=headers)
         assert answer.status_code == 201, answer.text
 
 

@@ -51,7 +51,7 @@ async def refusal(api: Api, sql: str) -> str:
     return detail
 
 
-def said(text: str, role: str = "user") -> dict[str, str]:
+def message(text: str, role: str = "user") -> dict[str, str]:
     return {"role": role, "content": text}
 
 
@@ -111,40 +111,40 @@ async def test_queries_that_agents_send(api: Api, sql: str, expected: list[list[
 
 async def test_hidden_turns_are_marked_and_removed_ones_are_gone(api: Api) -> None:
     for number in range(1, 5):
-        await api.append("s", said(f"question {number}"), said(f"answer {number}", "assistant"))
+        await api.append("s", message(f"question {number}"), message(f"answer {number}", "assistant"))
     by_turn = "SELECT turn, status, count(*) FROM messages GROUP BY turn, status ORDER BY turn"
     assert await rows(api, by_turn) == [[1, "live", 2], [2, "live", 2], [3, "live", 2], [4, "live", 2]]
     await api.http.post("/api/sessions/s/undo")
     await api.http.post("/api/sessions/s/turns/t2/drop")
     await api.http.delete("/api/sessions/s/turns/t1")
     assert await rows(api, by_turn) == [[2, "dropped", 2], [3, "live", 2], [4, "dropped", 2]]
-    await api.append("s", said("question 5"))
+    await api.append("s", message("question 5"))
     expected = [[2, "dropped", 2], [3, "live", 2], [4, "dropped", 2], [5, "live", 1]]
     assert await rows(api, by_turn) == expected
 
 
 async def test_only_the_current_instructions_are_there(api: Api) -> None:
-    await api.append("s", said("You are old.", "system"), said("hello"))
+    await api.append("s", message("You are old.", "system"), message("hello"))
     instructions = "SELECT id, content FROM messages WHERE turn = 0"
     assert await rows(api, instructions) == [[1, "You are old."]]
-    await api.append("s", said("You are new.", "system"), said("hello again"))
+    await api.append("s", message("You are new.", "system"), message("hello again"))
     assert await rows(api, instructions) == [[3, "You are new."]]
 
 
 async def test_recreated_session_has_no_messages_of_the_old_one(api: Api) -> None:
-    await api.append("s", said("old"))
+    await api.append("s", message("old"))
     assert await rows(api, "SELECT content FROM messages") == [["old"]]
     await api.http.delete("/api/sessions/s")
     assert (await ask(api, "SELECT 1")).status_code == 404
-    await api.append("s", said("new"))
+    await api.append("s", message("new"))
     assert await rows(api, "SELECT content FROM messages") == [["new"]]
 
 
 async def test_query_of_another_tenants_session_is_not_found(guarded: Api, new_tenant: NewKey) -> None:
     mine, theirs = await new_tenant("me"), await new_tenant("them")
-    await guarded.append("s", said("mine"), **mine)
-    await guarded.append("s", said("theirs"), **theirs)
-    await guarded.append("only-theirs", said("theirs"), **theirs)
+    await guarded.append("s", message("mine"), **mine)
+    await guarded.append("s", message("theirs"), **theirs)
+    await guarded.append("only-theirs", message("theirs"), **theirs)
     everything = "SELECT content FROM messages"
     for _ in range(2):
         assert (await ask(guarded, everything, **mine)).json()["rows"] == [["mine"]]
@@ -155,7 +155,7 @@ async def test_query_of_another_tenants_session_is_not_found(guarded: Api, new_t
 
 
 async def test_errors_help_to_correct_the_sql(api: Api) -> None:
-    await api.append("s", said("hello"))
+    await api.append("s", message("hello"))
     columns = "id, turn, role, kind, status, content, tool_name, created_at, tokens"
     assert await refusal(api, "SELECT group_id FROM messages") == (
         f"there is no column group_id; the columns of messages are {columns}"
@@ -188,7 +188,7 @@ async def test_errors_help_to_correct_the_sql(api: Api) -> None:
 
 
 async def test_names_may_be_quoted_in_every_way(api: Api) -> None:
-    await api.append("s", said("hello"))
+    await api.append("s", message("hello"))
     assert await rows(api, """SELECT "content", [role], `id`, '"turn"', "M"."turn" FROM "messages" AS "M" """) == [
         ["hello", "user", 1, '"turn"', 1]
     ]
@@ -197,7 +197,7 @@ async def test_names_may_be_quoted_in_every_way(api: Api) -> None:
 
 
 async def test_the_limits_are_settings(api: Api, database: Database) -> None:
-    await api.append("s", said("hello"))
+    await api.append("s", message("hello"))
     store = connection.Database(dsn=database.dsn)
     await store.open()
     metrics = Metrics()
@@ -227,7 +227,7 @@ async def test_the_limits_are_settings(api: Api, database: Database) -> None:
 
 
 async def test_values_of_every_kind(api: Api) -> None:
-    await api.append("s", said("hello"))
+    await api.append("s", message("hello"))
     answer = await ask(api, "SELECT 9223372036854775807, -9223372036854775808, 1.5, NULL, x'00ff', 9e999, -9e999, ''")
     assert answer.text.count("9223372036854775807") == 2
     assert answer.json()["rows"] == [
@@ -245,7 +245,7 @@ async def test_values_of_every_kind(api: Api) -> None:
 async def test_texts_of_every_kind(api: Api) -> None:
     texts = ["žluťoučký 🐎 \u202e", "before\0after", "half \ud83d pair", "' OR 1=1; --", "", "\r\n\t\x7f"]
     for text in texts:
-        await api.post_raw("/api/sessions/s/messages", json.dumps({"messages": [said(text)]}).encode())
+        await api.post_raw("/api/sessions/s/messages", json.dumps({"messages": [message(text)]}).encode())
     found = [text for (text,) in await rows(api, "SELECT content FROM messages ORDER BY id")]
     assert found == [re.sub("[\0\ud800-\udfff]", "\ufffd", text) for text in texts]
     # What stands behind a U+0000 is found too, which SQLite's functions would not see.
@@ -257,7 +257,9 @@ async def test_of_a_very_long_message_the_beginning_is_there(api: Api) -> None:
     functions = [{"name": f"{n}" * 5_000, "arguments": "{}"} for n in range(9)]
     calls = [{"id": f"c{n}", "type": "function", "function": each} for n, each in enumerate(functions)]
     results = [{"role": "tool", "tool_call_id": f"c{n}", "content": "done"} for n in range(9)]
-    await api.append("s", said("é" * 3_000_000), {"role": "assistant", "content": None, "tool_calls": calls}, *results)
+    await api.append(
+        "s", message("é" * 3_000_000), {"role": "assistant", "content": None, "tool_calls": calls}, *results
+    )
     assert await rows(api, "SELECT length(content), substr(content, -2) FROM messages WHERE id = 1") == [
         [2 * 2**20, "éé"]
     ]
@@ -268,7 +270,7 @@ async def test_of_a_very_long_message_the_beginning_is_there(api: Api) -> None:
 
 
 async def test_an_answer_is_bounded_and_says_so(api: Api) -> None:
-    await api.append("s", *(said(f"{number} " + "ž" * 700) for number in range(500)), said("é" * 100_000))
+    await api.append("s", *(message(f"{number} " + "ž" * 700) for number in range(500)), message("é" * 100_000))
     answer = (await ask(api, "SELECT id FROM messages ORDER BY id")).json()
     assert [row[0] for row in answer["rows"]] == list(range(1, 201))
     assert answer["truncated"]
@@ -287,7 +289,7 @@ async def test_an_answer_is_bounded_and_says_so(api: Api) -> None:
 
 async def test_of_a_long_session_the_newest_rows_are_held_and_the_answer_says_so(api: Api, database: Database) -> None:
     for number in range(0, 60, 20):
-        await api.append("s", *(said(f"message {number + each}") for each in range(1, 21)))
+        await api.append("s", *(message(f"message {number + each}") for each in range(1, 21)))
     store = connection.Database(dsn=database.dsn)
     await store.open()
     few = Queries(store, Metrics(), most=Portions(size=10_000, rows=25, portion_size=200, portion_rows=4))
@@ -302,7 +304,7 @@ async def test_of_a_long_session_the_newest_rows_are_held_and_the_answer_says_so
         named = await few.run("default", "s", "SELECT content FROM messages WHERE id IN (3, 50) ORDER BY id")
         assert named.rows == (("message 3",), ("message 50",))
         for number in range(61, 71):
-            await api.append("s", said(f"message {number}"))
+            await api.append("s", message(f"message {number}"))
             result = await few.run("default", "s", "SELECT max(id), min(content) <> '' FROM messages WHERE id > 36")
             assert result.rows == ((number, 1),)
         by_size = Queries(store, Metrics(), most=Portions(size=500, rows=1000, portion_size=100, portion_rows=100))

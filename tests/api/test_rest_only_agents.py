@@ -155,9 +155,9 @@ async def test_trimming_writes_the_daily_memory(api: Api) -> None:
 async def test_a_context_costs_the_same_whatever_the_length(api: Api, strategy: str) -> None:
     async def fill(session: str, turns: int) -> None:
         await api.http.post("/api/sessions", json={"id": session, "strategy": SMALL[strategy]})
-        said = [message for turn in range(turns) for message in (asks(turn), says(turn))]
-        for start in range(0, len(said), 1_000):
-            await append(api, *said[start : start + 1_000], session=session)
+        messages = [message for turn in range(turns) for message in (asks(turn), says(turn))]
+        for start in range(0, len(messages), 1_000):
+            await append(api, *messages[start : start + 1_000], session=session)
 
     async def measure(session: str) -> float:
         times = []

@@ -47,11 +47,11 @@ async def test_events_tell_of_calls_of_all_sessions(database: Database) -> None:
     with scripted() as upstream:
         async with serve_api(database.dsn, upstream=upstream.url) as api:
             async with asyncio.timeout(60):
-                told = asyncio.create_task(first_event(api))
+                event = asyncio.create_task(first_event(api))
                 await asyncio.sleep(0.5)
                 called = await api.http.post("/v1/chat/completions", json={"model": "gpt-4o", "messages": [USER]})
                 assert called.status_code == 200
-                name, body = await told
+                name, body = await event
     assert name in {"call", "epoch"}
     assert body["session"] == called.headers["x-tersely-session"]
 
@@ -102,9 +102,9 @@ def test_savings_are_printed(database: Database) -> None:
         assert httpx.post(f"{service.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
         environment = {**os.environ, "DATABASE_URL": database.dsn}
         command = [TERSELY, "savings", "--by", "model"]
-        told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-        assert told.returncode == 0, told.stderr
-        assert "gpt-4o" in told.stdout
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "gpt-4o" in done.stdout
         session = httpx.get(f"{service.url}/api/sessions", timeout=60).json()["items"][0]
         stats = httpx.get(f"{service.url}/api/sessions/{session['id']}/stats", timeout=60).json()
         assert stats["money"] == session["money"]

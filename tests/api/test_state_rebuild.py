@@ -37,9 +37,9 @@ async def test_a_good_state_block_is_kept_and_the_answer_names_the_way_out(api: 
     assert refused.status_code == 409, refused.text
     assert "TERSELY_SUMMARIZER_MODEL" in refused.json()["detail"]
     assert "/state" in refused.json()["detail"]
-    told = await api.http.post("/api/sessions/s/commands", json={"text": "/context rebuild"})
-    assert told.status_code == 409
-    assert "TERSELY_SUMMARIZER_MODEL" in told.json()["detail"]
+    answer = await api.http.post("/api/sessions/s/commands", json={"text": "/context rebuild"})
+    assert answer.status_code == 409
+    assert "TERSELY_SUMMARIZER_MODEL" in answer.json()["detail"]
     assert await state(api) == before
 
 

@@ -40,8 +40,8 @@ async def test_statistics_name_levels_retrieved_turns_and_last_compression(api: 
 async def test_system_prompts_are_in_every_context_however_much_is_cut(api: Api) -> None:
     await fill(api)
     for turn in range(3):
-        asked = {"role": "user", "content": f"chore {turn} " + "word " * 900}
-        await api.append("s", asked, {"role": "assistant", "content": "ok"})
+        question = {"role": "user", "content": f"chore {turn} " + "word " * 900}
+        await api.append("s", question, {"role": "assistant", "content": "ok"})
         made = (await api.http.post("/api/sessions/s/context", json={})).json()
         assert made["report"]["tokens_after"] < made["report"]["tokens_before"]
         assert made["instruction_messages"][0]["content"].startswith("You never delete a table.")

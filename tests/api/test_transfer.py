@@ -58,11 +58,11 @@ async def test_out_and_in_again_is_the_same(api: Api) -> None:
 
 async def test_tags_that_were_text_stay_text(api: Api) -> None:
     await api.http.post("/api/sessions", json={"id": "f", "strategy": "full"})
-    said = b'{"role":"assistant","content":"literally <terse>x</terse>"}'
-    await append_raw(api, "f", [b'{"role":"user","content":"say it"}', said])
+    reply = b'{"role":"assistant","content":"literally <terse>x</terse>"}'
+    await append_raw(api, "f", [b'{"role":"user","content":"say it"}', reply])
     first = await export(api, "f")
     assert (await take_in(api, first, id="g")).status_code == 201
-    assert raws_of((await api.http.get("/api/sessions/g/messages")).content)[1] == said
+    assert raws_of((await api.http.get("/api/sessions/g/messages")).content)[1] == reply
     assert await export(api, "g") == first
 
 
@@ -157,12 +157,12 @@ async def test_an_import_takes_no_other_session_s_place(api: Api) -> None:
 
 def in_dialects() -> dict[str, list[dict[str, object]]]:
     """One conversation with a tool call, as each dialect writes it."""
-    asked = "Is it windy in Kiel?"
+    question = "Is it windy in Kiel?"
     function = {"name": "wind", "arguments": '{"city": "Kiel"}'}
     use = {"type": "tool_use", "id": "c1", "name": "wind", "input": {"city": "Kiel"}}
     return {
         "openai_chat": [
-            {"role": "user", "content": asked},
+            {"role": "user", "content": question},
             {
                 "role": "assistant",
                 "content": None,
@@ -171,17 +171,17 @@ def in_dialects() -> dict[str, list[dict[str, object]]]:
             {"role": "tool", "tool_call_id": "c1", "content": "8 Beaufort"},
         ],
         "openai_responses": [
-            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": asked}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": question}]},
             {"type": "function_call", "call_id": "c1", **function},
             {"type": "function_call_output", "call_id": "c1", "output": "8 Beaufort"},
         ],
         "anthropic": [
-            {"role": "user", "content": asked},
+            {"role": "user", "content": question},
             {"role": "assistant", "content": [use]},
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "8 Beaufort"}]},
         ],
         "gemini": [
-            {"role": "user", "parts": [{"text": asked}]},
+            {"role": "user", "parts": [{"text": question}]},
             {"role": "model", "parts": [{"functionCall": {"name": "wind", "args": {"city": "Kiel"}}}]},
             {"role": "user", "parts": [{"functionResponse": {"name": "wind", "response": {"output": "8 Beaufort"}}}]},
         ],

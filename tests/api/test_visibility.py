@@ -91,9 +91,9 @@ async def test_messages_hidden_from_the_model_are_not_counted(api: Api) -> None:
 async def test_a_checkpoint_is_made_of_visible_messages_only(api: Api) -> None:
     await api.http.post("/api/sessions", json={"id": "k", "strategy": "compact"})
     for number in range(12):
-        said = f"decided on shade_{number}.css because it is warm. " + "Some words of it. " * 60
+        reply = f"decided on shade_{number}.css because it is warm. " + "Some words of it. " * 60
         await api.append(
-            "k", {"role": "user", "content": f"Which shade, number {number}?"}, {"role": "assistant", "content": said}
+            "k", {"role": "user", "content": f"Which shade, number {number}?"}, {"role": "assistant", "content": reply}
         )
     await change(api, 4, "k", model_visible=False)
     assert (await api.http.post("/api/sessions/k/compact")).status_code == 200
@@ -132,9 +132,9 @@ async def test_summary_is_rewritten_when_a_message_of_its_range_is_hidden(filled
     await filled.http.post("/api/sessions/s/clear")
     assert "the heron" in (await filled.http.get("/api/memory?session=s")).text
     assert (await change(filled, 2, model_visible=False)).status_code == 200
-    told = (await filled.http.get("/api/memory?session=s")).text
-    assert "the heron" not in told
-    assert "stork" in told
+    memory_text = (await filled.http.get("/api/memory?session=s")).text
+    assert "the heron" not in memory_text
+    assert "stork" in memory_text
 
 
 async def test_messages_hidden_from_the_client_are_in_the_context_alone(filled: Api) -> None:

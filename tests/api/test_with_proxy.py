@@ -32,8 +32,8 @@ async def say(api: Api, model: Model, text: str, reply: ScriptedReply, **headers
 
 async def talk(api: Api, model: Model) -> None:
     for word in ("alpha", "beta", "gamma"):
-        said = ScriptedReply(message={"content": f"about {word}_name_9.txt <terse>told {word}</terse>"})
-        answer = await say(api, model, f"tell {word}", said, **STRATEGY)
+        reply = ScriptedReply(message={"content": f"about {word}_name_9.txt <terse>told {word}</terse>"})
+        answer = await say(api, model, f"tell {word}", reply, **STRATEGY)
         assert answer.status_code == 200, answer.text
 
 
@@ -137,15 +137,15 @@ async def test_figures_agree(both, strategy) -> None:
     api, model = both
     await api.http.post("/api/sessions", json={"id": "s", "strategy": strategy})
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
-    said = [{"role": "system", "content": "Speak of the harbour."}]
+    messages = [{"role": "system", "content": "Speak of the harbour."}]
 
     async def ask(text: str) -> tuple[int, int]:
-        said.append({"role": "user", "content": text})
+        messages.append({"role": "user", "content": text})
         model.script("u", ScriptedReply(message={"content": f"about {text}."}))
-        body = {"model": MODEL, "user": "u", "tools": tools, "messages": said}
+        body = {"model": MODEL, "user": "u", "tools": tools, "messages": messages}
         answer = await api.http.post("/v1/chat/completions", json=body, headers={"x-tersely-session": "s"}, timeout=30)
         assert answer.status_code == 200, answer.text
-        said.append(answer.json()["choices"][0]["message"])
+        messages.append(answer.json()["choices"][0]["message"])
         return int(answer.headers["x-tersely-tokens-before"]), int(answer.headers["x-tersely-tokens-after"])
 
     async def preview(**wish: object) -> tuple[int, int]:
@@ -158,8 +158,8 @@ async def test_figures_agree(both, strategy) -> None:
     # A call estimates its new message, a preview counts it.
     assert await ask("delta") == pytest.approx(expected, abs=2)
     for verb in ("compact", "clear"):
-        told = (await api.http.post(f"/api/sessions/s/{verb}")).json()
-        report = told.get("report", told)
+        done = (await api.http.post(f"/api/sessions/s/{verb}")).json()
+        report = done.get("report", done)
         assert (report["tokens_before"], report["tokens_after"]) == await preview()
         answer = (await api.http.post("/api/sessions/s/commands", json={"text": "/context"})).json()["text"]
         assert f"{report['tokens_after']:,} tokens, of {report['tokens_before']:,} in all" in answer

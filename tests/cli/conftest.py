@@ -33,9 +33,9 @@ class Running:
         self._queues.push(name, *replies)
         return name
 
-    def run(self, *arguments: str | bytes, said: bytes = b"", **given: str) -> Ran:
+    def run(self, *arguments: str | bytes, stdin: bytes = b"", **given: str) -> Ran:
         """A command that talks to this service."""
-        return run(*arguments, said=said, **{"TERSELY_URL": self.url, **given})
+        return run(*arguments, stdin=stdin, **{"TERSELY_URL": self.url, **given})
 
     def at_terminal(self, *arguments: str, **given: str) -> Terminal:
         """The same at a terminal."""

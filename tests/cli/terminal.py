@@ -40,13 +40,13 @@ class Ran:
     errors: str
 
 
-def run(*arguments: str | bytes, said: bytes = b"", **given: str) -> Ran:
+def run(*arguments: str | bytes, stdin: bytes = b"", **given: str) -> Ran:
     """A command with pipes."""
     done = subprocess.run(
         [*COMMAND, *arguments],
         cwd=ROOT,
         env=environment(**given),
-        input=said,
+        input=stdin,
         capture_output=True,
         timeout=60,
         check=False,

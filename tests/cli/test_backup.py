@@ -128,9 +128,9 @@ async def test_everything_comes_back_in_another_database(database: Database, oth
 
     done = await run(database, "backup", str(file), "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    told = json.loads(done.stdout)
-    assert (told["tenants"], told["sessions"]) == (3, 3)
-    assert told["messages"] == len(before["messages"])
+    summary = json.loads(done.stdout)
+    assert (summary["tenants"], summary["sessions"]) == (3, 3)
+    assert summary["messages"] == len(before["messages"])
     assert file.stat().st_mode & 0o777 == 0o600
 
     done = await run(other, "restore", str(file))

@@ -31,15 +31,15 @@ def test_ctrl_c_forgets_the_line_and_then_leaves(running: Running, session: str)
     terminal.wait_for(PROMPT)
     terminal.type(CTRL_C)
     assert terminal.end() == 0
-    said = [m["raw"]["content"] for m in running.ask("GET", f"/sessions/{session}/messages").json()["items"]]
-    assert said[0] == "whole"
+    texts = [m["raw"]["content"] for m in running.ask("GET", f"/sessions/{session}/messages").json()["items"]]
+    assert texts[0] == "whole"
 
 
 def test_chat_prompt_names_session_and_commands(running: Running, session: str) -> None:
     terminal = running.at_terminal("chat", "-s", session, "--model", "some-model")
-    said = terminal.wait_for("/exit leaves.")
-    assert f"Session {session}, model some-model." in said
-    assert "/help lists the commands" in said
+    greeting = terminal.wait_for("/exit leaves.")
+    assert f"Session {session}, model some-model." in greeting
+    assert "/help lists the commands" in greeting
     terminal.wait_for(f"{session}>")
     terminal.type("/help", ENTER)
     terminal.wait_for("/exit                     leave the chat")
@@ -128,11 +128,11 @@ def test_text_is_printed_without_an_editor(running: Running, session: str, say: 
 
 
 def test_a_new_chat_can_be_configured_before_its_first_message(running: Running, session: str) -> None:
-    done = running.run("chat", "-s", session, said=b"/config strategy trim\n/context\n")
+    done = running.run("chat", "-s", session, stdin=b"/config strategy trim\n/context\n")
     assert done.code == 0, done.errors
     assert "strategy: trim" in done.out
     assert "strategy trim, epoch" in done.out
-    done = running.run("chat", "-s", session, "--strategy", "window", said=b"/config\n")
+    done = running.run("chat", "-s", session, "--strategy", "window", stdin=b"/config\n")
     assert "strategy: window" in done.out
 
 
@@ -156,7 +156,7 @@ def test_failed_reply_is_reported_in_the_chat(
     running: Running, session: str, reply: ScriptedReply, shown: str, error: str
 ) -> None:
     model = running.script(reply, ScriptedReply(message={"role": "assistant", "content": "fine again"}))
-    done = running.run("chat", "-s", session, "--model", model, said=b"one\ntwo\n")
+    done = running.run("chat", "-s", session, "--model", model, stdin=b"one\ntwo\n")
     assert done.code == 1
     assert done.out.startswith(shown)
     assert done.out.endswith("\nfine again\n" if shown else "fine again\n")
@@ -168,12 +168,12 @@ def test_failed_reply_is_reported_in_the_chat(
 def test_tool_calls_are_shown_in_the_chat(running: Running, session: str) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
     reply = ScriptedReply(message={"role": "assistant", "content": None, "tool_calls": [call]})
-    done = running.run("chat", "-s", session, "--model", running.script(reply), said=b"one\n")
+    done = running.run("chat", "-s", session, "--model", running.script(reply), stdin=b"one\n")
     assert (done.code, done.out) == (0, '[call of look with {"at": 1}: there are no tools here]\n')
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said", "error"),
+    ("arguments", "stdin", "error"),
     [
         (("--strategy", "bogus"), b"hi\n", "bogus"),
         ((), b"/context bogus\n", "is not a valid command"),
@@ -187,9 +187,9 @@ def test_tool_calls_are_shown_in_the_chat(running: Running, session: str) -> Non
     ],
 )
 def test_an_error_is_one_line_and_an_exit_code(
-    running: Running, session: str, arguments: tuple[str, ...], said: bytes, error: str
+    running: Running, session: str, arguments: tuple[str, ...], stdin: bytes, error: str
 ) -> None:
-    done = running.run("chat", *(() if "-s" in arguments else ("-s", session)), *arguments, said=said)
+    done = running.run("chat", *(() if "-s" in arguments else ("-s", session)), *arguments, stdin=stdin)
     assert done.code == 1
     assert done.out == ""
     assert done.errors.startswith("tersely: ")
@@ -198,13 +198,13 @@ def test_an_error_is_one_line_and_an_exit_code(
 
 
 def test_piped_chat_continues_after_an_error(running: Running, session: str) -> None:
-    done = running.run("chat", "-s", session, said=b"/undo\n\xff\n\n/session scratchpad\n")
+    done = running.run("chat", "-s", session, stdin=b"/undo\n\xff\n\n/session scratchpad\n")
     assert done.code == 1
     assert done.out.endswith("The scratchpad is empty.\n")
     assert len(done.errors.splitlines()) == 2
 
 
 def test_a_session_may_have_any_name(running: Running) -> None:
-    done = running.run("chat", "-s", "über/all?", said="grüß\n".encode())
+    done = running.run("chat", "-s", "über/all?", stdin="grüß\n".encode())
     assert done.code == 0, done.errors
     assert "grüß" in running.run("search", "grüß", "-s", "über/all?").out

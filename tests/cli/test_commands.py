@@ -61,12 +61,12 @@ def test_bad_values_are_named_as_they_are_set(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TERSELY_AUTH", "maybe")
     with pytest.raises(ValidationError) as caught:
         Settings(_env_file=None)
-    said = {line.partition(":")[0]: line for line in explain(caught.value).splitlines()}
-    assert said["TERSELY_HEARTBEAT"] == "TERSELY_HEARTBEAT: Input should be greater than 0, not '-1'"
-    assert "'0'" in said["TERSELY_DATABASE_POOL"]
-    assert "range: >= 1, <= 500" in said["TERSELY_DATABASE_POOL"]
-    assert "'nowhere'" in said["TERSELY_OPENAI_BASE_URL"]
-    assert "'maybe'" in said["TERSELY_AUTH"]
+    complaints = {line.partition(":")[0]: line for line in explain(caught.value).splitlines()}
+    assert complaints["TERSELY_HEARTBEAT"] == "TERSELY_HEARTBEAT: Input should be greater than 0, not '-1'"
+    assert "'0'" in complaints["TERSELY_DATABASE_POOL"]
+    assert "range: >= 1, <= 500" in complaints["TERSELY_DATABASE_POOL"]
+    assert "'nowhere'" in complaints["TERSELY_OPENAI_BASE_URL"]
+    assert "'maybe'" in complaints["TERSELY_AUTH"]
 
 
 def test_unknown_variables_are_named() -> None:

@@ -27,8 +27,8 @@ def typed(running: Running, session: str, monkeypatch: pytest.MonkeyPatch) -> Ty
     monkeypatch.setenv("TERSELY_SESSION", session)
     monkeypatch.setenv("COLUMNS", "200")
 
-    def run(*arguments: str, said: str | bytes | None = None) -> str:
-        done = CliRunner().invoke(commands.app, list(arguments), said)
+    def run(*arguments: str, stdin: str | bytes | None = None) -> str:
+        done = CliRunner().invoke(commands.app, list(arguments), stdin)
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
         assert done.exit_code == 0, done.output
@@ -103,7 +103,7 @@ def test_the_state_and_the_scratchpad(typed: Typed, say: Say) -> None:
             typed("rebuild", *more)
     assert typed("scratchpad") == "The scratchpad is empty.\n"
     typed("scratchpad", "--set", "- [ ] one")
-    typed("scratchpad", "--append", "-", said="- [ ] two")
+    typed("scratchpad", "--append", "-", stdin="- [ ] two")
     assert typed("scratchpad") == "- [ ] one\n- [ ] two\n"
     assert json.loads(typed("scratchpad", "--json"))["text"] == "- [ ] one\n- [ ] two"
 
@@ -179,8 +179,8 @@ def test_export_says_where_to(typed: Typed, session: str, say: Say, tmp_path: Pa
     say("one")
     file = tmp_path / "a.json"
     assert typed("export", str(file)) == f"{session}: {file.stat().st_size:,} bytes in {file}\n"
-    said = json.loads(typed("export", str(file), "--json"))
-    assert said == {"session": session, "file": str(file), "bytes": file.stat().st_size}
+    exported = json.loads(typed("export", str(file), "--json"))
+    assert exported == {"session": session, "file": str(file), "bytes": file.stat().st_size}
     assert json.loads(typed("export", "--json"))["context"][0]["content"] == "one"
     with pytest.raises(CommandError, match="/nonexistent/x: No such file"):
         typed("export", "/nonexistent/x")
@@ -188,7 +188,7 @@ def test_export_says_where_to(typed: Typed, session: str, say: Say, tmp_path: Pa
 
 def test_text_that_is_not_utf8_is_refused(typed: Typed) -> None:
     with pytest.raises(CommandError, match="standard input is not UTF-8 text"):
-        typed("add", "user", "-", said=b"\xff\xfe")
+        typed("add", "user", "-", stdin=b"\xff\xfe")
     with pytest.raises(CommandError, match="not UTF-8 text"):
         typed("add", "user", "\udcff")
 

@@ -29,7 +29,7 @@ def complains(done: Ran) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said", "error"),
+    ("arguments", "stdin", "error"),
     [
         (("export", "-s", "{session}", "/nonexistent/x"), b"", "/nonexistent/x: No such file or directory"),
         (("import", "/nonexistent/x"), b"", "/nonexistent/x: No such file or directory"),
@@ -45,11 +45,11 @@ def complains(done: Ran) -> str:
     ],
 )
 def test_an_error_is_one_line(
-    running: Running, session: str, arguments: tuple[str | bytes, ...], said: bytes, error: str
+    running: Running, session: str, arguments: tuple[str | bytes, ...], stdin: bytes, error: str
 ) -> None:
     running.ask("POST", "/sessions", json={"id": session}).raise_for_status()
     given = [each.replace("{session}", session) if isinstance(each, str) else each for each in arguments]
-    assert error in complains(running.run(*given, said=said))
+    assert error in complains(running.run(*given, stdin=stdin))
     assert running.ask("GET", f"/sessions/{session}").status_code == 200
 
 

@@ -89,10 +89,10 @@ async def test_altered_reply_is_reported(database: Database, monkeypatch: pytest
 
     monkeypatch.setattr(model_side, "with_tag", altered)
     (result,) = await play(database, [MESSY], Variant(strategy="slim", epoch=FROM_THE_START))
-    told = [str(failure) for failure in result.failures]
+    failures = [str(failure) for failure in result.failures]
     # The client goes on with what it should have got, and that is then what the store holds.
-    assert len(told) == 1
-    assert "greenhouse (line 1), message 15: content differs at character 4" in told[0]
+    assert len(failures) == 1
+    assert "greenhouse (line 1), message 15: content differs at character 4" in failures[0]
 
 
 async def test_refused_request_is_reported(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ async def test_a_real_session_costs_less_and_loses_nothing(database: Database) -
 # The pieces
 
 
-def said(text: str | None, *arguments: str) -> dict[str, Any]:
+def assistant_message(text: str | None, *arguments: str) -> dict[str, Any]:
     calls = [
         {"id": f"c{number}", "type": "function", "function": {"name": "tool", "arguments": each}}
         for number, each in enumerate(arguments)
@@ -173,14 +173,14 @@ def test_share_of_tags_is_near_the_requested_share() -> None:
 
 
 def test_differences_between_replies_are_found() -> None:
-    same = said("words", '{"a":1}')
+    same = assistant_message("words", '{"a":1}')
     assert list(compare_reply({**same, "refusal": None}, same)) == []
-    assert list(compare_reply(said(""), said(None))) == []
-    (words,) = compare_reply(said("word"), said("words"))
+    assert list(compare_reply(assistant_message(""), assistant_message(None))) == []
+    (words,) = compare_reply(assistant_message("word"), assistant_message("words"))
     assert words.startswith("content differs at character 4")
-    (spaced,) = compare_reply(said("words", '{"a": 1}'), same)
+    (spaced,) = compare_reply(assistant_message("words", '{"a": 1}'), same)
     assert spaced.startswith("tool call 0 differs")
-    assert list(compare_reply(said("words"), same)) == ["0 tool calls instead of 1"]
+    assert list(compare_reply(assistant_message("words"), same)) == ["0 tool calls instead of 1"]
 
 
 def test_a_request_that_was_too_long_may_be_tried_once_more() -> None:
@@ -192,16 +192,16 @@ def test_a_request_that_was_too_long_may_be_tried_once_more() -> None:
 
 
 def test_differences_in_the_store_are_found() -> None:
-    asked = raws(user("a"), said("b"), user("c"), said("d"))
+    sent = raws(user("a"), assistant_message("b"), user("c"), assistant_message("d"))
     reply = Stored(raw=b'{"content":"b","role":"assistant","refusal":null}', is_reply=True)
-    held = [Stored(raw=asked[0], is_reply=False), reply, Stored(raw=asked[2], is_reply=False)]
-    assert list(check_stored(asked[:3], held)) == []
-    assert list(check_stored(asked, held)) == [(-1, "3 messages are stored instead of 4")]
+    held = [Stored(raw=sent[0], is_reply=False), reply, Stored(raw=sent[2], is_reply=False)]
+    assert list(check_stored(sent[:3], held)) == []
+    assert list(check_stored(sent, held)) == [(-1, "3 messages are stored instead of 4")]
     respelled = Stored(raw=b'{"content":"c","role":"user"}', is_reply=False)
-    ((place, what),) = check_stored(asked[:3], [*held[:2], respelled])
+    ((place, what),) = check_stored(sent[:3], [*held[:2], respelled])
     assert place == 2
     assert what.startswith("stored as")
-    assert [place for place, _ in check_stored(asked[:3], [held[0], held[2], reply])] == [1, 2]
+    assert [place for place, _ in check_stored(sent[:3], [held[0], held[2], reply])] == [1, 2]
 
 
 def shown(*messages: Mapping[str, Any], tools: bytes = b"") -> Shown:
@@ -209,21 +209,24 @@ def shown(*messages: Mapping[str, Any], tools: bytes = b"") -> Shown:
 
 
 def test_a_request_of_the_same_epoch_begins_with_the_one_before() -> None:
-    before = shown(user("a"), said("b"))
-    after = shown(user("a"), said("b"), user("c"))
+    before = shown(user("a"), assistant_message("b"))
+    after = shown(user("a"), assistant_message("b"), user("c"))
     assert list(check_prefix(after, before, same_epoch=True)) == []
     assert list(check_prefix(after, None, same_epoch=True)) == []
-    (told,) = check_prefix(shown(user("a"), said("x")), before, same_epoch=True)
-    assert "message 1 of the 2" in told
+    (difference,) = check_prefix(shown(user("a"), assistant_message("x")), before, same_epoch=True)
+    assert "message 1 of the 2" in difference
     assert len(list(check_prefix(shown(user("a")), before, same_epoch=True))) == 1
     assert list(check_prefix(shown(user("z")), before, same_epoch=False)) == []
-    with_tools = shown(user("a"), said("b"), user("c"), tools=b"[{}]")
+    with_tools = shown(user("a"), assistant_message("b"), user("c"), tools=b"[{}]")
     assert len(list(check_prefix(with_tools, before, same_epoch=True))) == 1
 
 
 def test_prices_by_hand() -> None:
     counter = Counter("gpt-4.1")
-    first, second = shown(user("a b c"), said("d")), shown(user("a b c"), said("d"), user("e"))
+    first, second = (
+        shown(user("a b c"), assistant_message("d")),
+        shown(user("a b c"), assistant_message("d"), user("e")),
+    )
     sizes = counter.sizes(second)
     one = measure(counter, first, None)
     assert (one.tokens, one.repeated, one.later) == (sum(sizes[:2]), 0, 0)
@@ -271,10 +274,11 @@ def test_own_tools_are_priced_with_the_instructions() -> None:
 
 def test_lost_references_by_hand() -> None:
     long_text = json.dumps({"path": "src/a.py", "text": "x " * 150 + "settings.load_all"})
-    asked = user("look at src/a.py, b_c and settings.load_all")
-    given = raw_json.dump(asked)
+    question = user("look at src/a.py, b_c and settings.load_all")
+    given = raw_json.dump(question)
     first, second = (
-        step({"messages": [asked, said(None, arguments)]}) for arguments in ('{"path":"src/a.py"}', long_text)
+        step({"messages": [question, assistant_message(None, arguments)]})
+        for arguments in ('{"path":"src/a.py"}', long_text)
     )
 
     def counted(one: RecordedCall, shown: bytes) -> Sequence[int]:
@@ -304,9 +308,9 @@ def test_a_table_has_one_cell_for_each_column() -> None:
 
 def test_edit_readiness_by_hand() -> None:
     edit = '{"path": "a.py", "old_string": "total = 1", "new_string": "total = 2"}'
-    one = step({"messages": [user("change it"), said(None, edit)]})
+    one = step({"messages": [user("change it"), assistant_message(None, edit)]})
     seen = raw_json.dump({"role": "tool", "tool_call_id": "c", "content": "  3\u2192total = 1\n  4\u2192print(total)"})
-    other = step({"messages": [user("look"), said(None, '{"path": "a.py"}')]})
+    other = step({"messages": [user("look"), assistant_message(None, '{"path": "a.py"}')]})
     counter = EditCounter()
 
     assert counter.count(one, [raw_json.dump(user("change it")), seen], "openai_chat") == Edits(calls=1, ready=1)

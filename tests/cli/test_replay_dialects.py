@@ -47,16 +47,16 @@ WIRES: Mapping[Dialect, Wire] = {
 class Turn:
     """What a user asks, what the model finds out with how many calls at once, and what it says then."""
 
-    asked: str
+    question: str
     words: str
     calls: tuple[str, ...]
-    said: str
+    reply: str
 
 
 def _chat(turns: Sequence[Turn]) -> dict[str, Any]:
     messages: list[dict[str, Any]] = [{"role": "system", "content": "Look after the mill."}]
     for number, turn in enumerate(turns):
-        messages.append({"role": "user", "content": turn.asked, "x_ts": number})
+        messages.append({"role": "user", "content": turn.question, "x_ts": number})
         if turn.calls:
             ids = [f"call_{number}_{place}" for place in range(len(turn.calls))]
             made = [
@@ -68,14 +68,14 @@ def _chat(turns: Sequence[Turn]) -> dict[str, Any]:
                 {"role": "tool", "tool_call_id": i, "content": found(path)}
                 for i, path in zip(ids, turn.calls, strict=True)
             ]
-        messages.append({"role": "assistant", "content": turn.said})
+        messages.append({"role": "assistant", "content": turn.reply})
     return {"id": "mill", "meta": {"x": 1}, "messages": messages}
 
 
 def _anthropic(turns: Sequence[Turn]) -> dict[str, Any]:
     messages: list[dict[str, Any]] = []
     for number, turn in enumerate(turns):
-        messages.append({"role": "user", "content": [{"type": "text", "text": turn.asked, "x_ts": 1}]})
+        messages.append({"role": "user", "content": [{"type": "text", "text": turn.question, "x_ts": 1}]})
         if turn.calls:
             thought = {"type": "thinking", "thinking": "Where to look?", "signature": f"sig{number}"}
             words = [{"type": "text", "text": turn.words}] if turn.words else []
@@ -90,14 +90,14 @@ def _anthropic(turns: Sequence[Turn]) -> dict[str, Any]:
                 for i, path in zip(ids, turn.calls, strict=True)
             ]
             messages.append({"role": "user", "content": results})
-        messages.append({"role": "assistant", "content": [{"type": "text", "text": turn.said}]})
+        messages.append({"role": "assistant", "content": [{"type": "text", "text": turn.reply}]})
     return {"system": "Look after the mill.", "max_tokens": 100, "messages": messages}
 
 
 def _contents(turns: Sequence[Turn]) -> dict[str, Any]:
     contents: list[dict[str, Any]] = []
     for number, turn in enumerate(turns):
-        contents.append({"role": "user", "parts": [{"text": turn.asked}]})
+        contents.append({"role": "user", "parts": [{"text": turn.question}]})
         if turn.calls:
             words = [{"text": turn.words}] if turn.words else []
             made: list[dict[str, Any]] = [
@@ -111,7 +111,7 @@ def _contents(turns: Sequence[Turn]) -> dict[str, Any]:
                 for place, path in enumerate(turn.calls)
             ]
             contents.append({"role": "user", "parts": results})
-        contents.append({"role": "model", "parts": [{"text": turn.said}]})
+        contents.append({"role": "model", "parts": [{"text": turn.reply}]})
     return {"systemInstruction": {"parts": [{"text": "Look after the mill."}]}, "contents": contents}
 
 
@@ -122,20 +122,20 @@ def _gca(turns: Sequence[Turn]) -> dict[str, Any]:
 def _responses(turns: Sequence[Turn]) -> dict[str, Any]:
     items: list[dict[str, Any]] = []
     for number, turn in enumerate(turns):
-        items.append({"type": "message", "role": "user", "content": [{"type": "input_text", "text": turn.asked}]})
+        items.append({"type": "message", "role": "user", "content": [{"type": "input_text", "text": turn.question}]})
         if turn.calls:
             items.append({"type": "reasoning", "id": f"rs_{number}", "summary": [], "encrypted_content": "gAAA"})
             if turn.words:
                 items.append(_message(f"msg_{number}w", turn.words))
             ids = [f"call_{number}_{place}" for place in range(len(turn.calls))]
             for i, path in zip(ids, turn.calls, strict=True):
-                said = {"call_id": i, "name": "look", "arguments": json.dumps({"path": path})}
-                items.append({"type": "function_call", "id": "fc_" + i, **said})
+                function = {"call_id": i, "name": "look", "arguments": json.dumps({"path": path})}
+                items.append({"type": "function_call", "id": "fc_" + i, **function})
             items += [
                 {"type": "function_call_output", "call_id": i, "output": found(path)}
                 for i, path in zip(ids, turn.calls, strict=True)
             ]
-        items.append(_message(f"msg_{number}", turn.said))
+        items.append(_message(f"msg_{number}", turn.reply))
     return {"instructions": "Look after the mill.", "input": items}
 
 
@@ -159,10 +159,10 @@ LINES: Mapping[Dialect, Callable[[Sequence[Turn]], dict[str, Any]]] = {
 
 TALK = tuple(
     Turn(
-        asked=f"Question {number}: what does src/wheel_{number}.py do?",
+        question=f"Question {number}: what does src/wheel_{number}.py do?",
         words="I will look at it." if number % 2 else "",
         calls=(f"src/wheel_{number}.py", f"docs/gear_{number}.md")[: number % 3],
-        said=f"It turns gear {number}.\n\nAnd it stops at {number * 7} degrees.",
+        reply=f"It turns gear {number}.\n\nAnd it stops at {number * 7} degrees.",
     )
     for number in range(6)
 )
@@ -171,8 +171,8 @@ texts = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_siz
     lambda text: bool(text.strip()) and "<" not in text
 )
 turns = st.lists(
-    st.builds(Turn, asked=texts, words=st.one_of(st.just(""), texts), calls=st.lists(texts, max_size=3).map(tuple),
-              said=texts),
+    st.builds(Turn, question=texts, words=st.one_of(st.just(""), texts), calls=st.lists(texts, max_size=3).map(tuple),
+              reply=texts),
     min_size=1, max_size=4,
 )  # fmt: skip
 dialects = st.sampled_from(sorted(LINES))
@@ -183,7 +183,7 @@ def _wants(talk: Sequence[Turn]) -> list[tuple[str, int]]:
     replies: list[tuple[str, int]] = []
     for turn in talk:
         replies += [(turn.words, len(turn.calls))] if turn.calls else []
-        replies.append((turn.said, 0))
+        replies.append((turn.reply, 0))
     return replies
 
 
@@ -196,12 +196,12 @@ def test_each_reply_is_a_step_and_its_request_holds_all_before_it(dialect: Diale
     assert recognise(line) == dialect or all(not turn.calls for turn in talk)
     steps = steps_of(line, dialect)
     assert [step.dialect for step in steps] == [dialect] * len(steps)
-    said = [
+    replies = [
         ("".join(words for kind, words in bits(step.reply or {}, dialect) if kind == "content"),
          sum(kind == "tool call" for kind, _ in bits(step.reply or {}, dialect)))
         for step in steps
     ]  # fmt: skip
-    assert said == _wants(talk)
+    assert replies == _wants(talk)
     before: list[bytes] = []
     for step in steps:
         request = step.request(ReplyForm(model="m", is_streamed=True))
@@ -219,9 +219,9 @@ def test_each_reply_is_a_step_and_its_request_holds_all_before_it(dialect: Diale
 def test_a_providers_stream_is_assembled(dialect: Dialect, talk: list[Turn], is_streamed: bool, size: int) -> None:
     for step in steps_of(json.loads(json.dumps(LINES[dialect](talk))), dialect):
         reply = step.reply or {}
-        said = {key: value for key, value in reply.items() if key != "role"}
+        message = {key: value for key, value in reply.items() if key != "role"}
         exchange = ScriptedExchange(
-            request={}, reply=ScriptedReply(message=said, chunk_chars=size),
+            request={}, reply=ScriptedReply(message=message, chunk_chars=size),
             counted=Counted(input=1, cached=0, output=1), id="i", model="m",
         )  # fmt: skip
         wire = WIRES[dialect]
@@ -289,9 +289,9 @@ async def test_a_conversation_comes_through_in_its_dialect(
 
 async def test_plain_text_keeps_its_form_within_an_epoch(database: Database, tmp_path: Path) -> None:
     """A string cannot carry a mark of Anthropic's cache, and marks move from call to call."""
-    said = [(role, f"{role} {number}: caf\u00e9") for number in range(12) for role in ("user", "assistant")]
+    texts = [(role, f"{role} {number}: caf\u00e9") for number in range(12) for role in ("user", "assistant")]
     path = tmp_path / "plain.jsonl"
-    plain = {"system": "Be kind.", "messages": [{"role": role, "content": text} for role, text in said]}
+    plain = {"system": "Be kind.", "messages": [{"role": role, "content": text} for role, text in texts]}
     path.write_text(json.dumps({**plain, "dialect": "anthropic"}) + "\n")
     strategies = [Variant(strategy=name, epoch="auto") for name in ("full", "slim", "window")]
     for result in await play(database, [path], *strategies):
@@ -304,8 +304,8 @@ async def test_altered_reply_is_reported(database: Database, tmp_path: Path, mon
     path = tmp_path / "t.jsonl"
     path.write_text(json.dumps(_anthropic(TALK[:1])) + "\n")
     (result,) = await play(database, [path], Variant(strategy="slim", epoch=FROM_THE_START))
-    told = [str(failure) for failure in result.failures]
-    assert any("content differs" in each and "inches" in each for each in told), told
+    failures = [str(failure) for failure in result.failures]
+    assert any("content differs" in each and "inches" in each for each in failures), failures
 
 
 # Real recordings

@@ -45,8 +45,8 @@ def only(path: Path, **options: Any) -> Conversation:
 
 
 def body(step: RecordedCall) -> dict[str, Any]:
-    said: dict[str, Any] = json.loads(step.request(ASKING).body)
-    return said
+    sent: dict[str, Any] = json.loads(step.request(ASKING).body)
+    return sent
 
 
 # Recordings
@@ -54,8 +54,8 @@ def body(step: RecordedCall) -> dict[str, Any]:
 
 def resent(*, stream: bool = False) -> list[dict[str, Any]]:
     """Three requests of one chat, each with everything before it."""
-    said = [user("a"), assistant("b"), user("c"), assistant("d"), user("e")]
-    return [{"model": "gpt", "stream": stream, "messages": said[:upto]} for upto in (1, 3, 5)]
+    messages = [user("a"), assistant("b"), user("c"), assistant("d"), user("e")]
+    return [{"model": "gpt", "stream": stream, "messages": messages[:upto]} for upto in (1, 3, 5)]
 
 
 def test_bodies_that_resend_each_other_are_a_recording(tmp_path: Path) -> None:
@@ -121,8 +121,8 @@ def test_request_continues_from_the_reply_id_that_was_given(tmp_path: Path) -> N
     message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]}
     calls[0]["response"] = {"id": "resp_recorded", "output": [message]}
     path = write(tmp_path / "requests.jsonl", *calls, {"path": "/v1/responses", "body": other})
-    asked, answered = only(path).steps
-    assert (asked.follows, answered.follows) == (None, asked.place)
+    question, answered = only(path).steps
+    assert (question.follows, answered.follows) == (None, question.place)
     changed = going_on_from(answered.request(ASKING), "resp_given")
     assert json.loads(changed.body) == {**second, "previous_response_id": "resp_given"}
 
@@ -146,19 +146,19 @@ async def test_a_client_that_compacts_its_history_keeps_one(
     strategy: str, epoch: str, database: Database, tmp_path: Path
 ) -> None:
     """Its summary comes late and stands before what was said earlier; what is cut then is not what is stored."""
-    said = [
+    dialogue = [
         message
         for number in range(9)
         for message in (user(f"Question {number}. " + "mill " * 60), assistant(f"Answer {number}: the wheel turns."))
     ]
     summary = [user("Summary of what was said: the wheel was asked about.")]
-    before = [said[:upto] for upto in (1, 3, 5, 7)]
-    after = [[*summary, *said[3:upto]] for upto in (9, 11, 13, 15, 17)]
+    before = [dialogue[:upto] for upto in (1, 3, 5, 7)]
+    after = [[*summary, *dialogue[3:upto]] for upto in (9, 11, 13, 15, 17)]
     calls = [
         {
             "path": "/v1/chat/completions",
             "body": {"model": "gpt", "messages": messages},
-            "reply": said[said.index(messages[-1]) + 1],
+            "reply": dialogue[dialogue.index(messages[-1]) + 1],
         }
         for messages in (*before, *after)
     ]
@@ -206,9 +206,9 @@ def test_a_session_of_claude_code(tmp_path: Path) -> None:
     conversation = only(write(tmp_path / "0b1c.jsonl", *lines))
     last = body(conversation.steps[-1])
     text = "Look at both.", "Both turn.", "Thanks."
-    asked, both_turn, thanks = ({"type": "text", "text": each} for each in text)
+    question, both_turn, thanks = ({"type": "text", "text": each} for each in text)
     assert last["messages"] == [
-        {"role": "user", "content": [asked]},
+        {"role": "user", "content": [question]},
         {"role": "assistant", "content": [{"type": "text", "text": "I will."}, use("a"), use("b")]},
         {"role": "user", "content": [result("a"), result("b")]},
         {"role": "assistant", "content": [both_turn]},
@@ -294,7 +294,7 @@ def test_a_checkpoint_of_gemini_cli(is_bare: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("has_branches", [False, True])
 def test_a_session_of_pi(has_branches: bool, tmp_path: Path) -> None:
     call = {"type": "toolCall", "id": "c1", "name": "bash", "arguments": {"command": "ls"}}
-    said: list[dict[str, Any]] = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": [{"type": "text", "text": "List the files."}]},
         {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}, call], "api": "x", "usage": {}},
         {"role": "toolResult", "toolCallId": "c1", "content": [{"type": "text", "text": "mill.py"}], "isError": False},
@@ -302,7 +302,7 @@ def test_a_session_of_pi(has_branches: bool, tmp_path: Path) -> None:
         {"role": "assistant", "content": [{"type": "text", "text": "One file."}]},
     ]
     lines: list[dict[str, Any]] = [{"type": "session", "id": "s", "cwd": "/mill"}]
-    for number, message in enumerate(said):
+    for number, message in enumerate(messages):
         links = {"id": f"e{number}", "parentId": f"e{number - 1}" if number else None} if has_branches else {}
         lines.append({"type": "message", **links, "message": message})
         if has_branches and number == 2:
@@ -325,8 +325,8 @@ def check_all(conversation: Conversation, check: Any) -> None:
     """The provider takes each request."""
     assert conversation.steps
     for step in conversation.steps:
-        said = body(step)
-        assert check({"max_tokens": 9, **said}) is None, said
+        request = body(step)
+        assert check({"max_tokens": 9, **request}) is None, request
 
 
 # What is wrong
@@ -335,10 +335,10 @@ def check_all(conversation: Conversation, check: Any) -> None:
 def test_line_in_no_dialect_is_reported_with_number_and_expected_members(tmp_path: Path) -> None:
     good = {"messages": [user("a"), assistant("b")]}
     path = write(tmp_path / "t.jsonl", good, {"prompt": "a", "completion": "b"}, good)
-    with pytest.raises(BadTranscript) as told:
+    with pytest.raises(BadTranscript) as refused:
         load_transcript(path)
-    assert "t.jsonl, line 2: not a conversation: the line fits no dialect: looked for messages" in str(told.value)
-    assert str(told.value).endswith("; it has prompt, completion")
+    assert "t.jsonl, line 2: not a conversation: the line fits no dialect: looked for messages" in str(refused.value)
+    assert str(refused.value).endswith("; it has prompt, completion")
     left_out: list[str] = []
     kept = load_transcript(path, on_bad_line=left_out.append)
     assert [each.number for each in kept.conversations] == [1, 3]

@@ -42,9 +42,9 @@ def run(database: Database, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERSELY_URL", "")
     monkeypatch.setenv("COLUMNS", "200")
 
-    async def invoke(*arguments: str, said: str | None = None, local: bool = True) -> Ran:
+    async def invoke(*arguments: str, stdin: str | None = None, local: bool = True) -> Ran:
         given = [*arguments, *(["--local"] if local else [])]
-        done = await asyncio.to_thread(CliRunner().invoke, commands.app, given, said)
+        done = await asyncio.to_thread(CliRunner().invoke, commands.app, given, stdin)
         return Ran(done.exit_code, done.stdout, done.exception)
 
     return invoke
@@ -53,8 +53,8 @@ def run(database: Database, monkeypatch: pytest.MonkeyPatch):
 async def test_fifths_commands(run) -> None:
     added = await run("add", "user", "Fix the bug in auth.js")
     assert (added.code, added.output) == (0, "main: message 1, t1\n")
-    assert (await run("add", "assistant", said="Fixed.\n")).output == "main: message 2, t1\n"
-    piped = await run("add", "user", "-", "--pin", "--priority", "90", "--json", said="Never touch [bold]main[/bold].")
+    assert (await run("add", "assistant", stdin="Fixed.\n")).output == "main: message 2, t1\n"
+    piped = await run("add", "user", "-", "--pin", "--priority", "90", "--json", stdin="Never touch [bold]main[/bold].")
     assert piped.json == {"first_seq": 3, "last_seq": 3, "turn": "t2"}
     built = await run("build", "--strategy", "full")
     assert built.output.endswith("--- user ---\nNever touch [bold]main[/bold].\n")
@@ -113,7 +113,7 @@ async def test_transfer_and_memos(run, tmp_path: Path) -> None:
 async def test_a_session_is_filled_and_read_by_commands(run, monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_scripted() as server:
         done = await run(
-            "chat", "--upstream", server.base_url, "-s", "talk", said="Hello there\n/message list\n/nope\n/exit\n"
+            "chat", "--upstream", server.base_url, "-s", "talk", stdin="Hello there\n/message list\n/nope\n/exit\n"
         )
     assert done.code == 0, done.error
     assert "t1 · 2 messages" in done.output

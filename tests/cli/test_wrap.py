@@ -23,15 +23,15 @@ import os, sys
 import anthropic, openai
 if "claude" in sys.argv[0]:
     client = anthropic.Anthropic(api_key="none", max_retries=0)
-    said = client.messages.with_raw_response.create(
+    answer = client.messages.with_raw_response.create(
         model="m", max_tokens=50, messages=[{{"role": "user", "content": sys.argv[1]}}]
     )
 else:
     client = openai.OpenAI(api_key=os.environ.get("OPENAI_API_KEY", "none"), max_retries=0)
-    said = client.chat.completions.with_raw_response.create(
+    answer = client.chat.completions.with_raw_response.create(
         model="m", messages=[{{"role": "user", "content": sys.argv[1]}}]
     )
-print(said.headers["x-tersely-context"], sys.argv[1:])
+print(answer.headers["x-tersely-context"], sys.argv[1:])
 sys.exit(7)
 """
 

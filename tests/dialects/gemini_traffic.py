@@ -35,10 +35,10 @@ def texts(stream: bytes) -> dict[int, str]:
     found: dict[int, str] = {}
     for payload in payloads(stream):
         for candidate in payload.get("response", payload).get("candidates", ()):
-            said = found.setdefault(candidate.get("index", 0), "")
+            text = found.setdefault(candidate.get("index", 0), "")
             for part in candidate.get("content", {}).get("parts", ()):
-                said += part.get("text", "") if not part.get("thought") else ""
-            found[candidate.get("index", 0)] = said
+                text += part.get("text", "") if not part.get("thought") else ""
+            found[candidate.get("index", 0)] = text
     return found
 
 

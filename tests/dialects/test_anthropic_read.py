@@ -117,9 +117,9 @@ def test_texts_are_read():
 
 def test_thoughts_are_reasoning_and_no_part_of_the_identity():
     thinking = {"type": "thinking", "thinking": "hm", "signature": "s"}
-    said = read("assistant", thinking, {"type": "redacted_thinking", "data": "x"}, text("a"))
-    assert said.parts == (Reasoning(text="hm", hidden=1), Reasoning(text="", hidden=1), Text(text="a"))
-    assert canonical(said) == canonical(read("assistant", text("a")))
+    reply = read("assistant", thinking, {"type": "redacted_thinking", "data": "x"}, text("a"))
+    assert reply.parts == (Reasoning(text="hm", hidden=1), Reasoning(text="", hidden=1), Text(text="a"))
+    assert canonical(reply) == canonical(read("assistant", text("a")))
 
 
 def test_calls_and_results_are_read():
@@ -164,12 +164,12 @@ def test_media_are_read():
 def test_providers_own_tools_are_not_read_as_calls():
     search = {"type": "server_tool_use", "id": "srv", "name": "web_search", "input": {"query": "x"}}
     found = {"type": "web_search_tool_result", "tool_use_id": "srv", "content": [{"encrypted_content": "E"}]}
-    said = read("assistant", search, found, text("a"))
-    assert not said.calls
-    assert not said.results
-    assert [type(part) for part in said.parts] == [Media, Media, Text]
-    assert canonical(said) == canonical(read("assistant", {**search, "caller": {"type": "direct"}}, found, text("a")))
-    prove_pairing([said])
+    reply = read("assistant", search, found, text("a"))
+    assert not reply.calls
+    assert not reply.results
+    assert [type(part) for part in reply.parts] == [Media, Media, Text]
+    assert canonical(reply) == canonical(read("assistant", {**search, "caller": {"type": "direct"}}, found, text("a")))
+    prove_pairing([reply])
 
 
 @pytest.mark.parametrize(

@@ -127,9 +127,9 @@ def test_recorded_streams_come_through_byte_for_byte(path: Path):
             assert run(chunks, extract=extract) == (whole, reply)
     (choice,) = reply.choices
     assert choice.client_message is choice.model_message
-    said = json.loads(choice.model_message)
-    assert said["role"] == "assistant"
-    assert said["content"] == assembled(stream)
+    message = json.loads(choice.model_message)
+    assert message["role"] == "assistant"
+    assert message["content"] == assembled(stream)
     assert reply.is_done
     assert choice.finish_reason
     usage = read_usage(reply.usage)

@@ -139,7 +139,7 @@ def test_plain_text_is_written_as_a_string(role: Role, expected: str):
 
 
 def test_messages_of_our_own():
-    said = Message(
+    message = Message(
         role="assistant",
         parts=(
             Reasoning(text="hm"),
@@ -152,7 +152,7 @@ def test_messages_of_our_own():
         ),
         raw=b"",
     )
-    assert json.loads(write_message(said)) == {
+    assert json.loads(write_message(message)) == {
         "role": "assistant",
         "content": [
             text("a"),
@@ -190,7 +190,7 @@ TAG = "<terse>x</terse>"
 
 
 @pytest.mark.parametrize(
-    ("echo", "said", "expected"),
+    ("echo", "blocks", "expected"),
     [
         # What the client added stays.
         (
@@ -212,9 +212,9 @@ TAG = "<terse>x</terse>"
         ([text("a"), CALL], [text(f"a{TAG}")], [text(f"a{TAG}"), CALL]),
     ],
 )
-def test_restore_reply_restores_the_models_text(echo: Any, said: list[dict[str, Any]], expected: Any):
+def test_restore_reply_restores_the_models_text(echo: Any, blocks: list[dict[str, Any]], expected: Any):
     raw = json.dumps({"role": "assistant", "content": echo, "x": 1.0}).encode()
-    restored = json.loads(restore_reply(raw, assistant(*said)))
+    restored = json.loads(restore_reply(raw, assistant(*blocks)))
     assert restored == {"role": "assistant", "content": expected, "x": 1.0}
 
 

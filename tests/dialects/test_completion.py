@@ -43,23 +43,23 @@ CALLS: dict[Dialect, bytes] = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_question_can_be_read_and_offers_no_tools(name: Dialect) -> None:
-    asked = COMPLETIONS[name].write(model="m", instructions="be brief", message="what?", max_tokens=9)
-    body = json.loads(asked.body)
+    request = COMPLETIONS[name].write(model="m", instructions="be brief", message="what?", max_tokens=9)
+    body = json.loads(request.body)
     assert not body.keys() & {"tools", "functions", "tool_choice", "stream"}
-    assert "9" in asked.body.decode()
+    assert "9" in request.body.decode()
     if name != "gemini":  # there the model stands in the path
-        assert DIALECTS[name].read_request(asked.body).model == "m"
+        assert DIALECTS[name].read_request(request.body).model == "m"
     else:
-        assert asked.path == "/v1beta/models/m:generateContent"
+        assert request.path == "/v1beta/models/m:generateContent"
 
 
 def test_openais_own_rules_are_kept() -> None:
     for model, member in (("gpt-4o", "max_tokens"), ("openai/gpt-5-mini", "max_completion_tokens"), ("o3", None)):
-        asked = json.loads(
+        body = json.loads(
             COMPLETIONS["openai_chat"].write(model=model, instructions="i", message="m", max_tokens=9).body
         )
-        assert check(asked) is None
-        assert (member or "max_completion_tokens") in asked
+        assert check(body) is None
+        assert (member or "max_completion_tokens") in body
 
 
 def test_keys_go_where_each_host_looks() -> None:
@@ -68,12 +68,12 @@ def test_keys_go_where_each_host_looks() -> None:
     assert COMPLETIONS["gemini"].authorize("k") == [("x-goog-api-key", "k")]
 
 
-@pytest.mark.parametrize(("name", "said"), [(name, said) for name in NAMES for said in FINISHES[name]])
-def test_an_answer_is_read(name: Dialect, said: str) -> None:
-    answer = read_completion(DIALECTS[name], ANSWERS[name] % said.encode())
+@pytest.mark.parametrize(("name", "reason"), [(name, reason) for name in NAMES for reason in FINISHES[name]])
+def test_an_answer_is_read(name: Dialect, reason: str) -> None:
+    answer = read_completion(DIALECTS[name], ANSWERS[name] % reason.encode())
     assert answer == PlainReply(
         text="words",
-        finish=FINISHES[name][said],  # type: ignore[arg-type]
+        finish=FINISHES[name][reason],  # type: ignore[arg-type]
         has_calls=False,
         input_tokens=7,
         output_tokens=3,

@@ -52,8 +52,8 @@ def call(name: str, call_id: str | None = None, **args: Any) -> dict[str, Any]:
     return {"functionCall": {**({"id": call_id} if call_id else {}), "name": name, "args": args}}
 
 
-def response(name: str, said: Any, call_id: str | None = None) -> dict[str, Any]:
-    return {"functionResponse": {**({"id": call_id} if call_id else {}), "name": name, "response": said}}
+def response(name: str, output: Any, call_id: str | None = None) -> dict[str, Any]:
+    return {"functionResponse": {**({"id": call_id} if call_id else {}), "name": name, "response": output}}
 
 
 def body(*contents: dict[str, Any], **more: Any) -> bytes:
@@ -298,7 +298,7 @@ def test_a_result_that_answers_nothing_stays_one():
 
 
 @pytest.mark.parametrize(
-    ("said", "text"),
+    ("output", "text"),
     [
         ({"output": "x"}, "x"),
         ({"result": "x"}, "x"),
@@ -309,8 +309,8 @@ def test_a_result_that_answers_nothing_stays_one():
         (None, ""),
     ],
 )
-def test_texts_of_results_are_read(said: Any, text: str):
-    message = read_message(raw(content(response("f", said, "c"))))
+def test_texts_of_results_are_read(output: Any, text: str):
+    message = read_message(raw(content(response("f", output, "c"))))
     assert message.results == (ToolResult(call_id="c", text=text),)
     patched = read_message(with_results(message.raw, {"c": "short"}))
     assert patched.results == (ToolResult(call_id="c", text="short"),)
@@ -416,9 +416,9 @@ def test_parts_are_read():
 
 
 def test_identity_ignores_pieces_and_signatures():
-    said = content({"text": "Hel"}, {"text": "lo"}, {**call("f", x=1.0), "thoughtSignature": "s"}, role="model")
+    reply = content({"text": "Hel"}, {"text": "lo"}, {**call("f", x=1.0), "thoughtSignature": "s"}, role="model")
     echo = content({"text": "Hello"}, {**call("f", x=1), "thoughtSignature": NO_SIGNATURE}, role="model")
-    assert canonical(read_message(raw(said))) == canonical(read_message(raw(echo)))
+    assert canonical(read_message(raw(reply))) == canonical(read_message(raw(echo)))
     code = {"executableCode": {"language": "PYTHON", "code": "1"}}
     other = {"executableCode": {"language": "PYTHON", "code": "2"}}
     assert canonical(read_message(raw(content(code)))) != canonical(read_message(raw(content(other))))
@@ -454,16 +454,16 @@ def test_replies_become_input():
 
 def test_restore_reply_restores_texts_in_their_places():
     signed = {**call("f", "c1"), "thoughtSignature": "s"}
-    said = raw(content({"text": "a <terse>x</terse>"}, signed, {"text": "<terse>y</terse>"}, role="model"))
+    reply = raw(content({"text": "a <terse>x</terse>"}, signed, {"text": "<terse>y</terse>"}, role="model"))
     echo = raw(content({"text": "t", "thought": True}, {"text": "a "}, signed, role="model"))
-    assert json.loads(restore_reply(echo, said))["parts"] == [
+    assert json.loads(restore_reply(echo, reply))["parts"] == [
         {"text": "t", "thought": True},
         {"text": "a <terse>x</terse>"},
         signed,
         {"text": "<terse>y</terse>"},
     ]
     pieces = raw(content({"text": "a"}, {"text": " ", "thoughtSignature": "s"}, role="model"))
-    assert json.loads(restore_reply(pieces, said))["parts"] == [
+    assert json.loads(restore_reply(pieces, reply))["parts"] == [
         {"text": "a <terse>x</terse><terse>y</terse>"},
         {"text": "", "thoughtSignature": "s"},
     ]
@@ -536,13 +536,13 @@ def test_overflows_in_googles_framings():
     error = {
         "error": {"code": 400, "message": "The input token count (9) exceeds the maximum number of tokens allowed (8)."}
     }
-    said: Any
-    for said in (error, [error]):
-        found = classify_error(400, raw(said))
+    body: Any
+    for body in (error, [error]):
+        found = classify_error(400, raw(body))
         assert found is not None
         assert (found.limit, found.needed) == (8, 9)
-    for said in ([error], [{"candidates": []}, error], {"response": error}):
-        assert classify_error(200, raw(said)) is not None
+    for body in ([error], [{"candidates": []}, error], {"response": error}):
+        assert classify_error(200, raw(body)) is not None
     reply = {"candidates": [{"content": {"parts": [{"text": error["error"]["message"]}]}}]}
     assert classify_error(200, raw(reply)) is None
     assert classify_error(200, raw([reply])) is None
@@ -565,7 +565,7 @@ def test_usage_is_read(usage: Any, expected: tuple[int | None, ...]):
 
 @both
 def test_a_message_on_its_own_is_split_like_a_reply(dialect: Dialect):
-    said = raw(content({"text": "Hi<terse>x</terse>"}, role="model"))
-    (choice,) = dialect.split_reply(dialect.as_reply(said), ClientView(tags=TagKinds(terse=True)))[1].choices
-    assert (choice.model_message, choice.terse) == (said, ("x",))
+    reply = raw(content({"text": "Hi<terse>x</terse>"}, role="model"))
+    (choice,) = dialect.split_reply(dialect.as_reply(reply), ClientView(tags=TagKinds(terse=True)))[1].choices
+    assert (choice.model_message, choice.terse) == (reply, ("x",))
     assert json.loads(choice.client_message) == content({"text": "Hi"}, role="model")

@@ -83,8 +83,8 @@ def test_recorded_replies_come_through_byte_for_byte(path: Path, dialect: Dialec
 def test_signatures_and_calls_of_recorded_replies_stay_whole(path: Path):
     stream = path.read_bytes()
     _, reply = run([stream])
-    said = json.loads(reply.choices[0].model_message)["parts"]
-    assert [part for part in said if part.keys() - {"text", "thought"}] == [
+    parts = json.loads(reply.choices[0].model_message)["parts"]
+    assert [part for part in parts if part.keys() - {"text", "thought"}] == [
         part
         for payload in payloads(stream)
         for part in payload["candidates"][0].get("content", {}).get("parts", ())

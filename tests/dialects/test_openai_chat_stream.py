@@ -77,7 +77,7 @@ def event(delta: dict[str, Any] | None = None, finish: str | None = None, index:
 DONE = b"data: [DONE]\n\n"
 
 
-def said(*pieces: str, index: int = 0) -> list[bytes]:
+def text_events(*pieces: str, index: int = 0) -> list[bytes]:
     return [event({"content": piece}, index=index) for piece in pieces]
 
 
@@ -192,8 +192,8 @@ def test_recorded_bodies_come_through_byte_for_byte(path: Path):
 
 
 def test_tags_are_stripped_and_the_rest_keeps_its_bytes():
-    head = [event({"role": "assistant", "content": ""}), *said("Hi ", "there")]
-    tag = said("\n<ter", "se>did ", "x</", "terse>")
+    head = [event({"role": "assistant", "content": ""}), *text_events("Hi ", "there")]
+    tag = text_events("\n<ter", "se>did ", "x</", "terse>")
     tail = [event({}, "stop"), DONE]
     sent, reply = run([*head, *tag, *tail])
     assert sent.startswith(b"".join(head))
@@ -214,18 +214,18 @@ def test_tags_are_stripped_and_the_rest_keeps_its_bytes():
 
 def test_event_is_sent_once_its_text_cannot_begin_a_tag():
     reader = ReplyStream(ClientView(tags=TERSE))
-    sent = [texts(reader.feed(chunk))[0] for chunk in said("a <", "b <te", "r", "e> <terse", ">x")]
+    sent = [texts(reader.feed(chunk))[0] for chunk in text_events("a <", "b <te", "r", "e> <terse", ">x")]
     assert sent == ["", "a <", "", "b <ter", ""]
     assert texts(reader.feed(event({}, "stop"))) == {0: "e> <terse>x"}
 
 
 def test_events_whose_text_proved_to_be_no_tag_go_out_as_they_came():
     """Tokens end where they like: many a stream has "<" in an event of its own."""
-    chunks = [*said("a ", "<", "b> ", "<", "terse", ">x"), event({}, "stop"), DONE]
+    chunks = [*text_events("a ", "<", "b> ", "<", "terse", ">x"), event({}, "stop"), DONE]
     assert run(chunks)[0] == b"".join(chunks)
-    chunks = [*said("a <", "ter", "se", "!")]
+    chunks = [*text_events("a <", "ter", "se", "!")]
     assert run(chunks)[0] == b"".join(chunks)
-    unclosed = [*said("a", "<terse>", "b"), DONE]
+    unclosed = [*text_events("a", "<terse>", "b"), DONE]
     assert run(unclosed)[0] == b"".join(unclosed)
     with_usage = [event({"content": piece}, usage=None) for piece in ("a", "<", "b")]
     assert run(with_usage, strip_usage=True)[0] == run(with_usage, extract=NOTHING, strip_usage=True)[0]
@@ -233,10 +233,10 @@ def test_events_whose_text_proved_to_be_no_tag_go_out_as_they_came():
 
 @pytest.mark.parametrize("ending", [[event({}, "stop"), DONE], [event({}, "stop")], [DONE], []])
 def test_an_unclosed_tag_is_text(ending: list[bytes]):
-    sent, reply = run([*said("a <terse>b"), *ending])
+    sent, reply = run([*text_events("a <terse>b"), *ending])
     assert texts(sent) == {0: "a <terse>b"}
     assert json.loads(reply.choices[0].client_message)["content"] == "a <terse>b"
-    assert sent == b"".join([*said("a <terse>b"), *ending])
+    assert sent == b"".join([*text_events("a <terse>b"), *ending])
 
 
 def test_a_finish_chunk_that_carries_text():
@@ -251,18 +251,23 @@ def test_tool_call_ends_the_text_before_it():
     reader = ReplyStream(ClientView(tags=BOTH))
     assert reader.feed(event({"content": "Let me see.\n\n"})) == b""
     assert reader.feed(event(call)) == event({"content": "Let me see.\n\n"}) + event(call)
-    chunks = [*said("So.", "\n### STATE\nGoal: x"), event(call), *said("\n### STATE\nGoal: y"), event({}, "tool_calls")]
+    chunks = [
+        *text_events("So.", "\n### STATE\nGoal: x"),
+        event(call),
+        *text_events("\n### STATE\nGoal: y"),
+        event({}, "tool_calls"),
+    ]
     sent, reply = run(chunks, extract=BOTH)
-    assert sent == b"".join([*said("So."), event(call), event({}, "tool_calls")])
+    assert sent == b"".join([*text_events("So."), event(call), event({}, "tool_calls")])
     assert reply.choices[0].state == "Goal: y"
 
 
 def test_choices_have_states_of_their_own():
     chunks = [
-        *said("one <te", index=0),
-        *said("two <terse>", index=1),
-        *said("rse>1</terse>!", index=0),
-        *said("2</terse>?", index=1),
+        *text_events("one <te", index=0),
+        *text_events("two <terse>", index=1),
+        *text_events("rse>1</terse>!", index=0),
+        *text_events("2</terse>?", index=1),
         event({}, "stop", index=0),
         event({}, "stop", index=1),
         DONE,
@@ -312,7 +317,7 @@ def test_escaped_brackets_are_brackets():
 
 def test_fences_are_seen_although_earlier_chunks_went_out_unread():
     pieces = ["```\n", "code\n", "<terse>in</terse>\n", "```\n", "<terse>out</terse>"]
-    sent, reply = run(said(*pieces))
+    sent, reply = run(text_events(*pieces))
     assert texts(sent) == {0: "```\ncode\n<terse>in</terse>\n```\n"}
     assert reply.choices[0].terse == ("out",)
 
@@ -337,7 +342,7 @@ def test_line_ends_padding_comments_and_events_without_data():
 
 def test_error_in_a_stream_follows_the_held_back_text():
     error = b'data: {"error":{"message":"boom"}}\n\n'
-    sent, reply = run([*said("a <ter"), error])
+    sent, reply = run([*text_events("a <ter"), error])
     assert [list(each) for each in payloads(sent)][-1] == ["error"]
     assert texts(sent) == {0: "a <ter"}
     assert sent.endswith(error)
@@ -374,7 +379,7 @@ def test_unknown_events_pass_through(junk: bytes):
 def test_an_event_beyond_the_limit_goes_through(size: int):
     reader = ReplyStream(ClientView(tags=TERSE, strip_usage=True), max_event=70_000)
     huge = event({"content": "x" * 150_000})
-    stream = b"".join([*said("a<terse>1</terse>", "<"), huge, *said("<terse>2</terse>"), DONE])
+    stream = b"".join([*text_events("a<terse>1</terse>", "<"), huge, *text_events("<terse>2</terse>"), DONE])
     sent = b"".join([reader.feed(stream[at : at + size]) for at in range(0, len(stream), size)]) + reader.close()
     assert huge in sent
     assert sent.endswith(DONE)
@@ -478,7 +483,7 @@ PIECES = st.lists(
 @settings(max_examples=300)
 @given(PIECES, st.lists(st.integers(0, 10**5), max_size=12), st.booleans(), st.booleans())
 def test_the_cuts_do_not_matter(pieces: list[str], places: list[int], crlf: bool, strip_usage: bool):
-    stream = b"".join([*said(*pieces), event({}, "stop", usage=None), DONE])
+    stream = b"".join([*text_events(*pieces), event({}, "stop", usage=None), DONE])
     if crlf:
         stream = stream.replace(b"\n\n", b"\r\n\r\n")
     whole = run([stream], strip_usage=strip_usage)
@@ -535,8 +540,8 @@ def test_split_reply_of_an_error():
 
 def test_state_block_is_stripped():
     pieces = ["Hi", " there.", "\n\n", "###", " STATE", "\n", "Goal", ": x", "\n", "Context: y"]
-    sent, reply = run([*said(*pieces), event({}, "stop"), DONE], extract=STATE)
-    assert sent == b"".join([*said("Hi", " there."), event({}, "stop"), DONE])
+    sent, reply = run([*text_events(*pieces), event({}, "stop"), DONE], extract=STATE)
+    assert sent == b"".join([*text_events("Hi", " there."), event({}, "stop"), DONE])
     (choice,) = reply.choices
     assert json.loads(choice.model_message)["content"] == "".join(pieces)
     assert json.loads(choice.client_message)["content"] == "Hi there."
@@ -544,7 +549,7 @@ def test_state_block_is_stripped():
 
 
 def test_line_ends_that_proved_to_be_text_go_out_as_they_came():
-    chunks = [*said("Hi", "\n", "\n", "there ", "\n", "#", "# B"), event({}, "stop"), DONE]
+    chunks = [*text_events("Hi", "\n", "\n", "there ", "\n", "#", "# B"), event({}, "stop"), DONE]
     sent, reply = run(chunks, extract=STATE)
     assert sent == b"".join(chunks)
     assert reply.choices[0].state is None
@@ -553,7 +558,7 @@ def test_line_ends_that_proved_to_be_text_go_out_as_they_came():
 
 def test_tags_and_a_state_block_together():
     pieces = ["Done.", " <terse>did x</ter", "se>\n\n### ST", "ATE\nGoal: x"]
-    sent, reply = run([*said(*pieces), event({}, "stop"), DONE], extract=BOTH)
+    sent, reply = run([*text_events(*pieces), event({}, "stop"), DONE], extract=BOTH)
     assert texts(sent) == {0: "Done. "}
     assert (reply.choices[0].terse, reply.choices[0].state) == (("did x",), "Goal: x")
 
@@ -589,7 +594,7 @@ STATE_PIECES = st.lists(
 @settings(max_examples=300)
 @given(STATE_PIECES, st.lists(st.integers(0, 10**5), max_size=12), st.booleans(), st.sampled_from([STATE, BOTH]))
 def test_the_cuts_do_not_matter_to_states(pieces: list[str], places: list[int], crlf: bool, extract: TagKinds):
-    stream = b"".join([*said(*pieces), event({}, "stop"), DONE])
+    stream = b"".join([*text_events(*pieces), event({}, "stop"), DONE])
     if crlf:
         stream = stream.replace(b"\n\n", b"\r\n\r\n")
     whole = run([stream], extract=extract)

@@ -160,13 +160,13 @@ def test_neighbouring_items_of_the_model_are_one_message():
 
 
 def test_an_echo_without_thoughts_ids_and_states_is_the_same_message():
-    said = read_message(
+    reply = read_message(
         run(THOUGHT, SAID, CALL, {"type": "web_search_call", "id": "ws", "status": "completed", "action": 1})
     )
     lean = {"role": "assistant", "content": "I look."}
     call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a":1}'}
     echo = read_message(run(lean, call, {"type": "web_search_call", "action": 1}))
-    assert canonical(said) == canonical(echo)
+    assert canonical(reply) == canonical(echo)
 
 
 def test_codex_metadata_is_no_part_of_the_history():
@@ -429,19 +429,19 @@ def test_a_reply_as_input():
 
 def test_restore_reply_restores_the_models_text():
     tagged = {**SAID, "content": [{"type": "output_text", "text": "I <terse>x</terse>look.", "annotations": [1]}]}
-    said = run(THOUGHT, tagged, CALL)
-    restored = restore_reply(run(THOUGHT, SAID, CALL), said)
+    reply = run(THOUGHT, tagged, CALL)
+    restored = restore_reply(run(THOUGHT, SAID, CALL), reply)
     assert items_of(restored)[0] == raw(THOUGHT)
     assert json.loads(restored) == {"output": [THOUGHT, tagged, CALL]}
-    assert restore_reply(said, said) == said
+    assert restore_reply(reply, reply) == reply
     lean = {"role": "assistant", "content": "I look."}
-    assert json.loads(restore_reply(run(lean, CALL), said))["output"] == [
+    assert json.loads(restore_reply(run(lean, CALL), reply))["output"] == [
         {"role": "assistant", "content": "I <terse>x</terse>look."},
         CALL,
     ]
-    assert json.loads(restore_reply(raw(lean), said))["content"] == "I <terse>x</terse>look."
+    assert json.loads(restore_reply(raw(lean), reply))["content"] == "I <terse>x</terse>look."
     # The client left an empty text out: it comes back behind the thoughts.
-    (thought, words, call) = json.loads(restore_reply(run(THOUGHT, CALL), said))["output"]
+    (thought, words, call) = json.loads(restore_reply(run(THOUGHT, CALL), reply))["output"]
     assert (thought, words["content"], call) == (THOUGHT, "I <terse>x</terse>look.", CALL)
 
 
@@ -482,8 +482,8 @@ def test_a_text_in_front():
 def test_an_error_in_a_stream_is_one_for_every_client():
     event = error_event(OPENAI_RESPONSES.error_body(ErrorDescription(message="no", code="c")))
     assert event.startswith(b"event: error\ndata: {")
-    said = json.loads(event.partition(b"data: ")[2])
-    assert (said["type"], said["message"], said["code"], said["error"]["message"]) == ("error", "no", "c", "no")
+    error = json.loads(event.partition(b"data: ")[2])
+    assert (error["type"], error["message"], error["code"], error["error"]["message"]) == ("error", "no", "c", "no")
 
 
 # Recorded requests
@@ -527,13 +527,13 @@ def _check(sent: bytes) -> tuple[Message, ...]:
     after = raw_json.split_object(
         write_request(sent, RequestPatch(messages=[message.raw for message in request.messages]))
     )
-    said = before.get("input", b"null")
-    if said.startswith(b"["):
-        assert raw_json.split_array(after["input"]) == raw_json.split_array(said)
+    items_before = before.get("input", b"null")
+    if items_before.startswith(b"["):
+        assert raw_json.split_array(after["input"]) == raw_json.split_array(items_before)
     else:
-        assert after.get("input", b"null") == said
+        assert after.get("input", b"null") == items_before
     assert {**after, "input": b""} == {**before, "input": b""}
-    items = json.loads(said) if said.startswith(b"[") else []
+    items = json.loads(items_before) if items_before.startswith(b"[") else []
     others = [item for item in items if item.get("execution") != "server"]
     calls = [item["call_id"] for item in others if item.get("type") in {"function_call", "tool_search_call"}]
     results = [item["call_id"] for item in others if item.get("type") in {"function_call_output", "tool_search_output"}]

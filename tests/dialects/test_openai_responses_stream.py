@@ -93,9 +93,9 @@ def response(status: str, *output: dict[str, Any], **more: Any) -> dict[str, Any
 
 def whole(pieces: list[str], **more: Any) -> list[dict[str, Any]]:
     """All events of a reply that says ``pieces`` and calls a function; ``more`` goes into the whole part."""
-    said = "".join(pieces)
+    text = "".join(pieces)
     where = {"item_id": "msg_0", "output_index": 0, "content_index": 0}
-    item = message(said, **more)
+    item = message(text, **more)
     events: list[dict[str, Any]] = [
         {"type": "response.created", "response": response("in_progress")},
         {"type": "response.in_progress", "response": response("in_progress")},
@@ -106,7 +106,7 @@ def whole(pieces: list[str], **more: Any) -> list[dict[str, Any]]:
         },
         {"type": "response.content_part.added", **where, "part": part("")},
         *(delta(piece) for piece in pieces),
-        {"type": "response.output_text.done", **where, "text": said, "logprobs": more.get("logprobs", [])},
+        {"type": "response.output_text.done", **where, "text": text, "logprobs": more.get("logprobs", [])},
         {"type": "response.content_part.done", **where, "part": item["content"][0]},
         {"type": "response.output_item.done", "output_index": 0, "item": item},
         {"type": "response.output_item.added", "output_index": 1, "item": {**CALL, "arguments": ""}},
@@ -139,8 +139,8 @@ def test_recorded_streams_come_through_byte_for_byte(path: Path):
     usage = read_usage(reply.usage)
     assert usage.input is not None
     assert usage.output is not None
-    said = read_message(choice.model_message)
-    assert said.text == "\n".join(text for text in assembled(stream).values() if text)
+    message = read_message(choice.model_message)
+    assert message.text == "\n".join(text for text in assembled(stream).values() if text)
 
 
 @needs_recordings
@@ -370,10 +370,10 @@ def test_of_a_reply_that_broke_off_half_a_call_is_not_sent_back():
     events = whole(["a", "b"])
     half = {**events[10], "delta": '{"x": '}
     reply = run([written([*events[:10], half])])[1]
-    said = reply.choices[0].model_message
-    assert [call.arguments for call in read_message(said).calls] == ['{"x": ']
-    assert not read_message(as_input(said)).calls
-    assert read_message(as_input(said)).text == "ab"
+    message = reply.choices[0].model_message
+    assert [call.arguments for call in read_message(message).calls] == ['{"x": ']
+    assert not read_message(as_input(message)).calls
+    assert read_message(as_input(message)).text == "ab"
 
 
 def test_a_failed_reply():
@@ -473,9 +473,9 @@ def tool(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("own", [{"tools": [tool("own"), {"type": "web_search"}]}, {}])
 def test_response_repeats_the_clients_own_request(own: dict[str, Any]):
-    told = {"previous_response_id": None, "conversation": None, "tool_choice": "none"}
+    echoed = {"previous_response_id": None, "conversation": None, "tool_choice": "none"}
     theirs = own.get("tools", [])
-    upstream = response("completed", message("a"), instructions="S\n\nT", tools=[*theirs, tool("ours")], **told)
+    upstream = response("completed", message("a"), instructions="S\n\nT", tools=[*theirs, tool("ours")], **echoed)
     sent = json.dumps({**ASKED, **own}).encode()
     expected = response(
         "completed",

@@ -25,10 +25,10 @@ def test_the_pieces_shown_are_the_text_shown(words: list[str], ends: list[int]):
     places = sorted({0, len(text), *(end for end in ends if end < len(text))})
     pieces = [Piece(text[start:end]) for start, end in pairwise(places)]
     sieve = PieceFilter(BOTH)
-    told = [sieve.feed(piece) for piece in pieces]
-    told.append(sieve.close())
+    shown = [sieve.feed(piece) for piece in pieces]
+    shown.append(sieve.close())
     whole = TagStripper(BOTH)
-    assert "".join(piece.shown for piece in pieces) == "".join(told) == whole.feed(text) + whole.close()
+    assert "".join(piece.shown for piece in pieces) == "".join(shown) == whole.feed(text) + whole.close()
     assert not any(piece.waiting for piece in pieces)
 
 

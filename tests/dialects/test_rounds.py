@@ -54,7 +54,7 @@ def _event(value: object, name: str = "") -> bytes:
     return f"{head}data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
 
 
-def chat_stream(number: int, said: Round, step: int) -> bytes:
+def chat_stream(number: int, round_: Round, step: int) -> bytes:
     """A round as OpenAI streams it, in pieces of ``step`` characters; names come whole, or not."""
     out: list[bytes] = []
 
@@ -63,9 +63,9 @@ def chat_stream(number: int, said: Round, step: int) -> bytes:
         out.append(_event({"id": f"c{number}", "created": number, "model": "m", "choices": [choice]}))
 
     chunk({"role": "assistant", "content": ""})
-    for at in range(0, len(said.text), step):
-        chunk({"content": said.text[at : at + step]})
-    for index, (name, arguments) in enumerate(said.calls):
+    for at in range(0, len(round_.text), step):
+        chunk({"content": round_.text[at : at + step]})
+    for index, (name, arguments) in enumerate(round_.calls):
         cut = step if step % 2 else len(name)
         first = {"index": index, "id": f"id{number}_{index}", "type": "function"}
         chunk({"tool_calls": [{**first, "function": {"name": name[:cut], "arguments": ""}}]})
@@ -73,20 +73,20 @@ def chat_stream(number: int, said: Round, step: int) -> bytes:
             chunk({"tool_calls": [{"index": index, "function": {"name": name[cut:]}}]})
         for at in range(0, len(arguments), step):
             chunk({"tool_calls": [{"index": index, "function": {"arguments": arguments[at : at + step]}}]})
-    chunk({}, "tool_calls" if said.calls else "stop")
+    chunk({}, "tool_calls" if round_.calls else "stop")
     out.append(_event({"id": f"c{number}", "created": number, "model": "m", "choices": [], "usage": USAGE}))
     return b"".join(out) + b"data: [DONE]\n\n"
 
 
-def anthropic_stream(number: int, said: Round, step: int) -> bytes:
+def anthropic_stream(number: int, round_: Round, step: int) -> bytes:
     """A round as Anthropic streams it."""
     usage = {"input_tokens": 7, "output_tokens": 1}
     message = {"id": f"c{number}", "type": "message", "role": "assistant", "model": "m", "content": [], "usage": usage}
     out = [_event({"type": "message_start", "message": message}, "message_start")]
     blocks: list[tuple[dict[str, Any], str, str, str]] = []
-    if said.text:
-        blocks.append(({"type": "text", "text": ""}, "text_delta", "text", said.text))
-    for index, (name, arguments) in enumerate(said.calls):
+    if round_.text:
+        blocks.append(({"type": "text", "text": ""}, "text_delta", "text", round_.text))
+    for index, (name, arguments) in enumerate(round_.calls):
         start = {"type": "tool_use", "id": f"id{number}_{index}", "name": name, "input": {}}
         blocks.append((start, "input_json_delta", "partial_json", arguments))
     for index, (start, kind, member, text) in enumerate(blocks):
@@ -97,17 +97,17 @@ def anthropic_stream(number: int, said: Round, step: int) -> bytes:
             delta = {"type": kind, member: text[at : at + step]}
             out.append(_event({"type": "content_block_delta", "index": index, "delta": delta}, "content_block_delta"))
         out.append(_event({"type": "content_block_stop", "index": index}, "content_block_stop"))
-    ending = {"stop_reason": "tool_use" if said.calls else "end_turn", "stop_sequence": None}
+    ending = {"stop_reason": "tool_use" if round_.calls else "end_turn", "stop_sequence": None}
     out.append(_event({"type": "message_delta", "delta": ending, "usage": {"output_tokens": 3}}, "message_delta"))
     return b"".join(out) + _event({"type": "message_stop"}, "message_stop")
 
 
-def gemini_stream(number: int, said: Round, step: int) -> bytes:
+def gemini_stream(number: int, round_: Round, step: int) -> bytes:
     """A round as Gemini streams it; the last event has something to say or not."""
-    parts: list[dict[str, Any]] = [{"text": said.text[at : at + step]} for at in range(0, len(said.text), step)]
+    parts: list[dict[str, Any]] = [{"text": round_.text[at : at + step]} for at in range(0, len(round_.text), step)]
     parts += [
         {"functionCall": {"id": f"id{number}_{index}", "name": name, "args": json.loads(arguments)}}
-        for index, (name, arguments) in enumerate(said.calls)
+        for index, (name, arguments) in enumerate(round_.calls)
     ]
     if step % 2 or not parts:
         parts.append({"text": ""})
@@ -120,28 +120,28 @@ def gemini_stream(number: int, said: Round, step: int) -> bytes:
     return b"".join(out)
 
 
-def response_items(number: int, said: Round) -> list[dict[str, Any]]:
+def response_items(number: int, round_: Round) -> list[dict[str, Any]]:
     """The items of a round: thoughts (of ours, where they led to calls of ours alone), words, calls."""
     calls = [
         {"type": "function_call", "id": f"fc{number}_{index}", "call_id": f"id{number}_{index}", "name": name}
         | {"arguments": arguments, "status": "completed"}
-        for index, (name, arguments) in enumerate(said.calls)
+        for index, (name, arguments) in enumerate(round_.calls)
     ]
-    hides = not said.text and calls and all(call["name"] in OURS for call in calls)
+    hides = not round_.text and calls and all(call["name"] in OURS for call in calls)
     thought = f"{MARK} secret" if hides else "thinking"
     items: list[dict[str, Any]] = [
         {"type": "reasoning", "id": f"rs{number}", "summary": [{"type": "summary_text", "text": thought}]}
         | {"encrypted_content": thought}
     ]
-    if said.text:
-        part = {"type": "output_text", "text": said.text, "annotations": [], "logprobs": []}
+    if round_.text:
+        part = {"type": "output_text", "text": round_.text, "annotations": [], "logprobs": []}
         items.append({"type": "message", "id": f"msg{number}", "role": "assistant", "content": [part]})
     return items + calls
 
 
-def responses_stream(number: int, said: Round, step: int) -> bytes:
+def responses_stream(number: int, round_: Round, step: int) -> bytes:
     """A round as OpenAI streams it in its responses."""
-    items = response_items(number, said)
+    items = response_items(number, round_)
     events: list[dict[str, Any]] = []
     usage = {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10}
     begun = {"id": f"c{number}", "created_at": number, "model": "m", "output": [], "usage": None}
@@ -153,7 +153,7 @@ def responses_stream(number: int, said: Round, step: int) -> bytes:
         events.append({"type": "response.output_item.added", "output_index": place, "item": item | empty})
         kind, text, inner = {
             "reasoning": ("reasoning_summary_text", item.get("encrypted_content"), {"summary_index": 0}),
-            "message": ("output_text", said.text, {"content_index": 0}),
+            "message": ("output_text", round_.text, {"content_index": 0}),
             "function_call": ("function_call_arguments", item.get("arguments"), {}),
         }[item["type"]]
         if item["type"] == "message":
@@ -173,18 +173,18 @@ def relayed(dialect: Dialect, streams: list[bytes], step: int) -> tuple[bytes, R
     """The client's stream of several rounds, and the reply as it is kept."""
     assert dialect.rounds is not None
     shown, transcript = dialect.rounds.open(OURS), RoundTranscript(dialect=dialect, tools=OURS)
-    out, said = b"", Reply()
+    out, reply = b"", Reply()
     for number, stream in enumerate(streams):
         reader = dialect.open_stream(UNCHANGED)
         for at in range(0, len(stream), step):
             out += shown.feed(reader.feed(stream[at : at + step]))
         out += shown.feed(reader.close())
-        said = reader.reply
+        reply = reader.reply
         if number < len(streams) - 1:
-            transcript = transcript.with_round(said, [])
+            transcript = transcript.with_round(reply, [])
             out += shown.next_round(transcript.finished)
     out += shown.close()
-    return out, transcript.combine(said).reply
+    return out, transcript.combine(reply).reply
 
 
 def read_back(dialect: Dialect, stream: bytes) -> Reply:
@@ -207,7 +207,7 @@ def read_back(dialect: Dialect, stream: bytes) -> Reply:
 )
 @given(rounds=histories, step=st.integers(1, 40), cut=st.integers(1, 300))
 def test_clients_view_has_no_trace_of_own_tools(dialect, write, rounds: list[Round], step: int, cut: int):
-    out, kept = relayed(dialect, [write(n, said, step) for n, said in enumerate(rounds)], cut)
+    out, kept = relayed(dialect, [write(n, round_, step) for n, round_ in enumerate(rounds)], cut)
 
     assert MARK.encode() not in out
     assert not any(f'"{name}"'.encode() in out for name in OURS)
@@ -232,7 +232,7 @@ def test_clients_view_has_no_trace_of_own_tools(dialect, write, rounds: list[Rou
 
 @given(rounds=histories, step=st.integers(1, 40), cut=st.integers(1, 300))
 def test_responses_client_sees_one_stream_that_it_can_resend(rounds: list[Round], step: int, cut: int):
-    streams = [responses_stream(number, said, step) for number, said in enumerate(rounds)]
+    streams = [responses_stream(number, round_, step) for number, round_ in enumerate(rounds)]
     out, kept = relayed(OPENAI_RESPONSES, streams, cut)
 
     events = payloads(out)
@@ -248,8 +248,8 @@ def test_responses_client_sees_one_stream_that_it_can_resend(rounds: list[Round]
     assert {event["item_id"] for event in events if "item_id" in event} == {item["id"] for item in output}
     ids = [item["id"] for item in output]
     for place, name in enumerate(ids):
-        said = rounds[int(name.lstrip("mrsgfc").partition("_")[0])]
-        if name.startswith("rs") and (said.text or said.calls):
+        round_ = rounds[int(name.lstrip("mrsgfc").partition("_")[0])]
+        if name.startswith("rs") and (round_.text or round_.calls):
             assert ids[place + 1].startswith((f"msg{name[2:]}", f"fc{name[2:]}_"))
     if kept.choices:
         assert json.loads(kept.choices[0].client_message) == {"output": output}
@@ -257,11 +257,11 @@ def test_responses_client_sees_one_stream_that_it_can_resend(rounds: list[Round]
 
     bodies = [
         json.dumps({"id": f"c{number}", "created_at": number, "status": "completed"} | {"output": items}).encode()
-        for number, items in enumerate(response_items(number, said) for number, said in enumerate(rounds))
+        for number, items in enumerate(response_items(number, round_) for number, round_ in enumerate(rounds))
     ]
     assert OPENAI_RESPONSES.rounds is not None
-    told = [OPENAI_RESPONSES.split_reply(body, UNCHANGED)[1].choices[0].client_message for body in bodies]
-    shown = [OPENAI_RESPONSES.rounds.without_calls(message, OURS) for message in told]
+    messages = [OPENAI_RESPONSES.split_reply(body, UNCHANGED)[1].choices[0].client_message for body in bodies]
+    shown = [OPENAI_RESPONSES.rounds.without_calls(message, OURS) for message in messages]
     joined = OPENAI_RESPONSES.rounds.merge_messages(shown)
     whole = json.loads(OPENAI_RESPONSES.rounds.write_body(bodies[0], bodies[-1], joined, b'{"n":1}'))
     assert whole == {"id": "c0", "created_at": 0, "status": "completed", "output": output, "usage": {"n": 1}}
@@ -275,9 +275,9 @@ def test_a_reply_without_our_tools_passes_byte_for_byte():
         assert relayed(OPENAI_CHAT, [stream], 50)[0] == stream
 
 
-@given(said=last_rounds, step=st.integers(1, 40), cut=st.integers(1, 300))
-def test_response_without_own_calls_passes_byte_for_byte(said: Round, step: int, cut: int):
-    theirs = Round(text=said.text, calls=tuple(call for call in said.calls if call[0] not in OURS))
+@given(round_=last_rounds, step=st.integers(1, 40), cut=st.integers(1, 300))
+def test_response_without_own_calls_passes_byte_for_byte(round_: Round, step: int, cut: int):
+    theirs = Round(text=round_.text, calls=tuple(call for call in round_.calls if call[0] not in OURS))
     stream = responses_stream(0, theirs, step)
     assert relayed(OPENAI_RESPONSES, [stream], cut)[0] == stream
 
@@ -328,8 +328,8 @@ def test_a_client_tool_with_one_of_our_names_stays_the_clients():
         (OPENAI_RESPONSES, {"output": [spaced]}),
         (OPENAI_CHAT, {"choices": [{"message": {"role": "assistant", "content": "", "tool_calls": [custom]}}]}),
     ):
-        said = dialect.split_reply(json.dumps(body).encode(), UNCHANGED)[1]
-        assert RoundTranscript(dialect=dialect, tools=OURS).own_calls(said) == ([], True)
+        reply = dialect.split_reply(json.dumps(body).encode(), UNCHANGED)[1]
+        assert RoundTranscript(dialect=dialect, tools=OURS).own_calls(reply) == ([], True)
 
 
 def test_items_of_responses_that_come_without_a_beginning_are_known_all_the_same():

@@ -35,7 +35,7 @@ PDF = base64.b64encode(b"%PDF-1.7" + bytes(60_000)).decode()
 PAGE = base64.b64encode(PROSE.encode()).decode()
 
 
-def said(role: str, *blocks: dict[str, Any]) -> dict[str, Any]:
+def message_of(role: str, *blocks: dict[str, Any]) -> dict[str, Any]:
     return {"role": role, "content": list(blocks)}
 
 
@@ -52,34 +52,34 @@ WEB = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action":
 
 
 def document(**source: str) -> dict[str, Any]:
-    return said("user", {"type": "document", "source": source})
+    return message_of("user", {"type": "document", "source": source})
 
 
 SIZED: list[tuple[str, Dialect, dict[str, Any]]] = [
-    ("a small call of the provider's tool", "anthropic", said("assistant", SEARCH)),
-    ("what it found, encrypted", "anthropic", said("assistant", SEARCH, FOUND)),
-    ("a block of a new type", "anthropic", said("user", {"type": "brand_new", "note": "small"})),
-    ("a search result", "anthropic", said("user", {"type": "search_result", "source": "s", "title": "t",
+    ("a small call of the provider's tool", "anthropic", message_of("assistant", SEARCH)),
+    ("what it found, encrypted", "anthropic", message_of("assistant", SEARCH, FOUND)),
+    ("a block of a new type", "anthropic", message_of("user", {"type": "brand_new", "note": "small"})),
+    ("a search result", "anthropic", message_of("user", {"type": "search_result", "source": "s", "title": "t",
         "content": [{"type": "text", "text": PROSE}]})),
     ("a document that is text", "anthropic", document(type="text", media_type="text/plain", data=PROSE * 70)),
     ("a document that is not English", "anthropic",
         document(type="text", media_type="text/plain", data="\u6c34\u8eca" * 900)),
     ("a text file", "anthropic", document(type="base64", media_type="text/markdown", data=PAGE)),
-    ("a redacted thought", "anthropic", said("assistant", {"type": "redacted_thinking", "data": SECRET})),
+    ("a redacted thought", "anthropic", message_of("assistant", {"type": "redacted_thinking", "data": SECRET})),
     ("a thought with its signature", "anthropic",
-        said("assistant", {"type": "thinking", "thinking": PROSE[:900], "signature": SECRET[:9000]})),
+        message_of("assistant", {"type": "thinking", "thinking": PROSE[:900], "signature": SECRET[:9000]})),
     ("code and its result", "gemini", parts("model", CODE, RAN)),
     ("a text file", "gemini", parts("user", {"inlineData": {"mimeType": "text/csv", "data": PAGE}})),
     ("a search", "openai_responses", WEB),
     ("an encrypted thought", "openai_responses",
         {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": SECRET * 6}),
     ("a compaction", "openai_responses", {"type": "compaction", "id": "cmp_1", "encrypted_content": SECRET}),
-    ("a text file", "openai_responses", said("user", {"type": "input_file", "filename": "a.txt",
+    ("a text file", "openai_responses", message_of("user", {"type": "input_file", "filename": "a.txt",
         "file_data": f"data:text/plain;base64,{PAGE}"})),
     ("an encrypted thought", "openai_chat", {"role": "assistant", "content": "So.", "reasoning_details": [
         {"type": "reasoning.encrypted", "data": SECRET}]}),
-    ("a part of a new type", "openai_chat", said("user", {"type": "brand_new", "note": "small"})),
-    ("a text file", "openai_chat", said("user", {"type": "file", "file": {
+    ("a part of a new type", "openai_chat", message_of("user", {"type": "brand_new", "note": "small"})),
+    ("a text file", "openai_chat", message_of("user", {"type": "file", "file": {
         "filename": "a.json", "file_data": f"data:application/json;base64,{PAGE}"}})),
 ]  # fmt: skip
 
@@ -103,16 +103,17 @@ def test_media_with_a_known_size_count_by_it(what: str, dialect: Dialect, messag
     [
         ("anthropic", document(type="base64", media_type="application/pdf", data=PDF), FILE_TOKENS),
         ("anthropic", document(type="url", url="https://m.example/a.pdf"), FILE_TOKENS),
-        ("anthropic", said("user", {"type": "image", "source": {"type": "url", "url": "https://m/1"}}), IMAGE_UNKNOWN),
+        ("anthropic", message_of("user", {"type": "image", "source": {"type": "url", "url": "https://m/1"}}),
+            IMAGE_UNKNOWN),
         ("gemini", parts("user", {"inlineData": {"mimeType": "application/pdf", "data": PDF}}), FILE_TOKENS),
         ("gemini", parts("user", {"inlineData": {"mimeType": "audio/wav", "data": PDF}}), AUDIO_TOKENS),
-        ("openai_chat", said("user", {"type": "file", "file": {"file_data": f"data:application/pdf;base64,{PDF}"}}),
-            FILE_TOKENS),
+        ("openai_chat", message_of("user", {"type": "file", "file": {
+            "file_data": f"data:application/pdf;base64,{PDF}"}}), FILE_TOKENS),
         # Files within what only the provider understands are no text either.
-        ("anthropic", said("assistant", {"type": "web_fetch_tool_result", "tool_use_id": "srvtoolu_1", "content": {
-            "type": "web_fetch_result", "content": {"type": "document", "source": {
+        ("anthropic", message_of("assistant", {"type": "web_fetch_tool_result", "tool_use_id": "srvtoolu_1",
+            "content": {"type": "web_fetch_result", "content": {"type": "document", "source": {
                 "type": "base64", "media_type": "application/pdf", "data": PDF}}}}), FILE_TOKENS),
-        ("openai_chat", said("user", {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{PDF}"}}),
+        ("openai_chat", message_of("user", {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{PDF}"}}),
             FILE_TOKENS),
     ],
 )  # fmt: skip

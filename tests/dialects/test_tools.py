@@ -67,8 +67,8 @@ def test_forbidden_tools_stay_where_they_are(dialect: Dialect, body: dict[str, A
     assert names(forbidden) == ["own"]
     request = json.loads(forbidden)
     request = request.get("request", request)
-    said = request.get("tool_choice") or request["toolConfig"]["functionCallingConfig"]
-    assert said in ("none", {"type": "none"}, {"mode": "NONE"})
+    choice = request.get("tool_choice") or request["toolConfig"]["functionCallingConfig"]
+    assert choice in ("none", {"type": "none"}, {"mode": "NONE"})
     assert dialect.forbid_tools(forbidden) == forbidden
 
 

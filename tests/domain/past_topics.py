@@ -93,20 +93,20 @@ CHORES = (
 
 def conversation() -> list[dict[str, Any]]:
     """The topics, each followed by chores, and an hour of chores at the end, as wire messages of `openai_chat`."""
-    said: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for number, topic in enumerate(TOPICS):
-        said += _turn(f"t{number}", *TOPICS[topic])
+        messages += _turn(f"t{number}", *TOPICS[topic])
         for chore in range(2):
-            said += _turn(f"c{number}_{chore}", *CHORES[(2 * number + chore) % len(CHORES)])
+            messages += _turn(f"c{number}_{chore}", *CHORES[(2 * number + chore) % len(CHORES)])
     for number in range(16):
-        said += _turn(f"e{number}", *CHORES[number % len(CHORES)])
-    return said
+        messages += _turn(f"e{number}", *CHORES[number % len(CHORES)])
+    return messages
 
 
-def _turn(name: str, asked: str, output: str, reply: str) -> list[dict[str, Any]]:
+def _turn(name: str, question: str, output: str, reply: str) -> list[dict[str, Any]]:
     call = {"id": name, "type": "function", "function": {"name": "shell", "arguments": '{"command": "run"}'}}
     return [
-        {"role": "user", "content": asked},
+        {"role": "user", "content": question},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": name, "content": output + "\n" + "0 1 2 3 4 5 6 7 8 9 " * 15},
         {"role": "assistant", "content": reply},

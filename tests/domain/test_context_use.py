@@ -42,10 +42,10 @@ def test_numbers_of_lines_are_set_aside(form: str) -> None:
 
 
 def test_a_text_that_was_written_before_stands_in_the_call_that_wrote_it() -> None:
-    said = readable_text(assistant("Writing.", call("c1", "write", {"path": "a.py", "content": f"import os\n{OLD}\n"})))
+    text = readable_text(assistant("Writing.", call("c1", "write", {"path": "a.py", "content": f"import os\n{OLD}\n"})))
 
-    assert stands_in(OLD, [said])
-    assert json.dumps(OLD)[1:-1] not in said
+    assert stands_in(OLD, [text])
+    assert json.dumps(OLD)[1:-1] not in text
 
 
 def test_half_of_a_text_is_not_enough() -> None:

@@ -47,14 +47,14 @@ EXAMPLE = """\
 
 
 def test_the_example_of_the_document() -> None:
-    said = [
+    messages = [
         (7, user("Can you make a colour palette?")),
         (7, assistant("I'll create a nature-inspired palette.", call("1", "dom", {"action": "create", "html": "<p>"}))),
         (7, result("1", "done")),
         (8, user("Can you make the greens warmer?")),
         (8, assistant("Updated the palette with warmer greens.")),
     ]
-    shown = [ExcerptRow(number=n, turn=turn, message=m) for n, (turn, m) in enumerate(said, start=14)]
+    shown = [ExcerptRow(number=n, turn=turn, message=m) for n, (turn, m) in enumerate(messages, start=14)]
     ranges = plan_windows([15, 16, 17], before=1, after=1, total=42)
     assert render_excerpts(ranges, shown, 42) == EXAMPLE
 
@@ -78,8 +78,8 @@ def test_windows_cover_exactly_the_neighbours_of_matches(found: set[int], before
 
 
 def test_a_search_looks_at_text_tool_names_inputs_and_results_whatever_the_case() -> None:
-    said = assistant("Straße", call("1", "read_file", {"path": "SRC/App.py"}))
-    assert all(matches(said, query) for query in ("STRASSE", "Read_File", "src/app"))
+    message = assistant("Straße", call("1", "read_file", {"path": "SRC/App.py"}))
+    assert all(matches(message, query) for query in ("STRASSE", "Read_File", "src/app"))
     assert matches(result("1", "Found it"), "found IT")
     assert not matches(Message(role="assistant", parts=(Reasoning(text="secret"),), raw=b""), "secret")
 

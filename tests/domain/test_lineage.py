@@ -17,7 +17,7 @@ from tersely.domain.history.links import MessageIdentity, StoredLink, as_incomin
 from tersely.domain.history.reconciliation import Reconciliation, align, append_messages, reconcile
 
 
-def said(words: str) -> MessageIdentity:
+def identity_of(words: str) -> MessageIdentity:
     """``u:hello`` by the user, ``a:`` by the assistant, ``t:`` a tool result, ``s:`` instructions."""
     role = {"u": "user", "a": "assistant", "t": "tool", "s": "system"}[words[0]]
     is_link = role != "system"
@@ -30,7 +30,7 @@ def said(words: str) -> MessageIdentity:
 
 
 def history(*words: str) -> list[MessageIdentity]:
-    return [said(each) for each in words]
+    return [identity_of(each) for each in words]
 
 
 @dataclass
@@ -244,15 +244,15 @@ def test_an_opening_assistant_message_belongs_to_the_first_users_turn() -> None:
 def test_a_client_that_rebuilds_its_history_stays_in_one_session_of_sane_turns() -> None:
     """Files in front, the newest question with a suffix that it loses later: aider."""
     stored = Stored()
-    told: list[str] = []
+    known: list[str] = []
     for number in range(1, 30):
         front = ["s:1", "u:example", "a:example", f"u:files as of {number // 3}", "a:seen"]
-        decision = stored.ask(*front, *told, f"u:{number} with a reminder", reply=f"a:{number}")
+        decision = stored.ask(*front, *known, f"u:{number} with a reminder", reply=f"a:{number}")
         new = sum(p.is_new for p in decision.placed)
         assert new <= (6 if number == 1 else 3), "the question again without its suffix, the new one, the files"
-        assert stored.live == [*front, *told, f"u:{number} with a reminder", f"a:{number}"]
+        assert stored.live == [*front, *known, f"u:{number} with a reminder", f"a:{number}"]
         assert stored.live_turns == sorted(stored.live_turns)
-        told += [f"u:{number}", f"a:{number}"]
+        known += [f"u:{number}", f"a:{number}"]
 
 
 def test_a_summary_in_front_of_a_kept_tail_opens_its_turn() -> None:
@@ -340,27 +340,27 @@ HISTORIES = st.lists(st.tuples(st.lists(WORDS, min_size=1, max_size=12), st.samp
 @st.composite
 def edits(draw: st.DrawFn) -> list[list[str]]:
     """Requests of a client that resends what it has, edited here and there."""
-    told: list[str] = []
+    known: list[str] = []
     requests: list[list[str]] = []
     for number in range(draw(st.integers(1, 8))):
         match draw(st.sampled_from(["go on", "go on", "cut", "insert", "replace", "front", "again"])):
             case "cut":
-                start = draw(st.integers(0, len(told)))
-                told = told[:start] + told[draw(st.integers(start, len(told))) :]
+                start = draw(st.integers(0, len(known)))
+                known = known[:start] + known[draw(st.integers(start, len(known))) :]
             case "insert":
-                at = draw(st.integers(0, len(told)))
-                told = [*told[:at], f"u:inserted {number}", *told[at:]]
-            case "replace" if told:
-                told[draw(st.integers(0, len(told) - 1))] = f"a:replaced {number}"
+                at = draw(st.integers(0, len(known)))
+                known = [*known[:at], f"u:inserted {number}", *known[at:]]
+            case "replace" if known:
+                known[draw(st.integers(0, len(known) - 1))] = f"a:replaced {number}"
             case "front":
-                told = [f"s:{number}", *told]
+                known = [f"s:{number}", *known]
             case "again" if requests:
-                told = list(draw(st.sampled_from(requests)))
+                known = list(draw(st.sampled_from(requests)))
             case _:
                 pass
-        asked = [*told, draw(st.sampled_from([f"u:{number}", "u:Ok.", "t:1"]))]
-        requests.append(asked)
-        told = [*asked, draw(st.sampled_from([f"a:{number}", "a:Ok."]))]
+        request = [*known, draw(st.sampled_from([f"u:{number}", "u:Ok.", "t:1"]))]
+        requests.append(request)
+        known = [*request, draw(st.sampled_from([f"a:{number}", "a:Ok."]))]
     return requests
 
 
@@ -418,15 +418,15 @@ def test_invariants_over_a_client_that_edits(requests: list[list[str]]) -> None:
 @given(st.lists(st.sampled_from(["u:1", "u:Ok.", "t:1"]), min_size=1, max_size=10), st.data())
 def test_appended_messages_are_never_an_edit(questions: list[str], data: st.DataObject) -> None:
     stored = Stored()
-    told: list[str] = []
+    known: list[str] = []
     for number, question in enumerate(questions):
         reply = data.draw(st.sampled_from(["a:Ok.", f"a:{number}"]))
-        decision = stored.ask(*told, question, reply=reply)
+        decision = stored.ask(*known, question, reply=reply)
         assert decision.kind == ("continue" if number else "new")
         assert not decision.superseded
         assert sum(p.is_new for p in decision.placed) == 1
         assert decision.answered is not None
-        told += [question, reply]
+        known += [question, reply]
     assert stored.live_turns == sorted(stored.live_turns)
 
 
@@ -437,26 +437,26 @@ def test_questions_sent_without_their_replies_behind_a_summary_are_stored_once(
     """Codex sends all earlier questions behind its own compaction, and none of their replies."""
     stored, sent, questions = Stored(), ["u:0"], ["u:0"]
     stored.ask(*sent, reply="a:0")
-    told = [*sent, "a:0"]
+    known = [*sent, "a:0"]
     for number, kind in enumerate(kinds, start=1):
         if kind == "again":
             decision = stored.ask(*sent, reply=f"a:{number}")
             assert not any(p.is_new for p in decision.placed)
-            told = [*sent, f"a:{number}"]
+            known = [*sent, f"a:{number}"]
             continue
         if kind == "tool":
-            sent = [*told, f"t:{number}"]
+            sent = [*known, f"t:{number}"]
         else:
             question = data.draw(st.sampled_from(["u:Ok.", f"u:{number}"]))
-            sent = [*questions, f"u:summary {number}", question] if kind == "compact" else [*told, question]
+            sent = [*questions, f"u:summary {number}", question] if kind == "compact" else [*known, question]
             questions = [*questions, question]
         before = {row.seq: row.turn for row in stored.in_order if row.digest.decode() in questions}
         decision = stored.ask(*sent, reply=f"a:{number}")
         new = [p for p in decision.placed if p.is_new]
         assert len(new) == (2 if kind == "compact" else 1), "the summary and the question, or what was said"
         assert {seq: stored.rows[seq].turn for seq in before} == before
-        told = [*sent, f"a:{number}"]
-        assert stored.live == told
+        known = [*sent, f"a:{number}"]
+        assert stored.live == known
     assert [row.digest.decode() for row in stored.in_order if row.digest.decode() in questions] == questions
 
 
@@ -466,11 +466,13 @@ def test_reconciling_the_tail_equals_reconciling_the_whole_history(
 ) -> None:
     """Where the rows before a cut are known to match, they need not be looked at."""
     stored = replay([(words, f"a:{number}") for number, words in enumerate(requests)])
-    told = [word for word in stored.live if not word.startswith("s:")]
-    cut = data.draw(st.integers(0, len(told) - 1))
-    assume(cut == 0 or any(word.startswith("u:") for word in told[:cut]))
+    known = [word for word in stored.live if not word.startswith("s:")]
+    cut = data.draw(st.integers(0, len(known) - 1))
+    assume(cut == 0 or any(word.startswith("u:") for word in known[:cut]))
     changed = (
-        data.draw(st.sampled_from([told, [*told[: cut + 1], "u:edited"], told[:-1]])) if len(told) > cut + 1 else told
+        data.draw(st.sampled_from([known, [*known[: cut + 1], "u:edited"], known[:-1]]))
+        if len(known) > cut + 1
+        else known
     )
     incoming = history(*changed, "u:next")
     live = [row for row in stored.in_order if row.status == "live" and row.is_link]
@@ -535,9 +537,9 @@ def test_live_messages_follow_their_predecessors_on_every_branch(steps: list[tup
     stored = Stored()
     histories: list[tuple[str, ...]] = [()]
     for number, (at, question) in enumerate(steps):
-        asked = (*histories[at % len(histories)], question)
-        stored.ask(*asked, reply=f"a:{number}")
-        histories.append((*asked, f"a:{number}"))
+        request = (*histories[at % len(histories)], question)
+        stored.ask(*request, reply=f"a:{number}")
+        histories.append((*request, f"a:{number}"))
         assert stored.live == list(histories[-1])
         live = [row for row in stored.in_order if row.status == "live"]
         assert [row.follows for row in live] == [0, *(row.seq for row in live[:-1])]
@@ -561,5 +563,5 @@ def test_named_messages_are_the_ones_with_their_numbers() -> None:
     stored.ask("u:1", "a:1", "u:2", reply="a:same")
     for number in (4, 5):
         named = [as_incoming(stored.rows[seq]) for seq in (1, 2, 3, number)]
-        decision = stored.decide([*named, said("u:3")])
+        decision = stored.decide([*named, identity_of("u:3")])
         assert [placed.seq for placed in decision.placed[:-1]] == [1, 2, 3, number]

@@ -212,12 +212,12 @@ def test_every_change_of_a_history_is_reported_as_a_repair(history: tuple[Entry,
 
 @given(histories)
 def test_pairing_keeps_all_text_in_order(history: tuple[Entry, ...]) -> None:
-    def said(sequence: Sequence[Entry]) -> list[str]:
+    def words_of(sequence: Sequence[Entry]) -> list[str]:
         return [
             t for e in sequence if (t := e.message.text.strip()) and t != EMPTY_MESSAGE and e.message.role != "tool"
         ]
 
-    assert said(repair(history)[0]) == said(history)
+    assert words_of(repair(history)[0]) == words_of(history)
 
 
 @given(histories)

@@ -55,16 +55,16 @@ class Session:
         self.rows[row.seq] = row
 
     def around(self, seq: int) -> ReplyNeighbours:
-        asked = self.rows[seq]
-        behind = [row for row in self.in_order if row.position > asked.position]
+        question = self.rows[seq]
+        behind = [row for row in self.in_order if row.position > question.position]
         rival = None
         for row in behind:
             if row.status == "live" and row.role != "assistant":
                 break
-            if row.status == "live" and row.turn == asked.turn:
+            if row.status == "live" and row.turn == question.turn:
                 rival = row
         return ReplyNeighbours(
-            status=asked.status,
+            status=question.status,
             next_position=behind[0].position if behind else None,
             rival=rival.call if rival else None,
             rival_broke_off=rival.seq in self.broke_off if rival else None,
@@ -170,16 +170,16 @@ class Racing(RuleBasedStateMachine):
     def answer(self, data: st.DataObject, breaks_off: bool) -> None:
         request = data.draw(st.sampled_from(self.stored))
         self.stored.remove(request)
-        session, asked = self.session, self.session.rows[request.answered]
+        session, question = self.session, self.session.rows[request.answered]
         placement = ReplyPlacement()
         if session.last_seq != request.last_seq or not request.decision.replies_at_end:
-            placement = place_reply(session.around(asked.seq), call=request.call, broke_off=breaks_off)
+            placement = place_reply(session.around(question.seq), call=request.call, broke_off=breaks_off)
         for row in session.live:
             if placement.replaces and row.call == placement.replaces:
                 session.rows[row.seq] = structs.replace(row, status="superseded")
         seq = session.last_seq + 1
-        place = float(seq) if placement.before_position is None else (asked.position + placement.before_position) / 2
-        assert asked.position < place
+        place = float(seq) if placement.before_position is None else (question.position + placement.before_position) / 2
+        assert question.position < place
         if breaks_off:
             session.broke_off.add(seq)
             self.cut_off.add(request.name)
@@ -190,11 +190,11 @@ class Racing(RuleBasedStateMachine):
             StoredLink(
                 seq=seq,
                 position=place,
-                turn=asked.turn,
+                turn=question.turn,
                 tokens=1,
                 role="assistant",
                 status=placement.status,
-                digest=b"answer " + asked.digest,
+                digest=b"answer " + question.digest,
                 relayed=True,
                 call=request.call,
             )
@@ -210,9 +210,9 @@ class Racing(RuleBasedStateMachine):
 
     @invariant()
     def each_question_is_one_turn(self) -> None:
-        asked = [row for row in self.session.live if row.role == "user"]
-        assert len({row.digest for row in asked}) == len(asked)
-        assert len({row.turn for row in asked}) == len(asked)
+        questions = [row for row in self.session.live if row.role == "user"]
+        assert len({row.digest for row in questions}) == len(questions)
+        assert len({row.turn for row in questions}) == len(questions)
         assert all(row.status == "live" for row in self.session.rows.values() if row.role == "user")
 
     @invariant()

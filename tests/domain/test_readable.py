@@ -7,9 +7,9 @@ from tests.builders import assistant, call, result, user
 
 
 def test_format_message_names_every_part() -> None:
-    asked = format_message(assistant("I look.", call("c1", "read", {"path": "a.py"})))
+    text = format_message(assistant("I look.", call("c1", "read", {"path": "a.py"})))
 
-    assert asked == '--- assistant ---\nI look.\n[call c1] read {"path": "a.py"}'
+    assert text == '--- assistant ---\nI look.\n[call c1] read {"path": "a.py"}'
     assert format_message(result("c1", "the file")) == "--- tool ---\n[result of c1] the file"
 
 

@@ -203,13 +203,13 @@ def test_at_most_five_memos() -> None:
 def test_a_turn_is_as_relevant_as_the_share_of_the_question_that_it_covers() -> None:
     texts = ["deploy the payments service", "the migration failed " + "with many words beside it " * 60]
     texts += ["weather?", "rain in Kiel"]
-    said = [
+    messages = [
         Message(role="assistant" if number % 2 else "user", parts=(Text(text=text),), raw=b"x")
         for number, text in enumerate(texts)
     ]
     turns = group_turns(
         Entry(seq=seq, turn=1 + (seq > 2), message=message, tokens=1, created_at=AT)
-        for seq, message in enumerate(said, start=1)
+        for seq, message in enumerate(messages, start=1)
     )
     question = "back to the payments service deploy: which migration was it, and what about zebras?"
     relevance = {ranked.turn.number: ranked.relevance for ranked in rank_turns(turns, question)}
@@ -230,16 +230,20 @@ def test_a_standing_instruction_counts_more_unless_the_question_looks_back() -> 
         )
     )
 
-    asked = {each.number: each.score for each in ranked(messages, "How should I write the reports?")}
+    scores = {each.number: each.score for each in ranked(messages, "How should I write the reports?")}
     recalled = {each.number: each.score for each in ranked(messages, "How were the reports written?")}
-    assert asked[3] / asked[0] > 2 * recalled[3] / recalled[0]
+    assert scores[3] / scores[0] > 2 * recalled[3] / recalled[0]
 
 
 def test_a_short_question_passes_a_share_of_its_score_to_its_answer() -> None:
-    asked = ranked(marked(user("x"), user("Where is the dentist?"), assistant("Main Street 5."), user("z")), "dentist")
-    told = ranked(marked(user("x"), user("There is the dentist."), assistant("Main Street 5."), user("z")), "dentist")
+    questions = ranked(
+        marked(user("x"), user("Where is the dentist?"), assistant("Main Street 5."), user("z")), "dentist"
+    )
+    statements = ranked(
+        marked(user("x"), user("There is the dentist."), assistant("Main Street 5."), user("z")), "dentist"
+    )
 
-    assert {each.number: each.score for each in asked}[2] > {each.number: each.score for each in told}[2]
+    assert {each.number: each.score for each in questions}[2] > {each.number: each.score for each in statements}[2]
 
 
 def test_a_speaker_whom_the_question_names_counts_more() -> None:

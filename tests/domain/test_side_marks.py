@@ -15,8 +15,8 @@ from tests.builders import assistant, system, user
 TASK = [system("You are a coding agent."), user("Fix the bug."), assistant("Done."), user("Thanks.")]
 
 
-def codex(**said: object) -> dict[str, str]:
-    return {CODEX_METADATA: json.dumps(said)}
+def codex(**metadata: object) -> dict[str, str]:
+    return {CODEX_METADATA: json.dumps(metadata)}
 
 
 def test_every_header_has_a_mark_of_its_own() -> None:

@@ -122,7 +122,7 @@ def test_calibration_stays_in_bounds(reports: list[tuple[int, int]]) -> None:
 # The totals that the cookbook prints for its own example, as the provider reported them.
 @pytest.mark.parametrize(("model", "layout", "total"), [("gpt-4o", GPT_4O_TOOLS, 101), ("gpt-4", GPT_4_TOOLS, 105)])
 def test_cookbook_example_counts_as_the_provider_reported(model: str, layout: ToolFormat, total: int) -> None:
-    said = [
+    replies = [
         system("You are a helpful assistant that can answer to questions about the weather."),
         user("What's the weather like in San Francisco?"),
     ]
@@ -131,5 +131,5 @@ def test_cookbook_example_counts_as_the_provider_reported(model: str, layout: To
     def encode(text: str) -> int:
         return count_text(text, name)
 
-    messages = sum(count_message(each, encode) for each in said)
+    messages = sum(count_message(each, encode) for each in replies)
     assert messages + REPLY_PRIMING + count_tools([COOKBOOK_TOOL], encode, layout=layout) == total

@@ -23,7 +23,7 @@ def test_valid_arguments(name: str, given: object, read: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "told"),
+    ("name", "given", "words"),
     [
         ("query_db", b'{"sql": "SELECT', "not valid JSON"),
         ("query_db", b"\xff", "not valid JSON"),
@@ -42,10 +42,10 @@ def test_valid_arguments(name: str, given: object, read: object) -> None:
         ("retrieve_memos", {"query": "x" * 1_001}, "query must have at most 1000 characters, not 1001"),
     ],
 )
-def test_invalid_arguments_are_refused(name: str, given: object, told: str) -> None:
+def test_invalid_arguments_are_refused(name: str, given: object, words: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         read_arguments(TOOLS[name], given)
-    assert told in refused.value.detail
+    assert words in refused.value.detail
 
 
 def test_every_strategy_offers_known_tools() -> None:

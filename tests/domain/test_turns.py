@@ -24,8 +24,8 @@ def place(*messages: Message) -> tuple[Entry, ...]:
 
 
 def test_a_turn_is_a_user_message_and_everything_up_to_the_next() -> None:
-    said = [user("a"), assistant(None, call("1")), result("1"), assistant("b"), user("c"), user("d")]
-    assert number_turns(said) == (1, 1, 1, 1, 2, 3)
+    history = [user("a"), assistant(None, call("1")), result("1"), assistant("b"), user("c"), user("d")]
+    assert number_turns(history) == (1, 1, 1, 1, 2, 3)
 
 
 def test_a_user_message_of_results_only_starts_no_turn() -> None:

@@ -114,9 +114,9 @@ async def test_state_is_rebuilt_from_the_window(fill, compactions, pool, host, a
     assert made is not None
     assert made.source == "rebuilt"
     assert made.text == STATE.removeprefix("### STATE\n")
-    asked = host.model.received[0].request["messages"][1]["content"]
-    assert "alpha user 1" not in asked
-    assert "alpha user 2" in asked
+    question = host.model.received[0].request["messages"][1]["content"]
+    assert "alpha user 1" not in question
+    assert "alpha user 2" in question
     say(host, STATE.replace("alpha", "beta"))
     await compactions.rebuild_state("north", "s1", MEANS)
     assert "Goal: alpha" in host.model.received[1].request["messages"][1]["content"], "the state so far"

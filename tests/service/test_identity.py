@@ -26,10 +26,10 @@ Wire = dict[str, Any]
 
 
 class Upstream:
-    """Answers ``reply N to WORDS``, or what it was told to; holds back the replies to the words it was told to hold."""
+    """Answers ``reply N to WORDS``, or a scripted reply; holds back the replies to the words that `hold` names."""
 
     def __init__(self) -> None:
-        self.said: dict[str, list[ScriptedReply]] = defaultdict(list)
+        self.scripted: dict[str, list[ScriptedReply]] = defaultdict(list)
         self.gates: dict[str, list[asyncio.Event]] = defaultdict(list)
         self.seen: dict[str, list[list[Wire]]] = defaultdict(list)
         self.model = ScriptedModel(script=self._answer)
@@ -39,10 +39,10 @@ class Upstream:
         messages: list[Wire] = received.request["messages"]
         words = str(messages[-1]["content"])
         self.seen[words].append(messages)
-        told = self.said[words].pop(0) if self.said[words] else None
+        scripted_reply = self.scripted[words].pop(0) if self.scripted[words] else None
         if self.gates[words]:
             await self.gates[words].pop(0).wait()
-        return told or ScriptedReply(message={"content": f"This is reply {received.number} to {words}"})
+        return scripted_reply or ScriptedReply(message={"content": f"This is reply {received.number} to {words}"})
 
     def hold(self, words: str) -> asyncio.Event:
         """The next reply to ``words`` waits for this."""
@@ -51,11 +51,11 @@ class Upstream:
 
     def tell(self, words: str, content: str) -> None:
         """The next reply to ``words``."""
-        self.said[words].append(ScriptedReply(message={"content": content}))
+        self.scripted[words].append(ScriptedReply(message={"content": content}))
 
     def fail(self, words: str) -> None:
         """The next request that ends with ``words`` fails."""
-        self.said[words].append(ScriptedReply(status=500, body=b'{"error":{"message":"no","type":"server_error"}}'))
+        self.scripted[words].append(ScriptedReply(status=500, body=b'{"error":{"message":"no","type":"server_error"}}'))
 
     async def wait_for(self, words: str, times: int = 1) -> None:
         """Until ``words`` have arrived so often."""
@@ -105,7 +105,7 @@ def words(stored: StoredMessage) -> str:
     return str(stored.message["content"])
 
 
-def said(answered: Answered, choice: int = 0) -> Wire:
+def reply_of(answered: Answered, choice: int = 0) -> Wire:
     """The reply as a client puts it into its history."""
     message = json.loads(answered.body)["choices"][choice]["message"]
     return {"role": "assistant", "content": message["content"]}
@@ -135,23 +135,29 @@ async def test_session_header_names_the_session_and_permits_deltas(service: Serv
     first = await service.ask(system("Be brief."), user("one"), X_Tersely_Session="mine")
     second = await service.ask(user("two"), X_Tersely_Session="mine")
     assert (first.session, first.source, second.session, second.source) == ("mine", "header", "mine", "header")
-    assert service.upstream.seen["two"] == [[system("Be brief."), user("one"), said(first), user("two")]]
-    assert await service.live("mine") == ["Be brief.", "one", said(first)["content"], "two", said(second)["content"]]
+    assert service.upstream.seen["two"] == [[system("Be brief."), user("one"), reply_of(first), user("two")]]
+    assert await service.live("mine") == [
+        "Be brief.",
+        "one",
+        reply_of(first)["content"],
+        "two",
+        reply_of(second)["content"],
+    ]
     assert await service.turns("mine") == [1, 1, 2, 2]
 
 
 async def test_whole_history_under_the_session_header_is_reconciled(service: Service) -> None:
     first = await service.ask(user("one"), X_Tersely_Session="mine")
-    second = await service.ask(user("one"), said(first), user("two"), X_Tersely_Session="mine")
-    assert await service.live("mine") == ["one", said(first)["content"], "two", said(second)["content"]]
-    assert service.upstream.seen["two"] == [[user("one"), said(first), user("two")]]
+    second = await service.ask(user("one"), reply_of(first), user("two"), X_Tersely_Session="mine")
+    assert await service.live("mine") == ["one", reply_of(first)["content"], "two", reply_of(second)["content"]]
+    assert service.upstream.seen["two"] == [[user("one"), reply_of(first), user("two")]]
 
 
 async def test_our_own_header_wins_over_a_history_of_another_session(service: Service) -> None:
     first = await service.ask(user("one"))
-    other = await service.ask(user("one"), said(first), user("two"), X_Tersely_Session="mine")
+    other = await service.ask(user("one"), reply_of(first), user("two"), X_Tersely_Session="mine")
     assert other.session == "mine"
-    assert await service.live(first.session) == ["one", said(first)["content"]]
+    assert await service.live(first.session) == ["one", reply_of(first)["content"]]
 
 
 async def test_equal_delta_is_a_retry_only_if_unanswered_or_marked(
@@ -160,17 +166,17 @@ async def test_equal_delta_is_a_retry_only_if_unanswered_or_marked(
     service.upstream.fail("one")
     await service.ask(user("one"), expect=500, X_Tersely_Session="mine")
     again = await service.ask(user("one"), X_Tersely_Session="mine")
-    assert await service.live("mine") == ["one", said(again)["content"]]
+    assert await service.live("mine") == ["one", reply_of(again)["content"]]
     retried = await service.ask(user("one"), X_Tersely_Session="mine", X_Stainless_Retry_Count="1")
-    assert await service.live("mine") == ["one", said(retried)["content"]]
+    assert await service.live("mine") == ["one", reply_of(retried)["content"]]
     meant = await service.ask(user("one"), X_Tersely_Session="mine")
-    assert await service.live("mine") == ["one", said(retried)["content"], "one", said(meant)["content"]]
+    assert await service.live("mine") == ["one", reply_of(retried)["content"], "one", reply_of(meant)["content"]]
 
 
 async def test_session_stored_from_deltas_is_recognised_by_its_whole_history(service: Service) -> None:
     first = await service.ask(user("one"), X_Tersely_Session="mine")
     second = await service.ask(user("two"), X_Tersely_Session="mine")
-    third = await service.ask(user("one"), said(first), user("two"), said(second), user("three"))
+    third = await service.ask(user("one"), reply_of(first), user("two"), reply_of(second), user("three"))
     assert (third.session, third.source) == ("mine", "lineage")
 
 
@@ -178,9 +184,9 @@ async def test_delta_is_not_matched_to_another_session_of_equal_text(service: Se
     await service.ask(user("one"), X_Tersely_Session="mine")
     second = await service.ask(user("two"), X_Tersely_Session="mine")
     # Somebody else's history happens to consist of the second turn alone: its reply is ours all the same.
-    service.upstream.tell("two", said(second)["content"])
+    service.upstream.tell("two", reply_of(second)["content"])
     other = await service.ask(user("two"))
-    going_on = await service.ask(user("two"), said(other), user("three"))
+    going_on = await service.ask(user("two"), reply_of(other), user("three"))
     assert going_on.session == other.session != "mine"
 
 
@@ -194,15 +200,15 @@ async def test_concurrent_messages_under_our_own_header_keep_their_replies_besid
     held.set()
     late = await slow
     live = await service.live("mine")
-    assert live[2:] == ["slow", said(late)["content"], "quick", said(quick)["content"]]
+    assert live[2:] == ["slow", reply_of(late)["content"], "quick", reply_of(quick)["content"]]
     assert await service.turns("mine") == [1, 1, 2, 2, 3, 3]
 
 
 async def test_first_messages_that_race_under_our_own_header_are_all_kept(service: Service) -> None:
-    asked = [f"question {number}" for number in range(8)]
-    await asyncio.gather(*(service.ask(user(each), X_Tersely_Session="mine") for each in asked))
+    questions = [f"question {number}" for number in range(8)]
+    await asyncio.gather(*(service.ask(user(each), X_Tersely_Session="mine") for each in questions))
     stored = await stored_messages(service.database, "mine")
-    assert sorted(words(each) for each in stored if each.role == "user") == asked
+    assert sorted(words(each) for each in stored if each.role == "user") == questions
     assert sorted(each.seq for each in stored) == [*range(1, 17)]
     by_turn = defaultdict(list)
     for each in stored:
@@ -217,8 +223,8 @@ async def test_first_messages_that_race_under_our_own_header_are_all_kept(servic
 async def test_a_clients_own_id_becomes_the_sessions_and_its_other_histories_are_children(service: Service) -> None:
     first = await service.ask(user("one"), X_Session_Id="abc")
     other = await service.ask(user("something else"), X_Session_Id="abc")
-    going_on = await service.ask(user("one"), said(first), user("two"), X_Session_Id="abc")
-    child = await service.ask(user("something else"), said(other), user("more"), X_Session_Id="abc")
+    going_on = await service.ask(user("one"), reply_of(first), user("two"), X_Session_Id="abc")
+    child = await service.ask(user("something else"), reply_of(other), user("more"), X_Session_Id="abc")
     assert (first.session, first.source) == ("abc", "new")
     assert (going_on.session, going_on.source) == ("abc", "header")
     assert child.session == other.session != "abc"
@@ -228,7 +234,7 @@ async def test_a_clients_own_id_becomes_the_sessions_and_its_other_histories_are
 async def test_an_id_in_the_body_counts_too(service: Service) -> None:
     body = {"model": "gpt-4o", "session_id": "abc"}
     first = await service.workers[0].post({**body, "messages": [user("one")]})
-    second = await service.workers[1].post({**body, "messages": [user("one"), said(first), user("two")]})
+    second = await service.workers[1].post({**body, "messages": [user("one"), reply_of(first), user("two")]})
     assert (first.session, second.session, second.source) == ("abc", "abc", "body")
 
 
@@ -236,7 +242,7 @@ async def test_a_key_for_the_prompt_cache_names_no_session(service: Service) -> 
     body = {"model": "gpt-4o", "prompt_cache_key": "one for all of an application"}
     first = await service.workers[0].post({**body, "messages": [user("one")]})
     other = await service.workers[1].post({**body, "messages": [user("one")]})
-    second = await service.workers[1].post({**body, "messages": [user("one"), said(first), user("two")]})
+    second = await service.workers[1].post({**body, "messages": [user("one"), reply_of(first), user("two")]})
     assert (first.source, other.source) == ("new", "new")
     assert first.session != other.session
     assert second.source == "lineage"
@@ -244,22 +250,22 @@ async def test_a_key_for_the_prompt_cache_names_no_session(service: Service) -> 
 
 
 async def test_one_id_for_everything_does_not_mix_conversations_that_start_at_once(service: Service) -> None:
-    asked = [f"question {number}" for number in range(8)]
-    answers = await asyncio.gather(*(service.ask(user(each), X_Session_Id="app") for each in asked))
+    questions = [f"question {number}" for number in range(8)]
+    answers = await asyncio.gather(*(service.ask(user(each), X_Session_Id="app") for each in questions))
     found = await service.sessions()
     assert len(found) == 8
     assert {parent for session, parent in found.items() if session != "app"} == {"app"}
-    for question, answer in zip(asked, answers, strict=True):
-        later = await service.ask(user(question), said(answer), user("more"), X_Session_Id="app")
-        assert (await service.live(later.session))[:3] == [question, said(answer)["content"], "more"]
+    for question, answer in zip(questions, answers, strict=True):
+        later = await service.ask(user(question), reply_of(answer), user("more"), X_Session_Id="app")
+        assert (await service.live(later.session))[:3] == [question, reply_of(answer)["content"], "more"]
     assert len(await service.sessions()) == 8
 
 
 async def test_the_same_conversation_under_another_id_is_another_session(service: Service) -> None:
     first = await service.ask(user("one"), X_Session_Id="abc")
-    fork = await service.ask(user("one"), said(first), user("two"), X_Session_Id="fork")
+    fork = await service.ask(user("one"), reply_of(first), user("two"), X_Session_Id="fork")
     assert (fork.session, fork.source) == ("fork", "new")
-    assert await service.live("abc") == ["one", said(first)["content"]]
+    assert await service.live("abc") == ["one", reply_of(first)["content"]]
 
 
 async def test_a_subagent_is_a_child_of_the_session_that_it_names(service: Service) -> None:
@@ -272,7 +278,7 @@ async def test_a_side_call_under_an_id_is_no_turn(service: Service) -> None:
     first = await service.ask(user("one"), X_Session_Id="abc")
     title = await service.ask(system("You are a title generator. Be brief."), user("one"), X_Session_Id="abc")
     assert (title.session, title.source) == ("", "")
-    assert await service.live("abc") == ["one", said(first)["content"]]
+    assert await service.live("abc") == ["one", reply_of(first)["content"]]
 
 
 # Lineage
@@ -282,8 +288,8 @@ async def test_sessions_that_begin_with_the_same_words_stay_two(service: Service
     first = await service.ask(user("hello"))
     second = await service.ask(user("hello"))
     assert first.session != second.session
-    one = await service.ask(user("hello"), said(first), user("one"))
-    two = await service.ask(user("hello"), said(second), user("two"))
+    one = await service.ask(user("hello"), reply_of(first), user("one"))
+    two = await service.ask(user("hello"), reply_of(second), user("two"))
     assert (one.session, two.session) == (first.session, second.session)
     assert (one.source, two.source) == ("lineage", "lineage")
 
@@ -292,10 +298,10 @@ async def test_sessions_with_the_same_words_and_the_same_replies_stay_two(servic
     for _ in range(2):
         service.upstream.tell("hello", "Ok.")
     first, second = await service.ask(user("hello")), await service.ask(user("hello"))
-    one = await service.ask(user("hello"), said(first), user("one"))
-    two = await service.ask(user("hello"), said(second), user("two"))
+    one = await service.ask(user("hello"), reply_of(first), user("one"))
+    two = await service.ask(user("hello"), reply_of(second), user("two"))
     assert {one.session, two.session} == {first.session, second.session}
-    again = await service.ask(user("hello"), said(first), user("one"), said(one), user("more"))
+    again = await service.ask(user("hello"), reply_of(first), user("one"), reply_of(one), user("more"))
     assert again.session == one.session
 
 
@@ -323,7 +329,7 @@ async def test_marked_retry_joins_the_session_of_the_running_call(service: Servi
         ("assistant", "superseded", 1),
         ("user", "live", 1),
     ]
-    assert await service.live(second.session) == ["hello", said(second)["content"]], "the later request's reply"
+    assert await service.live(second.session) == ["hello", reply_of(second)["content"]], "the later request's reply"
 
 
 async def test_failed_first_call_is_continued_by_its_retry(service: Service) -> None:
@@ -331,15 +337,15 @@ async def test_failed_first_call_is_continued_by_its_retry(service: Service) -> 
     await service.ask(user("hello"), expect=500)
     again = await service.ask(user("hello"))
     assert (again.source, len(await service.sessions())) == ("lineage", 1)
-    assert await service.live(again.session) == ["hello", said(again)["content"]]
+    assert await service.live(again.session) == ["hello", reply_of(again)["content"]]
     assert await service.turns(again.session) == [1, 1]
 
 
 async def test_a_failed_later_turn_is_one_turn_when_it_is_sent_again(service: Service) -> None:
     first = await service.ask(user("one"))
     service.upstream.fail("two")
-    await service.ask(user("one"), said(first), user("two"), expect=500)
-    again = await service.ask(user("one"), said(first), user("two"))
+    await service.ask(user("one"), reply_of(first), user("two"), expect=500)
+    again = await service.ask(user("one"), reply_of(first), user("two"))
     assert again.session == first.session
     assert await service.turns(first.session) == [1, 1, 2, 2]
 
@@ -359,7 +365,7 @@ async def test_tenants_do_not_see_each_other(database: Database) -> None:
             service.upstream.tell("hello", "The same reply, word for word, to both of them.")
         first = {tenant: await service.ask(user("hello"), X_Tersely_Key=key) for tenant, key in secrets.items()}
         assert first["north"].session != first["south"].session
-        history = [user("hello"), said(first["north"]), user("more")]
+        history = [user("hello"), reply_of(first["north"]), user("more")]
         second = {tenant: await service.ask(*history, X_Tersely_Key=key) for tenant, key in secrets.items()}
         assert {tenant: each.session for tenant, each in second.items()} == {
             tenant: each.session for tenant, each in first.items()
@@ -388,12 +394,12 @@ async def key_for(database: Database, tenant: str) -> str:
 
 async def test_a_rebuilt_history_is_found_by_its_newest_reply(service: Service) -> None:
     first = await service.ask(user("files: a"), user("one with a reminder"))
-    second = await service.ask(user("files: a, b"), user("one"), said(first), user("two with a reminder"))
+    second = await service.ask(user("files: a, b"), user("one"), reply_of(first), user("two with a reminder"))
     assert (second.session, second.source) == (first.session, "lineage")
     assert (await service.live(first.session))[:-1] == [
         "files: a, b",
         "one",
-        said(first)["content"],
+        reply_of(first)["content"],
         "two with a reminder",
     ]
 
@@ -402,33 +408,33 @@ async def test_a_reply_that_two_sessions_got_tells_nothing_unless_an_older_one_d
     async def tell(opening: str) -> tuple[Answered, Answered]:
         service.upstream.tell("go", "The tests pass now, all of them.")
         first = await service.ask(user(opening))
-        return first, await service.ask(user(opening), said(first), user("go"))
+        return first, await service.ask(user(opening), reply_of(first), user("go"))
 
     await tell("files: a")
     first, second = await tell("files: b")
     assert len(await service.sessions()) == 2
-    unclear = await service.ask(user("rebuilt"), said(second), user("more"))
+    unclear = await service.ask(user("rebuilt"), reply_of(second), user("more"))
     assert unclear.source == "new"
-    settled = await service.ask(user("rebuilt"), said(first), user("go"), said(second), user("more"))
+    settled = await service.ask(user("rebuilt"), reply_of(first), user("go"), reply_of(second), user("more"))
     assert (settled.session, settled.source) == (first.session, "lineage")
 
 
 async def test_short_replies_are_no_anchors(service: Service) -> None:
     service.upstream.tell("one", "Ok.")
     first = await service.ask(user("one"))
-    other = await service.ask(user("something else"), said(first), user("two"))
+    other = await service.ask(user("something else"), reply_of(first), user("two"))
     assert (other.source, other.session != first.session) == ("new", True)
 
 
 async def test_client_that_continues_from_its_own_summary_is_recognised(service: Service) -> None:
     first = await service.ask(user("one"))
     question = user("Please provide a concise summary of our conversation so far, capturing the key points.")
-    summary = await service.ask(user("one"), said(first), question)
+    summary = await service.ask(user("one"), reply_of(first), question)
     assert summary.session == ""
-    told = f"Here is a summary of the conversation to date:\n{said(summary)['content']}"
-    second = await service.ask(user(told), user("two"))
+    summary_text = f"Here is a summary of the conversation to date:\n{reply_of(summary)['content']}"
+    second = await service.ask(user(summary_text), user("two"))
     assert (second.session, second.source) == (first.session, "lineage")
-    assert await service.live(first.session) == [told, "two", said(second)["content"]]
+    assert await service.live(first.session) == [summary_text, "two", reply_of(second)["content"]]
     assert len(await service.sessions()) == 1
 
 
@@ -437,7 +443,7 @@ async def test_client_that_continues_from_its_own_summary_is_recognised(service:
 
 async def test_later_of_two_continuations_wins_and_each_keeps_its_context(service: Service) -> None:
     first = await service.ask(user("one"))
-    before = [user("one"), said(first)]
+    before = [user("one"), reply_of(first)]
     held = service.upstream.hold("this way")
     slow = asyncio.create_task(service.ask(*before, user("this way")))
     await service.upstream.wait_for("this way")
@@ -450,14 +456,19 @@ async def test_later_of_two_continuations_wins_and_each_keeps_its_context(servic
     assert service.upstream.seen["that way"] == [[*before, user("that way")]]
     assert await service.live(first.session) == [
         "one",
-        said(first)["content"],
+        reply_of(first)["content"],
         "that way",
-        said(other)["content"],
+        reply_of(other)["content"],
     ]
     # Nothing is lost: whoever was left behind may come back.
-    back = await service.ask(*before, user("this way"), said(late), user("on"))
+    back = await service.ask(*before, user("this way"), reply_of(late), user("on"))
     assert back.session == first.session
-    assert (await service.live(first.session))[2:] == ["this way", said(late)["content"], "on", said(back)["content"]]
+    assert (await service.live(first.session))[2:] == [
+        "this way",
+        reply_of(late)["content"],
+        "on",
+        reply_of(back)["content"],
+    ]
 
 
 @pytest.mark.parametrize("is_first_quicker", [True, False])
@@ -465,7 +476,7 @@ async def test_of_two_replies_to_one_request_the_later_requests_wins(
     service: Service, *, is_first_quicker: bool
 ) -> None:
     first = await service.ask(user("one"))
-    history = [user("one"), said(first), user("two")]
+    history = [user("one"), reply_of(first), user("two")]
     held = [service.upstream.hold("two") for _ in range(2)]
     asking = []
     for number in (1, 2):
@@ -476,22 +487,27 @@ async def test_of_two_replies_to_one_request_the_later_requests_wins(
         held[number].set()
         await asking[number]
     answers = [task.result() for task in asking]
-    assert await service.live(first.session) == ["one", said(first)["content"], "two", said(answers[1])["content"]]
+    assert await service.live(first.session) == [
+        "one",
+        reply_of(first)["content"],
+        "two",
+        reply_of(answers[1])["content"],
+    ]
     assert await service.turns(first.session) == [1, 1, 2, 2]
     # The client may have taken the other one all the same.
-    third = await service.ask(*history, said(answers[0]), user("three"))
+    third = await service.ask(*history, reply_of(answers[0]), user("three"))
     assert third.session == first.session
-    assert (await service.live(first.session))[2:4] == ["two", said(answers[0])["content"]]
+    assert (await service.live(first.session))[2:4] == ["two", reply_of(answers[0])["content"]]
 
 
 async def test_a_client_may_go_on_from_any_of_several_choices(service: Service) -> None:
     first = await service.ask(user("one"))
-    body = {"model": "gpt-4o", "n": 2, "messages": [user("one"), said(first), user("two")]}
-    service.upstream.said["two"].append(ScriptedReply(body=two_choices(), status=200))
+    body = {"model": "gpt-4o", "n": 2, "messages": [user("one"), reply_of(first), user("two")]}
+    service.upstream.scripted["two"].append(ScriptedReply(body=two_choices(), status=200))
     both = await service.workers[0].post(body)
     stored = await stored_messages(service.database, first.session)
     assert [(words(each), each.status) for each in stored[-2:]] == [("Choice A.", "live"), ("Choice B.", "superseded")]
-    third = await service.ask(*body["messages"], said(both, 1), user("three"))  # type: ignore[misc]
+    third = await service.ask(*body["messages"], reply_of(both, 1), user("three"))  # type: ignore[misc]
     assert third.session == first.session
     assert (await service.live(first.session))[2:5] == ["two", "Choice B.", "three"]
 
@@ -506,9 +522,9 @@ def two_choices() -> bytes:
 
 async def test_interrupted_reply_is_stored_and_histories_with_or_without_it_continue(service: Service) -> None:
     first = await service.ask(user("one"))
-    history = [user("one"), said(first), user("two")]
+    history = [user("one"), reply_of(first), user("two")]
     text = "A long reply of which the client sees the beginning"
-    service.upstream.said["two"].append(
+    service.upstream.scripted["two"].append(
         ScriptedReply(message={"content": text}, pieces=[text[:20], text[20:]], break_after=2, break_with="stall")
     )
     worker = service.workers[0]
@@ -531,16 +547,16 @@ async def test_interrupted_reply_is_stored_and_histories_with_or_without_it_cont
 
 async def test_a_fan_out_of_one_history_loses_nothing(service: Service) -> None:
     first = await service.ask(user("one"))
-    before = [user("one"), said(first)]
-    asked = [f"way {number}" for number in range(12)]
-    answers = await asyncio.gather(*(service.ask(*before, user(each)) for each in asked))
+    before = [user("one"), reply_of(first)]
+    questions = [f"way {number}" for number in range(12)]
+    answers = await asyncio.gather(*(service.ask(*before, user(each)) for each in questions))
     assert {each.session for each in answers} == {first.session}
-    for each in asked:
+    for each in questions:
         assert service.upstream.seen[each] == [[*before, user(each)]]
     stored = await stored_messages(service.database, first.session)
     assert sorted(each.seq for each in stored) == [*range(1, 27)]
     assert sorted(words(each) for each in stored if each.relayed) == sorted(
-        said(each)["content"] for each in (first, *answers)
+        reply_of(each)["content"] for each in (first, *answers)
     )
     live = await service.live(first.session)
     assert len(live) == 4
@@ -568,15 +584,15 @@ def check_context(got: Sequence[Wire], sent: Sequence[Wire]) -> None:
 
 async def test_contexts_of_a_history_that_is_rebuilt_at_each_turn_keep_its_order(database: Database) -> None:
     async with running(database, strategy="slim", epoch='{"high": 1500, "low": 700}') as service:
-        told: list[Wire] = []
+        known: list[Wire] = []
         found = set()
         for number in range(24):
             front = [user(pad("an example")), user(pad(f"files as of {number // 4}"))]
-            sent = [*front, *told, user(f"{pad(f'question {number}')} with a reminder")]
+            sent = [*front, *known, user(f"{pad(f'question {number}')} with a reminder")]
             answered = await service.ask(*sent)
             check_context(service.upstream.seen[sent[-1]["content"]][-1], sent)
             found.add(answered.session)
-            told += [user(pad(f"question {number}")), said(answered)]
+            known += [user(pad(f"question {number}")), reply_of(answered)]
         assert len(found) == 1
         epochs = await query(database, "SELECT number, reason, cut FROM epochs ORDER BY number")
         assert max(row["cut"] for row in epochs) > 1, "something was cut"
@@ -592,6 +608,6 @@ async def test_contexts_after_a_clients_own_compaction_keep_its_order(database: 
                 history = [user(f"Summary:\n{pad(f'what was said until {number}')}"), *history[-5:]]
             answered = await service.ask(*history)
             check_context(service.upstream.seen[history[-1]["content"]][-1], history)
-            history.append(said(answered))
+            history.append(reply_of(answered))
             found.add(answered.session)
         assert len(found) == 1

@@ -60,7 +60,7 @@ async def newest(pool, purpose="checkpoint", **values):
         return await summaries.newest(connection, values.pop("tenant", "north"), "s1", [purpose], **values)
 
 
-async def told(pool):
+async def compaction_events(pool):
     async with pool.transaction("north") as connection:
         return await events.after(connection, "north", "s1", 0, limit=100)
 
@@ -82,14 +82,14 @@ async def test_models_summary_is_stored_with_its_range(fill, pool, host, start, 
     assert summary == done.summary
     assert (summary.text, summary.first_seq, summary.last_seq, summary.source) == (GOOD, 1, 8, "model")
     assert summary.created_at == clock.now
-    (asked,) = host.model.received
-    assert asked.headers["Authorization"] == "Bearer the-key"
-    assert asked.request is not None
-    assert "tools" not in asked.request
-    assert [message["role"] for message in asked.request["messages"]] == ["system", "user"]
-    assert "alpha user 4" in asked.request["messages"][1]["content"]
-    assert "alpha user 5" not in asked.request["messages"][1]["content"]
-    begun, ended = await told(pool)
+    (request,) = host.model.received
+    assert request.headers["Authorization"] == "Bearer the-key"
+    assert request.request is not None
+    assert "tools" not in request.request
+    assert [message["role"] for message in request.request["messages"]] == ["system", "user"]
+    assert "alpha user 4" in request.request["messages"][1]["content"]
+    assert "alpha user 5" not in request.request["messages"][1]["content"]
+    begun, ended = await compaction_events(pool)
     assert (begun.kind, ended.kind) == ("compaction_start", "compaction_end")
     assert (ended.body["tokens_before"], ended.body["tokens_after"]) == (1_600, summary.tokens)
     assert "error" not in ended.body
@@ -151,7 +151,7 @@ async def test_an_unusable_summary_is_replaced_by_an_extract(fill, pool, host, s
     (summary,) = await newest(pool)
     assert summary.source == "extractive"
     assert "src/alpha_1.py" in summary.text
-    assert (await told(pool))[-1].body["error"] == error
+    assert (await compaction_events(pool))[-1].body["error"] == error
 
 
 async def test_a_model_that_takes_too_long_is_not_waited_for(fill, pool, host, start):
@@ -212,9 +212,9 @@ async def test_summary_by_the_sessions_model_needs_the_callers_key(fill, pool, h
     assert mine == (("authorization", "Bearer mine"),)
     done = await summarizer.run_now(job(credentials=mine, is_forced=True))
     assert done.result == "model"
-    (asked,) = host.model.received
-    assert asked.headers["Authorization"] == "Bearer mine"
-    assert asked.request["model"] == "session-model"
+    (request,) = host.model.received
+    assert request.headers["Authorization"] == "Bearer mine"
+    assert request.request["model"] == "session-model"
     assert "mine" not in repr(job(credentials=mine))
 
 
@@ -334,7 +334,7 @@ async def test_a_range_that_cannot_be_shortened_is_retried_only_after_a_change(f
     for result in ("unchanged", "done", "done"):
         assert (await summarizer.run_now(job(last_seq=2))).result == result
     assert await newest(pool) == []
-    assert len(await told(pool)) == 2
+    assert len(await compaction_events(pool)) == 2
     assert not host.model.received, "there is nothing to be gained"
     await admin.execute("UPDATE messages SET status = 'dropped' WHERE seq = 1")
     assert (await summarizer.run_now(job(last_seq=2))).result == "unchanged"
@@ -413,7 +413,7 @@ async def test_job_without_its_lease_stops_calling_the_model(fill, pool, host, s
     host.model.script = script
     assert (await (await start(window=4_000)).run_now(job(last_seq=80))).result == "stale"
     assert len(host.model.received) == 1
-    assert (await told(pool))[-1].body["result"] == "stale"
+    assert (await compaction_events(pool))[-1].body["result"] == "stale"
 
 
 async def test_stopping_gives_up_and_gives_back(fill, pool, host, start, admin):
@@ -428,7 +428,7 @@ async def test_stopping_gives_up_and_gives_back(fill, pool, host, start, admin):
         await summarizer.close()
     assert await admin.fetchval("SELECT count(*) FROM leases") == 0
     assert await newest(pool) == []
-    ended = (await told(pool))[-1]
+    ended = (await compaction_events(pool))[-1]
     assert (ended.body["result"], ended.body["error"]) == ("failed", "CancelledError")
     say(host, GOOD)
     assert (await (await start()).run_now(job())).result == "model"
@@ -457,7 +457,11 @@ async def test_the_job_of_a_killed_process_is_taken_over(fill, database, pool, h
     clock.forward(seconds=91)
     assert (await summarizer.run_now(job())).result == "model"
     assert len(await newest(pool, limit=9)) == 1
-    assert [event.kind for event in await told(pool)] == ["compaction_start", "compaction_start", "compaction_end"]
+    assert [event.kind for event in await compaction_events(pool)] == [
+        "compaction_start",
+        "compaction_start",
+        "compaction_end",
+    ]
 
 
 # Tenants, and what is said about it all
@@ -500,7 +504,7 @@ async def test_neither_keys_nor_content_are_logged_or_shown(fill, pool, host, st
     assert "a summary was not made: ValueError" in written.getvalue(), "there is something to look at"
     assert "is paused" in written.getvalue()
     assert "marker77" not in written.getvalue()
-    assert "marker77" not in json.dumps([event.body for event in await told(pool)])
+    assert "marker77" not in json.dumps([event.body for event in await compaction_events(pool)])
     for table in ("summaries", "memory", "leases", "breakers", "events"):
         for row in await admin.fetch(f"SELECT * FROM {table}"):
             assert "sk-marker77" not in repr(row)

@@ -62,7 +62,7 @@ def test_loading_opens_no_socket():
         "from tersely.service.common.vocabulary import load_encoding\n"
         "print(len(load_encoding('o200k_base').encode('hello world')), len(load_encoding('cl100k_base').encode('hi')))"
     )
-    said = subprocess.run(
+    ran = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
     )
-    assert said.stdout.split() == ["2", "1"]
+    assert ran.stdout.split() == ["2", "1"]

@@ -37,7 +37,7 @@ class Service:
     """A running helper process; ``said`` is its first line."""
 
     process: subprocess.Popen[str]
-    said: dict
+    first_line: dict
 
     def kill(self) -> None:
         self.process.kill()
@@ -261,13 +261,13 @@ def test_a_killed_server_comes_back_under_a_living_service_with_all_its_rows(dat
 def test_a_killed_server_comes_back_for_a_service_that_had_only_joined(data_dir, launch):
     owner = launch()
     joined = launch()
-    assert (owner.said["started"], joined.said["started"]) == (True, False)
+    assert (owner.first_line["started"], joined.first_line["started"]) == (True, False)
     owner.kill()
     before = postmaster(data_dir)
     for process in server_processes(data_dir):
         process.kill()
     eventually(lambda: bool(server_processes(data_dir)) and postmaster(data_dir).pid != before.pid)
-    eventually(lambda: _answers(joined.said["dsn"]))
+    eventually(lambda: _answers(joined.first_line["dsn"]))
     assert joined.terminate() == 0
     assert server_processes(data_dir) == []
 
@@ -302,11 +302,11 @@ def test_two_services_share_one_server_and_the_last_one_out_stops_it(data_dir, l
     first = launch()
     second = launch()
     server = postmaster(data_dir)
-    assert (first.said["started"], second.said["started"]) == (True, False)
-    assert first.said["dsn"] == second.said["dsn"]
+    assert (first.first_line["started"], second.first_line["started"]) == (True, False)
+    assert first.first_line["dsn"] == second.first_line["dsn"]
     assert first.terminate() == 0
     assert not has_ended(server)
-    assert query(second.said["dsn"], "SELECT 1") == 1
+    assert query(second.first_line["dsn"], "SELECT 1") == 1
     assert second.terminate() == 0
     assert has_ended(server)
 
@@ -315,7 +315,7 @@ def test_services_that_start_at_once_agree_on_one_server(data_dir):
     processes = [spawn(data_dir, "wait") for _ in range(4)]
     try:
         services = [up(process) for process in processes]
-        assert sorted(service.said["started"] for service in services) == [False, False, False, True]
+        assert sorted(service.first_line["started"] for service in services) == [False, False, False, True]
         main = postmaster(data_dir)
         assert {process.ppid() for process in server_processes(data_dir) if process.pid != main.pid} == {main.pid}
         assert [service.terminate() for service in services] == [0, 0, 0, 0]
@@ -330,7 +330,7 @@ def test_services_that_start_at_once_agree_on_one_server(data_dir):
 def test_a_recovery_of_more_than_ten_seconds_is_waited_for(data_dir, launch):
     service = launch()
     query(
-        service.said["dsn"],
+        service.first_line["dsn"],
         "CREATE TABLE kept AS SELECT n, md5(n::text) AS words FROM generate_series(1, 300000) AS n",
     )
     for process in server_processes(data_dir):
@@ -472,14 +472,14 @@ def test_as_root_binaries_in_a_closed_place_are_copied_to_where_the_server_reach
     private = type(find_install())(root=closed / wheel.relative_to(wheel.parent.parent))
     copy = reachable_install(private, account=account, home=home)
     assert copy.root.is_relative_to(home)
-    said = subprocess.run(
+    first_line = subprocess.run(
         [str(copy.program("initdb")), "--version"],
         capture_output=True,
         check=True,
         cwd="/",
         **account.popen_arguments(),
     )
-    assert said.stdout.startswith(b"initdb (PostgreSQL) 18")
+    assert first_line.stdout.startswith(b"initdb (PostgreSQL) 18")
     assert reachable_install(private, account=account, home=home) == copy
 
 
@@ -493,7 +493,7 @@ def test_embedded_server_works_for_an_ordinary_user_alone(data_dir, launch):
     data_dir.mkdir()
     os.chown(data_dir, nobody, nobody)
     service = launch("wait", str(nobody))
-    assert service.said["started"]
+    assert service.first_line["started"]
     assert postmaster(data_dir).uids().real == nobody
     assert (data_dir / "postgres").stat().st_uid == nobody
     assert service.terminate() == 0

@@ -34,7 +34,7 @@ async def database(database: conftest.Database) -> AsyncIterator[Database]:
 
 def appended(session_id: str, count: int, word: str) -> RequestWrite:
     """``count`` messages that are added to a session, which is made where there is none."""
-    said = [
+    identities = [
         MessageIdentity(
             digest=blake2b(f"{word}{n}".encode(), digest_size=16).digest(), is_link=True, starts_turn=True, role="user"
         )
@@ -46,10 +46,10 @@ def appended(session_id: str, count: int, word: str) -> RequestWrite:
         create=NewSession(metadata=b"{}"),
         mode="append",
         dialect="openai_chat",
-        incoming=said,
+        incoming=identities,
         raws=[b'{"role":"user","content":"%s"}' % word.encode()] * count,
         tokens=[3] * count,
-        decision=append_messages(said, last_seq=0, turns=0, turn=0),
+        decision=append_messages(identities, last_seq=0, turns=0, turn=0),
         session=None,
         now=NOW,
         is_call=False,

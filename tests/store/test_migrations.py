@@ -135,12 +135,16 @@ async def test_readiness_names_an_older_schema(database: Database, monkeypatch: 
 
     monkeypatch.setattr("tersely.lifespan.migrate", away)
     await execute(database, "UPDATE alembic_version SET version_num = '0010'")
-    told = f"0010, older than {current_revision()}: run tersely migrate"
+    schema = f"0010, older than {current_revision()}: run tersely migrate"
     with scripted() as model, serve(database, model.url) as service:
-        assert httpx.get(f"{service.url}/readyz").json() == {"status": "ready", "database": "outdated", "schema": told}
+        assert httpx.get(f"{service.url}/readyz").json() == {
+            "status": "ready",
+            "database": "outdated",
+            "schema": schema,
+        }
         strict = httpx.get(f"{service.url}/readyz?strict=1")
         assert strict.status_code == 503
-        assert strict.json() == {"status": "database outdated", "schema": told}
+        assert strict.json() == {"status": "database outdated", "schema": schema}
     await execute(database, "REVOKE SELECT ON alembic_version FROM tersely_app")
     with scripted() as model, serve(database, model.url) as service:
         assert httpx.get(f"{service.url}/readyz?strict=1").json()["schema"].startswith("unknown, older than")

@@ -28,7 +28,7 @@ TENANT = "north"
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-def said(role: str, words: str) -> MessageIdentity:
+def identity_of(role: str, words: str) -> MessageIdentity:
     digest = blake2b(f"{role}{words}".encode(), digest_size=16).digest()
     return MessageIdentity(digest=digest, is_link=role != "system", starts_turn=role == "user", role=role)  # type: ignore[arg-type]
 
@@ -38,7 +38,7 @@ class Talk:
     """A client's history, and the chain after each of its replies, the newest first."""
 
     id: str
-    history: list[MessageIdentity] = field(default_factory=lambda: [said("system", "be brief")])
+    history: list[MessageIdentity] = field(default_factory=lambda: [identity_of("system", "be brief")])
     chains: list[bytes] = field(default_factory=list)
 
 
@@ -61,7 +61,7 @@ class Worker:
     ) -> None:
         """Ask and be answered, ``at`` seconds after the start; ``apart``: in two writes."""
         hit = await self.find(talk) if talk.chains else None
-        talk.history.append(said("user", words))
+        talk.history.append(identity_of("user", words))
         session, rows = (hit.session, [tail.row for tail in hit.tail or ()]) if hit else (None, [])
         last_seq, turn = (session.last_seq, session.turns) if session else (0, 0)
         now = START + timedelta(seconds=at)
@@ -81,7 +81,7 @@ class Worker:
         written = self.writer.submit(request)
         if apart:
             await written
-        answer = said("assistant", reply)
+        answer = identity_of("assistant", reply)
         chain = b""
         for link in talk.history:
             chain = extend(chain, link.digest) if link.is_link else chain
@@ -190,14 +190,14 @@ async def test_recreated_session_with_equal_content_is_another_session(database:
     await worker.turn(talk, "first", "one", at=0)
     async with database.transaction(TENANT) as connection:
         assert await sessions.delete(connection, TENANT, "s")
-    again = Talk("s", history=[said("system", "be longwinded")])
+    again = Talk("s", history=[identity_of("system", "be longwinded")])
     await other.turn(again, "first", "one", at=60)
     assert again.chains == talk.chains
 
     await is_right(worker, talk, remembered=False)
 
     rows = list((await worker.find(talk)).tail or ())
-    assert rows[0].row.digest == said("system", "be longwinded").digest
+    assert rows[0].row.digest == identity_of("system", "be longwinded").digest
     assert rows[0].created_at == START + timedelta(seconds=60)
 
 

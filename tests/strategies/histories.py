@@ -40,19 +40,19 @@ def place(*messages: Message, pinned: frozenset[int] = frozenset()) -> tuple[Ent
 
 def chat(turns: int, *, size: int = 0) -> tuple[Entry, ...]:
     """``turns`` questions with their answers but for the last, each answer padded by ``size`` characters."""
-    said: list[Message] = []
+    messages: list[Message] = []
     for turn in range(1, turns + 1):
-        said += [user(f"question {turn}"), assistant(f"answer {turn}. " + "x" * size)]
-    return place(*said[:-1])
+        messages += [user(f"question {turn}"), assistant(f"answer {turn}. " + "x" * size)]
+    return place(*messages[:-1])
 
 
 def work(steps: int, *, size: int = 400, turn: str = "fix src/app.py") -> tuple[Entry, ...]:
     """One turn of ``steps`` tool calls, the last result being the last message."""
-    said: list[Message] = [user(turn)]
+    messages: list[Message] = [user(turn)]
     for step in range(1, steps + 1):
-        said += [assistant(f"Step {step}.", call(f"c{step}", "read", {"path": f"src/file_{step}.py"}))]
-        said += [result(f"c{step}", f"content_{step} " + "y" * size)]
-    return place(*said)
+        messages += [assistant(f"Step {step}.", call(f"c{step}", "read", {"path": f"src/file_{step}.py"}))]
+        messages += [result(f"c{step}", f"content_{step} " + "y" * size)]
+    return place(*messages)
 
 
 def terse(*texts: str, first: int = 1) -> tuple[TerseEntry, ...]:
@@ -140,8 +140,8 @@ def exchanges(draw: st.DrawFn) -> list[Message]:
     ]
     reply = assistant(draw(words) if not calls or draw(st.booleans()) else None, *calls)
     answered = [result(c.id, draw(words)) for c in calls if draw(st.integers(0, 9))]
-    asked = [user(draw(words))] if not answered or draw(st.integers(0, 3)) == 0 else []
-    return [reply, *answered, *asked]
+    question = [user(draw(words))] if not answered or draw(st.integers(0, 3)) == 0 else []
+    return [reply, *answered, *question]
 
 
 conversations = st.lists(exchanges(), min_size=1, max_size=14).map(lambda rest: [[user("the task")], *rest])

@@ -133,8 +133,8 @@ def test_derived_entry_quotes_the_last_reply_or_the_question(messages: list[Mess
 
 
 @given(st.text(max_size=2_000), st.text(max_size=2_000))
-def test_a_derived_entry_is_one_short_line(asked: str, said: str) -> None:
-    text = derive_terse(turn_of(user(asked), assistant(said))).text
+def test_a_derived_entry_is_one_short_line(question: str, reply: str) -> None:
+    text = derive_terse(turn_of(user(question), assistant(reply))).text
     assert 0 < len(text) <= TERSE_LIMIT
     assert len(text.splitlines()) == 1
 

@@ -43,11 +43,11 @@ def play(
     batches: Sequence[list[Message]], strategy: Strategy, policy: Policy, instructions: str | None = NOTE
 ) -> list[tuple[tuple[Entry, ...], Context]]:
     calls: list[tuple[tuple[Entry, ...], Context]] = []
-    said: list[Message] = []
+    messages: list[Message] = []
     epoch: Epoch | None = None
     for number, batch in enumerate(batches):
-        said += batch
-        history = place(*said)
+        messages += batch
+        history = place(*messages)
         snapshot = load(history, epoch, calls=number, instructions=instructions, read_back="context_search")
         context = call_model(snapshot, strategy=strategy, policy=policy, material=EpochInputs())
         epoch = context.epoch
@@ -231,11 +231,11 @@ def test_instructions_and_memos_in_front_of_one_message_are_both_shown() -> None
 @quick
 @given(conversations, every_strategy, policies)
 def test_token_sums_never_miss_a_due_epoch(batches: list[list[Message]], strategy: Strategy, policy: Policy) -> None:
-    said: list[Message] = []
+    messages: list[Message] = []
     calls = play(batches, strategy, policy)
     for number, (_, context) in enumerate(calls[:-1]):
-        said = [message for batch in batches[: number + 2] for message in batch]
-        snapshot = load(place(*said), context.epoch, instructions=NOTE, read_back="context_search")
+        messages = [message for batch in batches[: number + 2] for message in batch]
+        snapshot = load(place(*messages), context.epoch, instructions=NOTE, read_back="context_search")
         needs = needs_of(strategy, snapshot)
         if is_due(with_tiers_applied(snapshot), policy, needs):
             assert may_be_due(snapshot, policy, needs, content=content_tokens(snapshot))

@@ -47,10 +47,10 @@ def test_nothing_before_the_clear_is_in_the_context(strategy: Strategy, policy: 
     old = (*chat(6, size=300)[:-1],)
     epoch = cleared(old, strategy, policy)
     assert (epoch.cleared_at, epoch.head, epoch.kept) == (old[-1].seq + 1, (), ())
-    said = [entry.message for entry in old]
+    messages = [entry.message for entry in old]
     for turn in range(1, 40):
-        said += [user(f"fresh question {turn}"), assistant(f"fresh answer {turn}. " + "y" * 300)]
-        history = place(*said)
+        messages += [user(f"fresh question {turn}"), assistant(f"fresh answer {turn}. " + "y" * 300)]
+        history = place(*messages)
         context = go_on(history[:-1], epoch, strategy, policy)
         epoch = context.epoch
         assert epoch.cleared_at == old[-1].seq + 1

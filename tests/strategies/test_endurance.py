@@ -45,21 +45,21 @@ def several(*ids: str, text: str) -> Message:
 @st.composite
 def nasty(draw: st.DrawFn) -> list[Message]:
     """One batch: calls and results, late, doubled, missing or of no call; questions in a row; empty texts."""
-    said: list[Message] = []
+    messages: list[Message] = []
     for _ in range(draw(st.integers(0, 3))):
         ids = draw(st.lists(numbers, max_size=3))
         match draw(st.integers(0, 4)):
             case 0:
-                said.append(assistant(draw(texts) or None, *(call(each, "read", {"path": "a.py"}) for each in ids)))
+                messages.append(assistant(draw(texts) or None, *(call(each, "read", {"path": "a.py"}) for each in ids)))
             case 1:
-                said += [result(each, draw(texts)) for each in ids]
+                messages += [result(each, draw(texts)) for each in ids]
             case 2:
-                said.append(several(*ids, text=draw(texts)) if ids else assistant(None))
+                messages.append(several(*ids, text=draw(texts)) if ids else assistant(None))
             case 3:
-                said.append(assistant(draw(texts)))
+                messages.append(assistant(draw(texts)))
             case _:
-                said.append(user(draw(texts)))
-    return [*said, user(draw(texts))] if draw(st.booleans()) else said
+                messages.append(user(draw(texts)))
+    return [*messages, user(draw(texts))] if draw(st.booleans()) else messages
 
 
 histories = st.lists(nasty(), min_size=1, max_size=14).map(lambda rest: [[user("the task")], *rest])
@@ -148,7 +148,7 @@ class Player:
         ]
         context = contexts[-1]
         is_new = self.epoch is None or context.epoch.number != self.epoch.number
-        asked = (
+        needs = (
             after_cut(self.strategy, snapshot, context.epoch) if is_new else upcoming_summaries(self.strategy, snapshot)
         )
         known = {(s.purpose, s.first_seq, s.last_seq) for s in self.summaries}
@@ -162,7 +162,7 @@ class Player:
                 source="model",
                 created_at=last.created_at,
             )
-            for each in asked
+            for each in needs
             if (each.purpose, each.first_seq, each.last_seq) not in known
         )
         self.epoch = context.epoch
@@ -180,15 +180,15 @@ def play(
     overflows: frozenset[int] = frozenset(),
 ) -> list[Step]:
     """A call after each batch; at ``cut_back`` the client goes on from the middle, ``overflows`` are refused twice."""
-    said: list[Message] = []
+    messages: list[Message] = []
     live: list[int] = []
     steps = []
     for number, batch in enumerate(batches):
         is_edit = number in cut_back and len(live) > 1
         more = [user("rather this"), *batch] if is_edit else batch
-        live = [*(live[: len(live) // 2] if is_edit else live), *range(len(said), len(said) + len(more))]
-        said += more
-        everything = place(*said, pinned=pinned)
+        live = [*(live[: len(live) // 2] if is_edit else live), *range(len(messages), len(messages) + len(more))]
+        messages += more
+        everything = place(*messages, pinned=pinned)
         history = tuple(everything[index] for index in live)
         steps.append(player.call(history, edited=is_edit, overflows=2 if number in overflows else 0))
     return steps
@@ -347,8 +347,8 @@ def test_summaries_are_never_repeated_over_epochs() -> None:
     player = Player(Trim(max_context_turns=4), EveryRequest(), summary_words=3)
     for step in play([[user("the task")], *(chatting(number) for number in range(80))], player):
         (text,) = [prefix.text for prefix in step.context.epoch.prefixes] or [""]
-        told = [line for line in text.splitlines() if line.startswith("S")]
-        assert len(told) == len(set(told))
+        lines = [line for line in text.splitlines() if line.startswith("S")]
+        assert len(lines) == len(set(lines))
     assert len(player.summaries) > 16
 
 

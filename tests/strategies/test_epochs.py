@@ -53,7 +53,7 @@ def test_the_forms_of_the_contract(value: object, policy: Policy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "pieces"),
     [
         ("sometimes", ["epoch", "'sometimes'", "every_request"]),
         ("", ["epoch"]),
@@ -73,11 +73,11 @@ def test_the_forms_of_the_contract(value: object, policy: Policy) -> None:
         ({"read_price": float("nan")}, ["epoch.read_price", "'nan'"]),
     ],
 )
-def test_a_wrong_policy_is_refused_with_name_value_and_range(value: object, told: list[str]) -> None:
+def test_a_wrong_policy_is_refused_with_name_value_and_range(value: object, pieces: list[str]) -> None:
     with pytest.raises(InvalidRequest) as refused:
         parse_policy(value)
     assert refused.value.field == "epoch"
-    assert all(piece in refused.value.detail for piece in told)
+    assert all(piece in refused.value.detail for piece in pieces)
 
 
 def test_a_fingerprint_tells_configurations_apart() -> None:

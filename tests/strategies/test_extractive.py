@@ -28,33 +28,33 @@ def lines(text: str) -> dict[str, str]:
 
 
 def test_summary_names_requests_decisions_files_errors_and_open_points():
-    said = lines(summarize_without_model(SESSION, limit=500, encode=estimate_text))
-    assert list(said) == list(SECTIONS)
-    assert said["Goals"].startswith("t1: Fix the login bug in src/auth.py. Do not touch the schema.")
-    assert "guard instead of a try block" in said["Decisions"]
-    assert "t1: I decided to use a guard" in said["Done"]
-    assert "src/auth.py t1" in said["Files and names"]
-    assert "8484 t2" in said["Files and names"]
-    assert "t1: TypeError: 'NoneType' object is not subscriptable" in said["Errors"]
-    assert "TODO: a test for expired tokens" in said["Open"]
-    assert "no result yet of bash" in said["Open"]
+    sections = lines(summarize_without_model(SESSION, limit=500, encode=estimate_text))
+    assert list(sections) == list(SECTIONS)
+    assert sections["Goals"].startswith("t1: Fix the login bug in src/auth.py. Do not touch the schema.")
+    assert "guard instead of a try block" in sections["Decisions"]
+    assert "t1: I decided to use a guard" in sections["Done"]
+    assert "src/auth.py t1" in sections["Files and names"]
+    assert "8484 t2" in sections["Files and names"]
+    assert "t1: TypeError: 'NoneType' object is not subscriptable" in sections["Errors"]
+    assert "TODO: a test for expired tokens" in sections["Open"]
+    assert "no result yet of bash" in sections["Open"]
 
 
 def test_an_earlier_summary_is_taken_up():
     earlier = summarize_without_model(SESSION[:4], limit=500, encode=estimate_text)
-    said = lines(summarize_without_model(SESSION[4:], limit=500, encode=estimate_text, earlier=earlier))
-    assert "Fix the login bug" in said["Goals"]
-    assert "port 8484" in said["Goals"]
-    assert "guard instead" in said["Decisions"]
-    assert "src/auth.py t1" in said["Files and names"]
+    sections = lines(summarize_without_model(SESSION[4:], limit=500, encode=estimate_text, earlier=earlier))
+    assert "Fix the login bug" in sections["Goals"]
+    assert "port 8484" in sections["Goals"]
+    assert "guard instead" in sections["Decisions"]
+    assert "src/auth.py t1" in sections["Files and names"]
 
 
 def test_a_models_checkpoint_is_taken_up_under_its_headings():
     checkpoint = "## Goal\nShip it\n\n## Decisions\n- JWT, because stateless\n## Next steps\n- write docs\nfree text"
-    said = lines(summarize_without_model(SESSION[4:], limit=500, encode=estimate_text, earlier=checkpoint))
-    assert "Ship it" in said["Goals"]
-    assert "JWT, because stateless" in said["Decisions"]
-    assert "write docs" in said["Open"]
+    sections = lines(summarize_without_model(SESSION[4:], limit=500, encode=estimate_text, earlier=checkpoint))
+    assert "Ship it" in sections["Goals"]
+    assert "JWT, because stateless" in sections["Decisions"]
+    assert "write docs" in sections["Open"]
 
 
 def test_of_a_long_history_the_beginning_and_the_newest_are_read():
@@ -78,9 +78,9 @@ def test_summaries_of_summaries_do_not_grow():
 
 
 def test_question_and_unanswered_message_are_open_ends():
-    asked = place(user("go"), assistant("Done. Shall I push?"))
-    assert "the assistant asked: Shall I push?" in summarize_without_model(asked, limit=200, encode=estimate_text)
-    assert "not answered yet" in summarize_without_model(asked[:1], limit=200, encode=estimate_text)
+    entries = place(user("go"), assistant("Done. Shall I push?"))
+    assert "the assistant asked: Shall I push?" in summarize_without_model(entries, limit=200, encode=estimate_text)
+    assert "not answered yet" in summarize_without_model(entries[:1], limit=200, encode=estimate_text)
 
 
 def test_messages_without_words_are_counted():
@@ -114,11 +114,11 @@ def test_a_state_takes_no_markup_and_no_bare_numbers():
         '<div class="grid-col-main" id="x_y_1"><span data-test-id="a-b-c">took 123456 ms</span></div>\n'
         "# 4711 items\n| 20240501 | 99999 |\n&nbsp;&#8217;"
     )
-    said = [
+    messages = [
         user(f"Fix src/parse.py on port 8484 and 10.0.0.7. MAX_DEPTH=12. {markup}"),
         assistant(f"I fixed src/parse.py as you said.\n{markup}"),
     ]
-    text = derive_state(place(*said), limit=600, encode=estimate_text)
+    text = derive_state(place(*messages), limit=600, encode=estimate_text)
     lines = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     assert "Fix src/parse.py" in lines["Goal"]
     assert "src/parse.py" in lines["Context"]
@@ -128,8 +128,8 @@ def test_a_state_takes_no_markup_and_no_bare_numbers():
 
 
 @given(conversations, st.integers(1, 600), st.text(max_size=400))
-def test_any_history_gives_a_bounded_text(said, limit, earlier):
-    entries = place(*chain.from_iterable(said))
+def test_any_history_gives_a_bounded_text(turns, limit, earlier):
+    entries = place(*chain.from_iterable(turns))
     for cut in (0, len(entries) // 2):
         text = summarize_without_model(entries[cut:], limit=limit, encode=estimate_text, earlier=earlier)
         assert text
@@ -138,14 +138,14 @@ def test_any_history_gives_a_bounded_text(said, limit, earlier):
 
 
 @given(conversations, st.integers(10, 600))
-def test_any_history_gives_a_bounded_state(said, limit):
-    text = derive_state(place(*chain.from_iterable(said)), limit=limit, encode=estimate_text)
+def test_any_history_gives_a_bounded_state(turns, limit):
+    text = derive_state(place(*chain.from_iterable(turns)), limit=limit, encode=estimate_text)
     assert not text or text.startswith("### STATE")
     assert estimate_text(text) <= limit
 
 
 @given(st.text(max_size=3_000), st.text(max_size=300), st.integers(40, 1_000))
-def test_any_result_gives_a_bounded_digest(text, said, runes):
-    digest = digest_result(said, text, runes=runes)
+def test_any_result_gives_a_bounded_digest(text, call, runes):
+    digest = digest_result(call, text, runes=runes)
     assert digest
     assert len(digest) <= runes

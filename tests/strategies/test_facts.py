@@ -38,16 +38,16 @@ RESULTS = ["ok", "TypeError: 'NoneType' is not subscriptable", "exit code 1\nbui
 @st.composite
 def steps(draw: st.DrawFn) -> list[Message]:
     """What is said in a turn: a question, calls that may stay without result and may be made again, a reply or none."""
-    said: list[Message] = [user(draw(st.sampled_from(ASKED)))]
+    messages: list[Message] = [user(draw(st.sampled_from(ASKED)))]
     for _ in range(draw(st.integers(0, 4))):
         number = draw(st.integers(1, 6))
         name = draw(st.sampled_from(["read", "bash"]))
-        said.append(assistant(draw(st.sampled_from(SAID)), call(f"c{number}", name, {"n": number % 3})))
+        messages.append(assistant(draw(st.sampled_from(SAID)), call(f"c{number}", name, {"n": number % 3})))
         if draw(st.integers(0, 5)):
-            said.append(result(f"c{number}", draw(st.sampled_from(RESULTS))))
+            messages.append(result(f"c{number}", draw(st.sampled_from(RESULTS))))
     if draw(st.integers(0, 4)):
-        said.append(assistant(draw(st.sampled_from(SAID))))
-    return said
+        messages.append(assistant(draw(st.sampled_from(SAID))))
+    return messages
 
 
 histories = st.lists(steps(), min_size=1, max_size=12).map(lambda turns: place(*(m for turn in turns for m in turn)))
@@ -73,36 +73,37 @@ def _is_so(section: str, line: str, entries: Sequence[Entry]) -> bool:
     head = re.match(r"t(\d+): (.*)", line)
     assert head, line
     of_turn = [entry for entry in entries if entry.turn == int(head[1])]
-    said = head[2]
+    statement = head[2]
     if section == "Open":
-        return _is_open(said, of_turn, entries)
+        return _is_open(statement, of_turn, entries)
     if section == "Goals":
         return any(
-            said in (clip_line(e.message.text, TASK), clip_line(e.message.text, LINE)) for e in _of(of_turn, "user")
+            statement in (clip_line(e.message.text, TASK), clip_line(e.message.text, LINE))
+            for e in _of(of_turn, "user")
         )
     if section == "Decisions":
-        role, _, quote = said.partition(" said: ")
+        role, _, quote = statement.partition(" said: ")
         return any(quote in e.message.text for e in _of(of_turn, role))
     if section == "Errors":
-        return _stands(said, of_turn, entries)
-    used = said.removeprefix("used ")
-    if used != said:
+        return _stands(statement, of_turn, entries)
+    used = statement.removeprefix("used ")
+    if used != statement:
         return set(used.split(", ")) <= {c.name for e in of_turn for c in e.message.calls}
-    return any(said in e.message.text for e in _of(of_turn, "assistant"))
+    return any(statement in e.message.text for e in _of(of_turn, "assistant"))
 
 
-def _is_open(said: str, of_turn: Sequence[Entry], entries: Sequence[Entry]) -> bool:
-    if said.startswith("no result yet of "):
-        return said.removeprefix("no result yet of ") in _waiting(entries, of_turn)
+def _is_open(statement: str, of_turn: Sequence[Entry], entries: Sequence[Entry]) -> bool:
+    if statement.startswith("no result yet of "):
+        return statement.removeprefix("no result yet of ") in _waiting(entries, of_turn)
     last = entries[-1]
-    if said == "not answered yet":
+    if statement == "not answered yet":
         return last in of_turn and last.message.role == "user"
-    if said.startswith("the assistant asked: "):
-        asked = said.removeprefix("the assistant asked: ")
-        return last in of_turn and last.message.role == "assistant" and last.message.text.endswith(asked)
-    quote = said.removeprefix("the assistant said: ")
+    if statement.startswith("the assistant asked: "):
+        question = statement.removeprefix("the assistant asked: ")
+        return last in of_turn and last.message.role == "assistant" and last.message.text.endswith(question)
+    quote = statement.removeprefix("the assistant said: ")
     replies = [e for e in entries if e.message.role == "assistant" and not e.message.calls]
-    return quote != said and replies[-1] in of_turn and quote in replies[-1].message.text
+    return quote != statement and replies[-1] in of_turn and quote in replies[-1].message.text
 
 
 def _waiting(entries: Sequence[Entry], of_turn: Sequence[Entry]) -> set[str]:
@@ -153,19 +154,19 @@ def test_facts_covered_in_pieces_equal_facts_covered_at_once(entries, size):
     pieces = CoveredFacts()
     for start in range(0, len(entries), size):
         pieces = cover(pieces, entries[start : start + size])
-    whole, told = write_sections(cover(CoveredFacts(), entries)), write_sections(pieces)
-    assert told["Open"] == whole["Open"]
-    assert told["Errors"] == whole["Errors"] or len(told["Errors"]) >= 3
-    assert sorted(told["Files and names"]) == sorted(whole["Files and names"])
+    whole, sections = write_sections(cover(CoveredFacts(), entries)), write_sections(pieces)
+    assert sections["Open"] == whole["Open"]
+    assert sections["Errors"] == whole["Errors"] or len(sections["Errors"]) >= 3
+    assert sorted(sections["Files and names"]) == sorted(whole["Files and names"])
 
 
 @pytest.mark.parametrize(
     "strategy", [Compact(max_tokens=400, keep_recent_tokens=150), Trim(max_context_tokens=1_000, max_context_turns=3)]
 )
 @settings(max_examples=40)
-@given(said=st.lists(steps(), min_size=6, max_size=20))
-def test_no_statement_of_a_checkpoint_is_false_over_several_epochs(strategy: Strategy, said: list[list[Message]]):
-    history = place(*(message for turn in said for message in turn))
+@given(turns=st.lists(steps(), min_size=6, max_size=20))
+def test_no_statement_of_a_checkpoint_is_false_over_several_epochs(strategy: Strategy, turns: list[list[Message]]):
+    history = place(*(message for turn in turns for message in turn))
     epoch = None
     epochs = 0
     for end in range(1, len(history) + 1):

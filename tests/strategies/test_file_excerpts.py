@@ -114,11 +114,11 @@ texts = st.sampled_from(["one", "two\nthree", PLAN, "word " * 900, "x" * 30_000,
 @quick
 @given(st.lists(st.tuples(st.sampled_from(["read", "edit", "write"]), paths, texts, texts), max_size=12))
 def test_excerpts_are_bounded_and_quote_what_was_said(work: list[tuple[str, str, str, str]]) -> None:
-    said: list[Message] = []
+    messages: list[Message] = []
     for number, (kind, path, one, other) in enumerate(work):
         ways = {"read": read, "write": write}
-        said += edit(number, path, one, other) if kind == "edit" else ways[kind](number, path, one)
-    history = place(user("Begin."), *said, assistant("x" * 12_000), user("Go on."))
+        messages += edit(number, path, one, other) if kind == "edit" else ways[kind](number, path, one)
+    history = place(user("Begin."), *messages, assistant("x" * 12_000), user("Go on."))
     context = call_model(
         load(history, None), strategy=Slim(files=1_000), policy=Auto(high=3_000, low=2_400), material=EpochInputs()
     )

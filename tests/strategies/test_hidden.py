@@ -53,7 +53,7 @@ class Session:
 
     strategy: Strategy
     policy: Policy
-    said: list[Message] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
     pinned: set[int] = field(default_factory=set)
     left: list[set[int]] = field(default_factory=list)
@@ -63,21 +63,21 @@ class Session:
 
     @property
     def live(self) -> tuple[Entry, ...]:
-        entries = place(*self.said, pinned=frozenset(self.pinned))
+        entries = place(*self.messages, pinned=frozenset(self.pinned))
         return tuple(entry for entry in entries if entry.seq not in self.gone)
 
     def name(self) -> str:
-        return f"mark_{len(self.said) + 1}_x"
+        return f"mark_{len(self.messages) + 1}_x"
 
     def say(self, *, works: bool) -> None:
         """A question; with a call and its result behind it."""
-        self.said.append(user(f"please see to {self.name()} " + "q" * 100))
+        self.messages.append(user(f"please see to {self.name()} " + "q" * 100))
         if works:
-            self.said.append(assistant(f"looks at {self.name()}", call(f"c{len(self.said)}", "read")))
-            self.said.append(result(self.said[-1].calls[0].id, f"{self.name()} " + "y" * 300))
+            self.messages.append(assistant(f"looks at {self.name()}", call(f"c{len(self.messages)}", "read")))
+            self.messages.append(result(self.messages[-1].calls[0].id, f"{self.name()} " + "y" * 300))
 
     def reply(self) -> None:
-        self.said.append(assistant(f"Decided for {self.name()}. " + "w" * 200))
+        self.messages.append(assistant(f"Decided for {self.name()}. " + "w" * 200))
 
     def change(self, seqs: Iterable[int], *, edits: bool = True) -> None:
         """These messages leave the history, or come back to it."""
@@ -121,7 +121,7 @@ class Session:
                 pass
         self.say(works=act == "work")
 
-    def call(self, asked: Advance | None = None) -> Context:
+    def call(self, requested: Advance | None = None) -> Context:
         live = self.live
         reach = first_seq_needed(self.epoch, strategy=self.strategy, policy=self.policy)
         kept = set(self.epoch.kept) if self.epoch else set()
@@ -132,7 +132,7 @@ class Session:
             older_tokens=sum(entry.tokens for entry in live if entry.seq < reach),
             edited=self.edited or bool(self.epoch and self.epoch.is_stale),
         )
-        decision = asked or decide(snapshot, strategy=self.strategy, policy=self.policy, now=START)
+        decision = requested or decide(snapshot, strategy=self.strategy, policy=self.policy, now=START)
         made = tuple(summary for summary, basis in self.summaries if basis == self.basis(summary))
         # The state came with the newest reply.
         reply = next((entry for entry in reversed(live) if entry.message.role == "assistant"), None)
@@ -201,7 +201,7 @@ def sent(context: Context) -> set[str]:
 def test_messages_that_left_the_history_are_mentioned_no_more(
     steps: list[tuple[str, int]], strategy: Strategy, policy: Policy
 ) -> None:
-    session = Session(strategy, policy, said=[user("the task mark_1_x")])
+    session = Session(strategy, policy, messages=[user("the task mark_1_x")])
     session.call()
     session.reply()
     for number, (act, what) in enumerate([*[("say", 0), ("work", 0)] * 3, *steps]):

@@ -41,7 +41,7 @@ def injecting(draw: st.DrawFn) -> list[list[Message]]:
     number = 0
     marked: list[list[Message]] = []
     for batch in batches:
-        said: list[Message] = []
+        messages: list[Message] = []
         for message in batch:
             blocks: list[str] = []
             for opening in OPENINGS if message.starts_turn else ():
@@ -50,8 +50,8 @@ def injecting(draw: st.DrawFn) -> list[list[Message]]:
                     number += 1
             at = draw(st.integers(0, len(blocks)))
             words = "\n".join([*blocks[:at], message.text, *blocks[at:]])
-            said.append(user(words) if blocks else message)
-        marked.append(said)
+            messages.append(user(words) if blocks else message)
+        marked.append(messages)
     return marked
 
 
@@ -66,11 +66,11 @@ def blocks_of(history: Sequence[Entry]) -> tuple[InjectedBlock, ...]:
 def play(batches: Sequence[list[Message]], strategy: Strategy, policy: Policy) -> list[tuple[list[str], Context]]:
     """A call after each batch: the newest blocks, and the context."""
     calls: list[tuple[list[str], Context]] = []
-    said: list[Message] = []
+    messages: list[Message] = []
     epoch: Epoch | None = None
     for number, batch in enumerate(batches):
-        said += batch
-        history = place(*said)
+        messages += batch
+        history = place(*messages)
         material = EpochInputs(terse=derive_missing([e for e in history if e.turn < history[-1].turn], ()))
         newest = blocks_of(history)
         fixed = sum(block.tokens for block in newest)

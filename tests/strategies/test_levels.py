@@ -16,8 +16,8 @@ from tests.builders import assistant, call, result, user
 from tests.strategies.histories import START, place
 
 
-def turns(*said: str) -> tuple[Turn, ...]:
-    return group_turns(place(*[user(text) for text in said]))
+def turns(*texts: str) -> tuple[Turn, ...]:
+    return group_turns(place(*[user(text) for text in texts]))
 
 
 def bring_back(turn: Turn, relevance: float = 0.0) -> PastTurn:

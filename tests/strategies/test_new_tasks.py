@@ -87,8 +87,8 @@ def test_talk_about_tasks_announces_none(text: str) -> None:
 
 
 def history(question: str, *, minutes: float, output: str = "", before: str = "Why does lexer.py drop tokens?"):
-    said = [user(before), assistant(None, call("c1")), result("c1", output or "ok"), assistant("An off by one.")]
-    entries: tuple[Entry, ...] = place(*said, user(question))
+    messages = [user(before), assistant(None, call("c1")), result("c1", output or "ok"), assistant("An off by one.")]
+    entries: tuple[Entry, ...] = place(*messages, user(question))
     late = replace(entries[-1], created_at=entries[-2].created_at + timedelta(minutes=minutes))
     return group_turns((*entries[:-1], late))
 

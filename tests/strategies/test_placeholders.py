@@ -97,17 +97,17 @@ def exchange(draw: st.DrawFn) -> list[Message]:
     """A reply with calls and their results, a few of them missing, doubled, late or in one message."""
     ids = [f"{draw(st.integers(0, 99))}_{number}" for number in range(draw(st.integers(1, 3)))]
     outputs = st.builds(lambda word, times: f"{word} " * times, st.sampled_from(["ok", "row", "x" * 40]), lengths)
-    said: list[Message] = [assistant(None, *(call(each, "read", {"path": f"{each}.py"}) for each in ids))]
+    messages: list[Message] = [assistant(None, *(call(each, "read", {"path": f"{each}.py"}) for each in ids))]
     match draw(st.integers(0, 5)):
         case 0:
-            said.append(several(*ids, text=draw(outputs)))
+            messages.append(several(*ids, text=draw(outputs)))
         case 1:
-            said += [result(each, draw(outputs)) for each in [*ids[1:], ids[-1]]]
+            messages += [result(each, draw(outputs)) for each in [*ids[1:], ids[-1]]]
         case _:
-            said += [result(each, draw(outputs)) for each in ids]
+            messages += [result(each, draw(outputs)) for each in ids]
     if draw(st.integers(0, 3)) == 0:
-        said += [assistant("done"), user(draw(st.sampled_from(["go on", "and now?", ""])))]
-    return said
+        messages += [assistant("done"), user(draw(st.sampled_from(["go on", "and now?", ""])))]
+    return messages
 
 
 lengths = st.sampled_from([1, 20, 60, 200])

@@ -41,7 +41,7 @@ def test_the_general_setting_of_the_index_yields_to_the_strategys_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "pieces"),
     [
         ("slimmer", ["strategy", "full, slim", "'slimmer'"]),
         (None, ["strategy", "'None'"]),
@@ -58,11 +58,11 @@ def test_the_general_setting_of_the_index_yields_to_the_strategys_own() -> None:
         ({"name": "full", "recent_turns": 3}, ["strategy.recent_turns", "none"]),
     ],
 )
-def test_a_wrong_parameter_is_refused_with_name_value_and_range(value: object, told: list[str]) -> None:
+def test_a_wrong_parameter_is_refused_with_name_value_and_range(value: object, pieces: list[str]) -> None:
     with pytest.raises(InvalidRequest) as refused:
         parse_strategy(value)
     assert refused.value.field == "strategy"
-    assert all(piece in refused.value.detail for piece in told)
+    assert all(piece in refused.value.detail for piece in pieces)
 
 
 def test_defaults_are_those_of_the_documents() -> None:

@@ -68,11 +68,11 @@ def play(
 ) -> list[tuple[tuple[Entry, ...], Context]]:
     """A call after each batch; at ``edits`` the client has taken the last message before it back."""
     calls: list[tuple[tuple[Entry, ...], Context]] = []
-    said: list[Message] = []
+    messages: list[Message] = []
     epoch: Epoch | None = None
     for number, batch in enumerate(batches):
-        said += batch
-        history = place(*said)
+        messages += batch
+        history = place(*messages)
         material = EpochInputs(terse=derive_missing([e for e in history if e.turn < history[-1].turn], ()))
         snapshot = load(history, epoch, window=window, edited=number in edits, calls=number)
         context = call_model(snapshot, strategy=strategy, policy=policy, material=material)

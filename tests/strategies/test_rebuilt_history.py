@@ -26,14 +26,14 @@ ROOMY: list[Strategy] = [
 
 def rebuilt(turns: int, left: int) -> tuple[Entry, ...]:
     """A chat of ``turns`` turns, of which the client still sends the last ``left`` behind a summary of its own."""
-    said = chat(turns, size=40)
-    *older, asked = (entry for entry in said if entry.turn > turns - left)
+    entries = chat(turns, size=40)
+    *older, question = (entry for entry in entries if entry.turn > turns - left)
     summary = chat(1)[0]
-    newest = said[-1].seq + 1
+    newest = entries[-1].seq + 1
     return (
         replace(summary, seq=newest, turn=turns - left),
         *older,
-        replace(asked, seq=newest + 1),
+        replace(question, seq=newest + 1),
     )
 
 

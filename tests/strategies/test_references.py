@@ -90,8 +90,8 @@ def test_candidates_are_merged_with_those_carried_on() -> None:
 
 
 def test_calls_of_our_own_tools_are_no_mentions() -> None:
-    said = place(user("see src/app.py"), assistant(None, call("1", "context_search", {"query": "src/late.py"})))
-    entries = [*said[:1], *(replace(entry, is_ours=True) for entry in said[1:])]
+    history = place(user("see src/app.py"), assistant(None, call("1", "context_search", {"query": "src/late.py"})))
+    entries = [*history[:1], *(replace(entry, is_ours=True) for entry in history[1:])]
     assert [each.text for each in gather((), entries)] == ["src/app.py"]
 
 

@@ -85,12 +85,12 @@ def test_references_give_the_original_back(batches: list[list[Message]]) -> None
 
 
 def play(batches: list[list[Message]], strategy: Strategy, policy: Policy) -> list[Context]:
-    said: list[Message] = []
+    messages: list[Message] = []
     epoch: Epoch | None = None
     contexts: list[Context] = []
     for number, batch in enumerate(batches):
-        said += batch
-        snapshot = replace(load(place(*said), epoch, calls=number), folds_repeats=True)
+        messages += batch
+        snapshot = replace(load(place(*messages), epoch, calls=number), folds_repeats=True)
         context = call_model(snapshot, strategy=strategy, policy=policy, material=EpochInputs())
         epoch = context.epoch
         contexts.append(context)

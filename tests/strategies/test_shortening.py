@@ -34,10 +34,10 @@ from tests.strategies.histories import START, conversations, place
 
 
 def steps(turn: str, *texts: str) -> list[Message]:
-    said = [user(f"task {turn}")]
+    messages = [user(f"task {turn}")]
     for step, text in enumerate(texts):
-        said += [assistant(None, call(f"{turn}{step}")), result(f"{turn}{step}", text)]
-    return said
+        messages += [assistant(None, call(f"{turn}{step}")), result(f"{turn}{step}", text)]
+    return messages
 
 
 def results(entries: tuple[Entry, ...]) -> list[str]:
@@ -112,10 +112,10 @@ def test_cowagent_results_of_past_turns_over_20000_characters_keep_beginning_and
 
 def test_cowagent_on_overflow_results_and_user_text_keep_10k() -> None:
     history = place(user("q" * 12_000), assistant("a" * 12_000, call("c")), result("c", LONG))
-    asked, said, got = apply_tiers(history, overflow_tiers(), encode=estimate_text)
-    assert (len(asked.message.text), len(said.message.text)) == (10_000, 12_000)
+    question, reply, got = apply_tiers(history, overflow_tiers(), encode=estimate_text)
+    assert (len(question.message.text), len(reply.message.text)) == (10_000, 12_000)
     assert [len(text) for text in results((got,))] == [10_000]
-    assert json.loads(render(asked, OPENAI_CHAT)[0])["content"] == asked.message.text
+    assert json.loads(render(question, OPENAI_CHAT)[0])["content"] == question.message.text
 
 
 def test_shortened_user_text_keeps_its_media() -> None:

@@ -15,19 +15,19 @@ from tersely.strategies.presets import Full, Slim
 
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:
-    said: list[dict[str, object]] = []
+    messages: list[dict[str, object]] = []
     for turn in range(30):
         made = {
             "id": f"c{turn}",
             "type": "function",
             "function": {"name": "read", "arguments": json.dumps({"path": f"src/mod_{turn // 2}.py"})},
         }
-        said.append({"role": "user", "content": f"question {turn}", "x_ts": "2024-01-15T10:30:00Z"})
-        said.append({"role": "assistant", "content": None, "tool_calls": [made]})
-        said.append({"role": "tool", "tool_call_id": f"c{turn}", "content": f"src/mod_{turn // 2}.py " + "x" * 600})
-        said.append({"role": "assistant", "content": "done"})
+        messages.append({"role": "user", "content": f"question {turn}", "x_ts": "2024-01-15T10:30:00Z"})
+        messages.append({"role": "assistant", "content": None, "tool_calls": [made]})
+        messages.append({"role": "tool", "tool_call_id": f"c{turn}", "content": f"src/mod_{turn // 2}.py " + "x" * 600})
+        messages.append({"role": "assistant", "content": "done"})
     path = tmp_path / "own.jsonl"
-    path.write_text(json.dumps({"id": "one", "meta": {}, "messages": said}))
+    path.write_text(json.dumps({"id": "one", "meta": {}, "messages": messages}))
     return path
 
 

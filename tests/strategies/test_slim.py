@@ -71,10 +71,10 @@ def test_up_to_k_turns_there_is_no_log() -> None:
 def test_literal_context_has_an_index_only_on_request() -> None:
     history = place(user("open src/app.py"), assistant("done"), user("next"))
     plain = call_model(load(history, None), strategy=Slim(recent_turns=1), policy=LITERAL)
-    asked = call_model(load(history, None), strategy=Slim(recent_turns=1, references=500), policy=LITERAL)
+    context = call_model(load(history, None), strategy=Slim(recent_turns=1, references=500), policy=LITERAL)
     assert shape(plain) == ["activity_log/user", "activity_log/assistant", "3 user"]
-    assert shape(asked)[2:] == ["references/user", "references/assistant", "3 user"]
-    assert head_texts(asked)[2].splitlines()[1:] == ["src/app.py t1"]
+    assert shape(context)[2:] == ["references/user", "references/assistant", "3 user"]
+    assert head_texts(context)[2].splitlines()[1:] == ["src/app.py t1"]
 
 
 def test_a_turn_without_an_entry_is_not_missing_from_the_log_unless_so_configured() -> None:
@@ -155,17 +155,23 @@ def test_log_of_a_running_turn_describes_its_cut_steps_over_epochs() -> None:
 
 def test_promised_turns_that_do_not_fit_keep_their_user_messages() -> None:
     steps = work(12, turn="third").__len__()
-    said = [user("first"), assistant("a"), user("second"), assistant("b"), *(e.message for e in work(12, turn="third"))]
-    context = call_model(load(place(*said), None), strategy=Slim(references=0), policy=Auto(high=1_200, low=700))
+    messages = [
+        user("first"),
+        assistant("a"),
+        user("second"),
+        assistant("b"),
+        *(e.message for e in work(12, turn="third")),
+    ]
+    context = call_model(load(place(*messages), None), strategy=Slim(references=0), policy=Auto(high=1_200, low=700))
     assert steps == 25
     kept = [kind for kind in shape(context) if kind.endswith(" user")]
     assert kept == ["1 user", "3 user", "5 user"]
 
 
 def test_pinned_messages_stay_with_their_calls_and_results() -> None:
-    said = [user("task"), assistant(None, call("a", "read")), result("a", "the rules"), assistant("ok")]
-    said += [m for n in range(20) for m in (user(f"q{n}"), assistant("x" * 400))]
-    history = place(*said, user("last"), pinned=frozenset({3}))
+    messages = [user("task"), assistant(None, call("a", "read")), result("a", "the rules"), assistant("ok")]
+    messages += [m for n in range(20) for m in (user(f"q{n}"), assistant("x" * 400))]
+    history = place(*messages, user("last"), pinned=frozenset({3}))
     context = call_model(load(history, None), strategy=Slim(), policy=SMALL)
     assert [k for k in shape(context) if k in {"1 user", "2 assistant", "3 tool", "4 assistant"}] == [
         "2 assistant",
@@ -175,8 +181,8 @@ def test_pinned_messages_stay_with_their_calls_and_results() -> None:
 
 
 def test_a_single_huge_message_is_sent_alone_or_refused_with_numbers() -> None:
-    said = [m for n in range(20) for m in (user(f"q{n}"), assistant("x" * 400))]
-    history = place(*said, user("y" * 20_000))
+    messages = [m for n in range(20) for m in (user(f"q{n}"), assistant("x" * 400))]
+    history = place(*messages, user("y" * 20_000))
     context = call_model(load(history, None), strategy=Slim(), policy=SMALL)
     assert shape(context)[-1] == "41 user"
     with pytest.raises(ContextTooLarge) as refused:
@@ -266,8 +272,8 @@ def test_a_cold_cache_is_a_free_occasion_to_cut() -> None:
 
 
 def test_references_are_carried_from_epoch_to_epoch() -> None:
-    said = [m for n in range(60) for m in (user(f"see docs/page_{n}.md"), assistant("x" * 300))]
-    history = place(*said, user("end"))
+    messages = [m for n in range(60) for m in (user(f"see docs/page_{n}.md"), assistant("x" * 300))]
+    history = place(*messages, user("end"))
     epoch = None
     for end in range(1, len(history) + 1, 2):
         epoch = call_model(load(history[:end], epoch), strategy=Slim(), policy=Auto(high=3_000, low=2_000)).epoch

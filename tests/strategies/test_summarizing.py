@@ -30,8 +30,8 @@ from tests.builders import assistant, call, result, user
 from tests.strategies.histories import conversations, place
 
 
-def records(purpose, *said, limit=100_000):
-    return write_records(purpose, place(*said), limit=limit, encode=estimate_text)
+def records(purpose, *messages, limit=100_000):
+    return write_records(purpose, place(*messages), limit=limit, encode=estimate_text)
 
 
 def judge(text, *, purpose="checkpoint", replaced=1_000, limit=1_000, **values):
@@ -102,8 +102,8 @@ def test_summarised_text_cannot_close_its_own_delimiters():
 
 
 @given(conversations, st.integers(20, 800))
-def test_pieces_hold_everything_and_fit(said, limit):
-    entries = place(*chain.from_iterable(said))
+def test_pieces_hold_everything_and_fit(turns, limit):
+    entries = place(*chain.from_iterable(turns))
     (whole,) = write_records("trim", entries, limit=10**9, encode=estimate_text)
     pieces = write_records("trim", entries, limit=limit, encode=estimate_text)
     assert "".join(pieces).replace("\n", "") == whole.replace("\n", "")
@@ -185,8 +185,8 @@ def test_the_heuristic_for_a_result_has_at_most_800_runes():
 
 
 @given(conversations, st.sampled_from(PURPOSES), st.integers(10, 400))
-def test_each_purpose_has_a_bounded_stand_in(said, purpose, limit):
-    entries = place(*chain.from_iterable(said))
+def test_each_purpose_has_a_bounded_stand_in(turns, purpose, limit):
+    entries = place(*chain.from_iterable(turns))
     text = without_model(purpose, entries, limit=limit, encode=estimate_text)
     assert text
     assert estimate_text(text) <= limit

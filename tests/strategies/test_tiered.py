@@ -22,10 +22,10 @@ LITERAL = EveryRequest()
 
 def talk(turns: int, *, size: int = 0) -> tuple[Entry, ...]:
     """Turns about one thing, so that none of them is a new task."""
-    said = []
+    messages = []
     for turn in range(1, turns + 1):
-        said += [user(f"parser question {turn}"), assistant(f"parser answer {turn}. " + "x" * size)]
-    return place(*said[:-1])
+        messages += [user(f"parser question {turn}"), assistant(f"parser answer {turn}. " + "x" * size)]
+    return place(*messages[:-1])
 
 
 def at(history: tuple[Entry, ...], minutes: float = 0) -> datetime:
@@ -101,10 +101,10 @@ def test_level_2_is_compressed_after_thirty_minutes_and_bounded() -> None:
 
 
 def test_level_2_relevant_entries_come_first_when_room_is_short() -> None:
-    said = [user("why does lexer.py drop tokens"), assistant("an off by one in lexer.py")]
+    messages = [user("why does lexer.py drop tokens"), assistant("an off by one in lexer.py")]
     for number in range(60):
-        said += [user(f"chat about the weather number {number}"), assistant("it rains " * 12)]
-    history = place(*said, user("what was it with lexer.py?"))
+        messages += [user(f"chat about the weather number {number}"), assistant("it rains " * 12)]
+    history = place(*messages, user("what was it with lexer.py?"))
     tight = replace(NARROW, session_budget=300, total_budget=300)
     lines = session_memory(call_model(load(history, None), strategy=tight, policy=LITERAL, now=at(history, 60)))
     assert lines[0] == "[t1] an off by one in lexer.py"
@@ -112,9 +112,9 @@ def test_level_2_relevant_entries_come_first_when_room_is_short() -> None:
 
 
 def test_level_4_old_turns_stay_whole_while_there_is_room() -> None:
-    said = [entry.message for entry in talk(6)[:-1]]
+    messages = [entry.message for entry in talk(6)[:-1]]
     question = user("does lexer.py drop parser tokens")
-    history = place(user("why does lexer.py drop tokens"), assistant("an off by one"), *said, question)
+    history = place(user("why does lexer.py drop tokens"), assistant("an off by one"), *messages, question)
     context = call_model(load(history, None), strategy=Tiered(), policy=LITERAL, now=at(history))
     assert seqs(context)[:3] == [1, 2, 7]  # related; what is neither that nor recent does not fill the room
     assert [line[:4] for line in session_memory(context)] == ["[t2]", "[t3]"]
@@ -124,11 +124,11 @@ def test_level_4_old_turns_stay_whole_while_there_is_room() -> None:
 
 def test_a_turn_of_low_score_is_summarised_although_there_is_room() -> None:
     """Ages spread the scores on both sides of the limit; nothing else than the score decides, as the room is ample."""
-    said = []
+    messages = []
     for turn in range(1, 12):
         topic = "parser" if turn % 2 else "weather"
-        said += [user(f"{topic} question {turn}"), assistant(f"{topic} answer {turn}.")]
-    history = place(*said, user("what about the parser?"))
+        messages += [user(f"{topic} question {turn}"), assistant(f"{topic} answer {turn}.")]
+    history = place(*messages, user("what about the parser?"))
     now = at(history)
     scores = score_everything(history, (), now)
     low = [number for number, score in scores.items() if score.total < LOW_SCORE]
@@ -143,19 +143,19 @@ def test_a_turn_of_low_score_is_summarised_although_there_is_room() -> None:
 
 def test_repeated_error_retrieves_the_turn_that_handled_it() -> None:
     failing = "Traceback (most recent call last)\nOSError: [Errno 98] address {} already in use"
-    said = [
+    messages = [
         user("start the server"),
         assistant(None, call("c1")),
         result("c1", failing.format(8484)),
         assistant("A stale process held the port; I ended it by its pid file."),
     ]
     for number in range(12):
-        said += [user(f"chat about the weather number {number}"), assistant("it rains " * 12)]
-    history = place(*said, user("begin anew"), assistant(None, call("c2")), result("c2", failing.format(9090)))
+        messages += [user(f"chat about the weather number {number}"), assistant("it rains " * 12)]
+    history = place(*messages, user("begin anew"), assistant(None, call("c2")), result("c2", failing.format(9090)))
     narrow = replace(NARROW, total_budget=5_000)
     context = call_model(load(history, None), strategy=narrow, policy=LITERAL, now=at(history, 60))
     assert seqs(context)[:4] == [1, 2, 3, 4]
-    other = place(*said, user("begin anew"), assistant(None, call("c2")), result("c2", "listening"))
+    other = place(*messages, user("begin anew"), assistant(None, call("c2")), result("c2", "listening"))
     assert 1 not in seqs(call_model(load(other, None), strategy=narrow, policy=LITERAL, now=at(other, 60)))
 
 
@@ -188,9 +188,9 @@ def test_levels_are_measured() -> None:
 
 
 def test_level_4_has_the_budget_that_permanent_memory_leaves() -> None:
-    said = [user("why does lexer.py drop tokens"), assistant("an off by one " + "x" * 10_000)]
+    messages = [user("why does lexer.py drop tokens"), assistant("an off by one " + "x" * 10_000)]
     rules = [user("parser rules"), assistant("rule " * 2_500)]
-    history = place(*said, *rules, *[e.message for e in talk(6)[:-1]], user("does lexer.py drop parser tokens"))
+    history = place(*messages, *rules, *[e.message for e in talk(6)[:-1]], user("does lexer.py drop parser tokens"))
     pinned = tuple(replace(entry, pinned=entry.seq == 4) for entry in history)
     narrow = Tiered(total_budget=5_000, session_budget=500)
     shown = [

@@ -23,11 +23,11 @@ LITERAL = EveryRequest()
 
 def tool_turns(count: int, *, size: int = 0) -> tuple[Entry, ...]:
     """Turns of question, call, result and reply; the last one is only asked."""
-    said: list[Message] = []
+    messages: list[Message] = []
     for turn in range(1, count + 1):
-        said += [user(f"question {turn}"), assistant("looking", call(f"c{turn}"))]
-        said += [result(f"c{turn}", "r" * size), assistant(f"answer {turn}")]
-    return place(*said[:-3])
+        messages += [user(f"question {turn}"), assistant("looking", call(f"c{turn}"))]
+        messages += [result(f"c{turn}", "r" * size), assistant(f"answer {turn}")]
+    return place(*messages[:-3])
 
 
 def literal(history: tuple[Entry, ...], strategy: Trim | None = None, *summaries: Summary) -> Context:
@@ -77,17 +77,17 @@ def test_key_configuration_a_turn_of_15_steps_is_asked_to_answer() -> None:
     assert literal(work(14)).is_whole
     context = literal(work(15))
     assert context.must_answer
-    asked = context.messages[-1]
-    assert not isinstance(asked, Entry)
-    assert (asked.role, asked.text) == ("user", prompts.ANSWER_NOW.format(steps=15))
+    request = context.messages[-1]
+    assert not isinstance(request, Entry)
+    assert (request.role, request.text) == ("user", prompts.ANSWER_NOW.format(steps=15))
     again = (*work(15), *place(*[e.message for e in work(15)], assistant("done"), user("next"))[-2:])
     assert not literal(again).must_answer
 
 
 def test_1_past_results_over_20000_characters_keep_beginning_and_end_with_a_notice() -> None:
     text = "A" * 15_000 + "B" * 15_000
-    said = [user("go"), assistant(None, call("c1")), result("c1", text), assistant("done"), user("next")]
-    (shown,) = results(literal(place(*said)))
+    messages = [user("go"), assistant(None, call("c1")), result("c1", text), assistant("done"), user("next")]
+    (shown,) = results(literal(place(*messages)))
     assert len(shown) <= 20_000
     assert (shown[0], shown[-1]) == ("A", "B")
     assert "[TRUNCATED 30000 characters to 20000]" in shown
@@ -127,17 +127,17 @@ def test_2_trimmed_messages_never_return(policy: Policy) -> None:
 @pytest.mark.parametrize("refusals", [0, 1])
 def test_4_the_ranges_for_the_memory_follow_each_other_without_overlap(refusals: int) -> None:
     """Whatever leaves the context, by an overflow or by trimming, is to be told once."""
-    epoch, told = None, []
+    epoch, ranges = None, []
     for number in range(9, 70):
         snapshot = load(chat(number), epoch)
         is_refused = refusals and number == 9
         context = call_model(snapshot, strategy=Trim(), policy=LITERAL, overflow=bool(is_refused), overflows=refusals)
         if epoch is None or context.epoch.cut != epoch.cut:
-            told += [(each.first_seq, each.last_seq) for each in after_cut(Trim(), snapshot, context.epoch)]
+            ranges += [(each.first_seq, each.last_seq) for each in after_cut(Trim(), snapshot, context.epoch)]
         epoch = context.epoch
-    assert len(told) >= 3
-    assert told[0][0] == 1
-    assert all(later[0] == earlier[1] + 1 for earlier, later in pairwise(told))
+    assert len(ranges) >= 3
+    assert ranges[0][0] == 1
+    assert all(later[0] == earlier[1] + 1 for earlier, later in pairwise(ranges))
 
 
 def test_2_tool_call_chains_stay_whole() -> None:
@@ -192,9 +192,9 @@ def test_3_the_budget_counts_instructions_and_tools() -> None:
 
 
 def test_4_an_overflow_leaves_5_turns_with_10k_of_each_result_and_user_text() -> None:
-    said = [user(f"question {n} " + "q" * 15_000) for n in range(1, 8)]
+    messages = [user(f"question {n} " + "q" * 15_000) for n in range(1, 8)]
     replies = [[assistant(None, call(f"c{n}")), result(f"c{n}", "r" * 15_000), assistant("ok")] for n in range(1, 7)]
-    history = place(*(m for q, more in zip(said, [*replies, []], strict=True) for m in (q, *more)))
+    history = place(*(m for q, more in zip(messages, [*replies, []], strict=True) for m in (q, *more)))
     context = refused(history, 1)
     assert set(turns(context)) <= {3, 4, 5, 6, 7}
     assert all(len(text) <= 10_000 for text in results(context))

@@ -13,11 +13,11 @@ from tests.strategies.histories import chat, place
 
 def tool_turns(count: int, *, size: int = 0) -> tuple[Entry, ...]:
     """Turns of question, call, result and reply; the last one is only asked."""
-    said = []
+    messages = []
     for turn in range(1, count + 1):
-        said += [user(f"question {turn}"), assistant("looking", call(f"c{turn}"))]
-        said += [result(f"c{turn}", "r" * size), assistant(f"answer {turn}")]
-    return place(*said[:-3])
+        messages += [user(f"question {turn}"), assistant("looking", call(f"c{turn}"))]
+        messages += [result(f"c{turn}", "r" * size), assistant(f"answer {turn}")]
+    return place(*messages[:-3])
 
 
 def turns_of(draft: Draft) -> list[int]:

@@ -20,10 +20,10 @@ def results_of(context: Context) -> dict[int, str]:
 
 
 def steps(count: int, size: int) -> list[Message]:
-    said = []
+    messages = []
     for number in range(count):
-        said += [assistant(None, call(f"c{number}")), result(f"c{number}", "r" * size)]
-    return said
+        messages += [assistant(None, call(f"c{number}")), result(f"c{number}", "r" * size)]
+    return messages
 
 
 def test_1_selection_the_last_n_groups() -> None:
@@ -99,8 +99,8 @@ def test_under_auto_results_keep_their_tier_for_the_whole_epoch() -> None:
 
 
 def test_names_of_shortened_messages_are_in_the_index_of_names() -> None:
-    said = [assistant(None, call("c1")), result("c1", "x" * 5_000 + " src/deep/module_seven.py")]
-    history = place(user("go"), *said, assistant("done"), user("next " + "y" * 6_000))
+    messages = [assistant(None, call("c1")), result("c1", "x" * 5_000 + " src/deep/module_seven.py")]
+    history = place(user("go"), *messages, assistant("done"), user("next " + "y" * 6_000))
     context = call_model(load(history, None), strategy=Window(references=300), policy=Auto(high=2_500, low=1_800))
     index = next(m.text for m in context.messages if isinstance(m, HeadMessage) and m.layer == "references")
     assert "src/deep/module_seven.py t1" in index
