@@ -44,9 +44,9 @@ _BEGINNING = "".join(f"(?:\\Z|{re.escape(character)}" for character in HEADING) 
 _BEFORE_BLOCK = re.compile(rf"[ \t\r\n]++(?:\Z|(?<=[\r\n]){_BEGINNING}[ \t]*+(?:[\r\n]|\Z))")
 _NEXT_BEFORE_BLOCK = re.compile(r"(?<![ \t\r\n])" + _BEFORE_BLOCK.pattern)
 _BLOCK_AHEAD = re.compile(rf"[ \t\r\n]*+(?:\Z|(?<![ \t]){_BEGINNING}[ \t]*+(?:[\r\n]|\Z))")
-# Complete lines that are read at once: empty ones, and those of a block that neither end it nor mark a fence.
+# Complete lines that are read at once: empty ones, those of a block that do not end it, and those inside a fence.
 _BLANK_LINES = re.compile(r"(?:[ \t]*+[\r\n]++)++")
-_BLOCK_LINES = re.compile(r"(?:(?! {0,3}(?:#{1,3}[ \t\r\n]|```|~~~))[^\r\n]*+[\r\n]++)++")
+_BLOCK_LINES = re.compile(r"(?:(?! {0,3}#{1,3}[ \t\r\n])[^\r\n]*+[\r\n]++)++")
 _FENCED_LINES = re.compile(r"(?:(?! {0,3}(?:```|~~~))[^\r\n]*+[\r\n]++)++")
 _BLANK = " \t"
 _WHITE = " \t\r\n"
@@ -165,7 +165,7 @@ class StateStream:
         return ""
 
     def _complete_lines(self) -> re.Pattern[str] | None:
-        """Return a pattern of lines that follow and change nothing."""
+        """Return a pattern of lines that follow and neither end nor begin a block."""
         if not (self._is_line_start and self._held):
             return None
         if self._where == "edge":
@@ -175,6 +175,8 @@ class StateStream:
     def _hold_lines(self, lines: str) -> None:
         self._fences.advance(lines)
         self._hold(lines)
+        if self._where == "block":
+            self._line = None if self._fences.is_inside else ""
 
     def _hold(self, text: str) -> None:
         self._held.append(text)
