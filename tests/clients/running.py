@@ -33,7 +33,9 @@ PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 SILENCE = 4.0
 """Seconds after which a program on a terminal is taken to wait for its user."""
 SERVES = re.compile(r"Tersely serves on (\S+)\n")
-SMALL = '{"high": 2000, "low": 700}'
+# Both with Tersely's own words and tools from the first request on, so that a client meets them at every call.
+DEFAULT = '{"instructions_at": 0}'
+SMALL = '{"high": 2000, "low": 700, "instructions_at": 0}'
 
 
 def install(program: Program, place: Path) -> None:
@@ -78,7 +80,7 @@ async def run(program: Program, installed: Path, place: Path, *, is_small: bool)
     )
     log = place / "tersely.log"
     async with (
-        serving(place / "data", log, SMALL if is_small else "auto") as url,
+        serving(place / "data", log, SMALL if is_small else DEFAULT) as url,
         relaying(url) as relay,
     ):
         env = _environment(program, installed, home, work, relay.url)
