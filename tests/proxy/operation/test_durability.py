@@ -191,6 +191,62 @@ async def test_another_replica_takes_the_next_call(
     await stored_right(one, database, [conversation])
 
 
+@pytest.mark.parametrize("kind", ["chat delta", "chat delta stream", "responses named", "responses named stream"])
+async def test_a_delta_waits_for_the_spool_of_another_machine(
+    database: Database, model: Model, tmp_path: Path, kind: str
+) -> None:
+    """The database was away for both machines, and the first one's replay takes its time."""
+    with (
+        relay(database) as way,
+        relay(database) as other_way,
+        served(database, model, tmp_path / "one", dsn=way.dsn, strategy="full") as one,
+        served(database, model, tmp_path / "other", dsn=other_way.dsn, strategy="full") as other,
+    ):
+        conversation = Conversation(one.url, kind)
+        await speak(conversation, one)
+        await lose(conversation, one, way, model)
+        other_way.cut()
+        conversation.url = other.url
+        assert [got.status for got in await hold(conversation, 1)] == [503]
+        calls = model.state.calls
+        async with locked(database, "messages IN SHARE MODE"):
+            way.restore()
+            other_way.restore()
+            for _ in range(3):
+                assert [got.status for got in await hold(conversation, 1)] == [503]
+        assert model.state.calls == calls
+        await waits_for_spool(one.url)
+        await speak(conversation, other)
+        if "delta" in kind:  # a named history is the host's own
+            assert all(f":{number}." in model.last.body.decode() for number in (0, 1, conversation.asked - 1))
+        await stored_right(one, database, [conversation])
+        marks = await query(one, "SELECT id FROM replays WHERE id LIKE 'waiting:%'")
+        assert marks == []
+    gc.collect()
+
+
+@pytest.mark.parametrize("kind", ["chat delta", "responses named"])
+async def test_a_delta_waits_for_a_spool_whose_database_was_never_away(
+    database: Database, model: Model, tmp_path: Path, kind: str
+) -> None:
+    with (
+        served(database, model, tmp_path / "one", strategy="full") as one,
+        served(database, model, tmp_path / "other", strategy="full") as other,
+    ):
+        conversation = Conversation(one.url, kind)
+        await speak(conversation, one)
+        async with locked(database, "messages IN SHARE MODE"):
+            await speak(conversation, one)
+            conversation.url = other.url
+            calls = model.state.calls
+            assert [got.status for got in await hold(conversation, 1)] == [503]
+            assert model.state.calls == calls
+        await speak(conversation, other)
+        if "delta" in kind:  # a named history is the host's own
+            assert all(f":{number}." in model.last.body.decode() for number in (0, 1, conversation.asked - 1))
+        await stored_right(one, database, [conversation])
+
+
 @pytest.mark.parametrize("kind", ["chat", "chat stream", "anthropic", "gemini stream", "responses"])
 async def test_conversation_started_without_a_database_continues_elsewhere(
     database: Database, model: Model, replicas: tuple[Service, Relay, Service], kind: str

@@ -22,6 +22,7 @@ from tersely.domain.client_ids import ClientIds
 from tersely.domain.errors import InvalidRequest, NotFound, StoreRefused, StoreUnavailable, TerselyError
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.offload import run_in_thread_if_large
+from tersely.service.proxy.spool_marks import SpoolMarks
 from tersely.service.recognition import session_lookup
 from tersely.service.recognition.incoming_history import IncomingHistory, extend, hash_history
 from tersely.service.recognition.session_lookup import SessionHints
@@ -71,6 +72,11 @@ class _Waiting:
     failures: int = 0
     retry_at: float = 0.0
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it failed so often that other calls of its tenant no longer wait for it at other replicas."""
+        return self.failures >= MOST_FAILURES
+
 
 @dataclass(slots=True, eq=False)
 class _Unwritten:
@@ -104,6 +110,7 @@ class ExchangeKeeper:
         self._limit = limit
         self._name = name
         self._clock = clock
+        self._marks = SpoolMarks(database, process=name, clock=clock)
         self._own: SpoolFile | None = None
         self._counts: dict[SpoolFile, int] = {}
         self._queue: deque[_Waiting] = deque()
@@ -216,6 +223,8 @@ class ExchangeKeeper:
                 del self._unwritten[: len(batch)]
                 for each, place in zip(batch, places, strict=True):
                     self._add(_Waiting(file, place, each.exchange.tenant, _keys_of(each.exchange), tuple(each.pending)))
+                await self._marks.write()
+                for each in batch:
                     if not each.done.done():
                         each.done.set_result(None)
                 self._metrics.write_failures.labels("spooled").inc(len(batch))
@@ -232,6 +241,7 @@ class ExchangeKeeper:
         self._queue.append(waiting)
         self._counts[waiting.file] = self._counts.get(waiting.file, 0) + 1
         self._keys.update(waiting.keys)
+        self._marks.add(waiting.tenant)
         self._metrics.spooled.set(len(self._queue))
         self._wake.set()
 
@@ -239,7 +249,7 @@ class ExchangeKeeper:
 
     def may_wait(self, *, is_delta: bool) -> bool:
         """Return whether `wait_for_earlier` may have to wait."""
-        return bool(self._keys) or (is_delta and self._others_wait())
+        return bool(self._keys) or is_delta
 
     async def wait_for_earlier(
         self, tenant: str, hints: SessionHints, incoming: IncomingHistory, *, is_delta: bool
@@ -247,18 +257,22 @@ class ExchangeKeeper:
         """Return when no exchange waits that the request continues.
 
         ``is_delta``: the request does not carry its history, so that the spools of other processes of this machine
-        count too. Raises `StoreUnavailable` where that takes longer than the database timeout.
+        count too, and of other machines as far as they could say so. Raises `StoreUnavailable` where that takes longer
+        than the database timeout.
         """
         keys = _keys_of_request(tenant, hints, incoming) if self._keys else frozenset()
 
         def is_clear() -> bool:
             return self._keys.keys().isdisjoint(keys)
 
-        if is_clear() and not (is_delta and self._others_wait()):
-            return
+        async def is_all_stored() -> bool:
+            return is_clear() and not (is_delta and (self._others_wait() or await self._marks.others_wait(tenant)))
+
         now = asyncio.get_running_loop().time
+        if is_delta and not self._database.is_away(tenant) and (grace := self._marks.grace(tenant)):
+            await asyncio.sleep(grace)
         end = now() + self._database.timeout
-        while not is_clear() or (is_delta and self._others_wait()):
+        while not await is_all_stored():
             if self._database.is_away(tenant) or now() >= end:
                 raise StoreUnavailable("earlier calls of this session are not in the database yet")
             self._replayed.clear()
@@ -279,6 +293,7 @@ class ExchangeKeeper:
             if not self._queue:
                 self._wake.clear()
                 continue
+            await self._marks.write()
             waiting = self._next()
             if waiting is None:
                 await asyncio.sleep(RETRY_EVERY)
@@ -286,7 +301,7 @@ class ExchangeKeeper:
             try:
                 await self._replay(waiting)
             except StoreUnavailable as error:
-                self._note_failure(waiting, error)
+                await self._note_failure(waiting, error)
                 await self._database.wait_until_back(RETRY_EVERY, waiting.tenant)
                 await asyncio.sleep(RETRY_EVERY)
                 continue
@@ -307,12 +322,14 @@ class ExchangeKeeper:
             stuck |= waiting.keys
         return None
 
-    def _note_failure(self, waiting: _Waiting, error: StoreUnavailable) -> None:
+    async def _note_failure(self, waiting: _Waiting, error: StoreUnavailable) -> None:
         """Count a failure, unless the database is away; after too many, postpone the next try."""
         if self._database.is_away(waiting.tenant):
             return
         waiting.failures += 1
-        if waiting.failures >= MOST_FAILURES:
+        if waiting.failures == MOST_FAILURES:
+            await self._marks.remove(waiting.tenant)
+        if waiting.is_stuck:
             waiting.retry_at = asyncio.get_running_loop().time() + RETRY_FAILED_EVERY
             _log.warning("an exchange in the spool failed %d times: %s", waiting.failures, error.detail)
 
@@ -357,6 +374,8 @@ class ExchangeKeeper:
     async def _finish(self, waiting: _Waiting) -> None:
         self._queue.remove(waiting)
         self._counts[waiting.file] -= 1
+        if not waiting.is_stuck:
+            await self._marks.remove(waiting.tenant)
         self._keys.subtract(waiting.keys)
         for key in waiting.keys:
             if not self._keys[key]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -125,6 +126,8 @@ class Server:
         self._ending: set[asyncio.Task[None]] = set()
         self._probing: asyncio.Task[None] | None = None
         self._healing: asyncio.Task[None] | None = None
+        # When the server was away last, or a connection was lost, in the loop's time.
+        self._outage_at = -math.inf
 
     async def _connect(self) -> Slot:
         """Return a new connection, our own if no pooler is in between."""
@@ -208,6 +211,7 @@ class Server:
                 await asyncio.sleep(PROBE_EVERY)
         finally:
             self._healing = None
+            self._outage_at = asyncio.get_running_loop().time()
 
     async def _answers(self) -> bool:
         """Return whether a new connection gets an answer. The pool's connections may all be waiting for one."""
@@ -240,6 +244,10 @@ class Server:
         if self._healing is not None:
             await asyncio.wait({self._healing}, timeout=seconds)
         return self._healing is None
+
+    def seconds_since_outage(self) -> float:
+        """Return how long ago the server was away or a connection was lost; 0 while it is away."""
+        return 0.0 if self.is_away else asyncio.get_running_loop().time() - self._outage_at
 
     def sizes(self) -> tuple[int, int]:
         """Connections: (busy, idle)."""
@@ -323,6 +331,8 @@ class Server:
             self._pool.drop_idle()
         if isinstance(error, _ANSWERS):
             return
+        if not isinstance(error, TimeoutError):
+            self._outage_at = asyncio.get_running_loop().time()
         if is_connected or isinstance(error, TimeoutError):
             self._probe()
         else:

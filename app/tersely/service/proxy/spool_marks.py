@@ -1,0 +1,85 @@
+"""Says in the database whose exchanges wait in this process's spool, so that other replicas wait for them.
+
+A request that does not carry its history must not be answered from a database that lacks a part of it. No replica can
+say anything while the database is away, so after an outage such requests wait for `GRACE` seconds: until then each
+replica has noticed the return and set its marks, which is the first that it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+from tersely.domain.errors import StoreUnavailable
+from tersely.store.commit import spool_marks
+from tersely.store.db.connection import Database
+
+# Seconds. A replica asks a database that is away four times a second, and waits a second for the answer.
+GRACE = 2.0
+# How long a mark counts without being renewed, and when it is renewed (seconds).
+COUNTS_FOR = 60.0
+RENEW_AFTER = 20.0
+# Seconds for one mark.
+LIMIT = 0.5
+
+
+class SpoolMarks:
+    """The marks of one process, and those of others."""
+
+    def __init__(self, database: Database, *, process: str, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._process = process
+        self._clock = clock
+        # Exchanges that wait, by tenant; and when each mark was written, in the loop's time.
+        self._waiting: Counter[str] = Counter()
+        self._marked_at: dict[str, float] = {}
+
+    def add(self, tenant: str) -> None:
+        """Count an exchange that waits. One that cannot be read has no tenant."""
+        if tenant:
+            self._waiting[tenant] += 1
+
+    async def remove(self, tenant: str) -> None:
+        """Count an exchange less; remove the mark after the last one."""
+        if not tenant:
+            return
+        self._waiting[tenant] -= 1
+        if self._waiting[tenant] > 0:
+            return
+        del self._waiting[tenant]
+        if self._marked_at.pop(tenant, None) is not None:
+            with suppress(StoreUnavailable):  # it ends by itself
+                async with self._database.transaction(tenant) as connection:
+                    await spool_marks.unmark(connection, tenant, self._process)
+
+    async def write(self) -> None:
+        """Write the marks that are missing or old, as far as the database takes them."""
+        if not self._waiting:
+            return
+        now = asyncio.get_running_loop().time()
+        due = [
+            tenant
+            for tenant in self._waiting
+            if now - self._marked_at.get(tenant, -RENEW_AFTER) >= RENEW_AFTER and not self._database.is_away(tenant)
+        ]
+        await asyncio.gather(*map(self._mark, due))
+
+    async def _mark(self, tenant: str) -> None:
+        until = self._clock() + timedelta(seconds=COUNTS_FOR)
+        written_at = asyncio.get_running_loop().time()
+        with suppress(StoreUnavailable):
+            async with self._database.transaction(tenant, limit=LIMIT) as connection:
+                await spool_marks.mark(connection, tenant, self._process, until)
+            self._marked_at[tenant] = written_at
+
+    def grace(self, tenant: str) -> float:
+        """Return for how many seconds marks may be missing because the database has just come back."""
+        return max(0.0, GRACE - self._database.seconds_since_outage(tenant))
+
+    async def others_wait(self, tenant: str) -> bool:
+        """Return whether the spool of another process has exchanges of the tenant. Raises `StoreUnavailable`."""
+        async with self._database.reading(tenant) as connection:
+            return await spool_marks.is_marked_by_others(connection, tenant, self._process, self._clock())
