@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from tersely.domain.errors import InvalidRequest
@@ -21,11 +21,14 @@ from tersely.domain.messages import Dialect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountId:
-    """An id and the member of the body in which it stands. ``is_cited``: the body repeats a reply that cites it."""
+    """An id and the member of the body in which it stands. ``is_cited``: the body repeats a reply that cites it.
+    ``is_brought``: the caller gave it to an item of its own, content included.
+    """
 
     id: str
     field: str
     is_cited: bool = False
+    is_brought: bool = False
 
 
 def cited(name: str) -> str:
@@ -33,6 +36,13 @@ def cited(name: str) -> str:
     more.
     """
     return f"cited {name}"
+
+
+def brought(name: str) -> str:
+    """Return the id that represents an item id of the tenant's own choice. A host may repeat it in a list of the
+    tenant's items, which does not make the id the tenant's.
+    """
+    return f"brought {name}"
 
 
 class _Members(list[tuple[str, Any]]):
@@ -52,10 +62,14 @@ class _Member(NamedTuple):
 
 
 _Rule = Callable[[_Member], Iterator[str]]
+_Kind = Literal["named", "cited", "brought"]
 
 
 def find_account_ids(dialect: Dialect, body: bytes) -> list[AccountId]:
-    """Find every id of the provider's account in a JSON body. Raises `InvalidRequest` unless it is a JSON object."""
+    """Find every id of the provider's account in a JSON body, and those that the caller gives to items of its own.
+
+    Raises `InvalidRequest` unless it is a JSON object.
+    """
     if not _can_name(dialect, body):
         return []
     try:
@@ -63,9 +77,9 @@ def find_account_ids(dialect: Dialect, body: bytes) -> list[AccountId]:
         if not isinstance(value, _Members):
             raise InvalidRequest("The request body is not a JSON object.")
         return [
-            AccountId(id=name, field=field, is_cited=is_cited)
+            AccountId(id=name, field=field, is_cited=kind == "cited", is_brought=kind == "brought")
             for field, each in value
-            for name, is_cited in _walk(field, each, value, dialect)
+            for name, kind in _walk(field, each, value, dialect)
             if name
         ]
     except RecursionError as error:
@@ -104,8 +118,8 @@ _MARKS: dict[Dialect, re.Pattern[bytes]] = {
 }
 
 
-def _walk(name: str, value: Any, parent: _Members, dialect: Dialect) -> Iterator[tuple[str, bool]]:
-    """Yield the ids in the member ``name`` of ``parent``, and below it, and whether they are cited."""
+def _walk(name: str, value: Any, parent: _Members, dialect: Dialect) -> Iterator[tuple[str, _Kind]]:
+    """Yield the ids in the member ``name`` of ``parent``, and below it, and what each is."""
     rule, opaque = _RULES[dialect], _OPAQUE[dialect]
     is_kept = any(key == "conversation" and each is not None for key, each in parent)
     waiting = [_Member(name, value, parent)]
@@ -119,8 +133,11 @@ def _walk(name: str, value: Any, parent: _Members, dialect: Dialect) -> Iterator
                 yield from _citations(found)
                 continue
             if key == "items" or (key == "input" and is_kept):
-                yield from ((each, False) for item in _listed(found) for each in _own_ids(item))
-        yield from ((each, False) for each in rule(member))
+                yield from ((each, "named") for item in _listed(found) for each in _own_ids(item))
+            elif key == "input":
+                own = (item for item in _listed(found) if _is_callers_own(item))
+                yield from ((each, "brought") for item in own for each in _own_ids(item))
+        yield from ((each, "named") for each in rule(member))
         if isinstance(found, _Members):
             waiting += [_Member(inner, each, found) for inner, each in found]
         elif isinstance(found, list):
@@ -146,12 +163,12 @@ def _cites(name: str, holder: _Members) -> bool:
     return name == "annotations" or (name == "results" and holder.get("type") == "file_search_call")
 
 
-def _citations(value: Any) -> Iterator[tuple[str, bool]]:
+def _citations(value: Any) -> Iterator[tuple[str, _Kind]]:
     """Yield the files that a list cites, and the containers that they are in."""
     for note in _listed(value):
         for name, each in note:
             if name in ("file_id", "container_id"):
-                yield from ((text, name == "file_id") for text in _texts(each))
+                yield from ((text, "cited" if name == "file_id" else "named") for text in _texts(each))
 
 
 # The caller's data, which a provider passes to the model unchanged.

@@ -32,7 +32,7 @@ class Rule:
 
     ``takes_forms``: the body may be a form, which names nothing of the account. ``creates``: the reply names what the
     call created, which then belongs to the tenant. ``lists``: the reply may be a list, all of which belongs to the
-    tenant.
+    tenant, but for items whose ids the tenant chose itself.
     """
 
     methods: frozenset[str]
@@ -113,7 +113,7 @@ _OPENAI = (
     allow("POST", "/v1/responses/compact", creates=True),
     allow("GET", "/v1/responses/{id}", creates=True),  # of one in the background, its items are first seen here
     allow("DELETE", "/v1/responses/{id}"),
-    allow("GET", "/v1/responses/{id}/input_items"),
+    allow("GET", "/v1/responses/{id}/input_items", creates=True, lists=True),
     allow("POST", "/v1/responses/{id}/cancel"),
     allow("POST", "/v1/conversations", creates=True),
     allow("GET|POST|DELETE", "/v1/conversations/{id}"),

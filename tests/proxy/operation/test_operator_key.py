@@ -295,6 +295,76 @@ async def test_items_belong_to_the_tenant_that_was_given_them(
     assert (await ask(shared, ours, RESPONSES, {"model": "m", "input": again, "store": store_it})).status == 200
 
 
+def referring(*ids: str) -> dict[str, Any]:
+    """A request that names items, and asks something."""
+    references = [{"type": "item_reference", "id": each} for each in ids]
+    return {"model": "m", "input": [*references, {"role": "user", "content": "more"}]}
+
+
+@pytest.mark.parametrize("bypass", [{}, {"X-Tersely-Bypass": "true"}])
+async def test_items_that_the_host_lists_for_a_tenants_response_are_the_tenants(
+    shared: Service, store: Database, model: Model, ours: Tenant, theirs: Tenant, bypass: dict[str, str]
+) -> None:
+    first = await ask(shared, ours, RESPONSES, response("secret"), **bypass)
+    path = f"{RESPONSES}/{first.json['id']}/input_items"
+    assert (await ask(shared, theirs, path, method="GET")).status == 404
+    listed = [each["id"] for each in (await ask(shared, ours, path, method="GET")).json["data"]]
+    assert listed
+
+    assert (await ask(shared, ours, RESPONSES, referring(*listed))).status == 200
+    assert model.last.body.count(listed[0].encode()) == 1
+    calls = model.state.calls
+    with serve(store, model.url, auth="keys", **KEYS) as replica:
+        for service in (shared, replica):
+            refused = await ask(service, theirs, RESPONSES, referring(*listed))
+            assert (refused.status, refused.json["error"]["param"]) == (404, "input")
+        assert model.state.calls == calls
+        assert (await ask(replica, ours, RESPONSES, referring(*listed))).status == 200
+
+
+@pytest.mark.parametrize("kind", ["message", "function_call_output", "nested", "doubled"])
+async def test_a_tenant_cannot_claim_an_item_by_bringing_its_id(
+    shared: Service, store: Database, model: Model, ours: Tenant, theirs: Tenant, kind: str
+) -> None:
+    """The host repeats an id that the caller chose in the list of its items."""
+    first = await ask(shared, ours, RESPONSES, response("secret"))
+    path = f"{RESPONSES}/{first.json['id']}/input_items"
+    (foreign,) = [each["id"] for each in (await ask(shared, ours, path, method="GET")).json["data"]]
+    item: dict[str, Any] = {"role": "user", "content": "mine", "id": foreign}
+    before: list[dict[str, Any]] = []
+    if kind == "function_call_output":
+        before = [{"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}]
+        item = {"type": "function_call_output", "call_id": "c1", "output": "x", "id": foreign}
+    body = json.dumps({"model": "gpt-4o-mini", "input": [*before, item]})
+    if kind == "doubled":
+        body = body.replace(f'"id": "{foreign}"', f'"id": "other", "id": "{foreign}"')
+    if kind == "nested":
+        body = body.replace(foreign, "".join(f"\\u{ord(letter):04x}" for letter in foreign))
+    brought = await post(shared, body.encode(), path=RESPONSES, X_Tersely_Key=theirs.key)
+    assert brought.status == 200, brought.body
+
+    with serve(store, model.url, auth="keys", **KEYS) as replica:
+        for service in (shared, replica):
+            mine = f"{RESPONSES}/{brought.json['id']}/input_items"
+            listed = [each["id"] for each in (await ask(service, theirs, mine, method="GET")).json["data"]]
+            assert foreign in listed
+            calls = model.state.calls
+            refused = await ask(service, theirs, RESPONSES, referring(foreign))
+            assert (refused.status, refused.json["error"]["param"]) == (404, "input")
+            assert model.state.calls == calls
+    assert (await ask(shared, ours, RESPONSES, referring(foreign))).status == 200
+
+
+async def test_a_tenants_own_item_stays_its_own_when_it_is_sent_again(shared: Service, ours: Tenant) -> None:
+    first = await ask(shared, ours, RESPONSES, response("secret"))
+    path = f"{RESPONSES}/{first.json['id']}/input_items"
+    (own,) = (await ask(shared, ours, path, method="GET")).json["data"]
+    again = await ask(shared, ours, RESPONSES, {"model": "m", "input": [own, {"role": "user", "content": "more"}]})
+    assert again.status == 200
+    await ask(shared, ours, f"{RESPONSES}/{again.json['id']}/input_items", method="GET")
+    assert (await ask(shared, ours, RESPONSES, referring(own["id"]))).status == 200
+
+
 async def test_escapes_and_doubled_members_hide_no_id(
     shared: Service, model: Model, ours: Tenant, theirs: Tenant
 ) -> None:

@@ -76,6 +76,20 @@ class StoredHistories:
         if conversation := _conversation(request):
             self.conversations[conversation] += [*_items(request), *output]
 
+    def input_items(self, name: str) -> list[Item] | None:
+        """Return the items that a stored reply answers, the newest first; None if no such reply is stored. An item
+        without an id gets one.
+        """
+        kept = self.replies.get(name)
+        if kept is None:
+            return None
+        count = len(kept.items) - len(json.loads(kept.body)["output"])
+        named = [
+            {"type": "message", **item, "id": item.get("id") or f"msg_in_{name.removeprefix('resp_')}_{number}"}
+            for number, item in enumerate(kept.items[:count])
+        ]
+        return named[::-1]
+
     def open(self, items: Sequence[Item]) -> str | None:
         """Return the id of a new conversation; None if the host has none."""
         if self.is_forgetful:

@@ -240,6 +240,14 @@ def _add_kept(app: web.Application, state: ScriptedModel) -> None:
             return _json(dump({"id": name, "object": "response", "deleted": True}))
         return _json(found.body)
 
+    async def input_items(request: web.Request) -> web.Response:
+        await _receive(state, request)
+        name = request.match_info["id"]
+        items = state.kept.input_items(name)
+        if items is None:
+            return _json(Refusal(message=f"Response with id '{name}' not found.", status=404).body(), status=404)
+        return _json(dump({"object": "list", "data": items, "has_more": False}))
+
     async def conversation(request: web.Request) -> web.Response:
         received = await _receive(state, request)
         name = state.kept.open((received.request or {}).get("items") or ())
@@ -249,6 +257,7 @@ def _add_kept(app: web.Application, state: ScriptedModel) -> None:
 
     app.router.add_get("/v1/responses/{id}", reply)
     app.router.add_delete("/v1/responses/{id}", reply)
+    app.router.add_get("/v1/responses/{id}/input_items", input_items)
     app.router.add_post("/v1/conversations", conversation)
 
 

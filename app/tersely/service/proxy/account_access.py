@@ -15,7 +15,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from tersely.dialects.account_ids import AccountId, cited, find_account_ids, find_named_ids
+from tersely.dialects.account_ids import AccountId, brought, cited, find_account_ids, find_named_ids
 from tersely.dialects.account_routes import AllowedRoute, Passthrough, Rule, find_route, rules_for
 from tersely.dialects.dialect import UNCHANGED, Dialect, ReplyReader
 from tersely.domain.errors import Forbidden, InvalidRequest, NotFound, StoreUnavailable
@@ -75,6 +75,8 @@ class AccountAccess:
     async def check_ids(self, dialect: DialectName, call: Call, route: AllowedRoute, path: str) -> None:
         """Check that the ids in path and body are the tenant's.
 
+        Ids that the caller gives to items of its own are stored as such before the host sees them.
+
         Raises `NotFound` with the member of the body, `InvalidRequest` for a body in which ids cannot be looked for,
         `StoreUnavailable` when the database cannot say whose they are.
         """
@@ -89,7 +91,22 @@ class AccountAccess:
         if dialect == "openai_chat" and path != CHAT_PATH:
             dialect = "openai_responses"  # their ids may stand in every other body of this provider
         named = await run_in_thread_if_large(len(call.body), find_account_ids, dialect, call.body)
-        await self._check(call.tenant, named)
+        await self._check(call.tenant, [each for each in named if not each.is_brought])
+        await self._note_brought(call.tenant, [each.id for each in named if each.is_brought])
+
+    async def _note_brought(self, tenant: str, ids: Sequence[str]) -> None:
+        """Store which item ids are of the caller's own choice, unless they are the tenant's already."""
+        if len(ids) > MAX_IDS:
+            raise InvalidRequest(f"the request names more than {MAX_IDS} ids")
+        named = [name for name in dict.fromkeys(ids) if len(name) <= MAX_ID and name.isprintable()]
+        new = [name for name in named if not {(tenant, name), (tenant, brought(name))} & self._trusted.keys()]
+        if not new:
+            return
+        async with self._database.transaction(tenant) as connection:
+            known = await provider_ids.known(connection, tenant, new)
+            new = [brought(name) for name in new if name not in known]
+            await provider_ids.add(connection, tenant, new, self._clock())
+        self.trust(tenant, [*known, *new])
 
     async def _check(self, tenant: str, named: Sequence[AccountId]) -> None:
         unknown = [each for each in named if all((tenant, name) not in self._trusted for name in _names(each))]
@@ -137,12 +154,13 @@ class AccountAccess:
         read = partial(_made, dialect=dialect, lists=lists)
         if answer.chunks is None:
             if kind == JSON:
-                await self._remember(call.tenant, await run_in_thread_if_large(len(answer.body), read, answer.body))
+                made = await run_in_thread_if_large(len(answer.body), read, answer.body)
+                await self._remember(call.tenant, made, lists=lists)
         elif kind == EVENT_STREAM:
             reader = self._dialects[dialect].open_stream(UNCHANGED)
             answer.chunks = self._watch_stream(call.tenant, answer.chunks, reader, self._dialects[dialect])
         elif kind == JSON:
-            answer.chunks = self._watch_body(call.tenant, answer.chunks, read)
+            answer.chunks = self._watch_body(call.tenant, answer.chunks, read, lists=lists)
         return answer
 
     async def _watch_stream(
@@ -179,7 +197,7 @@ class AccountAccess:
             await chunks.aclose()  # type: ignore[attr-defined]
 
     async def _watch_body(
-        self, tenant: str, chunks: AsyncIterator[bytes], read: Callable[[bytes], list[str]]
+        self, tenant: str, chunks: AsyncIterator[bytes], read: Callable[[bytes], list[str]], *, lists: bool
     ) -> AsyncIterator[bytes]:
         """Yield the body as it comes. Store the ids in it before the client sees its end."""
         whole: list[bytes] = []
@@ -193,22 +211,32 @@ class AccountAccess:
                     yield held
                 held = chunk
             if size <= MAX_READ:
-                await self._remember(tenant, await run_in_thread_if_large(size, read, b"".join(whole)))
+                made = await run_in_thread_if_large(size, read, b"".join(whole))
+                await self._remember(tenant, made, lists=lists)
             if held:
                 yield held
         finally:
             await chunks.aclose()  # type: ignore[attr-defined]
 
-    async def _remember(self, tenant: str, ids: Sequence[str]) -> None:
-        """Store ids as the tenant's. If the database is away, other processes do not know them."""
+    async def _remember(self, tenant: str, ids: Sequence[str], *, lists: bool = False) -> None:
+        """Store ids as the tenant's. If the database is away, other processes do not know them.
+
+        ``lists``: of a list, in which the host may repeat ids of the caller's own choice. Those do not count, and none
+        does if the database cannot say which they are.
+        """
         usable = [name for name in ids if 0 < len(name) <= MAX_ID and name.isprintable()][:MAX_IDS]
         unknown = [name for name in usable if (tenant, name) not in self._trusted]
         if not unknown:
             return
-        self.trust(tenant, unknown)
+        if not lists:
+            self.trust(tenant, unknown)
         try:
             async with self._database.transaction(tenant) as connection:
+                if lists:
+                    chosen = await provider_ids.known(connection, tenant, list(map(brought, unknown)))
+                    unknown = [name for name in unknown if brought(name) not in chosen]
                 await provider_ids.add(connection, tenant, unknown, self._clock())
+            self.trust(tenant, unknown)
         except StoreUnavailable as error:
             _log.warning("ids of a reply were not stored as the tenant's: %s", error)
 
@@ -221,8 +249,8 @@ def _names(named: AccountId) -> tuple[str, ...]:
 def _made(body: bytes, *, dialect: DialectName, lists: bool) -> list[str]:
     """Return the ids of the objects that a reply created: its own and those of its items.
 
-    Items that repeat the caller's input may carry an id of the caller's choice, and do not count. No caller can bring
-    such an id into a conversation (see `find_account_ids`), so all items of a list (``lists``) count.
+    Items that repeat the caller's input may carry an id of the caller's choice, and do not count here. Of a list
+    (``lists``) all items are returned: which ids the caller brought is stored (`brought`).
     """
     name_of = "name" if dialect == "gemini" else "id"
     try:
