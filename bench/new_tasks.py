@@ -175,9 +175,13 @@ def measure_announced() -> tuple[Count, Count]:
     return announced, others
 
 
-def _render_all(count: Count) -> list[str]:
+def _render_all(count: Count, labelled: Iterable[Count]) -> list[str]:
     if count.taken:
-        return [f"Of all {count.messages} follow-ups, labelled or not, {count.taken} are taken for a new task."]
+        right = sum(each.right for each in labelled)
+        return [
+            f"Of all {count.messages} follow-ups in the transcripts, labelled or not, {count.taken} are taken for a",
+            f"new task; {right} of these are labelled `new`.",
+        ]
     most = NONE_SEEN / max(1, count.messages)
     return [
         f"Of all {count.messages} follow-ups in the transcripts, labelled or not, none is taken for a new task:",
@@ -191,7 +195,7 @@ def _render_precision(count: Count) -> list[str]:
     least = math.exp(-NONE_SEEN / count.taken)
     return [
         f"Labelled and moved. {count.taken} rightly taken messages show a precision of {least:.2f} or more at 95 %",
-        "confidence, no better one. That no follow-up of the transcripts is taken is the stronger evidence.",
+        "confidence.",
     ]
 
 
@@ -226,7 +230,7 @@ def render(directory: Path, labels: Path = LABELS) -> str:
             *head,
             *(count.row(f"`{name}`") for name, count in labelled.items()),
             "",
-            *_render_all(measure_all(directory)),
+            *_render_all(measure_all(directory), labelled.values()),
             "",
             "## Moved",
             "",

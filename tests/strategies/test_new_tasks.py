@@ -103,6 +103,40 @@ def test_a_long_message_without_a_tie_is_one_after_a_pause() -> None:
     assert not is_new(BAKERY, minutes=4)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Hi! I need to cancel my flight to Lisbon next Monday, please.",
+        "Good morning, please write a poem about the harbour and the bridges of Porto.",
+        "Hola, escribe un poema sobre el puerto de Oporto por favor.",
+        "I've recently placed an order for shoes and cannot find its confirmation mail or invoice.",
+        "I\u2019m planning a holiday in Norway with trains, ferries, cabins and glaciers.",
+    ],
+)
+def test_a_greeting_or_an_introduction_after_a_pause_begins_a_new_task(text: str) -> None:
+    assert is_new(text)
+    assert not is_new(text, minutes=4)
+    assert not is_new(text, before=text)
+    assert not is_new(text.replace(".", ", as before."))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Hi",
+        "Hello, please continue.",
+        "Hey! Good morning to you, how is it going?",
+        "Hi, and add a test of the harbour, the ferry and the train to it, please.",
+        "Hi, lexer.py has another fault in the harbour, ferry and train branches.",
+        "Hello! The lexer drops tokens in the harbour.",
+        "I've found the harbour, the ferry, the train, the cabin and the holiday.",
+        "Hinges, harbours, ferries, trains and cabins are missing.",
+    ],
+)
+def test_a_greeting_alone_or_with_a_tie_is_no_new_task(text: str) -> None:
+    assert not is_new(text)
+
+
 @pytest.mark.parametrize("tie", ["The vouchers are printed.", "see /srv/bakery/plan.md", "a festival is planned"])
 def test_one_common_keyword_anywhere_in_the_session_is_a_tie(tie: str) -> None:
     question = f"{BAKERY} /srv/bakery/plan.md"

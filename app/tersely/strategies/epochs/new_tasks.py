@@ -1,12 +1,16 @@
 """Decide whether a user's message starts a new task (Fifth, "When to Compress vs. Retrieve": "New task started").
 
 A wrong "new" takes away what the model is working on; a wrong "continue" costs some tokens. So a new task needs
-positive evidence, of one of two kinds:
+positive evidence, of one of four kinds:
 
 - The user announces it at the beginning of the message: "New task: ...", "On a different topic, ...", "Let's change the
   subject".
-- The message is long, comes after a pause, and has no tie to the session: it shares no identifier and no keyword with
-  any earlier turn, and contains no back reference ("again", "still", "the same", "as before").
+- The message comes after a pause and begins with a greeting, as users do who start anew.
+- The message comes after a pause and introduces its matter: "I've recently placed an order ...".
+- The message comes after a pause, is long, and has no tie to the session.
+
+After a pause no message counts that shares an identifier with the session or contains a back reference ("again",
+"still", "the same", "as before"), and the weaker the evidence, the fewer keywords may be shared (`_Evidence`).
 
 A short message without a common word ("continue", "yes", "Please fix that") is never evidence. `bench/new_tasks.md` has
 the measurements on real conversations.
@@ -16,13 +20,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from tersely.domain.history.turns import Turn
 from tersely.domain.search.terms import EVERYDAY, is_content_word, tokenize
 from tersely.strategies.summaries.references import extract_identifiers, message_text
 
-# A message with fewer different keywords or characters is too short to be judged.
-LONG, LONG_TEXT = 14, 80
+
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """The least number of different keywords of a message, and the largest part of them that the session may have."""
+
+    keywords: int
+    shared: float
+
+
+# A message with fewer characters is too short to be judged.
+MIN_TEXT = 40
+GREETING = _Evidence(4, 0.25)
+INTRODUCTION = _Evidence(6, 0.1)
+LONG = _Evidence(14, 0.0)
+LONG_TEXT = 80
 # Characters at the beginning of a message that are searched for an announcement.
 BEGINNING = 240
 # So much of a message is compared; pasted logs and files go on for megabytes.
@@ -69,6 +87,18 @@ _ANNOUNCEMENT_PATTERNS = [
     r"(?:新しいタスク|別のタスク|別の話題|話は変わ|話題を変え)",
 ]
 _ANNOUNCEMENT = re.compile(rf"\W*{_OPENERS}(?:{'|'.join(_ANNOUNCEMENT_PATTERNS)})", re.IGNORECASE)
+_GREETING = re.compile(
+    r"\W*(?:hi|hello|hey|greetings|good (?:morning|afternoon|evening|day)|hallo|guten (?:tag|morgen|abend)|bonjour|"
+    r"bonsoir|salut|hola|buen(?:os|as) (?:días|dias|tardes|noches)|olá|bom dia|boa tarde|boa noite|ciao|buongiorno|"
+    r"buonasera|привет|здравствуйте|добрый (?:день|вечер)|доброе утро)\b(?: (?:there|everyone|all|team))?[\s,.!–—-]*",
+    re.IGNORECASE,
+)
+# A first clause in which the user speaks of something that nobody has spoken of before: "a", not "the".
+_INTRODUCTION = re.compile(
+    r"\W*i(?:'ve|'m|'d| have| am| had| was| would| need| want| recently| just)\b[^.?!\n]{0,80}?"
+    r"\b(?:an?|some|several) \w",
+    re.IGNORECASE,
+)
 # Words that refer to earlier messages.
 _BACK = re.compile(
     r"\b(?:again|still|instead|continue|continu\w+|resume|earlier|previous(?:ly)?|above|before|back to|as we|as you|"
@@ -110,14 +140,24 @@ def announces_new_task(text: str) -> bool:
 
 
 def _is_unrelated(text: str, turns: Iterable[Turn]) -> bool:
+    """Return whether ``text``, which comes after a pause, shows a kind of evidence and no tie to ``turns``."""
+    greeting = _GREETING.match(text)
+    if len(text) < MIN_TEXT or _GOES_ON.match(text, greeting.end() if greeting else 0) or _BACK.search(text):
+        return False
     keywords = _keywords(text)
-    if len(keywords) < LONG or len(text) < LONG_TEXT or _GOES_ON.match(text) or _BACK.search(text):
+    kinds = [GREETING] if greeting else []
+    kinds += [INTRODUCTION] if _INTRODUCTION.match(text.replace("\u2019", "'")) else []
+    kinds += [LONG] if len(text) >= LONG_TEXT else []
+    most = max((int(kind.shared * len(keywords)) for kind in kinds if len(keywords) >= kind.keywords), default=None)
+    if most is None:
         return False
     names = set(extract_identifiers(text))
+    shared: set[str] = set()
     for turn in turns:
         for entry in turn.entries:
             for part in message_text(entry.message):
-                if not names.isdisjoint(extract_identifiers(part)) or not keywords.isdisjoint(tokenize(part)):
+                shared |= keywords.intersection(tokenize(part))
+                if len(shared) > most or not names.isdisjoint(extract_identifiers(part)):
                     return False
     return True
 
