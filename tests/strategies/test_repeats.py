@@ -84,13 +84,13 @@ def test_references_give_the_original_back(batches: list[list[Message]]) -> None
     assert all(after.tokens <= before.tokens for before, after in zip(entries, folded, strict=True))
 
 
-def play(batches: list[list[Message]], strategy: Strategy, policy: Policy) -> list[Context]:
+def play(batches: list[list[Message]], strategy: Strategy, policy: Policy, *, folds: bool = True) -> list[Context]:
     messages: list[Message] = []
     epoch: Epoch | None = None
     contexts: list[Context] = []
     for number, batch in enumerate(batches):
         messages += batch
-        snapshot = replace(load(place(*messages), epoch, calls=number), folds_repeats=True)
+        snapshot = replace(load(place(*messages), epoch, calls=number), folds_repeats=folds)
         context = call_model(snapshot, strategy=strategy, policy=policy, material=EpochInputs())
         epoch = context.epoch
         contexts.append(context)
@@ -113,6 +113,31 @@ def test_what_was_sent_never_changes_within_an_epoch(
         if first.epoch.number == second.epoch.number and not (first.must_answer or second.must_answer):
             before = shown(first)
             assert shown(second)[: len(before)] == before
+
+
+def price(contexts: list[Context], *, write: float, read: float) -> float:
+    """The price of the messages with a perfect cache of the request before."""
+    total, before = 0.0, list[str]()
+    for context in contexts:
+        sent = shown(context)
+        same = next((n for n, (one, other) in enumerate(zip(sent, before, strict=False)) if one != other), None)
+        same = min(len(sent), len(before)) if same is None else same
+        sizes = [message.tokens for message in context.messages]
+        total += read * sum(sizes[:same]) + write * sum(sizes[same:])
+        before = sent
+    return total
+
+
+@quick
+@given(histories(), every_strategy, st.sampled_from([Auto(), Auto(high=2_000, low=800), EveryRequest()]))
+def test_references_make_no_session_dearer(batches: list[list[Message]], strategy: Strategy, policy: Policy) -> None:
+    without, with_references = (play(batches, strategy, policy, folds=folds) for folds in (False, True))
+
+    epochs = [[(context.epoch.number, context.epoch.cut) for context in each] for each in (without, with_references)]
+    assert epochs[0] == epochs[1]
+    for write, read in ((1.25, 0.1), (1.0, 0.5), (1.0, 1.0), (1.0, 0.0)):
+        dear = price(without, write=write, read=read)
+        assert price(with_references, write=write, read=read) <= dear + 1e-9
 
 
 @quick

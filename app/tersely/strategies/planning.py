@@ -43,7 +43,7 @@ from tersely.strategies.epochs.policies import (
 from tersely.strategies.head.injection import blocks_for_head, count_other_blocks, must_restate, write_blocks
 from tersely.strategies.pipeline import Draft, Stage, run, seal
 from tersely.strategies.presets import Compact, Full, Slim, Strategy, Trim, strategy_text
-from tersely.strategies.reduction.repeats import fold_entries, fold_repeats
+from tersely.strategies.reduction.repeats import fold_repeats
 from tersely.strategies.reduction.shortening import apply_tiers, shorten_results
 from tersely.strategies.stages import keep_within
 
@@ -168,18 +168,16 @@ def is_unchanged(epoch: Epoch) -> bool:
 
 
 def with_tiers_applied(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot as its epoch shows it: shortened messages count with their remaining tokens, text that is
-    repeated with those of its reference.
+    """Return the snapshot as its epoch shows it: shortened messages count with their remaining tokens.
+
+    Repeated text counts whole, though a reference stands for it: so a session is cut where it would be cut without
+    references, each of its requests is the same but for shorter messages, and no price makes it dearer.
     """
     epoch = snapshot.epoch
-    if epoch is None or not (epoch.tiers or epoch.folds_repeats):
+    if epoch is None or not epoch.tiers:
         return snapshot
     kept = apply_tiers(snapshot.kept, epoch.tiers, encode=estimate_text)
-    entries = apply_tiers(snapshot.entries, epoch.tiers, encode=estimate_text)
-    if epoch.folds_repeats:
-        folded = fold_entries((*kept, *entries), encode=estimate_text)
-        kept, entries = folded[: len(kept)], folded[len(kept) :]
-    return replace(snapshot, kept=kept, entries=entries)
+    return replace(snapshot, kept=kept, entries=apply_tiers(snapshot.entries, epoch.tiers, encode=estimate_text))
 
 
 def needs_full_plan(epoch: Epoch, *, strategy: Strategy, policy: Policy) -> bool:
