@@ -41,7 +41,10 @@ def count_calls(out: Path) -> None:
                 out.write_text(json.dumps(rows))
                 return
             found.clear()
-        found[code.co_filename, code.co_qualname] += 1
+        name = code.co_qualname
+        if code.co_filename == "<string>" and "self" in frame.f_locals:  # a method that a dataclass has generated
+            name = f"{type(frame.f_locals['self']).__name__}.{code.co_name}"
+        found[code.co_filename, name] += 1
 
     sys.setprofile(on_event)
 

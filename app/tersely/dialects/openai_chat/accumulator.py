@@ -40,6 +40,7 @@ class ChoiceState:
         "_filters",
         "_finish",
         "_has_content",
+        "_has_parts",
         "_other",
         "_shown",
         "_tags",
@@ -49,6 +50,7 @@ class ChoiceState:
     def __init__(self, tags: TagKinds) -> None:
         self._content: list[str | dict[str, Any]] = []
         self._has_content = False
+        self._has_parts = False
         self._unfed: list[str] = []
         self._shown: list[str] = []
         self._tags = tags
@@ -145,9 +147,11 @@ class ChoiceState:
     @property
     def _is_cut(self) -> bool:
         """Something was taken out, or the stream broke off while text was held back."""
-        return bool(self._shown) and "".join((*self._shown, *self._unfed)) != "".join(
-            text_of(item) for item in self._content
-        )
+        return bool(self._shown) and "".join((*self._shown, *self._unfed)) != self._text
+
+    @property
+    def _text(self) -> str:
+        return "".join(map(text_of, self._content)) if self._has_parts else "".join(self._content)  # type: ignore[arg-type]
 
     def _message(self, content: str | list[Any] | None) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": content, **_joined(self._other)}
@@ -156,9 +160,9 @@ class ChoiceState:
         return message
 
     def _model_content(self) -> str | list[Any] | None:
-        if any(isinstance(item, dict) for item in self._content):
+        if self._has_parts:
             return _merge_parts(self._content)
-        text = "".join(item for item in self._content if isinstance(item, str))
+        text = self._text
         return text if text or (self._has_content and not self._calls) else None
 
     def _client_content(self) -> str | list[Any] | None:
@@ -173,6 +177,7 @@ class ChoiceState:
         """Mistral's thinking models stream their content as a list of parts."""
         for part in parts:
             if isinstance(part, dict):
+                self._has_parts = True
                 self._content.append(part)
                 if text := text_of(part):
                     self._unfed.append(text)

@@ -8,6 +8,7 @@ and is parsed later, many at a time, because parsing is the most expensive step.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tersely.dialects.dialect import ClientView, Reply
@@ -127,9 +128,31 @@ class ReplyStream:
         else:
             self._tail, block = block[end:], block[:end]
         if self._is_plain(block):
-            self._defer(block)
-            return block.replace(b'],"usage":null', b"]") if self._strip_usage else block
-        return b"".join([self._forward(parse_event(raw + b"\n\n")) for raw in block.split(b"\n\n")[:-1]])
+            return self._forward_plain(block)
+        return b"".join(self._forward_in_parts(block.split(b"\n\n")[:-1]))
+
+    def _forward_in_parts(self, events: list[bytes]) -> Iterator[bytes]:
+        """Halve the events until a part is plain: an event that is not has few others go the slow way."""
+        parts = [(0, len(events))]
+        while parts:
+            start, end = parts.pop()
+            size = end - start
+            # While an event waits none is plain.
+            if size > 1 and self._queue:
+                parts += [(start + 1, end), (start, start + 1)]
+                continue
+            block = b"\n\n".join(events[start:end]) + b"\n\n"
+            if size == 1:
+                yield self._forward(parse_event(block))
+            elif self._is_plain(block):
+                yield self._forward_plain(block)
+            else:
+                middle = start + size // 2
+                parts += [(middle, end), (start, middle)]
+
+    def _forward_plain(self, block: bytes) -> bytes:
+        self._defer(block)
+        return block.replace(b'],"usage":null', b"]") if self._strip_usage else block
 
     def _decode(self, chunk: bytes) -> list[SseEvent]:
         if self._decoder is None:
@@ -232,12 +255,12 @@ class ReplyStream:
         self._unread, self._unread_size = [], 0
         if not (self._tags or self._strip_usage):
             block = self._keep_unfinished(block, is_last=is_last)
+        has_tags = bool(self._tags)
         for chunk in read_chunks(self._payloads(block), self._not_understood):
             self._record(chunk)
-            if self._tags:
-                for choice in chunk.choices or ():
-                    if choice.finish_reason is not None:
-                        self._choices[choice.index].finish()
+            for choice in chunk.choices or () if has_tags else ():
+                if choice.finish_reason is not None:
+                    self._choices[choice.index].finish()
         # Not only at the end: that would be a long text at once.
         self._take_unfed()
 

@@ -28,6 +28,8 @@ MAX_FIRST_EVENT = 64 * 1024
 AFTER_PREAMBLE = 1.0
 
 _EVENT = re.compile(rb"data:.*?(?:\n\n|\r\n\r\n|\r\r)", re.DOTALL)
+# One is in every event that reports an error: in JSON a name or a value, else at the beginning of a line.
+_ERRORS = (b'"error', b": error", b":error")
 # In every stop reason that means a full window.
 _EXCEEDED = b"_exceeded"
 
@@ -110,11 +112,13 @@ class Sender:
         now = get_running_loop().time
         end = now() + self._heartbeat
         while len(first) < MAX_FIRST_EVENT:
-            events = _EVENT.findall(first)
-            if not all(event.startswith(self._dialect.streaming.preamble) for event in events):
-                break
+            has_events = False
+            for event in _EVENT.finditer(first):
+                if not first.startswith(self._dialect.streaming.preamble, event.start()):
+                    return first
+                has_events = True
             wait = end - now()
-            piece = await reply.peek(max(0.0, min(wait, AFTER_PREAMBLE) if events else wait))
+            piece = await reply.peek(max(0.0, min(wait, AFTER_PREAMBLE) if has_events else wait))
             if not piece:
                 break
             first += piece
@@ -129,7 +133,7 @@ class Sender:
         if not (first or body):
             return None
         if first:
-            if b"error" not in first and _EXCEEDED not in first:
+            if _EXCEEDED not in first and not any(mark in first for mark in _ERRORS):
                 return None
             reader = self._dialect.open_stream(UNCHANGED)
             reader.feed(first)
