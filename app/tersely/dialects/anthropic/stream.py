@@ -3,11 +3,16 @@
 Events go out in order, each as soon as the visible part of its text is known: unchanged if all of it is visible, with
 other text if a part is, and not at all if none is. A block of text waits for its first word: an empty block is left
 out, and the numbers of the blocks after it are decreased.
+
+Most events are deltas in which no tag can begin: a run of them goes out unchanged and is parsed later, many at a time,
+because parsing is the most expensive step.
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -26,12 +31,19 @@ from tersely.dialects.event_filter import EventFilter
 from tersely.dialects.undescribed import UNDESCRIBED
 from tersely.dialects.wire import raw_json
 from tersely.dialects.wire.bodies import try_decode
-from tersely.dialects.wire.pieces import Piece
-from tersely.dialects.wire.sse import MAX_EVENT, SseEvent, with_data
+from tersely.dialects.wire.pieces import Piece, marks_of
+from tersely.dialects.wire.sse import MAX_EVENT, EventTooLarge, SseEvent, with_data
 from tersely.domain.text.tags import TagKinds
 
 _ENDS = frozenset({"message_delta", "message_stop", "error"})
 """Before these, everything that was held back goes out, also where a block was not ended."""
+
+
+_DELTA = b"event: content_block_delta\ndata: "
+_DELTAS = re.compile(rb'(?:%b\{"type": ?"content_block_delta",[^\n]*+\n\n)++' % _DELTA)
+# Bytes of deltas that are parsed at once, and of an event that is looked at again when its rest has come.
+_MAX_UNREAD = 64 * 1024
+_MAX_AGAIN = 4 * 1024
 
 
 class _DeltaEvent(msgspec.Struct, forbid_unknown_fields=True):
@@ -41,6 +53,7 @@ class _DeltaEvent(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _delta_decoder = msgspec.json.Decoder(_DeltaEvent)
+_deltas_decoder = msgspec.json.Decoder(list[_DeltaEvent])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,13 +78,94 @@ class ReplyStream(EventFilter):
         self._accumulator = _Accumulator(view.tags)
         self._queue: deque[_Item] = deque()
         self._dropped = 0
+        self._marks = marks_of(view.tags)
+        self._deferred: list[bytes] = []
+        self._deferred_size = 0
+
+    @override
+    def feed(self, chunk: bytes) -> bytes:
+        """Return the bytes that go to the client now. Events over ``max_event`` bytes pass unread."""
+        held = None if b"\r" in chunk else self._decoder.take_back(_MAX_AGAIN)
+        if held is None:
+            return super().feed(chunk)
+        out = b"".join(self._forward_in_parts(held + chunk))
+        return out if self._is_changing else chunk
 
     @override
     def _reply(self) -> Reply:
+        self._catch_up()
         return self._accumulator.reply
+
+    def _forward_in_parts(self, block: bytes) -> Iterator[bytes]:
+        """Forward runs of deltas as they are, and other events one by one."""
+        position = run_end = mark = 0
+        while position < len(block):
+            if position >= run_end:
+                run = _DELTAS.match(block, position)
+                run_end = mark = run.end() if run else position
+                mark = self._find_mark(block, position, run_end)
+            elif position > mark:
+                mark = self._find_mark(block, position, run_end)
+            end = run_end if mark == run_end else max(position, block.rfind(b"\n\n", position, mark) + 2)
+            if end > position and not (self._queue or self._dropped):
+                yield block[position:end]
+                self._defer(block[position:end])
+            else:
+                end = block.find(b"\n\n", position) + 2
+                end = end if end > 1 else len(block)
+                yield self._forward_slowly(block[position:end])
+            position = end
+
+    def _find_mark(self, block: bytes, start: int, end: int) -> int:
+        """Return where a tag may begin; ``end`` if nowhere."""
+        for mark in self._marks:
+            found = block.find(mark, start, end)
+            end = found if found >= 0 else end
+        return end
+
+    def _forward_slowly(self, block: bytes) -> bytes:
+        try:
+            events = self._decoder.feed(block)
+        except EventTooLarge:
+            return self._release() + b"".join([event.raw for event in self._decoder.close()])
+        return b"".join([self._pass(event) for event in events])
+
+    def _defer(self, block: bytes) -> None:
+        self._deferred.append(block)
+        self._deferred_size += len(block)
+        if self._deferred_size > _MAX_UNREAD:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Read the deltas that went out as they were."""
+        if not self._deferred:
+            return
+        payloads = [raw[len(_DELTA) :] for raw in b"".join(self._deferred).split(b"\n\n")[:-1]]
+        self._deferred, self._deferred_size = [], 0
+        texts: list[str] = []
+        last: GrowingBlock | None = None
+        for payload, event in zip(payloads, _read_deltas(payloads), strict=True):
+            try:
+                block = None if event is None else self._accumulator.blocks.get(event.index)
+                if event is None or block is None:
+                    _, block, text = self._accumulator.add(payload)
+                else:
+                    text = block.grow_by(event.delta)
+            except UNDESCRIBED:
+                self._unread.add(payload)
+                continue
+            if last is not None and block is not last and texts:
+                self._feed_text(last, Piece("".join(texts)))
+                texts.clear()
+            last = block
+            if text:
+                texts.append(text)
+        if last is not None and texts:
+            self._feed_text(last, Piece("".join(texts)))
 
     @override
     def _forward(self, event: SseEvent) -> bytes:
+        self._catch_up()
         kind, block, text = self._accumulator.add(event.data)
         if not self._is_changing:
             return b""
@@ -99,6 +193,7 @@ class ReplyStream(EventFilter):
 
     @override
     def _release(self) -> bytes:
+        self._catch_up()
         for item in self._queue:
             if item.block is not None:
                 self._finish_text(item.block)
@@ -223,3 +318,14 @@ def _read_delta(data: bytes | None) -> _DeltaEvent | None:
         return None
     event = try_decode(_delta_decoder, data)
     return event if event and event.type == "content_block_delta" else None
+
+
+def _read_deltas(payloads: list[bytes]) -> Sequence[_DeltaEvent | None]:
+    """Parse delta events, all at once if possible; None for one of an unusual kind."""
+    try:
+        events = _deltas_decoder.decode(b"[" + b",".join(payloads) + b"]")
+        if len(events) == len(payloads):
+            return events
+    except (ValueError, RecursionError):
+        pass
+    return [_read_delta(payload) for payload in payloads]

@@ -17,7 +17,7 @@ from tersely.dialects.openai_chat.stream_events import ABSENT, Chunk, read_chunk
 from tersely.dialects.openai_content import replace_text
 from tersely.dialects.undescribed import UNDESCRIBED, UnreadPayloads
 from tersely.dialects.wire import raw_json
-from tersely.dialects.wire.pieces import Piece
+from tersely.dialects.wire.pieces import Piece, marks_of
 from tersely.dialects.wire.sse import MAX_EVENT, EventTooLarge, SseDecoder, SseEvent, parse_event, with_data
 from tersely.domain.text.tags import NOTHING
 
@@ -31,10 +31,6 @@ _ENVELOPE = frozenset(
     }
 )  # fmt: skip
 """Members that say nothing by themselves: an event with only these and no words left in it is dropped."""
-
-# Characters without which no tag, block or line end in front of a block can begin, as JSON may write them.
-_TERSE_MARKS = (b"<", b"\\u003")
-_STATE_MARKS = (b"\\n", b"\\r", b"#", b"\\u00")
 
 
 class ReplyStream:
@@ -51,7 +47,7 @@ class ReplyStream:
         tags = view.tags
         self._max_event = max_event
         self._tags = tags
-        self._marks = (_TERSE_MARKS if tags.terse else ()) + (_STATE_MARKS if tags.state else ())
+        self._marks = marks_of(tags)
         self._strip_usage = view.strip_usage
         self._decoder: SseDecoder | None = None
         self._tail = b""

@@ -7,6 +7,15 @@ from dataclasses import dataclass
 
 from tersely.domain.text.tags import TagKinds, TagStripper
 
+# Characters without which no tag, block or line end in front of a block can begin, as JSON may write them.
+_TERSE_MARKS = (b"<", b"\\u003")
+_STATE_MARKS = (b"\\n", b"\\r", b"#", b"\\u00")
+
+
+def marks_of(tags: TagKinds) -> tuple[bytes, ...]:
+    """Return the bytes one of which is in every JSON text in which one of ``tags`` can begin."""
+    return (_TERSE_MARKS if tags.terse else ()) + (_STATE_MARKS if tags.state else ())
+
 
 @dataclass(slots=True)
 class Piece:

@@ -75,6 +75,15 @@ class SseDecoder:
         rest, self._buffer, self._scanned = self._buffer, b"", 0
         return [parse_event(rest)] if rest else []
 
+    def take_back(self, most: int) -> bytes | None:
+        """Return the beginning of an event, which is forgotten; None if it has more than ``most`` bytes, or if lines
+        may end with a CR.
+        """
+        if self._has_cr or len(self._buffer) > most:
+            return None
+        held, self._buffer, self._scanned = self._buffer, b"", 0
+        return held
+
     def _find_end(self, start: int) -> int:
         if not self._has_cr:
             if self._buffer.startswith(b"\n", start):
