@@ -106,13 +106,14 @@ class ReplyStream(EventFilter):
                 mark = self._find_mark(block, position, run_end)
             elif position > mark:
                 mark = self._find_mark(block, position, run_end)
-            end = run_end if mark == run_end else max(position, block.rfind(b"\n\n", position, mark) + 2)
-            if end > position and not (self._queue or self._dropped):
+            end = run_end if mark == run_end else block.rfind(b"\n\n", position, mark) + 2
+            if end > position + 1 and not (self._queue or self._dropped):
                 yield block[position:end]
                 self._defer(block[position:end])
             else:
                 end = block.find(b"\n\n", position) + 2
-                end = end if end > 1 else len(block)
+                if end < 2:
+                    end = len(block)
                 yield self._forward_slowly(block[position:end])
             position = end
 
