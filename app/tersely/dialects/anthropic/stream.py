@@ -102,7 +102,7 @@ class ReplyStream(EventFilter):
         while position < len(block):
             if position >= run_end:
                 run = _DELTAS.match(block, position)
-                run_end = mark = run.end() if run else position
+                run_end = run.end() if run else position
                 mark = self._find_mark(block, position, run_end)
             elif position > mark:
                 mark = self._find_mark(block, position, run_end)

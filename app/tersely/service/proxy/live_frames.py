@@ -7,6 +7,7 @@ the rest.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -20,6 +21,8 @@ from tersely.service.context.sent_contexts import body_parts
 MARK = b'"cache_control"'
 # A client that marks older messages than these has its whole request read.
 MAX_VOLATILE = 8
+# How many shapes of the newest messages are remembered for one conversation.
+MAX_SHAPES = 2
 
 
 class Written(msgspec.Struct, frozen=True, gc=False):
@@ -30,12 +33,28 @@ class Written(msgspec.Struct, frozen=True, gc=False):
     instructions: bytes
 
 
+# A message with a list of blocks, of which the last one alone may carry a breakpoint.
+_MESSAGE = re.compile(rb'\{"role":"(user|assistant)","content":\[')
+_AT_END = re.compile(rb'"cache_control":(\{[^{}]*\})\}\]\}')
+
+_Shape = tuple[tuple[bytes, bytes], ...]
+
+
+class _Around(msgspec.Struct, frozen=True, gc=False):
+    """What is written in front of the messages that stay as they are, and behind the newest ones."""
+
+    before: bytes
+    after: bytes
+    instructions: bytes
+
+
 class Frame(msgspec.Struct, frozen=True, gc=False):
     """What stays of an upstream body from call to call.
 
     ``body`` is the client's without messages, with tools of ours; ``front`` are the messages up to the first one behind
     the head, of which ``frozen`` end with the head; ``middle`` is the written form of the messages behind them, for
-    which ``placeholder`` stands. ``has_breakpoints``: Tersely sets breakpoints of its own.
+    which ``placeholder`` stands. ``has_breakpoints``: Tersely sets breakpoints of its own. ``around``: what was written
+    around messages of a shape.
     """
 
     body: bytes
@@ -46,11 +65,17 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
     placeholder: bytes
     instructions: str | None
     has_breakpoints: bool
+    around: dict[_Shape, _Around] = msgspec.field(default_factory=dict)
 
     def write(self, dialect: Dialect, tail: Sequence[bytes]) -> Written | None:
         """Return the body with the messages ``tail`` behind those that are known; None where they are not written one
         by one.
         """
+        shape = _shape_of(tail)
+        known = None if shape is None else self.around.get(shape)
+        if known is not None:
+            body = b"".join((known.before, self.middle, b",", b",".join(tail), known.after))
+            return Written(body, list(tail), known.instructions)
         messages = [*self.front, self.placeholder, *tail]
         ends = {self.frozen, len(messages)} if self.has_breakpoints else set()
         try:
@@ -69,11 +94,43 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
         before, placeholder, after = body.partition(self.placeholder)
         if len(written) != len(tail) or not placeholder or elements[self.front_elements] != self.placeholder:
             return None
+        added = b"," + b",".join(tail)
+        # Breakpoints depend on where others are. A new one at the end depends on the blocks there.
+        is_marked = not self.has_breakpoints or MARK in tail[-1]
+        if shape is not None and is_marked and written == list(tail) and after.startswith(added):
+            if len(self.around) >= MAX_SHAPES:
+                self.around.clear()
+            self.around[shape] = _Around(before, after[len(added) :], instructions)
         return Written(b"".join((before, self.middle, after)), written, instructions)
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory, about; what is remembered around the messages is as long as the rest of the body."""
+        return (1 + MAX_SHAPES) * (len(self.body) + sum(map(len, self.front))) + len(self.middle)
 
     def with_middle(self, elements: Sequence[bytes]) -> Frame:
         """Return the frame with more messages that stay as they were written."""
         return msgspec.structs.replace(self, middle=b",".join((self.middle, *elements)))
+
+
+def _shape_of(messages: Sequence[bytes]) -> _Shape | None:
+    """Return the roles and breakpoints of messages, which decide how the dialect writes them and what is around them.
+
+    None where that also depends on their contents: neighbours of one role may become one message.
+    """
+    found: list[tuple[bytes, bytes]] = []
+    role = b""
+    for raw in messages:
+        beginning = _MESSAGE.match(raw)
+        if beginning is None or beginning[1] == role or not raw.endswith(b"]}"):
+            return None
+        role = beginning[1]
+        count = raw.count(MARK)
+        mark = _AT_END.fullmatch(raw, raw.rfind(MARK)) if count else None
+        if count and (count > 1 or mark is None):
+            return None
+        found.append((role, mark[1] if mark is not None else b""))
+    return tuple(found)
 
 
 def placeholder_of(name: str) -> bytes:

@@ -157,7 +157,7 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
         """Bytes of memory, about."""
         size = SESSION_BYTES + self.messages_size + len(self.body) + len(self.suffix) + len(self.sent_suffix)
         size += len(self.request.tools) + len(self.sent or b"") + len(self.reply.model_raw or b"")
-        return size if self.frame is None else size + len(self.frame.body) + len(self.frame.middle)
+        return size if self.frame is None else size + self.frame.size
 
 
 def steady(headers: Headers) -> Headers:
