@@ -13,7 +13,8 @@ from fastapi import FastAPI
 
 from tersely.api.errors import in_dialect, problem
 from tersely.api.host_table import Destination, HostTable, model_in, split_name
-from tersely.api.routes import PREFIXES, Target, find_target
+from tersely.api.openings import Opening, Openings
+from tersely.api.routes import PREFIXES, Target
 from tersely.api.transport.body import RESERVATION, App, BodyBudget, Disconnected, Receive, Scope, Send, read_body
 from tersely.api.transport.call_log import CallLog
 from tersely.api.transport.call_tracing import CallTracing
@@ -22,7 +23,6 @@ from tersely.api.transport.disconnects import Disconnect, disconnect_of
 from tersely.api.transport.request_ids import current
 from tersely.api.transport.shutdown import Shutdown, ShutdownGate
 from tersely.dialects.account_routes import AllowedRoute
-from tersely.dialects.clients.names import client_name
 from tersely.dialects.dialect import Dialect, ErrorDescription
 from tersely.dialects.headers import Headers, own_headers, without_account_headers
 from tersely.dialects.wire.lengths import check_lengths, may_be_too_long
@@ -37,7 +37,7 @@ from tersely.service.limits.accounts import Need
 from tersely.service.limits.admission import Admission, admission, end_turn
 from tersely.service.limits.fair_queue import FairQueue
 from tersely.service.limits.limiter import Limiter
-from tersely.service.proxy.calls import Call, ProxyResponse, read_options
+from tersely.service.proxy.calls import Call, ProxyResponse
 from tersely.service.proxy.proxy import Proxy
 
 _log = logging.getLogger(__name__)
@@ -87,6 +87,7 @@ class ProxyRoutes:
         self._auth = auth
         self._board = edge.board
         self._metrics = metrics
+        self._openings = Openings()
         self._host_counter = lru_cache(maxsize=1024)(metrics.host_calls.labels)
         self._counter = lru_cache(maxsize=1024)(
             lambda route, dialect, strategy, status: metrics.requests.labels(route, dialect, strategy, str(status))
@@ -113,9 +114,8 @@ class ProxyRoutes:
         error = ShuttingDown()
         target = None
         if scope["path"].startswith(PREFIXES):
-            headers = {_text(name): _text(value) for name, value in scope["headers"]}
-            path, raw = split_name(scope["path"])[1], split_name(_raw_target(scope))[1]
-            target = find_target(scope["method"], path, raw, headers)
+            opening = self._openings.read(scope)
+            target = None if opening is None else opening.target
         refusal = problem(error) if target is None else in_dialect(error, self._dialect(target))
         await self._refuse_unread(scope, receive, send, *refusal)
 
@@ -140,18 +140,17 @@ class ProxyRoutes:
                 return
             await self.rest(scope, receive, send)
             return
-        headers = _texts(scope["headers"])
-        name, path = split_name(scope["path"])
-        target = find_target(scope["method"], path, split_name(_raw_target(scope))[1], dict(headers))
-        if target is None:
+        opening = self._openings.read(scope)
+        if opening is None:
             await self.rest(scope, receive, send)
             return
+        target = opening.target
         self._metrics.tally.add(self._metrics.in_flight)
         status, strategy = 499, ""
         admitted = Admission(is_model_call=target.is_call)
         admission.set(admitted)
         try:
-            status, strategy = await self._serve(scope, receive, send, target, headers, name)
+            status, strategy = await self._serve(scope, receive, send, opening)
         finally:
             admitted.close()
             self._metrics.tally.add(self._metrics.in_flight, -1)
@@ -159,29 +158,22 @@ class ProxyRoutes:
             add_fields(route=route, dialect=target.dialect, **({"outcome": "client_gone"} if status == 499 else {}))
             self._metrics.tally.add(self._counter(route, target.dialect, strategy, status))
 
-    async def _serve(
-        self, scope: Scope, receive: Receive, send: Send, target: Target, headers: Headers, name: str
-    ) -> tuple[int, str]:
-        """Answer one request; status and strategy for the metrics (499: the client went away).
-
-        ``name``: of the host in the path, or empty.
-        """
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, opening: Opening) -> tuple[int, str]:
+        """Answer one request; status and strategy for the metrics (499: the client went away)."""
         received = self._monotonic()
         is_read = False
         tenant = ""
+        target, name, raw, headers = opening.target, opening.host, opening.raw, opening.headers
         proxy = self._hosts.defaults[target.dialect].proxy
-        raw = split_name(_raw_target(scope))[1]
-        headers = target.with_keys(headers)
         try:
-            by_name = dict(headers)
-            if by_name.get("upgrade", "").lower() == "websocket":
+            if opening.is_websocket:
                 return await _refuse_websocket(send, proxy)
             caller = await self._auth.caller(headers)
             tenant = caller.tenant
-            add_fields(tenant=caller.tenant, client=client_name(by_name))
-            caller.check_client(client_name(by_name))
+            add_fields(tenant=caller.tenant, client=opening.client)
+            caller.check_client(opening.client)
             caller.check_proxy()
-            options = read_options(by_name)
+            options = opening.options()
             need = Need(
                 is_concurrent=True,
                 is_model_call=scope["method"] == "POST",
@@ -205,15 +197,16 @@ class ProxyRoutes:
                 destination = found or destination
                 route = _check_route(destination, target, scope["method"], raw)
             proxy = destination.proxy
+            by_headers = opening.known
             if route is not None:
-                headers = without_account_headers(headers)
+                headers, by_headers = without_account_headers(headers), {}
             if (target.is_call or route is not None) and may_be_too_long(body, self._max_messages):
                 await run_in_thread_if_large(len(body), check_lengths, body, self._max_messages)
             call = Call(
                 tenant=caller.tenant,
                 method=scope["method"],
                 path=target.path,
-                headers=own_headers(target.dialect, headers),
+                headers=opening.own if route is None else own_headers(target.dialect, headers),
                 body=body,
                 options=options,
                 received=received,
@@ -221,6 +214,7 @@ class ProxyRoutes:
                 model=target.model,
                 streams=target.streams,
                 request_id=current.get(),
+                by_headers=by_headers,
             )
             if destination.access is not None and route is not None:
                 await destination.access.check_ids(
@@ -236,7 +230,9 @@ class ProxyRoutes:
                 return await _refuse(send, *refusal), ""
             return await self._refuse_unread(scope, receive, send, *refusal), ""
         try:
-            status, strategy = await self._answer(destination, call, disconnect_of(scope, receive), send, target, route)
+            status, strategy = await self._answer(
+                destination, call, disconnect_of(scope, receive), send, opening, route
+            )
             if target.is_call:
                 self._metrics.tally.add(self._host_counter(destination.name, target.dialect, outcome_of(str(status))))
             return status, strategy
@@ -269,16 +265,15 @@ class ProxyRoutes:
         call: Call,
         client: Disconnect,
         send: Send,
-        target: Target,
+        opening: Opening,
         route: AllowedRoute | None,
     ) -> tuple[int, str]:
         """Answer the request, and stop at once when the client disconnects: its model call stops too."""
-        proxy, access = destination.proxy, destination.access
+        proxy, access, target = destination.proxy, destination.access, opening.target
         me = asyncio.current_task()
         assert me is not None
         started = False
-        name = client_name(dict(call.headers))
-        running = self._board.begin(call.tenant, client=name or "", dialect=target.dialect)
+        running = self._board.begin(call.tenant, client=opening.client, dialect=target.dialect)
         try:
             client.watch(me.cancel)
             admission.get().leave = await self._queue.enter(call.tenant)
@@ -335,34 +330,12 @@ async def _refuse_websocket(send: Send, proxy: Proxy) -> tuple[int, str]:
     return await _refuse(send, 426, [("content-type", "application/json"), ("connection", "close")], body), ""
 
 
-def _raw_target(scope: Scope) -> str:
-    """Path and query as the client encoded them."""
-    raw = scope.get("raw_path") or scope["path"].encode()
-    path: str = raw.decode("latin-1").partition("?")[0]
-    query: str = scope.get("query_string", b"").decode("latin-1")
-    return f"{path}?{query}" if query else path
-
-
 def _check_target(scope: Scope) -> None:
     """Raise `InvalidRequest` for a path that leaves the upstream's base URL, or that contains control characters."""
     if not scope["path"].isprintable():
         raise InvalidRequest("the path must not contain control characters")
     if "/." in scope["path"] and not {".", ".."}.isdisjoint(scope["path"].split("/")):
         raise InvalidRequest("the path must not contain . or .. segments")
-
-
-def _texts(headers: Sequence[tuple[bytes, bytes]]) -> Headers:
-    try:
-        return [(name.decode(), value.decode()) for name, value in headers]
-    except UnicodeDecodeError:
-        return [(_text(name), _text(value)) for name, value in headers]
-
-
-def _text(header: bytes) -> str:
-    try:
-        return header.decode()
-    except UnicodeDecodeError:
-        return header.decode("latin-1")
 
 
 def _watched(send: Send, running: RunningCall) -> Send:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import zlib
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from yarl import URL
 
 from tersely.domain.errors import ShuttingDown, UpstreamUnavailable
 from tersely.upstream.connection import BrokenOff, Connection, Headers, Interrupted
 from tersely.upstream.pool import ConnectionPool
-from tersely.upstream.request_head import write_head
+from tersely.upstream.request_head import begin_head, end_head
 
 # Maximum of bytes that are unpacked at a time, whatever the compression.
 MAX_INFLATED = 1024 * 1024
@@ -240,16 +240,32 @@ class Upstream:
         """
         return await self.begin(method, path, headers, body).reply()
 
-    def begin(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> PendingReply:
+    def begin(
+        self,
+        method: str,
+        path: str,
+        headers: Iterable[tuple[str, str]],
+        body: bytes,
+        *,
+        heads: MutableMapping[object, Any] | None = None,
+    ) -> PendingReply:
         """Send a request at once, where a connection is free; the rest is up to `PendingReply.reply`.
 
+        ``heads``: where the head is kept for another request with this method and path, and these very headers.
         Raises `UpstreamUnavailable`.
         """
         assert self._pool is not None
         if self._is_interrupted:
             raise ShuttingDown
         try:
-            head = self._head(method, path, headers, len(body))
+            known = None if heads is None else heads.get(self)
+            if known is not None and known[0] is headers:
+                beginning = known[1]
+            else:
+                beginning = self._begin_head(method, path, headers)
+                if heads is not None:
+                    heads[self] = headers, beginning
+            head = end_head(beginning, method, len(body))
             connection = self._pool.take()
             if connection is not None:
                 connection.send(method, head, body)
@@ -257,10 +273,10 @@ class Upstream:
             raise _unreachable(error) from error
         return PendingReply(self, connection, method, head, body)
 
-    def _head(self, method: str, path: str, headers: Iterable[tuple[str, str]], length: int) -> bytes:
+    def _begin_head(self, method: str, path: str, headers: Iterable[tuple[str, str]]) -> bytes:
         if self._login is not None:
             headers = [(name, value) for name, value in headers if name.lower() != "authorization"] + [self._login]
-        return write_head(method, self._path + path, self._host, headers, length)
+        return begin_head(method, self._path + path, self._host, headers)
 
     async def wait_for(self, pending: PendingReply) -> UpstreamReply:
         """Return the reply to a request that was begun, when its headers are there. Raises `UpstreamUnavailable`."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
+from typing import Any
 
 from typing_extensions import override
 
@@ -46,7 +47,15 @@ class InProcessUpstream(Upstream):
         """There is nothing to open."""
 
     @override
-    def begin(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes) -> PendingReply:
+    def begin(
+        self,
+        method: str,
+        path: str,
+        headers: Iterable[tuple[str, str]],
+        body: bytes,
+        *,
+        heads: MutableMapping[object, Any] | None = None,
+    ) -> PendingReply:
         """Take the request."""
         return PendingReply(self, None, method, b"", body)
 

@@ -17,6 +17,18 @@ _LINE = re.compile(rf"{_TOKEN} [^\x00-\x20\x7f]+")
 
 def write_head(method: str, target: str, host: str, headers: Iterable[tuple[str, str]], length: int) -> bytes:
     """Return request line and headers for a body of ``length`` bytes. Raises `ValueError` for invalid characters."""
+    return end_head(begin_head(method, target, host, headers), method, length)
+
+
+def end_head(beginning: bytes, method: str, length: int) -> bytes:
+    """Return a head with the length of its body."""
+    if length or method not in _WITHOUT_BODY:
+        return b"%bcontent-length: %d\r\n\r\n" % (beginning, length)
+    return beginning + b"\r\n"
+
+
+def begin_head(method: str, target: str, host: str, headers: Iterable[tuple[str, str]]) -> bytes:
+    """Return a head without its end, which depends on the body. Raises `ValueError` for invalid characters."""
     line = f"{method} {target}"
     lines = [f"{name}: {value}\r\n" for name, value in headers if name.lower() not in _OURS]
     fields = "".join(lines)
@@ -25,6 +37,4 @@ def write_head(method: str, target: str, host: str, headers: Iterable[tuple[str,
     # Checking all at once is faster, but one header could look like two.
     if fields.count("\n") != len(lines) or _HEADERS.fullmatch(fields) is None:
         raise ValueError("a header that breaks out of its line")
-    if length or method not in _WITHOUT_BODY:
-        fields += f"content-length: {length}\r\n"
-    return f"{line} HTTP/1.1\r\nHost: {host}\r\n{fields}\r\n".encode("utf-8", "surrogateescape")
+    return f"{line} HTTP/1.1\r\nHost: {host}\r\n{fields}".encode("utf-8", "surrogateescape")

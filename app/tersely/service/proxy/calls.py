@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import msgspec
 
@@ -32,7 +32,8 @@ class Call:
 
     Header names are in lower case; ``received`` is a monotonic time in seconds. ``key_headers`` carried a
     Tersely key and stay here. ``model`` and ``streams`` are what the address says, where the body does not.
-    ``host`` is the name of the model host; empty for the default one of the dialect.
+    ``host`` is the name of the model host; empty for the default one of the dialect. ``by_headers`` keeps what follows
+    from method, path and headers, for all calls that have the same.
     """
 
     tenant: str
@@ -47,11 +48,15 @@ class Call:
     streams: bool = False
     request_id: str = ""
     host: str = ""
+    by_headers: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def header_map(self) -> dict[str, str]:
-        """Headers by name; of a repeated one the last."""
-        return dict(self.headers)
+        """Headers by name; of a repeated one the last. Not to be changed."""
+        found: dict[str, str] | None = self.by_headers.get(dict)
+        if found is None:
+            found = self.by_headers[dict] = dict(self.headers)
+        return found
 
 
 @dataclass(slots=True, kw_only=True)

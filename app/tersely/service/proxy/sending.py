@@ -74,8 +74,11 @@ class Sender:
     def begin(self, call: Call, body: bytes) -> PendingReply:
         """Send a body with the call's headers, without waiting. Not for traced calls. Raises `UpstreamUnavailable`."""
         end_turn()
-        headers = upstream_headers(call.headers, key=self._key, drop=call.key_headers)
-        return self._upstream.begin(call.method, call.path, headers, body)
+        known = self, call.key_headers
+        headers = call.by_headers.get(known)
+        if headers is None:
+            headers = call.by_headers[known] = upstream_headers(call.headers, key=self._key, drop=call.key_headers)
+        return self._upstream.begin(call.method, call.path, headers, body, heads=call.by_headers)
 
     async def start(self, prepared: SentCall, reply: UpstreamReply, sent_at: float) -> StartedReply:
         """Read the beginning of a reply, or all of one that is not streamed. Raises `UpstreamUnavailable`."""

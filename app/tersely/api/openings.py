@@ -1,0 +1,97 @@
+"""What the first line and the headers of a request to a model host say. Clients send the same ones again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tersely.api.host_table import split_name
+from tersely.api.routes import Target, find_target
+from tersely.api.transport.body import Scope
+from tersely.dialects.clients.names import client_name
+from tersely.dialects.headers import Headers, own_headers
+from tersely.service.proxy.calls import CallOptions, read_options
+
+# So many are kept, and none whose headers have more bytes.
+MAX_KEPT = 512
+MAX_BYTES = 8 * 1024
+
+
+class Opening:
+    """What a request says before its body.
+
+    ``host`` is the name of the host in the path, or empty; ``raw`` is path and query behind it, encoded. ``headers``
+    are the caller's, without the length of the body, ``own`` those that the host may see; ``known`` is kept with them,
+    see `Call`.
+    """
+
+    __slots__ = ("_options", "client", "headers", "host", "is_websocket", "known", "own", "raw", "target")
+
+    def __init__(self, target: Target, host: str, raw: str, headers: Headers) -> None:
+        self.target = target
+        self.host = host
+        self.raw = raw
+        self.headers = target.with_keys(headers)
+        self.own = own_headers(target.dialect, self.headers)
+        by_name = dict(self.headers)
+        self.client = client_name(by_name)
+        self.is_websocket = by_name.get("upgrade", "").lower() == "websocket"
+        self.known: dict[object, Any] = {}
+        self._options: CallOptions | None = None
+
+    def options(self) -> CallOptions:
+        """Return Tersely's own headers. Raises `InvalidRequest`."""
+        if self._options is None:
+            self._options = read_options(dict(self.headers))
+        return self._options
+
+
+class Openings:
+    """Reads the openings of requests, and keeps them."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[object, ...], Opening] = {}
+
+    def read(self, scope: Scope) -> Opening | None:
+        """Return what a request says before its body; None if it is for no model host."""
+        headers = tuple([header for header in scope["headers"] if header[0] != b"content-length"])
+        key = scope["method"], scope["path"], scope.get("raw_path"), scope.get("query_string"), headers
+        found = self._kept.get(key)
+        if found is None:
+            found = _read(scope, headers)
+            if found is not None and sum([len(name) + len(value) for name, value in headers]) <= MAX_BYTES:
+                if len(self._kept) >= MAX_KEPT:
+                    self._kept.clear()
+                self._kept[key] = found
+        return found
+
+
+def _read(scope: Scope, headers: Sequence[tuple[bytes, bytes]]) -> Opening | None:
+    found = texts(headers)
+    host, path = split_name(scope["path"])
+    raw = split_name(raw_target(scope))[1]
+    target = find_target(scope["method"], path, raw, dict(found))
+    return None if target is None else Opening(target, host, raw, found)
+
+
+def raw_target(scope: Scope) -> str:
+    """Return path and query as the client encoded them."""
+    raw = scope.get("raw_path") or scope["path"].encode()
+    path: str = raw.decode("latin-1").partition("?")[0]
+    query: str = scope.get("query_string", b"").decode("latin-1")
+    return f"{path}?{query}" if query else path
+
+
+def texts(headers: Sequence[tuple[bytes, bytes]]) -> Headers:
+    """Return headers as text."""
+    try:
+        return [(name.decode(), value.decode()) for name, value in headers]
+    except UnicodeDecodeError:
+        return [(_text(name), _text(value)) for name, value in headers]
+
+
+def _text(header: bytes) -> str:
+    try:
+        return header.decode()
+    except UnicodeDecodeError:
+        return header.decode("latin-1")
