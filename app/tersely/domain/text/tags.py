@@ -21,7 +21,8 @@ class TagKinds:
 
     def __or__(self, other: TagKinds) -> TagKinds:
         """Return the kinds that either of both strips."""
-        return TagKinds(terse=self.terse or other.terse, state=self.state or other.state)
+        terse, state = self.terse or other.terse, self.state or other.state
+        return self if terse is self.terse and state is self.state else TagKinds(terse=terse, state=state)
 
 
 NOTHING = TagKinds()

@@ -263,7 +263,7 @@ def _describe(
         return digest
 
     patched: dict[int, tuple[bytes, SentMessage]] = {}
-    described = [*before.rest, *(_element(raw, source, new, known, literal, patched) for raw, source in added)]
+    described = [*before.rest, *[_element(raw, source, new, known, literal, patched) for raw, source in added]]
     full = len(described) - len(described) % BLOCK
     blocks = (*before.blocks, *(literal(pack(described[at : at + BLOCK])) for at in range(0, full, BLOCK)))
     stays, stay_added = max(0, len(described) - volatile), max(0, len(added) - volatile)

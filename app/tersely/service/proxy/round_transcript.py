@@ -85,13 +85,18 @@ class RoundTranscript:
         return FinishedRounds(usage=self.usage, has_text=has_text)
 
     def own_calls(self, reply: Reply) -> tuple[list[ToolCall], bool]:
-        """Return a reply's calls of Tersely's tools, and whether it calls other tools too."""
-        if not (self.tools and reply.choices) or self._is_malformed(reply):
+        """Return a reply's calls of Tersely's tools, and whether it calls other tools besides."""
+        if not (self._may_call(reply) and reply.choices) or self._is_malformed(reply):
             return [], False
         message = reply.choices[0].model_message
         clients = {call.id for call in self.dialect.read_reply(self._without_calls(message)).calls}
         calls = self.dialect.read_reply(message).calls
         return [call for call in calls if call.id not in clients], bool(clients)
+
+    def _may_call(self, reply: Reply) -> bool:
+        """Whether a reply may call one of Tersely's tools: their names have no characters that JSON must escape."""
+        message = reply.choices[0].model_message if reply.choices else b""
+        return b"\\u" in message or any(name.encode() in message for name in self.tools)
 
     def with_round(self, reply: Reply, results: Sequence[bytes]) -> RoundTranscript:
         """Return the transcript with a round in which the model called nothing but Tersely's tools."""
@@ -111,7 +116,7 @@ class RoundTranscript:
         Calls of Tersely's tools without results are dropped. If the last round has no content, the earlier rounds are
         dropped too, but for the text that the client has seen.
         """
-        if not self.tools:
+        if not (self.tools and (self.rounds or results or len(last.choices) > 1 or self._may_call(last))):
             return CombinedReply(reply=last)
         if self._is_malformed(last):
             return self._combine_malformed(last)
@@ -123,7 +128,9 @@ class RoundTranscript:
             shown.append(self._without_calls(choice.client_message))
             model = choice.model_message if results else self._without_calls(choice.model_message)
         client = rounds.merge_messages(shown) if shown else b""
-        hidden = HiddenMessages(before=self.hidden, after=tuple(HiddenMessage(raw=raw) for raw in results))
+        hidden = NO_HIDDEN_MESSAGES
+        if self.hidden or results:
+            hidden = HiddenMessages(before=self.hidden, after=tuple(HiddenMessage(raw=raw) for raw in results))
         if not self._has_content(model):
             model, hidden = client, NO_HIDDEN_MESSAGES
         whole = replace(choice, model_message=model, client_message=client)
