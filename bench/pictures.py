@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EPOCHS = ROOT / "bench" / "epochs.json"
 RESULTS = ROOT / "bench" / "replay.json"
 PICTURES = ROOT / "docs" / "pictures"
+README = ROOT / "README.md"
 REPLAY_PAGE = ROOT / "docs" / "replay.md"
 COMMAND = str(Path(sys.executable).with_name("tersely"))
 STRATEGIES = ("slim", "window", "trim", "compact", "tiered")
@@ -276,6 +277,35 @@ def summary_table(results: Sequence[dict[str, Any]], policy: str) -> str:
     return "\n".join(lines)
 
 
+def slim_table(results: Sequence[dict[str, Any]]) -> str:
+    """Return the table of the default, with and without references for repeated text: what everything costs, what is
+    lost, and how many edits are ready.
+    """
+    found = {(each["file"], each["strategy"]): each for each in results}
+
+    def price(each: dict[str, Any] | None) -> str:
+        if each is None:
+            return ""
+        first = each["prices"][0]
+        return f"{first['price'] + first['own_instructions']:.3f}"
+
+    def ready(each: dict[str, Any] | None) -> str:
+        if each is None:
+            return ""
+        return f"{each['edits_ready']} of {each['edits']}" if each.get("edits") else "no edits"
+
+    def lost(each: dict[str, Any]) -> str:
+        return f"{each['lost_pointing']} of {each['pointing_calls']}" if each["pointing_calls"] else "none refer"
+
+    lines = ["| file | price | lost references | ready edits | price, repeats | ready edits, repeats |"]
+    lines.append("|---|" + "---:|" * 5)
+    for file in sorted({file for file, _ in found}):
+        slim, repeats = found[file, "slim, auto"], found.get((file, "slim, auto, repeats"))
+        cells = [file, price(slim), lost(slim), ready(slim), price(repeats), ready(repeats)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def whole_table(results: Sequence[dict[str, Any]]) -> str:
     """Return the table with every column."""
 
@@ -324,7 +354,7 @@ def fill(page: str, name: str, content: str) -> str:
     pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
     filled, count = re.subn(pattern, lambda found: f"{found[1]}{content}\n{found[2]}", page, flags=re.DOTALL)
     if count != 1:
-        raise SystemExit(f"{REPLAY_PAGE}: the marks of {name} are not there once")
+        raise SystemExit(f"the marks of {name} are not there once")
     return filled
 
 
@@ -333,6 +363,7 @@ def documents() -> dict[Path, str]:
     measured, results = json.loads(EPOCHS.read_text()), json.loads(RESULTS.read_text())
     page = REPLAY_PAGE.read_text(encoding="utf-8")
     page = fill(page, "auto", summary_table(results, "auto"))
+    page = fill(page, "slim", slim_table(results))
     page = fill(page, "every_request", summary_table(results, "every_request"))
     page = fill(page, "results", whole_table(results))
     return {
@@ -341,6 +372,7 @@ def documents() -> dict[Path, str]:
         PICTURES / "epochs.svg": draw_epochs(measured),
         PICTURES / "savings.svg": draw_savings(results),
         REPLAY_PAGE: page,
+        README: fill(README.read_text(encoding="utf-8"), "slim", slim_table(results)),
     }
 
 
