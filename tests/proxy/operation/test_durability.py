@@ -15,6 +15,8 @@ import pytest
 
 from tersely.fakellm.scripted import ScriptedReply
 from tersely.service.proxy import exchange_keeping
+from tersely.store.commit import writer
+from tersely.store.commit.records import RequestWrite
 from tests.conftest import Database
 from tests.support.conversations import KINDS, Conversation, compare, hold, script, waits_for_spool
 from tests.support.http import STORED, post
@@ -113,6 +115,37 @@ async def test_calls_that_end_while_the_table_is_locked_are_built_and_stored(
         finally:
             model.state.script = slow
         assert (await hold(made[2], 1))[0].has_ended
+        await stored_right(service, database, made)
+
+
+@pytest.mark.parametrize("kind", ["chat", "chat delta stream", "anthropic", "responses named", "gemini stream"])
+async def test_a_reply_whose_question_is_still_being_stored_is_stored_too(
+    database: Database, model: Model, data_dir: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is withdrawn from the queue and waits in the spool, while the question's transaction goes on."""
+    usual, write_all, slow = model.state.script, writer.write_all, False
+
+    async def delayed(received: Any) -> Any:
+        await asyncio.sleep(0.3)
+        return script(received)
+
+    async def write_slowly(*arguments: Any) -> None:
+        if slow and any(isinstance(write, RequestWrite) for write in arguments[3]):
+            await asyncio.sleep(2.2 * LIMIT)
+        await write_all(*arguments)
+
+    monkeypatch.setattr(writer, "write_all", write_slowly)
+    with served(database, model, data_dir) as service:
+        made = await start(service, (kind,))
+        model.state.script, slow = delayed, True
+        try:
+            (got,) = await hold(made[0], 1)
+        finally:
+            model.state.script, slow = usual, False
+        assert got.has_ended
+        assert got.context in STORED
+        await stored_right(service, database, made)
+        assert (await hold(made[0], 1))[0].has_ended
         await stored_right(service, database, made)
 
 

@@ -60,7 +60,7 @@ Key = tuple[str, str, str | bytes]
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """An exchange in a file. ``pending``: its writes that are still under way; the last one is the reply's. After
+    """An exchange in a file. ``pending``: its writes, which may be under way; the last one is the reply's. After
     ``failures`` it is tried again at ``retry_at``, in the loop's time.
     """
 
@@ -178,7 +178,8 @@ class ExchangeKeeper:
         exchange = exchange_of(write, own_id=own_id, client=client)
         if self._keys.keys().isdisjoint(_keys_of(exchange)) and await self._write_within(exchange, end):
             return None
-        pending = [each for each in (write.request_stored, reply) if each is not None and not each.done()]
+        # Of these the last one tells whether the exchange is stored: that of its reply, also where that has failed.
+        pending = (reply,) if write.request_stored is None else (write.request_stored, reply)
         await self.spool(exchange, pending)
         return None
 
