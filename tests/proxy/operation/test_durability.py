@@ -15,7 +15,7 @@ import pytest
 
 from tersely.fakellm.scripted import ScriptedReply
 from tersely.service.proxy import exchange_keeping
-from tersely.store.commit import writer
+from tersely.store.commit import batches, writer
 from tersely.store.commit.records import RequestWrite
 from tests.conftest import Database
 from tests.support.conversations import KINDS, Conversation, compare, hold, script, waits_for_spool
@@ -123,7 +123,7 @@ async def test_a_reply_whose_question_is_still_being_stored_is_stored_too(
     database: Database, model: Model, data_dir: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is withdrawn from the queue and waits in the spool, while the question's transaction goes on."""
-    usual, write_all, slow = model.state.script, writer.write_all, False
+    usual, write_all, slow = model.state.script, batches.write_all, False
 
     async def delayed(received: Any) -> Any:
         await asyncio.sleep(0.3)
@@ -350,7 +350,7 @@ async def test_a_question_that_broke_off_elsewhere_is_left(
     async def is_right() -> bool:
         return (await compare(database.admin_dsn, [conversation])).is_right
 
-    await eventually(is_right, 20)
+    await eventually(is_right, 30)
     await speak(conversation, other)
     await stored_right(one, database, [conversation])
 
