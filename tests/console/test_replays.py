@@ -44,23 +44,23 @@ async def kept(http: httpx.AsyncClient) -> list[str]:
 
 def conversation(turns: int, dialect: str = "openai_chat", words: str = "says") -> dict[str, Any]:
     """A conversation in the wire form of a dialect, a reply for each turn."""
-    said = [(role, f"{role} {words} {turn} " * 40) for turn in range(turns) for role in ("user", "assistant")]
+    texts = [(role, f"{role} {words} {turn} " * 40) for turn in range(turns) for role in ("user", "assistant")]
     match dialect:
         case "openai_chat":
-            return {"messages": [{"role": role, "content": text} for role, text in said]}
+            return {"messages": [{"role": role, "content": text} for role, text in texts]}
         case "anthropic":
-            return {"system": "Be brief.", "messages": [{"role": role, "content": text} for role, text in said]}
+            return {"system": "Be brief.", "messages": [{"role": role, "content": text} for role, text in texts]}
         case "openai_responses":
             kinds = {"user": "input_text", "assistant": "output_text"}
             return {
                 "input": [
                     {"type": "message", "role": role, "content": [{"type": kinds[role], "text": text}]}
-                    for role, text in said
+                    for role, text in texts
                 ]
             }
         case _:
             roles = {"user": "user", "assistant": "model"}
-            return {"contents": [{"role": roles[role], "parts": [{"text": text}]} for role, text in said]}
+            return {"contents": [{"role": roles[role], "parts": [{"text": text}]} for role, text in texts]}
 
 
 CLAUDE = [

@@ -94,9 +94,9 @@ async def test_newest_reply_is_shown_as_client_and_model_know_it(fronting: Servi
         page = (await http.get("/console/session", params={"id": "answered"})).text
         rows = re.findall(r'<div class="row .*?(?=<div class="row |</row-chunk>)', page, re.DOTALL)
         assert "kept-reply" in rows[-1]
-        said, sent = rows[-1].split('<div class="sent">')
-        assert "Done." in said
-        assert "terse" not in said
+        from_client, sent = rows[-1].split('<div class="sent">')
+        assert "Done." in from_client
+        assert "terse" not in from_client
         assert "&lt;terse&gt;mended the import" in sent
         await ask(http, "answered", "And the export.")
         older = (await http.get("/console/session", params={"id": "answered", "call": 1})).text

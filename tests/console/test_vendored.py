@@ -11,10 +11,10 @@ VENDORED = FOLDER / "vendor"
 
 
 def test_vendored_files_have_the_hashes_that_are_written_down() -> None:
-    told = json.loads((VENDORED / "vendored.json").read_text())
+    listed = json.loads((VENDORED / "vendored.json").read_text())
     files = {path.name for path in VENDORED.iterdir() if path.suffix in {".js", ".css"}}
-    assert set(told) == files
-    for name, each in told.items():
+    assert set(listed) == files
+    for name, each in listed.items():
         assert sha256((VENDORED / name).read_bytes()).hexdigest() == each["sha256"], name
 
 

@@ -84,14 +84,14 @@ class Load:
             word = f"{session}-{number}"
             history.append({"role": "user", "content": f"question {word}"})
             try:
-                said = await self._ask(http, session, history, word)
+                reply = await self._ask(http, session, history, word)
             except (aiohttp.ClientError, OSError, TimeoutError):
-                said = None
-            if said is None:
+                reply = None
+            if reply is None:
                 self.failures += 1
                 await asyncio.sleep(0.05)
                 return
-            history.append({"role": "assistant", "content": said})
+            history.append({"role": "assistant", "content": reply})
             self.acknowledged.setdefault(session, []).append(word)
 
     async def _ask(
@@ -103,14 +103,14 @@ class Load:
             if response.status != 200:
                 await response.read()
                 return None
-            said, has_ended = "", False
+            text, has_ended = "", False
             async for line in response.content:
                 if line.startswith(b"data: [DONE]"):
                     has_ended = True
                 elif line.startswith(b"data: {"):
                     for choice in json.loads(line[6:]).get("choices", ()):
-                        said += choice["delta"].get("content") or ""
-            return said if has_ended else None
+                        text += choice["delta"].get("content") or ""
+            return text if has_ended else None
 
 
 async def check(data_dir: Path, load: Load) -> None:

@@ -197,8 +197,8 @@ def test_every_image_can_be_pinned_by_digest():
     assert own["build"]["args"]["PYTHON_IMAGE"] == pinned
     bases = re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert set(bases) == {"${PYTHON_IMAGE}"}
-    told = (ROOT / "docs/deploy.md").read_text()
-    assert all(f"`{name}`" in told for name in variables)
+    page = (ROOT / "docs/deploy.md").read_text()
+    assert all(f"`{name}`" in page for name in variables)
 
 
 def test_image_copies_only_files_of_the_build_context():

@@ -95,8 +95,8 @@ def test_the_image_serves_calls_as_a_user_without_rights(container: str) -> None
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
             wait_until_ready(http, process)
-            asked = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hello"}]}
-            answer = http.post("/v1/chat/completions", json=asked)
+            request = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hello"}]}
+            answer = http.post("/v1/chat/completions", json=request)
             assert answer.status_code == 200, answer.text
             session = answer.headers["x-tersely-session"]
             assert http.get(f"/api/sessions/{session}/messages").json()["items"][0]["role"] == "user"

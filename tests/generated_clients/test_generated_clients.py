@@ -87,8 +87,12 @@ def seed(url: str, key: str) -> dict[str, Any]:
     ]
     with httpx.Client(base_url=url, headers={"x-tersely-key": key}, timeout=30) as http:
         http.post(f"/api/sessions/{SESSION}/messages", json={"messages": turns}).raise_for_status()
-        asked = {"model": "claude-sonnet-4-5", "max_tokens": 64, "messages": [{"role": "user", "content": "And red?"}]}
-        http.post("/v1/messages", json=asked, headers={"x-tersely-session": SESSION}).raise_for_status()
+        request = {
+            "model": "claude-sonnet-4-5",
+            "max_tokens": 64,
+            "messages": [{"role": "user", "content": "And red?"}],
+        }
+        http.post("/v1/messages", json=request, headers={"x-tersely-session": SESSION}).raise_for_status()
         memo = http.post("/api/memos", json={"content": "Ports are fixed.", "tags": ["net"]}).raise_for_status().json()
     return {
         "session_id": SESSION,

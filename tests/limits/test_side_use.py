@@ -23,9 +23,11 @@ async def used(worker: Worker, tenant: Tenant) -> float:
 
 async def fill(worker: Worker, tenant: Tenant) -> None:
     """Store a session, without any model call."""
-    said = [{"role": role, "content": f"{role} says {n} " * 60} for n in range(20) for role in ("user", "assistant")]
+    messages = [
+        {"role": role, "content": f"{role} says {n} " * 60} for n in range(20) for role in ("user", "assistant")
+    ]
     path = f"{worker.base_url}/api/sessions/s/messages"
-    async with worker.http.post(path, json={"messages": said}, headers={"X-Tersely-Key": tenant.key}) as answer:
+    async with worker.http.post(path, json={"messages": messages}, headers={"X-Tersely-Key": tenant.key}) as answer:
         assert answer.status == 201, await answer.text()
 
 
@@ -67,8 +69,8 @@ async def test_tokens_of_embeddings_count_for_their_tenant(store: Database, mode
             await asyncio.sleep(2.5)
             await fill(worker, tenant)
             path = f"{worker.base_url}/api/sessions/s/search"
-            asked = {"mode": "relevant", "query": "says"}
-            async with worker.http.post(path, json=asked, headers={"X-Tersely-Key": tenant.key}) as answer:
+            query = {"mode": "relevant", "query": "says"}
+            async with worker.http.post(path, json=query, headers={"X-Tersely-Key": tenant.key}) as answer:
                 assert answer.status == 200, await answer.text()
             # 40 messages and the query, 700 tokens each as the host says.
             async with asyncio.timeout(30):

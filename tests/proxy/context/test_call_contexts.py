@@ -141,10 +141,10 @@ async def test_removed_messages_are_not_reconstructed(fronting: Service, answeri
         url = f"{fronting.url}/api/sessions/{noted.session}/turns/t1"
         async with http.delete(url) as response:
             assert response.status == 204
-    told = json.loads(await get(fronting, f"/sessions/{noted.session}/calls/3/context"))
-    assert told["exact"] is False
-    assert told["messages"] is None
-    assert "removed" in told["reason"]
+    shown_context = json.loads(await get(fronting, f"/sessions/{noted.session}/calls/3/context"))
+    assert shown_context["exact"] is False
+    assert shown_context["messages"] is None
+    assert "removed" in shown_context["reason"]
 
 
 async def test_history_with_another_spelling_is_recognised(store: Database) -> None:
@@ -156,17 +156,17 @@ async def test_history_with_another_spelling_is_recognised(store: Database) -> N
             for number in range(5):
                 words = f"frage über {number} " + "wörter " * 40
                 mark = {"cache_control": {"type": "ephemeral"}}
-                asked = {"role": "user", "content": [{"type": "text", "text": words, **mark}]}
-                body = {"model": "claude-sonnet-4-5", "max_tokens": 50, "messages": [*history, asked]}
+                question = {"role": "user", "content": [{"type": "text", "text": words, **mark}]}
+                body = {"model": "claude-sonnet-4-5", "max_tokens": 50, "messages": [*history, question]}
                 model.script("k", ScriptedReply(message={"role": "assistant", "content": f"answer {number}"}))
                 data = json.dumps(body, ensure_ascii=bool(number % 2), indent=number or None).encode()
                 headers = {"x-script": "k", "content-type": "application/json", "anthropic-version": "2023-06-01"}
                 async with http.post(f"{service.url}/v1/messages", data=data, headers=headers) as response:
-                    said = json.loads(await response.read())
+                    reply = json.loads(await response.read())
                     session = response.headers["x-tersely-session"]
                 await noted.note(session)
-                del asked["content"][0]["cache_control"]  # type: ignore[attr-defined]
-                history += [asked, {"role": "assistant", "content": said["content"]}]
+                del question["content"][0]["cache_control"]  # type: ignore[attr-defined]
+                history += [question, {"role": "assistant", "content": reply["content"]}]
         await noted.compare_all()
 
 
@@ -255,24 +255,27 @@ async def test_instructions_of_the_client_are_never_called_left_out(
     fronting: Service, answering: Model, kind: str
 ) -> None:
     """Most dialects send them beside the list of messages."""
-    said = "You are a careful engineer."
+    instructions = "You are a careful engineer."
     bodies: dict[str, tuple[str, dict[str, Any]]] = {
         "chat": (
             "/v1/chat/completions",
-            {"model": "m", "messages": [{"role": "system", "content": said}, {"role": "user", "content": "hi"}]},
+            {
+                "model": "m",
+                "messages": [{"role": "system", "content": instructions}, {"role": "user", "content": "hi"}],
+            },
         ),
         "anthropic": (
             "/v1/messages",
-            {"model": "m", "max_tokens": 9, "system": said, "messages": [{"role": "user", "content": "hi"}]},
+            {"model": "m", "max_tokens": 9, "system": instructions, "messages": [{"role": "user", "content": "hi"}]},
         ),
         "gemini": (
             "/v1beta/models/m:generateContent",
             {
-                "systemInstruction": {"parts": [{"text": said}]},
+                "systemInstruction": {"parts": [{"text": instructions}]},
                 "contents": [{"role": "user", "parts": [{"text": "hi"}]}],
             },
         ),
-        "responses": ("/v1/responses", {"model": "m", "instructions": said, "input": "hi"}),
+        "responses": ("/v1/responses", {"model": "m", "instructions": instructions, "input": "hi"}),
     }
     path, body = bodies[kind]
     headers = {"X-Tersely-Session": f"told-{kind}"}
@@ -281,8 +284,8 @@ async def test_instructions_of_the_client_are_never_called_left_out(
         http.post(f"{fronting.url}{path}", json=body) as response,
     ):
         assert response.status == 200, await response.text()
-    told = json.loads(await get(fronting, f"/sessions/told-{kind}/calls/1/context"))
-    kept = {line["role"]: (line["kept"], line["reason"]) for line in told["lines"] if line["seq"] is not None}
+    shown_context = json.loads(await get(fronting, f"/sessions/told-{kind}/calls/1/context"))
+    kept = {line["role"]: (line["kept"], line["reason"]) for line in shown_context["lines"] if line["seq"] is not None}
     assert {role: kept for role, (kept, _) in kept.items()} == {"system": "full", "user": "full"}
     assert ("beside the messages" in kept["system"][1]) == (kind != "chat")
 

@@ -50,8 +50,8 @@ class Session:
     def preview(self, *messages: dict[str, Any]) -> list[dict[str, Any]]:
         shown = httpx.post(f"{self.path}/context", json={"model": MODEL, "messages": list(messages)})
         assert shown.status_code == 200, shown.text
-        told = shown.json()["instructions"]
-        return [*([{"role": "system", "content": told}] if told else []), *shown.json()["messages"]]
+        instructions = shown.json()["instructions"]
+        return [*([{"role": "system", "content": instructions}] if instructions else []), *shown.json()["messages"]]
 
     def call(self, *messages: dict[str, Any], reply: str = "Done.", **more: Any) -> list[dict[str, Any]]:
         """What the model was sent."""
@@ -145,8 +145,8 @@ def test_memos_are_fixed_within_an_epoch_and_chosen_again_with_the_next(
     shown = talk.preview(user("and on"))
     anew = talk.call(user("and on"))
     assert anew == shown
-    asked = [message["content"] for message in anew if message["role"] == "user"]
-    assert len([text for text in asked if animal in text]) == 2
+    questions = [message["content"] for message in anew if message["role"] == "user"]
+    assert len([text for text in questions if animal in text]) == 2
     assert "9911" not in json.dumps(anew)
     assert json.dumps(anew).count("9922") == 2
     later = talk.call(user("more"))
@@ -266,8 +266,8 @@ def test_memos_stay_with_a_message_in_every_dialect(
     assert text.index("9911") < text.index(f"the {animal}?")
     assert httpx.post(f"{path}/compact").status_code == 200
     assert json.dumps(httpx.post(f"{path}/context", json={"dialect": shown_in}).json()["messages"][-1]) == text
-    told = httpx.get(f"{path}/messages").json()["items"]
-    assert [item["raw"] for item in told] == [message]
+    items = httpx.get(f"{path}/messages").json()["items"]
+    assert [item["raw"] for item in items] == [message]
 
 
 @pytest.mark.parametrize("epoch", EPOCHS)

@@ -178,9 +178,9 @@ async def test_every_known_error_in_its_own_dialect(
     wrong = []
     for case in json.loads(path.read_text()):
         streams = case["transport"] == "sse"
-        wire, told = wire_of(case), case["body"].encode()
+        wire, refusal_body = wire_of(case), case["body"].encode()
         kind = "text/event-stream" if streams else "application/json"
-        refusal = http_head(kind, status=f"{case['status']} X", x_request_id=case["id"], retry_after="7") + told
+        refusal = http_head(kind, status=f"{case['status']} X", x_request_id=case["id"], retry_after="7") + refusal_body
         good = wire.stream if streams else wire.whole
         answer, seen = await play(behind_raw, raw, wire, f"{key}-{case['id']}", refusal, good, streams=streams)
         has_begun = wire is ANTHROPIC and case["category"] == "context_overflow_partial"
@@ -188,7 +188,7 @@ async def test_every_known_error_in_its_own_dialect(
             is_right = len(seen) == 2 and answer.status == 200 and FITS.encode() in answer.body
             is_right = is_right and len(seen[1].body) < len(seen[0].body)
         else:
-            is_right = len(seen) == 1 and (answer.status, answer.body) == (case["status"], told)
+            is_right = len(seen) == 1 and (answer.status, answer.body) == (case["status"], refusal_body)
             is_right = is_right and answer.headers["x-request-id"] == case["id"]
         if not is_right:
             wrong.append((case["id"], case["is_overflow"], len(seen), answer.status, answer.body[:80]))
@@ -370,9 +370,9 @@ LATER = {
 }
 
 
-@pytest.mark.parametrize("told", LATER)
-async def test_an_overflow_in_a_later_streamed_round(offering: Service, raw: RawUpstream, key: str, told: str) -> None:
-    wire, refusal = LATER[told]
+@pytest.mark.parametrize("later", LATER)
+async def test_an_overflow_in_a_later_streamed_round(offering: Service, raw: RawUpstream, key: str, later: str) -> None:
+    wire, refusal = LATER[later]
     calls = calling(wire, streams=True)
 
     answer, seen = await play(offering, raw, wire, key, calls, refusal, wire.stream, streams=True)

@@ -34,13 +34,13 @@ def replicas(store: Database, model: Model) -> Iterator[tuple[Service, Service]]
         yield first, second
 
 
-def body_for(dialect: str, said: Sequence[tuple[str, str]], *, stream: bool) -> bytes:
+def body_for(dialect: str, history: Sequence[tuple[str, str]], *, stream: bool) -> bytes:
     if dialect == "gemini_gca":
-        inner = json.loads(WIRES["gemini"].body(said))
+        inner = json.loads(WIRES["gemini"].body(history))
         return json.dumps({"model": "gemini-3-flash", "project": "p", "request": inner}).encode()
     # Usage is asked for here: in chat completions Tersely asks for it where the client does not.
     more: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream and dialect == "openai_chat" else {}
-    return WAYS[dialect].body(said, stream=stream, **more)
+    return WAYS[dialect].body(history, stream=stream, **more)
 
 
 async def talk(
@@ -48,17 +48,17 @@ async def talk(
 ) -> list[tuple[bytes, bytes, Answered]]:
     """Ask ``turns`` questions, each at the next of the services; what was sent, what went up, what came back."""
     way = WAYS[dialect]
-    said: list[tuple[str, str]] = []
+    history: list[tuple[str, str]] = []
     calls: list[tuple[bytes, bytes, Answered]] = []
     for turn in range(turns):
-        said.append(("user", f"Question {turn} of {key}. {PADDING}"))
+        history.append(("user", f"Question {turn} of {key}. {PADDING}"))
         model.script(key, ScriptedReply(message={"role": "assistant", "content": f"Answer {turn}."}))
-        body = body_for(dialect, said, stream=stream)
+        body = body_for(dialect, history, stream=stream)
         path = way.stream_path if stream and way.stream_path else way.path
         answer = await post(services[turn % len(services)], body, path=path, X_Script=key, X_Tersely_Strategy=strategy)
         assert answer.status == 200, answer.body
         calls.append((body, model.last.body, answer))
-        said.append(("assistant", f"Answer {turn}."))
+        history.append(("assistant", f"Answer {turn}."))
     assert len({answer.session for _, _, answer in calls}) == 1
     return calls
 
@@ -136,10 +136,10 @@ async def test_session_continues_after_a_restart(store: Database, model: Model, 
     with serve(store, model.url, epoch=POLICY) as before:
         early = await talk([before], model, key, "openai_chat", "slim", stream=False, turns=5)
     noted = [raw for raw in sent_messages("openai_chat", early[-1][1]) if TERSE_INSTRUCTIONS.encode() in raw]
-    said = [(message["role"], message["content"]) for message in json.loads(early[-1][0])["messages"]]
-    said += [("assistant", "Answer 4."), ("user", "And now?")]
+    history = [(message["role"], message["content"]) for message in json.loads(early[-1][0])["messages"]]
+    history += [("assistant", "Answer 4."), ("user", "And now?")]
     with serve(store, model.url, epoch=POLICY) as after:
-        answer = await post(after, WIRES["openai_chat"].body(said), X_Script=key, X_Tersely_Strategy="slim")
+        answer = await post(after, WIRES["openai_chat"].body(history), X_Script=key, X_Tersely_Strategy="slim")
 
     assert answer.session == early[-1][2].session
     sent = sent_messages("openai_chat", model.last.body)

@@ -97,9 +97,9 @@ async def test_repeated_results_go_up_as_references(
 
     stored = await post(folding, b"", method="GET", path=f"/api/sessions/{session}/messages?view=client")
     assert json.dumps(stored.json["items"]).count("function_7(") == 3
-    told = (await post(folding, b"", method="GET", path=f"/api/sessions/{session}/calls/1/context")).json
-    assert json.dumps(told["messages"]).count("function_7(") == 2
-    reasons = [line["reason"] for line in told["lines"] if line["kept"] == "truncated"]
+    shown_context = (await post(folding, b"", method="GET", path=f"/api/sessions/{session}/calls/1/context")).json
+    assert json.dumps(shown_context["messages"]).count("function_7(") == 2
+    reasons = [line["reason"] for line in shown_context["lines"] if line["kept"] == "truncated"]
     assert reasons == ["shortened: text that stands above"]
 
 

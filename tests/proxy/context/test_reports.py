@@ -41,8 +41,8 @@ async def test_a_turn_that_was_brought_back_whole_is_full(service: Service, mode
     model.script(key, ScriptedReply(message=assistant("off by one in kraken_parser.py")))
     await post(service, body_of(user("the kraken parser drops tentacles in kraken_parser.py"), user=key), **headers)
     append(service, key, *[m for _ in range(40) for m in (user("chat " + "lorem " * 90), assistant("ipsum " * 90))])
-    asked = user("does the kraken parser still drop tentacles?" + " hm" * 1200)
-    await post(service, body_of(asked, user=key), **headers)
+    question = user("does the kraken parser still drop tentacles?" + " hm" * 1200)
+    await post(service, body_of(question, user=key), **headers)
     sent = json.dumps(model.requests(key)[-1].request)
     assert "the kraken parser drops tentacles in kraken_parser.py" in sent
     # The next context goes on from this epoch.

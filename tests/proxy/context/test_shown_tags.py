@@ -183,8 +183,8 @@ def test_a_history_that_is_named_shows_tags_too(service: Service, model: Model, 
     with openai.OpenAI(base_url=service.base_url, api_key="k", max_retries=0) as client:
         last = None
         for number, strategy in enumerate(("slim", "full", "trim", "slim", "compact")):
-            said = {"role": "assistant", "content": f"{number}.{TERSE.format(number)}"}
-            model.script(key, ScriptedReply(message=said))
+            tagged = {"role": "assistant", "content": f"{number}.{TERSE.format(number)}"}
+            model.script(key, ScriptedReply(message=tagged))
             reply: Any = client.responses.create(
                 model="gpt-5-mini",
                 input=f"Question {number}.",

@@ -129,11 +129,11 @@ async def test_states_from_before_a_session_became_one_of_window_are_taken(
     service: Service, model: Model, key: str, strategy: str, is_delta: bool
 ) -> None:
     history = await spoken(service, model, key, strategy)
-    asked = [user("What next?")] if is_delta else [*history, user("What next?")]
+    request_messages = [user("What next?")] if is_delta else [*history, user("What next?")]
     model.script(key, says("Fourth."))
     narrow = '{"name": "window", "context_size": 1}'
     headers = {**WINDOW, "X_Tersely_Strategy": narrow}
-    await post(service, body_of(*asked, user=key), X_Tersely_Session=key, **headers)
+    await post(service, body_of(*request_messages, user=key), X_Tersely_Session=key, **headers)
     sent = [str(message["content"]) for message in (model.requests(key)[-1].request or {})["messages"]]
     assert any("Context -- State" in text and "Goal: two" in text and "No state." not in text for text in sent)
     assert taken(service, key) == ["Goal: one", "Goal: two"]
@@ -145,7 +145,7 @@ async def test_states_from_before_window_are_taken_in_every_dialect(
     service: Service, model: Model, key: str, dialect: str, stream: bool
 ) -> None:
     wire = WIRES[dialect]
-    history = [said for text in BLOCKS for said in (("user", f"{key} go on"), ("assistant", text))]
+    history = [message for text in BLOCKS for message in (("user", f"{key} go on"), ("assistant", text))]
     before = await wire.send(service, [*history, ("user", "And?")], X_Tersely_Session=key, X_Tersely_Strategy="full")
     assert before.status == 200, before.body
     assert await query(service, STATES, key) == []

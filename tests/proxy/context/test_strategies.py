@@ -62,10 +62,10 @@ def test_window_strips_the_state_and_shows_it_to_the_model_alone(service: Servic
     assert "### STATE" in first["messages"][0]["content"]  # the guidelines ask for it
     assert client.history[-1]["content"] == "Hello."
     second = client.ask(user("go on"), reply="fine")
-    said = [message["content"] for message in second["messages"]]
-    assert any("Technical Anchors: 8484" in text for text in said[1:-1])
-    assert said[-1] == "go on"
-    assert "begin" not in said
+    texts = [message["content"] for message in second["messages"]]
+    assert any("Technical Anchors: 8484" in text for text in texts[1:-1])
+    assert texts[-1] == "go on"
+    assert "begin" not in texts
     state = httpx.get(f"{service.url}/api/sessions/{client.session}/state").json()
     assert state["text"].startswith("Goal: ship")
 
@@ -76,8 +76,8 @@ def test_the_scratchpad_is_a_layer_after_the_state(service: Service, model: Mode
     url = f"{service.url}/api/sessions/{client.session}/scratchpad"
     assert httpx.put(url, json={"text": "- [ ] test it"}).status_code == 200
     sent = client.ask(user("go on"), reply="fine")
-    said = [message["content"] for message in sent["messages"]]
-    places = [next(i for i, text in enumerate(said) if mark in text) for mark in ("Anchors: 8484", "- [ ] test it")]
+    texts = [message["content"] for message in sent["messages"]]
+    places = [next(i for i, text in enumerate(texts) if mark in text) for mark in ("Anchors: 8484", "- [ ] test it")]
     assert places == sorted(places)
 
 
@@ -120,9 +120,9 @@ def test_compact_puts_a_checkpoint_in_front(service: Service, model: Model) -> N
     client = Client(service, model, "c1", strategy, "auto")
     for turn in range(8):
         client.ask(user(f"question {turn} " + "word " * 120), reply=f"answer {turn} " + "word " * 120)
-    said = [str(message["content"]) for message in client.sent["messages"]]
-    assert said[0].startswith("[Previous conversation summary]")
-    assert len(said) < 12
+    texts = [str(message["content"]) for message in client.sent["messages"]]
+    assert texts[0].startswith("[Previous conversation summary]")
+    assert len(texts) < 12
     session = httpx.get(f"{service.url}/api/sessions/{client.session}").json()
     assert session["messages"] == 16
 
@@ -135,9 +135,9 @@ def test_tiered_retrieves_a_past_topic(service: Service, model: Model) -> None:
         client.ask(user(f"unrelated chat number {turn} " + "lorem " * 90), reply="ipsum " * 90)
     assert not any("kraken" in str(message) for message in client.sent["messages"][4:])
     sent = client.ask(user("does the kraken parser still drop tentacles?" + " hm" * 1500), reply="no")
-    said = [str(message["content"]) for message in sent["messages"]]
-    assert any(text.startswith("the kraken parser drops tentacles in") for text in said)
-    assert sum(len(text) for text in said) < 14_000
+    texts = [str(message["content"]) for message in sent["messages"]]
+    assert any(text.startswith("the kraken parser drops tentacles in") for text in texts)
+    assert sum(len(text) for text in texts) < 14_000
 
 
 def ask_delta(service: Service, model: Model, session: str, text: str, strategy: str, epoch: str) -> str:
@@ -169,12 +169,14 @@ def test_tiered_keeps_working_memory_for_short_follow_ups(service: Service, mode
     """13,000 tokens are over the 80 % of the total at which working memory could be cleared."""
     for number, text in enumerate(("continue", "yes", "go on", "Please fix that", "ok, do it", "weiter")):
         session = f"follow-{epoch}-{number}"
-        said = [
+        messages = [
             {"role": role, "content": f"{role} {turn} about the parser " + "word " * 1_300}
             for turn in range(5)
             for role in ("user", "assistant")
         ]
-        assert httpx.post(f"{service.url}/api/sessions/{session}/messages", json={"messages": said}).status_code == 201
+        assert (
+            httpx.post(f"{service.url}/api/sessions/{session}/messages", json={"messages": messages}).status_code == 201
+        )
         sent = ask_delta(service, model, session, text, "tiered", epoch)
         assert "assistant 4 about the parser" in sent
         assert "user 4 about the parser" in sent
@@ -182,13 +184,15 @@ def test_tiered_keeps_working_memory_for_short_follow_ups(service: Service, mode
 
 def test_tiered_clears_working_memory_for_a_new_task_that_the_user_announces(service: Service, model: Model) -> None:
     for words, is_cleared in ((1_300, True), (20, False)):
-        said = [
+        messages = [
             {"role": role, "content": f"{role} {turn} about the parser " + "word " * words}
             for turn in range(5)
             for role in ("user", "assistant")
         ]
         session = f"new-{words}"
-        assert httpx.post(f"{service.url}/api/sessions/{session}/messages", json={"messages": said}).status_code == 201
+        assert (
+            httpx.post(f"{service.url}/api/sessions/{session}/messages", json={"messages": messages}).status_code == 201
+        )
         text = "New task: write a sonnet about autumn."
         sent = ask_delta(service, model, session, text, "tiered", "every_request")
         # Without pressure on the budget nothing is cleared.

@@ -175,8 +175,8 @@ def stored(url: str, strategy: object, *batches: list[dict[str, Any]]) -> str:
 def assert_same_coverage(agent: Agent, sent: list[dict[str, Any]], fresh: list[dict[str, Any]], where: str) -> None:
     """The same messages as they are, and no turn less that is told of."""
     assert own(agent, sent) == own(agent, fresh), where
-    assert told(sent, with_index=True) == set(range(len(agent.history) // 2)), where
-    assert told(sent, with_index=False) >= told(fresh, with_index=False), where
+    assert questions_in(sent, with_index=True) == set(range(len(agent.history) // 2)), where
+    assert questions_in(sent, with_index=False) >= questions_in(fresh, with_index=False), where
 
 
 def append(url: str, session: str, messages: list[dict[str, Any]]) -> None:
@@ -335,7 +335,7 @@ def own(agent: Agent, sent: list[dict[str, Any]]) -> list[str]:
     return [text[:20] for text in whole]
 
 
-def told(sent: list[dict[str, Any]], *, with_index: bool) -> set[int]:
+def questions_in(sent: list[dict[str, Any]], *, with_index: bool) -> set[int]:
     """The turns that a context tells of, in the index of names too or only elsewhere."""
     texts = (m["content"] for m in sent if with_index or not m["content"].startswith(prompts.REFERENCES_TITLE))
     text = "\n".join(texts)

@@ -228,7 +228,7 @@ async def test_calls_are_counted_by_dialect(store: Database, model: Model) -> No
     with serve(store, model.url) as running:
         await post(running, MESSAGES, path="/v1/messages")
         await post(running, CONTENTS, path=GENERATE)
-        told = (await post(running, b"", path="/metrics", method="GET")).body.decode()
+        metrics = (await post(running, b"", path="/metrics", method="GET")).body.decode()
     for route, dialect in (("messages", "anthropic"), ("generate", "gemini")):
         line = f'tersely_requests_total{{dialect="{dialect}",route="{route}",status="200",strategy="slim"}} 1.0'
-        assert line in told
+        assert line in metrics

@@ -197,15 +197,15 @@ async def _overflow(raw: RawUpstream, first: bytes, second: bytes) -> list[RawRe
 def _long(name: str) -> bytes:
     """A request with a history that can be reduced."""
     words = "the quick brown fox jumps over the lazy dog and goes on to the river bank " * 8
-    said = [(role, f"{role} {number}: {words}") for number in range(40) for role in ("user", "assistant")]
-    said.append(("user", "and the last question"))
+    texts = [(role, f"{role} {number}: {words}") for number in range(40) for role in ("user", "assistant")]
+    texts.append(("user", "and the last question"))
     request = dict(SPEAKERS[name].request)
     if name == "gemini":
         roles = {"user": "user", "assistant": "model"}
-        request["contents"] = [{"role": roles[role], "parts": [{"text": text}]} for role, text in said]
+        request["contents"] = [{"role": roles[role], "parts": [{"text": text}]} for role, text in texts]
     else:
         request["messages" if name == "anthropic" else "input"] = [
-            {"role": role, "content": text} for role, text in said
+            {"role": role, "content": text} for role, text in texts
         ]
     return json.dumps(request).encode()
 

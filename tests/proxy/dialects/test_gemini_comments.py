@@ -21,8 +21,8 @@ TOOL = {"functionDeclarations": [{"name": "look", "description": "d", "parameter
 
 def _data(text: str, end: bytes, *, is_wrapped: bool, **more: str) -> bytes:
     candidate = {"content": {"role": "model", "parts": [{"text": text}]}, **more}
-    said: dict[str, object] = {"candidates": [candidate], "responseId": "r1"}
-    return b"data: " + json.dumps({"response": said} if is_wrapped else said).encode() + end
+    event: dict[str, object] = {"candidates": [candidate], "responseId": "r1"}
+    return b"data: " + json.dumps({"response": event} if is_wrapped else event).encode() + end
 
 
 def _pieces(end: bytes, *, is_wrapped: bool) -> tuple[list[bytes], bytes]:
@@ -56,9 +56,9 @@ async def test_gemini_streams_carry_data_lines_alone(
     is_wrapped = "internal" in path
     pieces, expected = _pieces(end, is_wrapped=is_wrapped)
     raw.answer(http_head(), *(part for piece in pieces for part in (piece, 0.25)))
-    asked = {"model": "gemini-3-flash", "request": ASKED} if is_wrapped else ASKED | {"tools": [TOOL]}
+    request = {"model": "gemini-3-flash", "request": ASKED} if is_wrapped else ASKED | {"tools": [TOOL]}
 
-    answer = await post(there, json.dumps(asked).encode(), path=path, X_Tersely_Session=key)
+    answer = await post(there, json.dumps(request).encode(), path=path, X_Tersely_Session=key)
 
     assert answer.context in STORED
     assert answer.body == expected
@@ -85,10 +85,10 @@ async def test_gemini_streams_that_are_only_forwarded_carry_data_lines_alone(
 
 
 async def test_other_dialects_keep_comments(plain_behind_raw: Service, raw: RawUpstream, key: str) -> None:
-    said = b': hi\n\nevent: message_start\ndata: {"type":"message_start","message":{"role":"assistant"}}\n\n'
-    raw.answer(http_head(), said)
-    asked = {"model": "m", "max_tokens": 5, "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
+    stream = b': hi\n\nevent: message_start\ndata: {"type":"message_start","message":{"role":"assistant"}}\n\n'
+    raw.answer(http_head(), stream)
+    request = {"model": "m", "max_tokens": 5, "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
 
-    answer = await post(plain_behind_raw, json.dumps(asked).encode(), path="/v1/messages", X_Tersely_Session=key)
+    answer = await post(plain_behind_raw, json.dumps(request).encode(), path="/v1/messages", X_Tersely_Session=key)
 
-    assert answer.body == said
+    assert answer.body == stream

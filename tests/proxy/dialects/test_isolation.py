@@ -185,9 +185,9 @@ async def test_a_result_that_is_sent_alone_in_another_dialect(
     later = sent(model)
     await ask(service, one, key, one.user("and here"))
 
-    told = ["Result of the tool add", "late"]
-    assert all(text in each for text in told[are_kin:] for each in (at_once, later))
-    assert (told[0] in at_once) is not are_kin
+    as_text = ["Result of the tool add", "late"]
+    assert all(text in each for text in as_text[are_kin:] for each in (at_once, later))
+    assert (as_text[0] in at_once) is not are_kin
     assert NO_RESULT not in sent(model)
     assert "late" in sent(model)
     assert all(mark in sent(model) for mark in one.marks), "the call is at home there, and has its result"
@@ -238,8 +238,8 @@ def _joined(dialect: str, results: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def _gemini_calls(*calls: tuple[str, int]) -> list[dict[str, Any]]:
-    said = [{"functionCall": {"id": call_id, "name": "add", "args": {"a": number}}} for call_id, number in calls]
-    return [{"role": "model", "parts": said}]
+    parts = [{"functionCall": {"id": call_id, "name": "add", "args": {"a": number}}} for call_id, number in calls]
+    return [{"role": "model", "parts": parts}]
 
 
 def _chat_calls(*calls: tuple[str, int]) -> list[dict[str, Any]]:
@@ -247,8 +247,8 @@ def _chat_calls(*calls: tuple[str, int]) -> list[dict[str, Any]]:
 
 
 def _anthropic_calls(*calls: tuple[str, int]) -> list[dict[str, Any]]:
-    said = [{"type": "tool_use", "id": call_id, "name": "add", "input": {"a": number}} for call_id, number in calls]
-    return [{"role": "assistant", "content": said}]
+    blocks = [{"type": "tool_use", "id": call_id, "name": "add", "input": {"a": number}} for call_id, number in calls]
+    return [{"role": "assistant", "content": blocks}]
 
 
 def _response_calls(*calls: tuple[str, int]) -> list[dict[str, Any]]:

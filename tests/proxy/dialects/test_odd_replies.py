@@ -98,17 +98,17 @@ def chunked(*deltas: Any) -> bytes:
     return b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in chunks) + b"data: [DONE]\n\n"
 
 
-def events(*said: Any) -> bytes:
+def events(*objects: Any) -> bytes:
     return b"".join(
         b"event: " + str(each.get("type")).encode() + b"\ndata: " + json.dumps(each).encode() + b"\n\n"
         if isinstance(each, dict)
         else b"data: " + json.dumps(each).encode() + b"\n\n"
-        for each in said
+        for each in objects
     )
 
 
-def data(*said: Any) -> bytes:
-    return b"".join(b"data: " + json.dumps(each).encode() + b"\r\n\r\n" for each in said)
+def data(*objects: Any) -> bytes:
+    return b"".join(b"data: " + json.dumps(each).encode() + b"\r\n\r\n" for each in objects)
 
 
 CALL = {"id": 12, "type": "function", "function": {"name": "look", "arguments": {"q": "xylophone"}}}
@@ -281,10 +281,10 @@ def window(store: Database, raw: RawUpstream) -> Iterator[Service]:
 
 async def ask(service: Service, dialect: str, session: str, *, streams: bool, **more: Any) -> Answered:
     path = STREAMED.get(dialect, PATHS[dialect]) if streams else PATHS[dialect]
-    asked = ASKED[dialect] | ({"stream": True} if streams and dialect not in STREAMED else {}) | more
+    request = ASKED[dialect] | ({"stream": True} if streams and dialect not in STREAMED else {}) | more
     if streams and dialect == "openai_chat":
-        asked["stream_options"] = {"include_usage": True}
-    return await post(service, json.dumps(asked).encode(), path=path, X_Tersely_Session=session)
+        request["stream_options"] = {"include_usage": True}
+    return await post(service, json.dumps(request).encode(), path=path, X_Tersely_Session=session)
 
 
 async def stored(service: Service, session: str) -> list[dict[str, Any]]:
@@ -305,9 +305,9 @@ async def test_an_odd_reply_passes_and_is_stored(
     answer = await ask(service, dialect, key, streams=streams)
 
     assert (answer.status, answer.body) == (200, body)
-    said = await stored(service, key)
-    assert said, "nothing is stored"
-    words = json.dumps([each["raw"] for each in said])
+    messages = await stored(service, key)
+    assert messages, "nothing is stored"
+    words = json.dumps([each["raw"] for each in messages])
     assert "xylophone" in words or b64encode(body).decode() in words or b"xylophone" not in body
 
 
@@ -328,7 +328,7 @@ async def test_session_continues_with_valid_requests_after_an_odd_reply(
     sent = json.loads(raw.requests[-1].body)
     refusal = CHECKS[dialect](sent.get("request", sent) | {"model": "m"})
     assert refusal is None, refusal
-    for method, path, asked in (
+    for method, path, content in (
         ("GET", "messages?view=client", None),
         ("GET", "messages?view=model", None),
         ("GET", "turns", None),
@@ -339,7 +339,7 @@ async def test_session_continues_with_valid_requests_after_an_odd_reply(
         ("POST", "search", {"mode": "relevant", "query": "hello"}),
         ("POST", "query", {"sql": "SELECT * FROM messages"}),
     ):
-        body = json.dumps(asked).encode() if asked is not None else b""
+        body = json.dumps(content).encode() if content is not None else b""
         answer = await post(service, body, method=method, path=f"/api/sessions/{key}/{path}")
         assert answer.status == 200, (path, answer.body[:500])
     exported = await post(service, b"", method="GET", path=f"/api/sessions/{key}/export")
@@ -383,9 +383,9 @@ async def test_session_continues_after_an_unreadable_reply(
     first = await post(service, body_of(f"one {key}"))
     raw.answer(http_head("application/json"), chat(role="assistant", content="understood"))
 
-    said = [f"{each} {key}" if each == "one" else each for each in again]
+    texts = [f"{each} {key}" if each == "one" else each for each in again]
     headers = {"x_stainless_retry_count": "1"} if again == ["one"] else {}
-    second = await post(service, body_of(*said), **headers)
+    second = await post(service, body_of(*texts), **headers)
 
     assert second.session == first.session
     assert len(await stored(service, first.session)) == 2
@@ -471,12 +471,12 @@ async def test_any_status_comes_through(
     service = request.getfixturevalue(way)
     body = chat(role="assistant", content="xylophone")
     raw.answer(http_head("application/json", status=f"{sent:03} Odd", content_length=str(len(body))), body)
-    asked = body_of("hello", stream=streams)
+    sent_body = body_of("hello", stream=streams)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\nx-tersely-session: {key}\r\n"
-    head += f"content-type: application/json\r\ncontent-length: {len(asked)}\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(sent_body)}\r\n"
 
     async with wire(service) as bare:
-        await bare.send(f"{head}connection: close\r\n\r\n".encode() + asked)
+        await bare.send(f"{head}connection: close\r\n\r\n".encode() + sent_body)
         got = await bare.to_end()
 
     assert got.startswith(b"HTTP/1.1 %d " % shown), got[:200]
@@ -636,9 +636,9 @@ async def _check_mutated(
     assert answer.status == 200, answer.body
     if is_same and not (streams and dialect in STREAMED):  # Gemini's clients get the data lines alone
         assert answer.body == body
-    said = await stored(service, session)
+    messages = await stored(service, session)
     if not streams:
-        kept = "\n".join(_strings([each["raw"] for each in said] + [each["model_raw"] for each in said]))
-        kept += json.dumps([each["raw"] for each in said])
+        kept = "\n".join(_strings([each["raw"] for each in messages] + [each["model_raw"] for each in messages]))
+        kept += json.dumps([each["raw"] for each in messages])
         missing = [word for word in _said(dialect, body) if word not in kept]
-        assert not missing, (missing, body, said)
+        assert not missing, (missing, body, messages)

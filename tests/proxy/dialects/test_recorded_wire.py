@@ -85,8 +85,8 @@ def _asking(dialect: DialectName, line: dict[str, Any]) -> bytes:
         return b'{"contents":[{"role":"user","parts":[{"text":"hello"}]}]}'
     words: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
     more = {"stream_options": {"include_usage": True}} if line["stream"] and dialect == "openai_chat" else {}
-    asked = {"input": "hello"} if dialect == "openai_responses" else words
-    return json.dumps({"model": "m", "max_tokens": 9, "stream": line["stream"], **asked, **more}).encode()
+    question = {"input": "hello"} if dialect == "openai_responses" else words
+    return json.dumps({"model": "m", "max_tokens": 9, "stream": line["stream"], **question, **more}).encode()
 
 
 pytestmark = pytest.mark.skipif(not recordings(), reason=MISSING)
@@ -145,8 +145,8 @@ async def test_a_reply_comes_through_byte_for_byte(
     kept = await replies(service, key)
     for number, recording in enumerate(recordings()):
         if recording.dialect == dialect:
-            said, shown = kept[f"{key}-{number}"]
-            assert said == shown == spoken(recording, recording.body), recording.name
+            by_model, shown = kept[f"{key}-{number}"]
+            assert by_model == shown == spoken(recording, recording.body), recording.name
 
 
 async def replies(service: Service, key: str) -> dict[str, tuple[bytes, bytes]]:
@@ -210,12 +210,12 @@ class Planter:
         if self.recording.streams and b"".join(events) != self.recording.body:
             return None
         words = [word for number, event in enumerate(events) for word in self._words(number, event)]
-        said = "".join(word.text for word in words)
+        text = "".join(word.text for word in words)
         if b"groundingMetadata" in self.recording.body or len(reply_in(self.recording, b"".join(events)).choices) > 1:
             return None
-        if not said or any(mark in said for mark in ("```", "~~~", "###", "<")) or said[-1].isspace():
+        if not text or any(mark in text for mark in ("```", "~~~", "###", "<")) or text[-1].isspace():
             return None  # in a fence a tag is text, a heading ends a block, and line ends before one go with it
-        if makes == "tag" and "`" in said:
+        if makes == "tag" and "`" in text:
             return None  # in a code span a tag is text
         if (
             b"logprobs" in self.recording.body and b'"token"' in self.recording.body
@@ -226,7 +226,7 @@ class Planter:
             self._plant_state(words, planted)
         elif not self._plant_tags(words, planted, expected):
             return None
-        return self._finish(planted, said), self._finish(expected, said)
+        return self._finish(planted, text), self._finish(expected, text)
 
     def _words(self, number: int, event: bytes) -> list[Word]:
         key = {"openai_responses": b"delta", "openai_chat": b"content"}.get(self.recording.dialect, b"text")
@@ -309,7 +309,7 @@ class Planter:
         clones = [event[: last.start] + b'"' + piece + b'"' + event[last.end :] for piece in block]
         planted[last.event] = event + b"".join(clones)
 
-    def _finish(self, events: list[bytes], said: str) -> bytes:
+    def _finish(self, events: list[bytes], text: str) -> bytes:
         """What repeats the words, or numbers the events, in agreement with them."""
         body = b"".join(events)
         if self.recording.dialect != "openai_responses":
@@ -321,7 +321,7 @@ class Planter:
             now = b'"' + b"".join(part[1][1:-1] for part in parts if part) + b'"'
             body = re.sub(
                 rb'("text":\s*)(%b)' % TEXT,
-                lambda each: each[1] + (now if json.loads(each[2]) == said else each[2]),
+                lambda each: each[1] + (now if json.loads(each[2]) == text else each[2]),
                 body,
             )
             numbers = iter(range(10**6))
@@ -350,9 +350,9 @@ async def test_planted_tags_leave_no_trace(
     assert len(sent) > 10
     kept = await replies(service, key)
     for session, (recording, planted, expected) in sent.items():
-        said, shown = kept[session]
-        assert said == spoken(recording, planted), recording.name
+        by_model, shown = kept[session]
+        assert by_model == spoken(recording, planted), recording.name
         assert json.loads(shown) == json.loads(spoken(recording, expected)), recording.name
         mark = b"<terse>" if makes == "tag" else b"### STATE"
-        assert mark in said
+        assert mark in by_model
         assert mark not in shown

@@ -113,14 +113,14 @@ async def test_tools_over_several_turns(client: anthropic.Anthropic, service: Se
     messages: list[Any] = []
     for number in range(3):
         messages.append({"role": "user", "content": f'call add {{"a": {number}}}'})
-        said = _ask(client, messages, key, streams)
-        (call,) = [block for block in said.content if block.type == "tool_use"]
+        reply = _ask(client, messages, key, streams)
+        (call,) = [block for block in reply.content if block.type == "tool_use"]
         assert (call.name, call.input) == ("add", {"a": number})
         result = {"type": "tool_result", "tool_use_id": call.id, "content": str(number)}
-        messages += [{"role": "assistant", "content": said.content}, {"role": "user", "content": [result]}]
-        said = _ask(client, messages, key, streams)
-        assert f"The tool answered: {number}" in said.content[0].text
-        messages.append({"role": "assistant", "content": said.content})
+        messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": [result]}]
+        reply = _ask(client, messages, key, streams)
+        assert f"The tool answered: {number}" in reply.content[0].text
+        messages.append({"role": "assistant", "content": reply.content})
 
     stored = await messages_by_number(service, key)
     assert [each.role for each in stored] == ["system", *(["user", "assistant", "tool", "assistant"] * 3)]
@@ -147,8 +147,8 @@ async def test_thinking_comes_back_as_it_was_signed(
     client: anthropic.Anthropic, model: Model, key: str, streams: bool
 ) -> None:
     thought = {"type": "thinking", "thinking": "Let me see.", "signature": "c2lnbmF0dXJl"}
-    said = {"type": "text", "text": "Seen.<terse>saw it</terse>"}
-    model.script(key, ScriptedReply(message={"content": [thought, said]}), ScriptedReply(message={"content": "Yes."}))
+    words = {"type": "text", "text": "Seen.<terse>saw it</terse>"}
+    model.script(key, ScriptedReply(message={"content": [thought, words]}), ScriptedReply(message={"content": "Yes."}))
     messages: list[Any] = [{"role": "user", "content": "look"}]
 
     answer = _ask(client, messages, key, streams)

@@ -51,8 +51,8 @@ async def test_sync_call_is_answered_and_stored(client: genai.Client, service: S
     assert [each.role for each in await messages_by_number(service, key)] == ["system", "user", "assistant"]
     assert model.last.headers["x-goog-api-key"] == "g-upstream"
     assert model.last.path == f"/v1beta/models/{MODEL}:generateContent"
-    said = json.loads(model.last.body)["systemInstruction"]["parts"]
-    assert said[0] == {"text": "You are kind."}
+    parts = json.loads(model.last.body)["systemInstruction"]["parts"]
+    assert parts[0] == {"text": "You are kind."}
 
 
 @pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession")
@@ -76,14 +76,14 @@ async def test_tools_over_several_turns(client: genai.Client, service: Service, 
     contents: list[Any] = []
     for number in range(3):
         contents.append(types.UserContent(f'call add {{"a": {number}}}'))
-        said = _ask(client, contents, key, streams)
-        (call,) = [part.function_call for part in said.parts if part.function_call]
+        content = _ask(client, contents, key, streams)
+        (call,) = [part.function_call for part in content.parts if part.function_call]
         assert (call.name, call.args) == ("add", {"a": number})
         response = types.FunctionResponse(id=call.id, name="add", response={"output": str(number)})
-        contents += [said, types.Content(role="user", parts=[types.Part(function_response=response)])]
-        said = _ask(client, contents, key, streams)
-        assert f"The tool answered: {number}" in "".join(part.text or "" for part in said.parts)
-        contents.append(said)
+        contents += [content, types.Content(role="user", parts=[types.Part(function_response=response)])]
+        content = _ask(client, contents, key, streams)
+        assert f"The tool answered: {number}" in "".join(part.text or "" for part in content.parts)
+        contents.append(content)
 
     stored = await messages_by_number(service, key)
     assert [each.role for each in stored] == ["user", "assistant", "tool", "assistant"] * 3
@@ -158,9 +158,9 @@ async def test_a_key_of_googles_is_for_google(
     before = len(raw.requests)
     with serve(store, raw.url, gemini_base_url=model.url.removesuffix("/v1")) as running:
         async with wire(running) as line:
-            asked = f"{path}?pageSize=7&key=AIzaSecret" if in_query else f"{path}?pageSize=7"
+            target = f"{path}?pageSize=7&key=AIzaSecret" if in_query else f"{path}?pageSize=7"
             header = "" if in_query else "x-goog-api-key: AIzaSecret\r\n"
-            await line.send(f"GET {asked} HTTP/1.1\r\nhost: localhost\r\n{header}connection: close\r\n\r\n".encode())
+            await line.send(f"GET {target} HTTP/1.1\r\nhost: localhost\r\n{header}connection: close\r\n\r\n".encode())
             got = await line.to_end()
         assert b"x-tersely-context: passthrough" in got
         assert model.last.path == f"{path}?pageSize=7"
@@ -183,8 +183,8 @@ async def test_files_go_up_in_pieces_and_come_back(
     content = bytes(range(256)) * (size // 256 + 1)
     # Told a base URL in the call itself, the client sends the pieces there; else straight to where the host says.
     options = types.HttpOptions(base_url=service.url) if through else None
-    told = types.UploadFileConfig(mime_type="text/plain", http_options=options)
-    made = client.files.upload(file=io.BytesIO(content[:size]), config=told)
+    config = types.UploadFileConfig(mime_type="text/plain", http_options=options)
+    made = client.files.upload(file=io.BytesIO(content[:size]), config=config)
 
     assert made.size_bytes == size
     pieces = [each for each in model.state.received if each.path.startswith("/upload/v1beta/files?upload_id=")]

@@ -63,15 +63,15 @@ async def test_tools_over_several_turns(client: openai.OpenAI, service: Service,
     items: list[Any] = []
     for number in range(3):
         items.append({"role": "user", "content": f'call add {{"a": {number}}}'})
-        said = _ask(client, items, key, streams)
-        (call,) = [item for item in said.output if item.type == "function_call"]
+        reply = _ask(client, items, key, streams)
+        (call,) = [item for item in reply.output if item.type == "function_call"]
         assert (call.name, json.loads(call.arguments)) == ("add", {"a": number})
-        items += [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in said.output]
+        items += [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in reply.output]
         items.append({"type": "function_call_output", "call_id": call.call_id, "output": str(number)})
-        said = _ask(client, items, key, streams)
-        assert f"The tool answered: {number}" in said.output_text
-        items += [item.model_dump(exclude_none=True) for item in said.output]
-        items[-1]["content"] = [{"type": "output_text", "text": said.output_text, "annotations": []}]
+        reply = _ask(client, items, key, streams)
+        assert f"The tool answered: {number}" in reply.output_text
+        items += [item.model_dump(exclude_none=True) for item in reply.output]
+        items[-1]["content"] = [{"type": "output_text", "text": reply.output_text, "annotations": []}]
 
     stored = await messages_by_number(service, key)
     assert [each.role for each in stored] == ["user", "assistant", "tool", "assistant"] * 3

@@ -44,8 +44,8 @@ async def test_the_first_call_shown_is_signed_and_the_model_gets_its_own_back(
             request = {"model": "gemini-3-pro", "project": "p", "request": request}
         answer = await post(offering, json.dumps(request).encode(), path=path, X_Tersely_Session=key, X_Script=key)
         assert answer.status == 200, answer.body
-        told = [json.loads(line[6:]) for line in answer.body.splitlines() if line.startswith(b"data: ")]
-        bodies = [each["response"] if wrapped else each for each in told or [answer.json]]
+        events = [json.loads(line[6:]) for line in answer.body.splitlines() if line.startswith(b"data: ")]
+        bodies = [each["response"] if wrapped else each for each in events or [answer.json]]
         return [part for body in bodies for part in body["candidates"][0]["content"]["parts"]]
 
     model.script(key, ScriptedReply(message={"parts": [{"text": "So."}, OURS, THEIRS, THEIRS]}))

@@ -30,10 +30,10 @@ async def test_a_small_call_does_not_wait_for_a_long_one(service: Service, model
 
     waits: list[float] = []
     while not (long_call.done() or model.requests(f"{key}-long")):
-        asked = time.monotonic()
+        sent_at = time.monotonic()
         small = await post(service, body_of(f"small {len(waits)} {key}"))
         assert small.status == 200
-        waits.append(time.monotonic() - asked)
+        waits.append(time.monotonic() - sent_at)
     planned = time.monotonic() - begun
     assert (await long_call).status == 200, (await long_call).body
 

@@ -22,18 +22,18 @@ async def test_a_delta_shows_a_long_session_without_holding_the_loop(
     message = {"role": "assistant", "content": "Done."}
     answer = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
     raw.answer(http_head("application/json"), answer)
-    said = [
+    messages = [
         {"role": ("user", "assistant")[n % 2], "content": f"Step {n}: looked at src/part_{n}.py."}
         for n in range(APPENDED * APPENDS)
     ]
     with serve(store, raw.url, strategy="full", instructions="off", database_timeout=20) as service:
-        for start in range(0, len(said), APPENDED):
-            body = json.dumps({"messages": said[start : start + APPENDED]}).encode()
+        for start in range(0, len(messages), APPENDED):
+            body = json.dumps({"messages": messages[start : start + APPENDED]}).encode()
             assert (await post(service, body, path=f"/api/sessions/{key}/messages")).status == 201
         await post(service, body_of("warm up"))
         with callback_times(service) as times:
             reply = await post(service, body_of("Go on."), X_Tersely_Session=key)
     assert reply.status == 200
     assert reply.headers["x-tersely-context"] in STORED
-    assert json.loads(raw.requests[-1].body)["messages"] == [*said, {"role": "user", "content": "Go on."}]
+    assert json.loads(raw.requests[-1].body)["messages"] == [*messages, {"role": "user", "content": "Go on."}]
     assert times.worst[0] < LONGEST, times.worst

@@ -56,21 +56,25 @@ async def test_a_million_are_refused_at_once(service: Service, model: Model, nam
 
 
 async def test_the_allowed_number_of_messages_is_built_and_stored(store: Database, model: Model, key: str) -> None:
-    said = [{"role": ("user", "assistant")[n % 2], "content": f"m{n}"} for n in range(10_000)]
+    messages = [{"role": ("user", "assistant")[n % 2], "content": f"m{n}"} for n in range(10_000)]
     with serve(store, model.url, max_messages=10_001) as service:
-        answer = await post(service, body_of(*said, "end"), X_Tersely_Session=key)
+        answer = await post(service, body_of(*messages, "end"), X_Tersely_Session=key)
         assert answer.status == 200
         assert answer.context in STORED
-        refused = await post(service, body_of(*said, "one", "more"), X_Tersely_Session=key)
+        refused = await post(service, body_of(*messages, "one", "more"), X_Tersely_Session=key)
         assert refused.status == 413
 
 
 async def test_no_callback_is_long_at_the_default_limit(store: Database, model: Model, key: str) -> None:
     """A first request, the same session with its end edited, and one that is refused."""
     most = Settings(_env_file=None).max_messages
-    said = [{"role": ("user", "assistant")[n % 2], "content": f"m{n}"} for n in range(most - 3)]
+    messages = [{"role": ("user", "assistant")[n % 2], "content": f"m{n}"} for n in range(most - 3)]
     refused = LISTS["chat"][1] % b",".join([CHAT] * MILLION)
-    bodies = [body_of(*said, "end"), body_of(*said, "end", {"role": "assistant", "content": "x"}, "more"), refused]
+    bodies = [
+        body_of(*messages, "end"),
+        body_of(*messages, "end", {"role": "assistant", "content": "x"}, "more"),
+        refused,
+    ]
     with serve(store, model.url) as service, callback_times(service) as times:
         answers = [await post(service, body, X_Tersely_Session=key) for body in bodies]
     assert [answer.status for answer in answers] == [200, 200, 413]

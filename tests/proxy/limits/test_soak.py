@@ -44,8 +44,8 @@ async def test_soak_has_no_long_callback(store: Database, raw: RawUpstream, key:
             session = f"{key}-{client}-{turn % 2}"
             sent = await post(service, speaker.body, path=speaker.path, X_Tersely_Session=session)
             assert sent.status == 200, (name, sent.body[:500])
-            said = json.dumps({"messages": [{"role": "user", "content": _text(turn)}]}).encode()
-            appended = await post(service, said, path=f"/api/sessions/{key}-rest-{client}/messages")
+            body = json.dumps({"messages": [{"role": "user", "content": _text(turn)}]}).encode()
+            appended = await post(service, body, path=f"/api/sessions/{key}-rest-{client}/messages")
             assert appended.status == 201, appended.body
             preview = await post(service, b"{}", path=f"/api/sessions/{session}/context")
             assert preview.status == 200, preview.body

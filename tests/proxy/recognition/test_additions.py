@@ -115,13 +115,13 @@ async def test_instructions_omit_tools_that_cannot_be_offered(
     offering: Service, model: Model, key: str, is_wrapped: bool
 ) -> None:
     path = "/v1internal:generateContent" if is_wrapped else GENERATE.format("gemini-2.5-pro")
-    asked = {"model": "gemini-2.5-pro", "project": "p", "request": _searched()} if is_wrapped else _searched()
+    request = {"model": "gemini-2.5-pro", "project": "p", "request": _searched()} if is_wrapped else _searched()
     headers = {"X-Tersely-Session": key, "X-Tersely-Epoch": "every_request"}
-    answer = await post(offering, json.dumps(asked).encode(), path=path, **headers)
+    answer = await post(offering, json.dumps(request).encode(), path=path, **headers)
     assert answer.status == 200, answer.body
     sent = model.last.body.decode()
     assert "### STATE" in sent
-    assert len(sent) < len(json.dumps(asked)) / 2
+    assert len(sent) < len(json.dumps(request)) / 2
     assert "query_db" not in sent
 
 
@@ -130,10 +130,10 @@ async def test_a_session_may_change_between_the_two(offering: Service, model: Mo
     plain = _chat(user=key)
     bare = plain | {"response_format": {"type": "json_object"}}
     model.script(key, ScriptedReply(message={"content": '{"a": 1}\n<terse>from habit</terse>'}))
-    said = []
+    texts = []
     for request in (bare, plain, bare):
         answer = await post(offering, json.dumps(request).encode(), X_Tersely_Session=key, X_Tersely_Strategy="slim")
-        said.append(answer.json["choices"][0]["message"]["content"])
-    assert said[0].strip() == '{"a": 1}'
+        texts.append(answer.json["choices"][0]["message"]["content"])
+    assert texts[0].strip() == '{"a": 1}'
     added = ["<terse>" in json.dumps(json.loads(each.body)["messages"][0]) for each in model.requests(key)]
     assert added == [False, True, False]

@@ -143,13 +143,13 @@ def live(stored: Sequence[StoredMessage]) -> list[StoredMessage]:
 def check_turns(call: Recorded, before: Sequence[StoredMessage], stored: Sequence[StoredMessage]) -> None:
     """A question opens a turn, a tool result stays in the one of its call, the reply is in the turn it answers."""
     history = live(stored)
-    asked = [message for message in history if message.role == "user"][-1]
+    question = [message for message in history if message.role == "user"][-1]
     assert history[-1].relayed
-    assert history[-1].turn == asked.turn
+    assert history[-1].turn == question.turn
     if call.request["messages"][-1]["role"] == "user":
-        assert asked.turn not in {message.turn for message in before}
+        assert question.turn not in {message.turn for message in before}
     else:
-        assert asked.turn in {message.turn for message in before}
+        assert question.turn in {message.turn for message in before}
 
 
 def check_upstream(call: Recorded, received: bytes) -> None:

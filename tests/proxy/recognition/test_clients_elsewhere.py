@@ -101,12 +101,12 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
-def _reply(dialect: Dialect, said: list[Any]) -> dict[str, Any]:
+def _reply(dialect: Dialect, parts: list[Any]) -> dict[str, Any]:
     if dialect == "anthropic":
-        return {"content": said}
+        return {"content": parts}
     if dialect == "openai_responses":
-        return {"output": said}
-    candidates = [candidate for chunk in said for candidate in chunk.get("candidates", ())]
+        return {"output": parts}
+    candidates = [candidate for chunk in parts for candidate in chunk.get("candidates", ())]
     return {"parts": [part for each in candidates for part in each.get("content", {}).get("parts", ())]}
 
 
@@ -156,11 +156,11 @@ def view(dialect: Dialect, raws: Sequence[bytes]) -> list[bytes]:
 
 def whole(dialect: Dialect, call: Recorded) -> list[bytes]:
     """What the client knows once it has its reply."""
-    said = {"role": "assistant" if dialect == "anthropic" else "model", **call.reply}
+    reply = {"role": "assistant" if dialect == "anthropic" else "model", **call.reply}
     if dialect == "openai_responses":
-        said = dict(call.reply)
+        reply = dict(call.reply)
     read = [message.raw for message in DIALECTS[dialect].read_request(call.body).messages]
-    return view(dialect, [*read, json.dumps(said).encode()])
+    return view(dialect, [*read, json.dumps(reply).encode()])
 
 
 def live(stored: Sequence[StoredMessage]) -> list[bytes]:

@@ -28,9 +28,9 @@ async def test_each_keeps_its_own_id(service: Service, model: Model, key: str) -
                 model=MODEL, input=history, user=key, extra_headers=LITERAL, stream=False
             )
             session = answer.headers["x-tersely-session"]
-            said = answer.parse().output
-            history += [item.model_dump(exclude_none=True) for item in said]
-            replies.append(said[0])
+            output = answer.parse().output
+            history += [item.model_dump(exclude_none=True) for item in output]
+            replies.append(output[0])
             if number in {2, 3, 4}:
                 # The newest message is the reply.
                 pinned = httpx.post(f"{service.url}/api/sessions/{session}/messages/{2 * number + 2}/pin")

@@ -36,17 +36,17 @@ class Client:
 
     async def send(self, history: Sequence[Wire], *, fails: bool = False) -> str:
         """The reply. ``history`` must have reached the model (of one that is cut its end), and be what is current."""
-        said = f"Reply number {next(_numbers)} to {self.key}."
-        answered = ScriptedReply(status=500, body=b"{}") if fails else ScriptedReply(message={"content": said})
+        reply = f"Reply number {next(_numbers)} to {self.key}."
+        answered = ScriptedReply(status=500, body=b"{}") if fails else ScriptedReply(message={"content": reply})
         self.model.script(self.key, answered)
         answer = await self._ask(history)
         assert answer.status == (500 if fails else 200), answer.body
         sent = [each for each in json.loads(self.model.last.body)["messages"] if each["role"] != "system"]
         assert sent[-1:] == history[-1:] if self.is_cut else sent == list(history)
         self.session = answer.session
-        current = [each["content"] for each in history] + ([] if fails else [said])
+        current = [each["content"] for each in history] + ([] if fails else [reply])
         assert await self.live() == current
-        return said
+        return reply
 
     async def live(self) -> list[str]:
         """The current history, as the client knows it."""

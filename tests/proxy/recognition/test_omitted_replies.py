@@ -24,11 +24,11 @@ INSTRUCTION = (
 )
 
 
-async def ask(service: Service, model: Model, key: str, *said: Any, reply: Any, tools: bool = True) -> Answered:
+async def ask(service: Service, model: Model, key: str, *messages: Any, reply: Any, tools: bool = True) -> Answered:
     message = {"role": "assistant", "content": reply} if isinstance(reply, str) else reply
     model.script(key, ScriptedReply(message=message))
     more = {"tools": [CHAT_TOOL]} if tools else {}
-    answer = await post(service, body_of(*said, user=key, **more))
+    answer = await post(service, body_of(*messages, user=key, **more))
     assert answer.status == 200, answer.body
     return answer
 
@@ -81,9 +81,9 @@ class SummaryMemory:
         self.history: list[Any] = []
 
     async def turn(self, text: str, reply: str) -> Answered:
-        asked = [*self.history, {"role": "user", "content": text}]
-        answer = await ask(self.service, self.model, self.key, *asked, reply=reply, tools=False)
-        self.history = [*asked, {"role": "assistant", "content": reply}]
+        messages = [*self.history, {"role": "user", "content": text}]
+        answer = await ask(self.service, self.model, self.key, *messages, reply=reply, tools=False)
+        self.history = [*messages, {"role": "assistant", "content": reply}]
         return answer
 
     async def summarize(self, summary: str) -> None:

@@ -22,7 +22,7 @@ GOES_ON = (
 RULES = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Answer in English."}]}
 
 
-def asked(text: str) -> dict[str, Any]:
+def question_item(text: str) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
 
@@ -54,7 +54,7 @@ class Codex:
 
     async def ask(self, text: str, *, uses_tool: bool = False) -> Answered:
         self.questions.append(text)
-        self.history = [*self.history, asked(text)]
+        self.history = [*self.history, question_item(text)]
         if uses_tool:
             call_id = f"call_{self.key}_{len(self.history)}"
             call = {"type": "function_call", "id": f"fc_{call_id}", "call_id": call_id, "name": "ls", "arguments": "{}"}
@@ -68,9 +68,9 @@ class Codex:
 
     async def compact(self) -> None:
         summary = f"Summary {len(self.questions)} of {self.key}"
-        side = await self._send([*self.history, asked(ASKED_FOR)], self._message(summary), kind="compaction")
+        side = await self._send([*self.history, question_item(ASKED_FOR)], self._message(summary), kind="compaction")
         assert not side.session
-        self.history = [*map(asked, self.questions), asked(f"{GOES_ON}\n{summary}")]
+        self.history = [*map(question_item, self.questions), question_item(f"{GOES_ON}\n{summary}")]
 
 
 def texts(stored: list[StoredMessage]) -> list[str]:

@@ -26,11 +26,11 @@ SETTINGS: dict[str, dict[str, str]] = {
 Said = list[tuple[str, str]]
 
 
-def request(dialect: str, said: Said) -> bytes:
+def request(dialect: str, history: Said) -> bytes:
     if dialect == "gemini":
         roles = {"user": "user", "assistant": "model"}
-        return json.dumps({"contents": [{"role": roles[r], "parts": [{"text": t}]} for r, t in said]}).encode()
-    messages = [{"role": role, "content": text} for role, text in said]
+        return json.dumps({"contents": [{"role": roles[r], "parts": [{"text": t}]} for r, t in history]}).encode()
+    messages = [{"role": role, "content": text} for role, text in history]
     return json.dumps({"model": "claude-x", "max_tokens": 99, "messages": messages}).encode()
 
 
@@ -51,9 +51,9 @@ class Client:
 
     async def ask(self, text: str, prefill: str, reply: str, *, shown: str | None = None, **headers: Any) -> Answered:
         self.model.script(self.key, ScriptedReply(message={"role": "assistant", "content": reply}))
-        said = [*self.history, ("user", text), ("assistant", prefill)]
+        history = [*self.history, ("user", text), ("assistant", prefill)]
         answer = await post(
-            self.service, request(self.dialect, said), path=PATHS[self.dialect], X_Script=self.key, **headers
+            self.service, request(self.dialect, history), path=PATHS[self.dialect], X_Script=self.key, **headers
         )
         assert answer.status == 200, answer.body
         shown = reply if shown is None else shown

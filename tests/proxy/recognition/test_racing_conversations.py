@@ -104,9 +104,9 @@ def host_pairs(model: Model, conversation: str) -> Pairs:
 
 def check(found: Pairs, names: list[str]) -> None:
     """Each question is there once, and its answer stands right behind it."""
-    asked = [name for _, name in found[::2]]
-    assert found == [(kind, name) for name in asked for kind in ("question", "answer")]
-    assert sorted(asked) == sorted(names)
+    questions = [name for _, name in found[::2]]
+    assert found == [(kind, name) for name in questions for kind in ("question", "answer")]
+    assert sorted(questions) == sorted(names)
 
 
 def has_got(host: Model, conversation: str, name: str) -> bool:
@@ -128,16 +128,16 @@ async def test_calls_at_once_are_turns_of_one_conversation(
     conversation = open_conversation(host, key)
     names = []
     for turn in range(2):  # the first calls find no session
-        asked = [f"{turn}-{n}" for n in range(count)]
-        names += asked
+        questions = [f"{turn}-{n}" for n in range(count)]
+        names += questions
         calls = []
-        for n, name in enumerate(asked):
+        for n, name in enumerate(questions):
             calls.append(asyncio.create_task(ask(services[n % len(services)], conversation, name, streams=streams)))
             if in_a_row:
                 await until(partial(has_got, host, conversation, name))
         answers = await asyncio.gather(*calls)
         assert [(each.status, each.session) for each in answers] == [(200, conversation)] * count
-        for name, answer in zip(asked, answers, strict=True):
+        for name, answer in zip(questions, answers, strict=True):
             assert f"answer <{name}>" in answer.body.decode()
         found = await stored_pairs(services[0], conversation)
         check(found, names)

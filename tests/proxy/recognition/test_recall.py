@@ -47,23 +47,23 @@ def called(name: str, tool: str, arguments: str) -> dict[str, Any]:
     return {**head, "name": tool, "arguments": arguments}
 
 
-def said(*items: dict[str, Any]) -> ScriptedReply:
+def reply_of(*items: dict[str, Any]) -> ScriptedReply:
     return ScriptedReply(message={"output": list(items)})
 
 
 TAGGED = "It is four.\n\n<terse>added</terse>\n\n### STATE\nGoal: add\n"
 OUTPUTS = [
-    pytest.param((lambda key: [said(words(key, TAGGED))]), id="tags"),
+    pytest.param((lambda key: [reply_of(words(key, TAGGED))]), id="tags"),
     pytest.param(
         (
             lambda key: [
-                said(called(f"q{key}", "query_db", '{"sql":"SELECT 1"}')),
-                said(words(key, "It is one."), called(f"c{key}", "add", '{"a":1}')),
+                reply_of(called(f"q{key}", "query_db", '{"sql":"SELECT 1"}')),
+                reply_of(words(key, "It is one."), called(f"c{key}", "add", '{"a":1}')),
             ]
         ),
         id="rounds",
     ),
-    pytest.param((lambda key: [said(words(key, "Nothing to take out."))]), id="plain"),
+    pytest.param((lambda key: [reply_of(words(key, "Nothing to take out."))]), id="plain"),
 ]
 
 
@@ -74,13 +74,13 @@ def test_stored_response_equals_the_delivered_one(
     client: openai.OpenAI, model: Model, key: str, output: Any, streams: bool, own: str | None
 ) -> None:
     model.script(key, *output(key))
-    asked: Any = {"model": MODEL, "input": f"add {key}", "tools": [ADD], "user": key}
+    request: Any = {"model": MODEL, "input": f"add {key}", "tools": [ADD], "user": key}
     if own:
-        asked["instructions"] = own
+        request["instructions"] = own
     if streams:
-        given = next(each.response for each in client.responses.create(**asked, stream=True) if is_end(each))
+        given = next(each.response for each in client.responses.create(**request, stream=True) if is_end(each))
     else:
-        given = client.responses.create(**asked)
+        given = client.responses.create(**request)
 
     again = client.responses.retrieve(given.id)
 
@@ -98,7 +98,7 @@ def is_end(event: Any) -> bool:
 
 async def test_another_s_reply_is_as_the_host_has_it(running: Service, model: Model, key: str) -> None:
     """What Tersely did not relay it does not touch, blanks and all; nor what is asked for past it."""
-    model.script(key, said(words(key, TAGGED)))
+    model.script(key, reply_of(words(key, TAGGED)))
     body = json.dumps({"model": MODEL, "input": f"hello {key}", "user": key}).encode()
     relayed = await post(running, body, path="/v1/responses")
     passed = await post(running, body, path="/v1/responses", X_Tersely_Bypass="true")
@@ -116,9 +116,9 @@ async def test_a_reply_without_tags_keeps_its_bytes(store: Database, raw: RawUps
     )
     raw.answer(http_head("application/json", content_length=str(len(odd))) + odd)
     with serve(store, raw.url) as running:
-        asked = await post(running, b'{"model":"m","input":"hello odd"}', path="/v1/responses")
+        answer = await post(running, b'{"model":"m","input":"hello odd"}', path="/v1/responses")
         again = await post(running, b"", method="GET", path="/v1/responses/resp_odd")
-        assert asked.body == again.body == odd
+        assert answer.body == again.body == odd
         raw.answer(http_head("application/json", content_length="7") + b"no JSON")
         assert (await post(running, b"", method="GET", path="/v1/responses/resp_odd")).body == b"no JSON"
         refusal = b'{"error":{"message":"Response not found"}}'
@@ -129,13 +129,13 @@ async def test_a_reply_without_tags_keeps_its_bytes(store: Database, raw: RawUps
 
 @pytest.mark.parametrize(("fail_open", "status"), [("on", 200), ("off", 503)])
 async def test_with_the_database_away(store: Database, model: Model, key: str, fail_open: str, status: int) -> None:
-    model.script(key, said(words(key, TAGGED)))
-    asked = json.dumps({"model": MODEL, "input": f"hello {key}", "user": key}).encode()
+    model.script(key, reply_of(words(key, TAGGED)))
+    request = json.dumps({"model": MODEL, "input": f"hello {key}", "user": key}).encode()
     with (
         relay(store) as way,
         serve(store, model.url, dsn=way.dsn, database_timeout=1.0, fail_open=fail_open) as running,
     ):
-        name = (await post(running, asked, path="/v1/responses")).json["id"]
+        name = (await post(running, request, path="/v1/responses")).json["id"]
         way.cut()
         answer = await post(running, b"", method="GET", path=f"/v1/responses/{name}")
     assert answer.status == status

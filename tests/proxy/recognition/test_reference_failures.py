@@ -21,14 +21,14 @@ from tests.support.tenants import tenant
 from tests.support.upstreams import Model
 
 
-def body(key: str, said: Any, previous: str | None = None, **more: Any) -> bytes:
+def body(key: str, given: Any, previous: str | None = None, **more: Any) -> bytes:
     named = {"previous_response_id": previous} if previous else {}
-    return json.dumps({"model": MODEL, "user": key, "input": said, **named, **more}).encode()
+    return json.dumps({"model": MODEL, "user": key, "input": given, **named, **more}).encode()
 
 
-async def ask(service: Service, key: str, said: Any, previous: str | None = None, **more: Any) -> Answered:
+async def ask(service: Service, key: str, given: Any, previous: str | None = None, **more: Any) -> Answered:
     headers = {name: more.pop(name) for name in list(more) if name[0].isupper()}
-    return await post(service, body(key, said, previous, **more), path="/v1/responses", **headers)
+    return await post(service, body(key, given, previous, **more), path="/v1/responses", **headers)
 
 
 async def test_another_tenants_reply_is_unknown(locked: Service, model: Model, keyring: Any, key: str) -> None:
@@ -57,24 +57,24 @@ async def test_after_a_restart_and_at_another_worker(store: Database, model: Mod
         talk = Talk(first, key)
         talk.say("one")
     with serve(store, model.url) as second, serve(store, model.url) as third:
-        for talk.service, said in ((second, "two"), (third, "three"), (second, "four")):
-            talk.say(said)
+        for talk.service, text in ((second, "two"), (third, "three"), (second, "four")):
+            talk.say(text)
         assert words(upstream_input(model, key)) == ["one", "-", "two", "-", "three", "-", "four"]
         assert [each.role for each in await talk.stored()] == ["user", "assistant"] * 4
 
 
-@pytest.mark.parametrize("said", [("left", "right"), ("same", "same")])
-async def test_two_at_once_from_one_reply(service: Service, model: Model, key: str, said: tuple[str, str]) -> None:
+@pytest.mark.parametrize("texts", [("left", "right"), ("same", "same")])
+async def test_two_at_once_from_one_reply(service: Service, model: Model, key: str, texts: tuple[str, str]) -> None:
     talk = Talk(service, key)
     root = talk.say("root")
-    for _ in said:
+    for _ in texts:
         model.script(key, ScriptedReply(message={"content": "answer"}, first_delay=0.3))
-    answers = await asyncio.gather(*(ask(service, key, each, root.id) for each in said))
+    answers = await asyncio.gather(*(ask(service, key, each, root.id) for each in texts))
     assert [each.status for each in answers] == [200, 200]
     stored = await messages_by_number(service, talk.session)
     live = [each for each in stored if each.status == "live" and each.turn]
     assert [each.role for each in live] == ["user", "assistant"] * 2
-    assert sum(each.role == "user" for each in stored) == 1 + len(set(said))
+    assert sum(each.role == "user" for each in stored) == 1 + len(set(texts))
     assert sum(each.role == "assistant" for each in stored) == 3
     for answer in answers:
         talk.last = root.model_copy(update={"id": answer.json["id"]})
@@ -178,9 +178,15 @@ def thought(name: str, **more: Any) -> dict[str, Any]:
 def replied(key: str, name: str, **more: Any) -> ScriptedReply:
     """A thought, what the host looked up by itself, words, and a call that it led to."""
     part = {"type": "output_text", "annotations": [], "logprobs": [], "text": f"words {name}"}
-    said = {"type": "message", "id": f"msg_{name}{key}", "role": "assistant", "status": "completed", "content": [part]}
+    message = {
+        "type": "message",
+        "id": f"msg_{name}{key}",
+        "role": "assistant",
+        "status": "completed",
+        "content": [part],
+    }
     looked_up = {"type": "web_search_call", "id": f"ws_{name}{key}", "status": "completed"}
-    return ScriptedReply(message={"output": [thought(f"{name}{key}", **more), looked_up, said]})
+    return ScriptedReply(message={"output": [thought(f"{name}{key}", **more), looked_up, message]})
 
 
 @pytest.mark.parametrize("streams", [False, True])

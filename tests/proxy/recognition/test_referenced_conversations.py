@@ -16,14 +16,14 @@ from tests.support.services import Service
 from tests.support.upstreams import Model
 
 
-def say(service: Service, key: str, conversation: Any, said: Any, *, streams: bool = False, **more: Any) -> Any:
+def say(service: Service, key: str, conversation: Any, given: Any, *, streams: bool = False, **more: Any) -> Any:
     """The reply, and the headers that it came with."""
-    asked: dict[str, Any] = {"model": MODEL, "input": said, "user": key, "conversation": conversation, **more}
+    request: dict[str, Any] = {"model": MODEL, "input": given, "user": key, "conversation": conversation, **more}
     with client_of(service) as client:
         if not streams:
-            raw = client.responses.with_raw_response.create(**asked)
+            raw = client.responses.with_raw_response.create(**request)
             return raw.parse(), raw.headers
-        with client.responses.with_streaming_response.create(stream=True, **asked) as response:
+        with client.responses.with_streaming_response.create(stream=True, **request) as response:
             return list(response.parse())[-1].response, response.headers
 
 
@@ -40,8 +40,8 @@ async def test_the_hosts_conversation_stays_its_own(service: Service, model: Mod
     assert (headers["x-tersely-session"], headers["x-tersely-session-source"]) == (name, "body")
     (call,) = [item for item in called.output if item.type == "function_call"]
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "2"}
-    said, headers = say(service, key, {"id": name}, [result], streams=streams, tools=[TOOL])
-    assert "The tool answered: 2" in said.output_text
+    reply, headers = say(service, key, {"id": name}, [result], streams=streams, tools=[TOOL])
+    assert "The tool answered: 2" in reply.output_text
     assert headers["x-tersely-session"] == name
 
     sent = [json.loads(each.body) for each in model.requests(key)]
@@ -64,8 +64,8 @@ async def test_the_hosts_conversation_stays_its_own(service: Service, model: Mod
 async def test_reply_of_a_conversation_continues_at_the_host(service: Service, model: Model, key: str) -> None:
     """The host may have more of it than ever came by here."""
     name = open_at(model)
-    said, _ = say(service, key, name, "one")
-    body = json.dumps({"model": MODEL, "user": key, "input": "two", "previous_response_id": said.id}).encode()
+    reply, _ = say(service, key, name, "one")
+    body = json.dumps({"model": MODEL, "user": key, "input": "two", "previous_response_id": reply.id}).encode()
     answer = await post(service, body, path="/v1/responses")
     assert (answer.status, answer.session) == (200, name)
     assert model.requests(key)[-1].body == body
@@ -76,8 +76,8 @@ async def test_conversation_unknown_to_the_host_is_rebuilt_locally(
     before_forgetful: Service, forgetful: Model, key: str, streams: bool
 ) -> None:
     name = f"conv_{key}"
-    for said in ("one", "two", "three"):
-        reply, headers = say(before_forgetful, key, name, said, streams=streams)
+    for text in ("one", "two", "three"):
+        reply, headers = say(before_forgetful, key, name, text, streams=streams)
         assert headers["x-tersely-session"] == name
         assert headers["x-tersely-context"] in STORED
         assert reply.output_text
@@ -110,8 +110,8 @@ async def test_a_failed_call_is_no_part_of_a_conversation(service: Service, mode
 
 async def test_both_names_at_once_are_the_hosts_to_refuse(service: Service, model: Model, key: str) -> None:
     name = open_at(model)
-    said, _ = say(service, key, name, "one")
-    body = {"model": MODEL, "user": key, "input": "x", "previous_response_id": said.id, "conversation": name}
+    reply, _ = say(service, key, name, "one")
+    body = {"model": MODEL, "user": key, "input": "x", "previous_response_id": reply.id, "conversation": name}
     answer = await post(service, json.dumps(body).encode(), path="/v1/responses")
     assert answer.status == 400
     assert answer.context == "passthrough"

@@ -25,8 +25,8 @@ async def test_a_conversation_by_ids_with_tools(host: tuple[Service, Model], key
         called = talk.say(f'call add {{"a": {number}}}')
         (call,) = calls_in(called)
         assert (call.name, json.loads(call.arguments)) == ("add", {"a": number})
-        said = talk.say([{"type": "function_call_output", "call_id": call.call_id, "output": str(number)}])
-        assert f"The tool answered: {number}" in said.output_text
+        reply = talk.say([{"type": "function_call_output", "call_id": call.call_id, "output": str(number)}])
+        assert f"The tool answered: {number}" in reply.output_text
         if number:
             assert talk.source == "body"
 
@@ -95,8 +95,8 @@ async def test_a_failed_call_that_is_repeated_is_the_same_turn(host: tuple[Servi
     model.script(key, failed)
     with pytest.raises(openai.InternalServerError):
         talk.say("two")
-    said = talk.say("two")
-    assert said.previous_response_id == first.id
+    second = talk.say("two")
+    assert second.previous_response_id == first.id
     stored = await talk.stored()
     assert [(each.role, each.turn, each.status) for each in stored] == [
         ("user", 1, "live"),
@@ -132,21 +132,21 @@ async def test_host_without_the_history_is_asked_once(
     plain_before_forgetful: Service, forgetful: Model, key: str
 ) -> None:
     talk = Talk(plain_before_forgetful, key)
-    for said in ("one", "two", "three", "four"):
-        talk.say(said)
-    asked = [json.loads(each.body) for each in forgetful.requests(key)]
-    assert [(each.get("previous_response_id") is not None) for each in asked] == [False, True, False, False, False]
-    assert words(asked[-1]["input"]) == ["one", "-", "two", "-", "three", "-", "four"]
+    for text in ("one", "two", "three", "four"):
+        talk.say(text)
+    requests = [json.loads(each.body) for each in forgetful.requests(key)]
+    assert [(each.get("previous_response_id") is not None) for each in requests] == [False, True, False, False, False]
+    assert words(requests[-1]["input"]) == ["one", "-", "two", "-", "three", "-", "four"]
     assert [each.role for each in await talk.stored()] == ["user", "assistant"] * 4
 
 
 async def test_a_reply_that_was_not_stored_is_not_looked_up(plain: Service, model: Model, key: str) -> None:
     talk = Talk(plain, key, store=False)
-    for said in ("one", "two", "three"):
-        talk.say(said)
-    asked = [json.loads(each.body) for each in model.requests(key)]
-    assert not any("previous_response_id" in each for each in asked)
-    assert words(asked[-1]["input"]) == ["one", "-", "two", "-", "three"]
+    for text in ("one", "two", "three"):
+        talk.say(text)
+    requests = [json.loads(each.body) for each in model.requests(key)]
+    assert not any("previous_response_id" in each for each in requests)
+    assert words(requests[-1]["input"]) == ["one", "-", "two", "-", "three"]
 
 
 async def test_a_history_that_the_host_was_shown_cut_is_not_left_to_it(

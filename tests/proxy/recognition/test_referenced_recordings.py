@@ -33,12 +33,12 @@ async def test_openai_agents_by_ids(host: tuple[Service, Model], key: str) -> No
     ids = [requests[n]["body"].get("previous_response_id") for n in numbers]
     session = ""
     for n, next_id in zip(numbers, [*ids[1:], None], strict=True):
-        asked = {**requests[n]["body"], "user": key}
-        if named := asked.get("previous_response_id"):
-            asked["previous_response_id"] = known[named]
+        request = {**requests[n]["body"], "user": key}
+        if named := request.get("previous_response_id"):
+            request["previous_response_id"] = known[named]
         output = [{**item, "id": item["id"] + key} for item in replies[n]["reply"]]
         model.script(key, *[ScriptedReply(message={"output": output})])
-        answer = await post(service, json.dumps(asked).encode(), path="/v1/responses")
+        answer = await post(service, json.dumps(request).encode(), path="/v1/responses")
         assert answer.status == 200, answer.body
         session = session or answer.session
         assert answer.session == session

@@ -27,10 +27,10 @@ async def test_a_conversation_by_references(service: Service, model: Model, key:
                 stream=streams,
             )
             sessions.append(answer.headers["x-tersely-session"])
-            said: Any = answer.parse()
+            reply: Any = answer.parse()
             if streams:
-                said = next(event.response for event in said if event.type == "response.completed")
-            history.append({"type": "item_reference", "id": said.output[0].id})
+                reply = next(event.response for event in reply if event.type == "response.completed")
+            history.append({"type": "item_reference", "id": reply.output[0].id})
     assert len(set(sessions)) == 1
     stored = [each for each in await messages_by_number(service, sessions[0]) if each.turn]
     assert [(each.role, each.turn) for each in stored] == [

@@ -90,39 +90,39 @@ class Client:
         if step.kind == "again" and self.last is not None and self.last[0]:
             self.ask(*self.last)
             return
-        answered = [number for number, (_, said) in enumerate(self.replies, 1) if said[-1]["type"] == "message"]
+        answered = [number for number, (_, items) in enumerate(self.replies, 1) if items[-1]["type"] == "message"]
         at = answered[-1 - min(step.at, len(answered) - 1)] if answered else 0
         text = f'{CALL} {{"a": 1}}' if step.kind == "tool" else step.words
-        said: Items = [{"type": "message", "role": "user", "content": f"{text}" if at else f"{self.key} {text}"}]
+        items: Items = [{"type": "message", "role": "user", "content": f"{text}" if at else f"{self.key} {text}"}]
         if step.kind == "developer":
-            said.insert(0, {"type": "message", "role": "developer", "content": f"Note: {step.words[:20]}"})
-        output = self.ask(at, said, step.instructions)
+            items.insert(0, {"type": "message", "role": "developer", "content": f"Note: {step.words[:20]}"})
+        output = self.ask(at, items, step.instructions)
         while called := [item for item in output if item["type"] == "function_call"]:
             results = [
                 {"type": "function_call_output", "call_id": item["call_id"], "output": "done"} for item in called
             ]
             output = self.ask(len(self.replies), results, step.instructions)
 
-    def ask(self, at: int, said: Items, instructions: str | None) -> Items:
-        self.last = (at, said, instructions)
+    def ask(self, at: int, items: Items, instructions: str | None) -> Items:
+        self.last = (at, items, instructions)
         name, before = self.replies[at - 1] if at else ("", [])
-        asked: dict[str, Any] = {"model": MODEL, "user": self.key, "tools": [TOOL]}
+        request: dict[str, Any] = {"model": MODEL, "user": self.key, "tools": [TOOL]}
         if instructions is not None:
-            asked["instructions"] = instructions
+            request["instructions"] = instructions
         if self.names and name:
-            asked |= {"previous_response_id": name, "input": said}
+            request |= {"previous_response_id": name, "input": items}
         else:
-            asked["input"] = [*before, *said]
-        if not str(said[-1].get("content")).startswith((CALL, f"{self.key} {CALL}")):
+            request["input"] = [*before, *items]
+        if not str(items[-1].get("content")).startswith((CALL, f"{self.key} {CALL}")):
             self.model.script(self.key, self._next_reply())
-        answer = asyncio.run(post(self.service, json.dumps(asked).encode(), path="/v1/responses"))
+        answer = asyncio.run(post(self.service, json.dumps(request).encode(), path="/v1/responses"))
         assert answer.status == 200, answer.body
-        assert answer.json["previous_response_id"] == asked.get("previous_response_id")
+        assert answer.json["previous_response_id"] == request.get("previous_response_id")
         self.session = self.session or answer.session
         assert answer.session == self.session
         self.shown.append(self._shown())
         output: Items = answer.json["output"]
-        self.replies.append((answer.json["id"], [*before, *said, *output]))
+        self.replies.append((answer.json["id"], [*before, *items, *output]))
         return output
 
     def _next_reply(self) -> ScriptedReply:
@@ -149,9 +149,9 @@ class Client:
         """The current history in its order, all that was ever said, and the instructions that hold now."""
         sql = "SELECT turn, role, status, raw FROM messages WHERE session_id = $1 ORDER BY place, seq"
         rows = asyncio.run(query(self.service, sql, self.session))
-        told = [(row["turn"], row["role"], row["status"], _said(self._named(row["raw"].decode()))) for row in rows]
-        instructions = [each for each in told if not each[0] and each[2] == "live"]
-        links = [each for each in told if each[0]]
+        messages = [(row["turn"], row["role"], row["status"], _said(self._named(row["raw"].decode()))) for row in rows]
+        instructions = [each for each in messages if not each[0] and each[2] == "live"]
+        links = [each for each in messages if each[0]]
         current = [each for each in links if each[2] == "live"]
         return (
             current,
@@ -225,8 +225,8 @@ def test_notes_by_ids_as_resent(talked_with: TalkedWith, steps: list[Step]) -> N
 
 def names_reply(service: Service, key: str, words: str, reply: str = "") -> Answered:
     """Ask behind the reply of this id (empty: at the beginning)."""
-    asked = {"model": MODEL, "user": key, "input": words} | ({"previous_response_id": reply} if reply else {})
-    answer = asyncio.run(post(service, json.dumps(asked).encode(), path="/v1/responses"))
+    request = {"model": MODEL, "user": key, "input": words} | ({"previous_response_id": reply} if reply else {})
+    answer = asyncio.run(post(service, json.dumps(request).encode(), path="/v1/responses"))
     assert answer.status == 200, answer.body
     return answer
 

@@ -50,7 +50,7 @@ def answers() -> Iterator[Answers]:
 
 
 @pytest.fixture(scope="module")
-def asked(store: Database, answers: Answers) -> Iterator[Service]:
+def answering(store: Database, answers: Answers) -> Iterator[Service]:
     with serve(store, answers.model.url, chat_commands="on") as running:
         yield running
 
@@ -82,8 +82,8 @@ class Talk:
         """Ask; the name of the answer."""
         question: Said = ("user", f"question <{name}>")
         headers: dict[str, Any] = {} if self.sends_all else {"X_Tersely_Session": self.key}
-        said = [*self.history, question] if self.sends_all else [question]
-        answered = await self.dialect.send(self.service, said, stream=self.streams, **headers)
+        messages = [*self.history, question] if self.sends_all else [question]
+        answered = await self.dialect.send(self.service, messages, stream=self.streams, **headers)
         assert answered.status == 200, answered.body
         assert self.session in {"", answered.session}
         self.session = answered.session
@@ -103,7 +103,7 @@ class Talk:
 
 
 def named(*pairs: tuple[str, str]) -> list[Said]:
-    return [said for question, answer in pairs for said in (("question", question), ("answer", answer))]
+    return [entry for question, answer in pairs for entry in (("question", question), ("answer", answer))]
 
 
 @pytest.mark.parametrize("numbered", [True, False], ids=["other answers", "equal answers"])
@@ -111,7 +111,7 @@ def named(*pairs: tuple[str, str]) -> list[Said]:
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("sends_all", [True, False], ids=["resent", "delta"])
 async def test_question_after_hidden_turns_starts_a_new_turn(
-    asked: Service,
+    answering: Service,
     answers: Answers,
     dialect: Wire,
     key: str,
@@ -121,7 +121,7 @@ async def test_question_after_hidden_turns_starts_a_new_turn(
     numbered: bool,
 ) -> None:
     answers.are_numbered = numbered
-    talk = Talk(asked, dialect, key, sends_all=sends_all, streams=streams)
+    talk = Talk(answering, dialect, key, sends_all=sends_all, streams=streams)
     one, two = await talk.ask(f"one-{key}"), await talk.ask("two")
     turn = 2
     for _ in range(3):
@@ -129,7 +129,7 @@ async def test_question_after_hidden_turns_starts_a_new_turn(
         talk.forget()
         two = await talk.ask("two")
         assert answers.last_sent == [*named((f"one-{key}", one)), ("question", "two")]
-        assert await listed(asked, talk.session) == named((f"one-{key}", one), ("two", two))
+        assert await listed(answering, talk.session) == named((f"one-{key}", one), ("two", two))
         turn += 1
 
     three = await talk.ask("three")
@@ -141,51 +141,51 @@ async def test_question_after_hidden_turns_starts_a_new_turn(
     ]
 
 
-async def test_sixty_tries(asked: Service, answers: Answers, key: str) -> None:
+async def test_sixty_tries(answering: Service, answers: Answers, key: str) -> None:
     answers.are_numbered = True
     for number in range(60):
-        talk = Talk(asked, WIRES["openai_chat"], "", sends_all=True, streams=bool(number % 2))
+        talk = Talk(answering, WIRES["openai_chat"], "", sends_all=True, streams=bool(number % 2))
         one = await talk.ask(f"one-{key}-{number}")
         await talk.ask("two")
         await talk.hide("undo" if number % 3 else "drop", 2)
         talk.forget()
         two = await talk.ask("two")
         assert answers.last_sent[-1] == ("question", "two")
-        assert await listed(asked, talk.session) == named((f"one-{key}-{number}", one), ("two", two))
+        assert await listed(answering, talk.session) == named((f"one-{key}-{number}", one), ("two", two))
         await talk.ask("three")
         assert answers.last_sent[2:4] == named(("two", two))
 
 
 @pytest.mark.parametrize("numbered", [True, False], ids=["other answers", "equal answers"])
-async def test_undone_in_the_chat(asked: Service, answers: Answers, dialect: Wire, key: str, numbered: bool) -> None:
+async def test_undone_in_the_chat(answering: Service, answers: Answers, dialect: Wire, key: str, numbered: bool) -> None:
     answers.are_numbered = numbered
-    talk = Talk(asked, dialect, key, sends_all=True, streams=False)
+    talk = Talk(answering, dialect, key, sends_all=True, streams=False)
     one = await talk.ask(f"one-{key}")
     for number in range(3):
         if number % 2:  # some clients drop what was undone and what undid it, others go on sending both
             talk.history = talk.history[:2]
         await talk.ask("two")
-        command = await dialect.send(asked, [*talk.history, ("user", "/undo")])
+        command = await dialect.send(answering, [*talk.history, ("user", "/undo")])
         assert command.headers["x-tersely-context"] == "command"
-        told = max(re.findall(r'"((?:[^"\\]|\\.)*)"', command.body.decode()), key=len)
-        talk.history += [("user", "/undo"), ("assistant", json.loads(f'"{told}"'))]
+        answer_text = max(re.findall(r'"((?:[^"\\]|\\.)*)"', command.body.decode()), key=len)
+        talk.history += [("user", "/undo"), ("assistant", json.loads(f'"{answer_text}"'))]
     two = await talk.ask("two")
     assert answers.last_sent == [*named((f"one-{key}", one)), ("question", "two")]
-    assert await listed(asked, talk.session) == named((f"one-{key}", one), ("two", two))
+    assert await listed(answering, talk.session) == named((f"one-{key}", one), ("two", two))
     three = await talk.ask("three")
     assert answers.last_sent == [*named((f"one-{key}", one), ("two", two)), ("question", "three")]
-    assert await listed(asked, talk.session) == named((f"one-{key}", one), ("two", two), ("three", three))
+    assert await listed(answering, talk.session) == named((f"one-{key}", one), ("two", two), ("three", three))
 
 
 @pytest.mark.parametrize("numbered", [True, False], ids=["other answers", "equal answers"])
 @pytest.mark.parametrize("how", ["drop", "undo"])
-async def test_histories_by_id(asked: Service, answers: Answers, key: str, how: str, numbered: bool) -> None:
+async def test_histories_by_id(answering: Service, answers: Answers, key: str, how: str, numbered: bool) -> None:
     answers.are_numbered = numbered
     responses = WIRES["openai_responses"]
 
     async def ask(name: str, before: str) -> tuple[str, str, str]:
         more: dict[str, Any] = {"previous_response_id": before} if before else {}
-        answered = await post(asked, responses.body(f"question <{name}>", **more), path=responses.path)
+        answered = await post(answering, responses.body(f"question <{name}>", **more), path=responses.path)
         assert answered.status == 200, answered.body
         return answered.json["id"], NAME.findall(answer_in(answered))[0][1], answered.session
 
@@ -194,21 +194,21 @@ async def test_histories_by_id(asked: Service, answers: Answers, key: str, how: 
     for turn in range(2, 5):
         last, two, _ = await ask("two", first)
         assert answers.last_sent[-1] == ("question", "two")
-        assert await listed(asked, session) == named((f"one-{key}", one), ("two", two))
+        assert await listed(answering, session) == named((f"one-{key}", one), ("two", two))
         path = f"turns/t{turn}/drop" if how == "drop" else "undo"
-        assert (await post(asked, b"", path=f"/api/sessions/{session}/{path}")).status == 200
+        assert (await post(answering, b"", path=f"/api/sessions/{session}/{path}")).status == 200
     last, two, _ = await ask("two", first)
     await ask("three", last)
     sent = answers.last_sent
     assert sent[-1] == ("question", "three")
-    assert [name for kind, name in await listed(asked, session) if kind == "question"] == [f"one-{key}", "two", "three"]
+    assert [name for kind, name in await listed(answering, session) if kind == "question"] == [f"one-{key}", "two", "three"]
 
 
 async def test_client_that_resends_a_hidden_turn_continues_without_it(
-    asked: Service, answers: Answers, dialect: Wire, key: str
+    answering: Service, answers: Answers, dialect: Wire, key: str
 ) -> None:
     answers.are_numbered = True
-    talk = Talk(asked, dialect, key, sends_all=True, streams=False)
+    talk = Talk(answering, dialect, key, sends_all=True, streams=False)
     one, _, three = await talk.ask(f"one-{key}"), await talk.ask("two"), await talk.ask("three")
     await talk.hide("drop", 2)
     four = await talk.ask("four")
@@ -221,14 +221,14 @@ async def test_client_that_resends_a_hidden_turn_continues_without_it(
 
 
 async def test_completion_again_in_the_middle_leaves_the_hidden_turn_hidden(
-    asked: Service, answers: Answers, dialect: Wire, key: str
+    answering: Service, answers: Answers, dialect: Wire, key: str
 ) -> None:
     """The client's own history holds the dropped turn and, later, the same words again."""
     answers.are_numbered = False
-    talk = Talk(asked, dialect, key, sends_all=True, streams=False)
+    talk = Talk(answering, dialect, key, sends_all=True, streams=False)
     one, _ = await talk.ask(f"one-{key}"), await talk.ask("two")
     await talk.hide("undo", 2)
     two = await talk.ask("two")  # behind the one that was taken back, which the client still holds
     three = await talk.ask("three")
     assert answers.last_sent == [*named((f"one-{key}", one), ("two", two)), ("question", "three")]
-    assert await listed(asked, talk.session) == named((f"one-{key}", one), ("two", two), ("three", three))
+    assert await listed(answering, talk.session) == named((f"one-{key}", one), ("two", two), ("three", three))

@@ -69,8 +69,8 @@ async def test_a_side_call_is_forwarded_and_forgotten(
     assert "x-tersely-session" not in answer.headers
     assert raw.requests[-1].body == body
     assert len(await query(behind_raw, "SELECT FROM messages")) == before
-    told = (await post(behind_raw, b"", path="/metrics", method="GET")).body.decode()
-    assert f'kind="{kind}"' in told
+    metrics = (await post(behind_raw, b"", path="/metrics", method="GET")).body.decode()
+    assert f'kind="{kind}"' in metrics
 
 
 async def test_question_resembling_a_side_call_is_stored(behind_raw: Service, raw: RawUpstream, key: str) -> None:

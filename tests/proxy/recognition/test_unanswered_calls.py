@@ -24,19 +24,19 @@ IN = {
 }
 
 
-def body(dialect: str, *said: str) -> bytes:
+def body(dialect: str, *texts: str) -> bytes:
     if dialect == "gemini":
-        contents = [{"role": "user", "parts": [{"text": each}]} for each in said]
+        contents = [{"role": "user", "parts": [{"text": each}]} for each in texts]
         return json.dumps({"contents": contents}).encode()
-    messages = [{"role": "user", "content": each} for each in said]
+    messages = [{"role": "user", "content": each} for each in texts]
     return json.dumps({"model": "m", "max_tokens": 9, "messages": messages}).encode()
 
 
-async def ask(service: Service, raw: RawUpstream, dialect: str, *said: str) -> Answered:
+async def ask(service: Service, raw: RawUpstream, dialect: str, *texts: str) -> Answered:
     path, reply = IN[dialect]
     wire = json.dumps(reply).encode()
     raw.answer(http_head("application/json", content_length=str(len(wire))) + wire)
-    answer = await post(service, body(dialect, *said), path=path)
+    answer = await post(service, body(dialect, *texts), path=path)
     assert answer.status == 200, answer.body
     return answer
 

@@ -42,8 +42,8 @@ def _events(beginning: bytes, texts: list[str]) -> list[bytes]:
     mark = b"\r\n\r\n" if b"\r\n\r\n" in beginning else b"\n\n"
     events = [each + mark for each in beginning.split(mark)[:-1]]
     (place,) = [n for n, each in enumerate(events) if b"half a word" in each]
-    said = [events[place].replace(b"half a word", json.dumps(text)[1:-1].encode()) for text in texts]
-    return [*events[:place], b"".join(said)]
+    changed = [events[place].replace(b"half a word", json.dumps(text)[1:-1].encode()) for text in texts]
+    return [*events[:place], b"".join(changed)]
 
 
 @pytest.mark.parametrize("name", KINDS)

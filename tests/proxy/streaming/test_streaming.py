@@ -73,8 +73,8 @@ async def test_events_go_out_as_they_come(behind_raw: Service, raw: RawUpstream,
 
 
 async def test_tags_are_stripped_wherever_chunks_are_cut(behind_raw: Service, raw: RawUpstream, key: str):
-    said = "a < b <terse>the log</terse> c<ter<terse>two</terse>se>"
-    raw.answer(http_head(), sse(role=True), *(sse(letter) for letter in said), sse(finish="stop"), DONE)
+    text = "a < b <terse>the log</terse> c<ter<terse>two</terse>se>"
+    raw.answer(http_head(), sse(role=True), *(sse(letter) for letter in text), sse(finish="stop"), DONE)
 
     assert content_of(await ask(behind_raw, key)) == "a < b  c<terse>"
 
