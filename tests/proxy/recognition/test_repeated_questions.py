@@ -157,7 +157,9 @@ async def test_sixty_tries(answering: Service, answers: Answers, key: str) -> No
 
 
 @pytest.mark.parametrize("numbered", [True, False], ids=["other answers", "equal answers"])
-async def test_undone_in_the_chat(answering: Service, answers: Answers, dialect: Wire, key: str, numbered: bool) -> None:
+async def test_undone_in_the_chat(
+    answering: Service, answers: Answers, dialect: Wire, key: str, numbered: bool
+) -> None:
     answers.are_numbered = numbered
     talk = Talk(answering, dialect, key, sends_all=True, streams=False)
     one = await talk.ask(f"one-{key}")
@@ -201,7 +203,11 @@ async def test_histories_by_id(answering: Service, answers: Answers, key: str, h
     await ask("three", last)
     sent = answers.last_sent
     assert sent[-1] == ("question", "three")
-    assert [name for kind, name in await listed(answering, session) if kind == "question"] == [f"one-{key}", "two", "three"]
+    assert [name for kind, name in await listed(answering, session) if kind == "question"] == [
+        f"one-{key}",
+        "two",
+        "three",
+    ]
 
 
 async def test_client_that_resends_a_hidden_turn_continues_without_it(
