@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tersely.console.views import ROWS
+from tersely.console.views.session_pages import ROWS
 from tersely.fakellm.scripted import Received, ScriptedReply
 from tersely.service.sessions import calls as service_calls
 from tersely.service.sessions.calls import Calls, Line

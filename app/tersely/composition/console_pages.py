@@ -17,7 +17,8 @@ from tersely.composition.foundation import Foundation
 from tersely.console.docs_page import docs_route
 from tersely.console.pages import Pages
 from tersely.console.router import Console
-from tersely.console.views import Sources, Views
+from tersely.console.views.base import Sources
+from tersely.console.views.table import Views
 from tersely.dialects.registry import DIALECTS
 from tersely.domain.messages import Dialect as DialectName
 from tersely.embedded_postgres import default_data_dir

@@ -40,7 +40,7 @@ STATUS: dict[type[TerselyError], int] = {InvalidRequest: 422, Conflict: 409, For
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class PageRequest:
     """A request to a view: the visitor, the form (empty unless something is to be changed), and the time."""
 
     request: Request
@@ -77,8 +77,8 @@ class Seen:
         return min(int(text), most)
 
 
-View = Callable[[Seen], Awaitable[Response]]
-Upload = Callable[[Seen, bytes], Awaitable[Response]]
+View = Callable[[PageRequest], Awaitable[Response]]
+Upload = Callable[[PageRequest, bytes], Awaitable[Response]]
 
 
 class Console:
@@ -159,7 +159,7 @@ class Console:
                         )
                     self._access.check_token(visit, given.get("token", ""))
                     form = given
-                response = await view(Seen(request=request, visit=visit, form=form, now=self._clock()))
+                response = await view(PageRequest(request=request, visit=visit, form=form, now=self._clock()))
             except Unauthorized as error:
                 if request.url.path.startswith(OPERATOR):
                     trouble = "" if OPERATOR_COOKIE not in request.cookies else error.detail
@@ -184,7 +184,7 @@ class Console:
                     raise Forbidden("the form was not sent from the console")
                 self._access.check_token(visit, request.headers.get(CSRF_HEADER, ""))
                 body = await _read_upload(request, limit)
-                return await upload(Seen(request=request, visit=visit, form={}, now=self._clock()), body)
+                return await upload(PageRequest(request=request, visit=visit, form={}, now=self._clock()), body)
             except TerselyError as error:
                 status = 401 if isinstance(error, Unauthorized) else _status(error)
                 headers = {**HEADERS, "cache-control": "no-store"}
