@@ -104,6 +104,70 @@ async def test_sessions_users_and_tenants_are_forgotten(database: Database, run:
     assert (await run("forget", "--tenant", "north", "--yes"))[0] == 1
 
 
+# Type -> a value, for rows that are only to be there.
+VALUES = {
+    "text": "'x'", "bytea": "'\\x00'", "bigint": "1", "integer": "1", "smallint": "1", "boolean": "false",
+    "timestamp with time zone": "now()", "double precision": "1", "real": "1", "date": "now()::date", "ARRAY": "'{}'",
+}  # fmt: skip
+
+
+async def fill_every_table(database: Database, tenant: str, session: str) -> tuple[set[str], set[str]]:
+    """Give the tenant a row in each table that has tenants, for the session where it has sessions. Return the tables
+    with sessions, and those without.
+    """
+    admin = await asyncpg.connect(database.admin_dsn)
+    try:
+        await admin.execute("SET session_replication_role = replica")  # a row needs no other rows
+        columns = await admin.fetch(
+            "SELECT c.table_name AS table, c.column_name AS name, c.data_type AS type "
+            "FROM information_schema.columns c JOIN information_schema.tables t "
+            "USING (table_schema, table_name) WHERE c.table_schema = 'public' "
+            "AND t.table_type = 'BASE TABLE' AND (c.is_nullable = 'NO' OR c.column_name IN ('tenant_id', 'session_id'))"
+        )
+        tables: dict[str, dict[str, str]] = {}
+        for column in columns:
+            tables.setdefault(column["table"], {})[column["name"]] = column["type"]
+        given = {name: each for name, each in tables.items() if "tenant_id" in each}
+        own: dict[str, str] = {"tenant_id": f"'{tenant}'", "session_id": f"'{session}'"}
+        for table, types in given.items():
+            values = {name: own.get(name) or VALUES[kind] for name, kind in types.items()}
+            if table == "sessions":
+                values["id"] = own["session_id"]
+            names, row = ", ".join(values), ", ".join(values.values())
+            await admin.execute(f"INSERT INTO {table} ({names}) VALUES ({row}) ON CONFLICT DO NOTHING")
+    finally:
+        await admin.close()
+    with_session = {name for name, each in given.items() if "session_id" in each and name != "memos"} | {"sessions"}
+    return with_session, set(given) - with_session
+
+
+async def test_rows_of_every_table_are_forgotten(database: Database, run: Run):
+    """A table that is added later is emptied too, or this fails."""
+    with (
+        scripted() as model,
+        serve(database, model.url) as service,
+        httpx.Client(base_url=service.url, timeout=30) as http,
+    ):
+        talk(http, "one")
+        talk(http, "other")
+    kept = await rows(database, "default")
+    with_session, others = await fill_every_table(database, "default", "one")
+    filled = await rows(database, "default")
+    assert set(filled) == with_session | others
+    assert {"artifacts", "embeddings", "attributes", "messages", "terse"} <= with_session
+    code, text = await run("forget", "--session", "one", "--yes")
+    receipt = json.loads(text)
+    assert (code, receipt["left"]) == (0, {})
+    left = await rows(database, "default")
+    for table in with_session:
+        # What is left belongs to the other session, of which there was as much as of this one.
+        assert left.get(table, 0) * 2 <= kept.get(table, 0), table
+        assert receipt["rows"].get(table, 0) == filled[table] - left.get(table, 0), table
+    code, text = await run("forget", "--tenant", "default", "--yes")
+    assert (code, json.loads(text)["left"]) == (0, {})
+    assert await rows(database, "default") == {}
+
+
 async def test_a_tenant_s_replayed_transcripts_are_forgotten_with_it(database: Database, run: Run):
     key = (await run("keys", "create", "--tenant", "north"))[1].strip()
     with (

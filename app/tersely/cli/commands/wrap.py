@@ -86,7 +86,7 @@ def wrap(command: list[str], *, url: str | None, key: str | None, upstream: str 
         raise CommandError(f"there is no program {command[0]} on the PATH: install it first")
     with _service(url, upstream) as base:
         launch = launch_of(Path(command[0]).stem, base, key)
-        print_error(f"{command[0]} talks to Tersely at {base}; what it says is stored there ({base}/docs)")
+        print_error(f"{command[0]} talks to Tersely at {base}; what it says is stored there: {base}/console")
         child = subprocess.Popen(
             [program, *launch.arguments, *command[1:]], env={**_without_proxies(os.environ), **launch.environment}
         )
