@@ -113,7 +113,7 @@ def print_stats(stats: Mapping[str, Any], now: datetime) -> None:
         lines |= {"Calls:": f"{stats['calls']:,}", "Tokens saved:": f"{stats['saved']:,}{share}"}
     for name, value in lines.items():
         print_text(f"{name:<22} {value}")
-    if stats["shadow"]:
+    if stats.get("shadow"):  # a service of an earlier release has none
         print_text(f"\nWith {stats['shadow']['strategy']} {stats['shadow']['text']}.")
     if tiered:
         print_text("\nLevel breakdown:")

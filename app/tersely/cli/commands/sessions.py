@@ -119,7 +119,7 @@ def savings(
         return
     rows = [_savings_row(row) for row in (*found["items"], found["total"])]
     print_table((by, "calls", "tokens", "sent", "cached", "sent USD", "full USD", "saved USD"), rows)
-    if found["total"]["shadow"]:
+    if found["total"].get("shadow"):  # a service of an earlier release has none
         print_text(f"Calls that tried out a strategy: {found['total']['shadow']['text']}.")
 
 
