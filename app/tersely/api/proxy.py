@@ -44,10 +44,12 @@ _log = logging.getLogger(__name__)
 
 # The rest of a refused body is read and dropped as long as an accepted one may take, but for so many seconds at least,
 # while so many bytes arrive in each part of this time; one of an allowed size, at this pace, to its end. A client that
-# sends sees the refusal; one that has stopped is disconnected.
+# sends sees the refusal; one that has stopped is disconnected. One that has sent so fast may pause for some parts: it
+# may be busy with other requests.
 LINGER = 5.0
 LINGER_PART = 2.0
 LINGER_BYTES = 64 * 1024
+LINGER_PAUSES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,8 +381,8 @@ async def _discard_body(receive: Receive, seconds: float) -> None:
     """Read the rest of a body, for ``seconds`` at most, and only while it arrives."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
-    is_fast = True
-    while is_fast and (left := end - loop.time()) > 0:
+    pauses_left = 0
+    while pauses_left >= 0 and (left := end - loop.time()) > 0:
         size = 0
         try:
             async with asyncio.timeout(min(left, LINGER_PART)):
@@ -390,7 +392,7 @@ async def _discard_body(receive: Receive, seconds: float) -> None:
                     if not message.get("more_body"):
                         return
         except TimeoutError:
-            is_fast = size >= LINGER_BYTES
+            pauses_left = LINGER_PAUSES if size >= LINGER_BYTES else pauses_left - 1
 
 
 async def _respond(send: Send, answer: ProxyResponse) -> None:

@@ -274,6 +274,20 @@ async def test_a_refused_body_is_read_to_its_end_as_long_as_an_accepted_one(serv
     assert got.startswith(b"HTTP/1.1 413")
 
 
+async def test_a_client_that_pauses_in_a_refused_body_sees_the_refusal(service: Service):
+    """One program that sends many large bodies at once leaves each of them alone for seconds."""
+    async with wire(service) as line:
+        size = 80 * MEGABYTE
+        await line.send(f"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-length: {size}\r\n\r\n".encode())
+        for _ in range(2):
+            for _ in range(20):
+                await line.send(b"x" * (2 * MEGABYTE))
+            await asyncio.sleep(5)
+        got = await line.to_end()
+
+    assert got.startswith(b"HTTP/1.1 413")
+
+
 async def _trickle(line, byte: bytes) -> None:
     while True:
         await line.send(byte)
