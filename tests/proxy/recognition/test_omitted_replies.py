@@ -121,3 +121,28 @@ async def test_a_transcript_of_two_conversations_alike_is_of_neither(service: Se
         await memory.summarize(f"A summary of the conversation with {key}.")
     second = [await memory.turn("More", f"Something more for {key}.") for memory in both]
     assert len({each.session for each in (*first, *second)}) == 4
+
+
+async def test_a_streamed_smolagents_conversation_is_one_session(service: Service, model: Model, key: str) -> None:
+    """Streamed, its reply has an empty text in front of the calls, which it sends again as text."""
+    task = {"role": "user", "content": [{"type": "text", "text": f"New task:\nSolve the issue of {key}"}]}
+    history: list[Any] = [task]
+    sessions = []
+    for number in range(3):
+        name = f"call_{number}_{key}"
+        function = {"name": TOOL["name"], "arguments": '{"a": 1.0}'}
+        called = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": name, "type": "function", "function": function}],
+        }
+        model.script(key, ScriptedReply(message=called))
+        answer = await post(service, body_of(*history, user=key, tools=[CHAT_TOOL], stream=True))
+        assert answer.status == 200, answer.body
+        sessions.append((answer.session, answer.source))
+        written = [{"id": name, "type": "function", "function": {"name": TOOL["name"], "arguments": {"a": 1.0}}}]
+        echo = {"type": "text", "text": f"\nCalling tools:\n{written}"}
+        seen = {"type": "text", "text": f"Observation:\n{number}"}
+        history += [{"role": "assistant", "content": [echo]}, {"role": "user", "content": [seen]}]
+    assert len({session for session, _ in sessions}) == 1
+    assert [source for _, source in sessions] == ["new", "lineage", "lineage"]
