@@ -51,7 +51,8 @@ from tersely.service.proxy.item_references import with_items
 from tersely.service.proxy.live_call import LiveCall
 from tersely.service.proxy.live_calls import LiveCalls
 from tersely.service.proxy.live_sessions import LiveSessions
-from tersely.service.proxy.recording import OnIds, Recorder
+from tersely.service.proxy.recording import Recorder
+from tersely.service.proxy.reply_records import OnIds
 from tersely.service.proxy.reply_rounds import RoundSteps, StreamRelay, relay_oversized, relay_whole
 from tersely.service.proxy.request_building import RequestBuilder
 from tersely.service.proxy.round_transcript import RoundTranscript

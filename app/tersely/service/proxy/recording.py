@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -14,17 +14,14 @@ from typing import Protocol
 
 from msgspec import structs
 
-from tersely.dialects.account_ids import find_named_ids
-from tersely.dialects.dialect import Dialect, ErrorDescription, Reply, Request, Usage
-from tersely.dialects.known_fields import unknown_fields
-from tersely.dialects.undescribed import payloads_as_json
+from tersely.dialects.dialect import Dialect, ErrorDescription, Reply
 from tersely.domain.errors import Conflict, NotFound, StoreUnavailable, TerselyError
 from tersely.domain.history.context import LayerReport
 from tersely.domain.history.history import BROKE_OFF, CLIENT_LEFT, Entry
-from tersely.domain.messages import Message, Text, ToolCall
+from tersely.domain.messages import Message
 from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
-from tersely.service.common.call_board import identify_call, note_repairs
+from tersely.service.common.call_board import identify_call
 from tersely.service.common.call_fields import add_fields
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.offload import LONG, run_in_thread_if_large
@@ -37,53 +34,39 @@ from tersely.service.context.sent_contexts import (
     describe,
     describe_added,
 )
-from tersely.service.limits.admission import charge
 from tersely.service.money.prices import Prices
+from tersely.service.proxy.call_counter import CallCounter
+from tersely.service.proxy.call_reports import CallReports, credible_count, storable_name
 from tersely.service.proxy.exchange_keeping import ExchangeKeeper
 from tersely.service.proxy.limited_reader import LimitedReader
 from tersely.service.proxy.live_call import LiveCall
 from tersely.service.proxy.live_calls import LiveCalls
 from tersely.service.proxy.live_frames import count_volatile
 from tersely.service.proxy.live_preparing import TAIL
+from tersely.service.proxy.reply_records import OnIds, ReplyRecords
 from tersely.service.proxy.request_building import own_sources
-from tersely.service.proxy.round_transcript import NO_HIDDEN_MESSAGES, CombinedReply, HiddenMessage, HiddenMessages
+from tersely.service.proxy.round_transcript import NO_HIDDEN_MESSAGES, CombinedReply, HiddenMessages
 from tersely.service.proxy.sent_call import SentCall
 from tersely.service.proxy.stages import IncomingCall, PreparedCall, RequestRecord
-from tersely.service.recognition.incoming_history import Prefill, digest, extend
 from tersely.service.summaries.prefetcher import memory_of_cut
 from tersely.store.commit.exchanges import Exchange
 from tersely.store.commit.records import (
     Attribute,
     CallReport,
-    HistoryOwner,
     NewEpoch,
-    NewReply,
     ReplyWrite,
     StoredReply,
 )
 from tersely.store.commit.writer import HOLD, Writer
-from tersely.store.history.artifacts import spilled
 from tersely.store.history.sent_contexts import digest_of
 from tersely.store.history.sessions import write_epoch
-from tersely.strategies.pipeline import summarize_repairs
-from tersely.strategies.presets import Slim, Tiered
-from tersely.strategies.reduction.levels import measure_levels
+from tersely.strategies.presets import Slim
 from tersely.strategies.summaries.activity_log import derive_terse
 
 _log = logging.getLogger(__name__)
 
-MAX_REPLY_ID = 200
-MAX_LOOKED_AT = 64 * 1024
-"""Bytes of a request's new messages that are searched for unknown fields, newest first."""
-MIN_LOOKED_AT = 1024
-"""The bytes that a shorter message counts as."""
 # The strategy that a forwarded call amounts to.
 FULL = "full"
-UNREAD = "unread"
-"""The finish reason of a reply that could not be parsed."""
-
-# A tenant, and ids that a provider gave to its reply and the items of it.
-OnIds = Callable[[str, Sequence[str]], None]
 
 
 class OnStored(Protocol):
@@ -117,14 +100,13 @@ class Recorder:
         self._live = live
         self._dialect = dialect
         self._writer = writer
-        self._calibrations = calibrations
-        self._metrics = metrics
         self._exchanges = exchanges
         self._clock = clock
         self._new_id = new_id
-        self._on_ids = on_ids
-        self._prices = prices
         self._known = KnownSessions()
+        self._records = ReplyRecords(dialect, metrics, on_ids)
+        self._reports = CallReports(dialect, prices)
+        self._counter = CallCounter(dialect.name, metrics, calibrations)
 
     @traced("store")
     async def store_request(self, prepared: PreparedCall) -> PreparedCall:
@@ -132,7 +114,7 @@ class Recorder:
         identify_call(prepared.write.session_id)
         placed = prepared.match.decision.placed
         new = [message for message, p in zip(prepared.history.messages, placed, strict=True) if p.is_new]
-        self._count_unknown_fields(new)
+        self._counter.count_unknown_fields(new)
         counts = iter(await tokens.count_messages(new, prepared.request.model))
         size = max(len(prepared.body), prepared.write.size)
         description = await run_in_thread_if_large(size, self._describe, prepared)
@@ -152,7 +134,7 @@ class Recorder:
         identify_call(call.live.session_id)
         live, write, history = call.live, call.write, call.found.history
         new, model = history.messages[1:], live.request.model
-        self._count_unknown_fields(new)
+        self._counter.count_unknown_fields(new)
         call.description = description = describe_added(
             call.body,
             self._dialect.name,
@@ -196,7 +178,8 @@ class Recorder:
         """Store a live call in one write. Raises as `commit`."""
         call.disarm()
         write = self._live_write(call, reply, status)
-        self._count_live(write.report, call.call.tenant, call.live.request.model)
+        self._counter.count_tokens(write.report)
+        self._counter.count_reported(write.report, call.call.tenant, call.live.request.model, is_one_round=True)
         tenant, session_id = call.call.tenant, call.live.session_id
         checked = self._live.now(tenant)
         try:
@@ -224,7 +207,7 @@ class Recorder:
         assert epoch is not None
         assert call.description is not None
         is_own_body = call.body is call.call.body
-        report = self._call_report(
+        report = self._reports.report(
             call,
             reply,
             status,
@@ -237,7 +220,7 @@ class Recorder:
             tokens_after=call.labels.tokens_after or 0,
             tokens_new=sum(call.write.tokens),
         )
-        replies = self._replies(
+        replies = self._records.choices(
             call.call.tenant,
             request,
             reply,
@@ -260,16 +243,6 @@ class Recorder:
         entries = [*reversed(list(earlier)), *(e for e in (*call.found.revised, *call.added) if e.turn == turn)]
         last = Entry(seq=call.decision.last_seq + 1, turn=turn, message=reply, tokens=0, created_at=now)
         return [(derive_terse([*entries, last]).text, "derived")]
-
-    def _count_live(self, report: CallReport, tenant: str, model: str) -> None:
-        self._count_tokens(report)
-        self._count_reported(report, tenant, model, is_one_round=True)
-
-    def _count_tokens(self, report: CallReport) -> None:
-        metrics = self._metrics
-        metrics.tally.observe(metrics.tokens_before, report.tokens_before)
-        metrics.tally.observe(metrics.tokens_after, report.tokens_after)
-        metrics.tally.add(metrics.tokens_saved, max(0, report.tokens_before - report.tokens_after))
 
     # The request
 
@@ -317,16 +290,6 @@ class Recorder:
         except ValueError:
             return None
 
-    def _count_unknown_fields(self, messages: Sequence[Message]) -> None:
-        """Count unknown fields in the newest messages. The cost does not depend on the length of the history."""
-        room = MAX_LOOKED_AT
-        for message in reversed(messages):
-            room -= max(MIN_LOOKED_AT, len(message.raw))
-            if room < 0:
-                return
-            for dialect, block in unknown_fields(self._dialect.name, message):
-                self._metrics.unknown_fields.labels(dialect, block).inc()
-
     @traced("store")
     async def commit(
         self,
@@ -349,7 +312,7 @@ class Recorder:
             self._work_size(prepared, reply),
             partial(self._reply_write, prepared, reply, status, is_whole=is_whole, hidden=hidden, now=self._clock()),
         )
-        self._count_call(prepared, write.report, is_one_round=not hidden.before)
+        self._counter.count_call(prepared, write.report, is_one_round=not hidden.before)
         if not is_whole:
             add_fields(outcome="interrupted")
         own_id = prepared.match.session_id if prepared.match.source == "header" else None
@@ -397,16 +360,16 @@ class Recorder:
         total = sum(counts)
         tools = tokens.content_digest(request.tools) if request.tools else None
         report = CallReport(
-            model=_storable_name(request.model),
+            model=storable_name(request.model),
             strategy=FULL,
             epoch=0,
             cut=1,
             tools=tools,
             tokens_before=total,
             tokens_after=total,
-            input_tokens=_credible(usage.input),
-            cached_tokens=_credible(usage.cached),
-            output_tokens=_credible(usage.output),
+            input_tokens=credible_count(usage.input),
+            cached_tokens=credible_count(usage.cached),
+            output_tokens=credible_count(usage.output),
             status=status,
             host=call.host,
         )
@@ -436,7 +399,7 @@ class Recorder:
                 key=hints.key,
                 key_digest=history.question_digest if hints.key is not None else b"",
                 outcome=None,
-                replies=self._replies(
+                replies=self._records.choices(
                     call.tenant,
                     request,
                     reply,
@@ -530,7 +493,7 @@ class Recorder:
         )
 
         def submit(described: PreparedCall, write: ReplyWrite) -> asyncio.Future[StoredReply]:
-            self._count_call(described, write.report, is_one_round=not hidden.before)
+            self._counter.count_call(described, write.report, is_one_round=not hidden.before)
             return self._writer.submit(write)
 
         async def submit_later() -> StoredReply:
@@ -569,7 +532,7 @@ class Recorder:
         description = request.description
         whole, shown = (report.tokens_before, report.tokens_after) if report else (0, 0)
         new = sum(request.write.tokens) if prepared.match.session else whole
-        call_report = self._call_report(
+        call_report = self._reports.report(
             prepared,
             reply,
             status,
@@ -582,7 +545,7 @@ class Recorder:
             tokens_after=shown,
             tokens_new=new,
         )
-        replies = self._replies(
+        replies = self._records.choices(
             prepared.call.tenant,
             prepared.request,
             reply,
@@ -596,8 +559,10 @@ class Recorder:
         if hidden.before:
             replies = [structs.replace(each, usage=reply.usage or None) for each in replies]
         if replies and hidden != NO_HIDDEN_MESSAGES:
-            before, after = (self._hidden_replies(prepared, each) for each in (hidden.before, hidden.after))
-            replies = [*before, *map(self._as_input, replies), *after]
+            before, after = (
+                self._records.hidden(each, prepared.request.model) for each in (hidden.before, hidden.after)
+            )
+            replies = [*before, *map(self._records.as_input, replies), *after]
         write = ReplyWrite(
             request=request.write,
             replies=replies,
@@ -610,225 +575,6 @@ class Recorder:
             request_stored=request.stored,
         )
         return prepared, write
-
-    def _call_report(
-        self,
-        sent_call: SentCall,
-        reply: Reply,
-        status: int | None,
-        *,
-        sent: bytes | None,
-        client: str | None,
-        epoch: int,
-        cut: int,
-        tools: bytes | None,
-        tokens_before: int,
-        tokens_after: int,
-        tokens_new: int,
-    ) -> CallReport:
-        """Return the figures of a call. ``tokens_new``: those of the messages that the call adds to its session."""
-        usage = self._dialect.read_usage(reply.usage)
-        model, labels = sent_call.request.model, sent_call.labels
-        cost_sent, cost_full = self._costs(model, usage, tokens_before, tokens_after, tokens_new)
-        return CallReport(
-            sent=sent,
-            client=client,
-            request_id=sent_call.call.request_id or None,
-            overhead_ms=labels.overhead_ms,
-            cost_sent=cost_sent,
-            cost_full=cost_full,
-            model=_storable_name(model),
-            strategy=labels.strategy,
-            epoch=epoch,
-            cut=cut,
-            tools=tools,
-            tokens_before=tokens_before,
-            tokens_after=tokens_after,
-            input_tokens=_credible(usage.input),
-            cached_tokens=_credible(usage.cached),
-            output_tokens=_credible(usage.output),
-            weight=self._weigh(reply, tokens_after),
-            status=status,
-            host=sent_call.call.host,
-        )
-
-    def _costs(
-        self, model: str, usage: Usage, tokens_before: int, tokens_after: int, new: int
-    ) -> tuple[float | None, float | None]:
-        """The cost of the call in USD, and that of the full history with a perfect cache; None: not known.
-
-        A perfect cache holds all that earlier calls of the session sent, and what the provider found in its own: only
-        the rest of this request is written to it, ``new`` tokens.
-        """
-        price = self._prices.of(model, self._dialect.name)
-        if price is None or usage.input is None or not _credible(usage.input):
-            return None, None
-        output, read = _credible(usage.output) or 0, _credible(usage.cached) or 0
-        sent = price.cost(input_tokens=usage.input, cached=read, output=output)
-        if not tokens_after:
-            return sent, sent
-        ratio = usage.input / tokens_after
-        known = max(0, tokens_before - new)
-        whole = max(usage.input, int(tokens_before * ratio))
-        full = price.cost(input_tokens=whole, cached=max(read, int(known * ratio)), output=output)
-        return sent, full
-
-    def _weigh(self, reply: Reply, sent: int) -> int | None:
-        """Return the tokens of prompt and completion in the last round, as the provider reported them.
-
-        ``sent`` is Tersely's count of the context, for providers that report none.
-        """
-        last = self._dialect.read_usage(reply.last_usage or reply.usage)
-        prompt = _credible(last.input)
-        return _credible((sent if prompt is None else prompt) + (_credible(last.output) or 0))
-
-    def _replies(
-        self,
-        tenant: str,
-        request: Request,
-        reply: Reply,
-        *,
-        head_chain: bytes,
-        prefill: Prefill | None,
-        is_whole: bool,
-        history_owner: HistoryOwner,
-        cut_off: str = BROKE_OFF,
-        derive: Callable[[Message], list[tuple[str, str]]] = lambda _: [],
-    ) -> list[NewReply]:
-        """Return the choices of a reply for the store. ``derive`` makes the log entries of a choice without a tag,
-        ``cut_off`` is how a reply ended that is not whole.
-
-        Choices that continue a ``prefill`` are stored a second time, each as one message with the prefill.
-        """
-        found: list[NewReply] = []
-        joined: list[NewReply] = []
-        reply_id = self._id_of(reply)
-        for choice in reply.choices:
-            client = self._dialect.read_reply(choice.client_message)
-            is_same = choice.model_message == choice.client_message
-            model = client if is_same else self._dialect.read_reply(choice.model_message)
-            if not model.parts:
-                continue
-            model_raw: bytes | None = choice.model_message
-            if client.is_malformed or model.is_malformed or model.role != "assistant":
-                model_raw = self._as_described(model)
-            identity_of_reply, _ = digest(client)
-            finish = _storable_name(choice.finish_reason) or (None if is_whole else cut_off)
-            is_named = (request.is_stored or self._on_ids is not None) and not client.is_malformed
-            items = self._items_of(choice.client_message) if is_named else ()
-            if self._on_ids is not None and not client.is_malformed:
-                items = (*items, *self._named_ids(choice.client_message), *filter(_is_usable, (reply.container,)))
-                self._on_ids(tenant, [name for name in (reply_id, *items) if name])
-            terse = [(text, "model") for text in choice.terse]
-            if not terse and is_whole and not found and not model.calls and model_raw is not None:
-                terse = derive(model)
-            found.append(
-                NewReply(
-                    raw=choice.client_message if model_raw is not None else payloads_as_json((choice.client_message,)),
-                    model_raw=model_raw if model_raw != choice.client_message else None,
-                    digest=identity_of_reply,
-                    chain=extend(head_chain, identity_of_reply),
-                    tokens=tokens.count_message(model, request.model),
-                    finish=finish,
-                    terse=tuple(terse),
-                    # An incomplete block would replace a complete earlier one.
-                    state=choice.state if is_whole else None,
-                    is_alternative=model_raw is None or any(not each.is_alternative for each in found),
-                    id=reply_id,
-                    history_owner=history_owner if is_whole else "tersely",
-                    items=items,
-                    is_text_only=bool(request.tools) and not client.calls,
-                )
-            )
-            if (
-                prefill is not None
-                and self._dialect.continues_prefill
-                and not (client.is_malformed or model.is_malformed)
-            ):
-                joined.append(self._with_prefill(found[-1], prefill, request.model))
-        found += joined
-        if reply.unread:
-            found.append(self._unread(reply.unread, head_chain))
-        return found
-
-    def _with_prefill(self, reply: NewReply, prefill: Prefill, model: str) -> NewReply:
-        """Return a reply as one message with its prefill. Some hosts repeat the prefill in the reply."""
-
-        def join(raw: bytes) -> bytes:
-            text = self._dialect.read_reply(raw).text
-            return raw if text.startswith(prefill.text) else self._dialect.with_text(raw, prefill.text + text)
-
-        raw = join(reply.raw)
-        model_raw = join(reply.model_raw or reply.raw)
-        message = self._dialect.read_reply(raw)
-        identity, _ = digest(message)
-        return structs.replace(
-            reply,
-            raw=raw,
-            model_raw=model_raw if model_raw != raw else None,
-            digest=identity,
-            chain=extend(prefill.chain_before, identity),
-            tokens=tokens.count_message(message, model),
-            is_alternative=True,
-            id="",
-            items=(),
-        )
-
-    def _as_described(self, reply: Message) -> bytes | None:
-        """Return text and calls of a reply of an unknown shape, as the provider accepts them; None without any."""
-        parts = tuple(part for part in reply.parts if isinstance(part, Text | ToolCall))
-        return self._dialect.write_message(Message(role="assistant", parts=parts, raw=b"")) if parts else None
-
-    def _unread(self, payloads: Sequence[bytes], head_chain: bytes) -> NewReply:
-        """Return a reply that could not be parsed, byte for byte. No context contains it."""
-        self._metrics.unread_replies.labels(self._dialect.name).inc()
-        raw = payloads_as_json(payloads)
-        identity, _ = digest(self._dialect.read_reply(raw))
-        return NewReply(
-            raw=raw,
-            model_raw=None,
-            digest=identity,
-            chain=extend(head_chain, identity),
-            tokens=0,
-            finish=UNREAD,
-            is_alternative=True,
-        )
-
-    def _id_of(self, reply: Reply) -> str:
-        """Return the id by which the client may continue from a reply; empty if there is none."""
-        return reply.id if self._dialect.lacks_history is not None and _is_usable(reply.id) else ""
-
-    def _items_of(self, message: bytes) -> tuple[str, ...]:
-        """Return the ids by which the client may reference items of a reply."""
-        references = self._dialect.references
-        return tuple(filter(_is_usable, references.items_by_id(message))) if references is not None else ()
-
-    def _named_ids(self, message: bytes) -> tuple[str, ...]:
-        """Return the ids of other objects that a reply created, which the client may reference."""
-        return tuple(filter(_is_usable, find_named_ids(self._dialect.name, message)))
-
-    def _as_input(self, reply: NewReply) -> NewReply:
-        """Return a reply of several rounds in the form in which the model is sent it again."""
-        return structs.replace(reply, model_raw=self._dialect.as_input(reply.model_raw)) if reply.model_raw else reply
-
-    def _hidden_replies(self, prepared: PreparedCall, messages: Sequence[HiddenMessage]) -> list[NewReply]:
-        """Return messages hidden from the client. `model_raw` marks them: a client's own messages have none."""
-        read = [self._dialect.read_message(hidden.raw) for hidden in messages]
-        return [
-            NewReply(
-                raw=hidden.raw,
-                model_raw=hidden.raw,
-                digest=digest(message)[0],
-                chain=None,
-                tokens=tokens.count_message(message, prepared.request.model),
-                finish=_storable_name(hidden.choice.finish_reason) if hidden.choice else None,
-                terse=tuple((text, "model") for text in hidden.choice.terse) if hidden.choice else (),
-                state=hidden.choice.state if hidden.choice else None,
-                role=message.role,
-                spilled=tuple(spilled(read, index)),
-            )
-            for index, (hidden, message) in enumerate(zip(messages, read, strict=True))
-        ]
 
     def _derive_entry(self, prepared: PreparedCall, reply: Message, now: datetime) -> list[tuple[str, str]]:
         """Derive a log entry without a model, for a turn whose reply carried none."""
@@ -858,51 +604,10 @@ class Recorder:
                 prepared.loaded,
                 context.epoch,
                 dialect=self._dialect.name,
-                model=_storable_name(prepared.request.model),
+                model=storable_name(prepared.request.model),
                 host=prepared.call.host,
             ),
         )
-
-    def _count_call(self, prepared: PreparedCall, report: CallReport, *, is_one_round: bool) -> None:
-        """``is_one_round``: the model was asked once, so the reported tokens can be compared with the estimate."""
-        metrics = self._metrics
-        built = prepared.built
-        if built is not None:
-            context = built.context
-            self._count_tokens(report)
-            if built.starts_epoch:
-                metrics.epochs.labels(report.strategy, context.epoch.reason).inc()
-                metrics.compression.observe(report.tokens_after / max(1, report.tokens_before))
-            for level in measure_levels(context) if isinstance(prepared.config.strategy, Tiered) else ():
-                metrics.level_tokens.labels(level.name).observe(level.tokens)
-                metrics.level_messages.labels(level.name).observe(level.messages)
-            note_repairs(len(context.repairs))
-            for kind, count in summarize_repairs(context.repairs).items():
-                metrics.repairs.labels(kind).inc(count)
-        self._count_reported(report, prepared.call.tenant, prepared.request.model, is_one_round=is_one_round)
-
-    def _count_reported(self, report: CallReport, tenant: str, model: str, *, is_one_round: bool) -> None:
-        metrics = self._metrics
-        sent = report.tokens_after if report.input_tokens is None else report.input_tokens
-        charge(sent + (report.output_tokens or 0), report.cost_sent)
-        add_fields(
-            input_tokens=report.input_tokens,
-            cached_tokens=report.cached_tokens,
-            output_tokens=report.output_tokens,
-        )
-        metrics.add_cost(sent=report.cost_sent, full=report.cost_full)
-        for kind, reported in (
-            ("input", report.input_tokens),
-            ("cached", report.cached_tokens),
-            ("output", report.output_tokens),
-        ):
-            if reported:
-                metrics.tally.add(metrics.reported_tokens[kind], reported)
-        if is_one_round and report.input_tokens and report.tokens_after:
-            metrics.tally.observe(metrics.estimate_error, report.input_tokens / report.tokens_after)
-            self._calibrations.observe(
-                model, tenant=tenant, estimated=report.tokens_after, reported=report.input_tokens
-            )
 
 
 def _digest_of_tools(prepared: PreparedCall) -> bytes | None:
@@ -924,17 +629,3 @@ def _size_of(reply: Reply) -> int:
     """Bytes of a reply."""
     size = sum(map(len, reply.unread))
     return size + sum([len(choice.client_message) + len(choice.model_message) for choice in reply.choices])
-
-
-def _storable_name(text: str) -> str:
-    """Return a name from outside as a column can hold it."""
-    return text[:200].encode(errors="replace").decode().replace("\0", "?")
-
-
-def _credible(tokens_reported: int | None) -> int | None:
-    """Return a reported token count; None if it is impossible."""
-    return tokens_reported if tokens_reported is not None and 0 <= tokens_reported < 2**31 else None
-
-
-def _is_usable(name: str) -> bool:
-    return 0 < len(name) <= MAX_REPLY_ID and name.isprintable()
