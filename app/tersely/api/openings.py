@@ -12,7 +12,7 @@ from tersely.dialects.clients.names import client_name
 from tersely.dialects.headers import Headers, own_headers
 from tersely.service.proxy.calls import CallOptions, read_options
 
-# So many are kept, and none whose headers have more bytes.
+# So many are kept, and none whose address and headers have more bytes.
 MAX_KEPT = 512
 MAX_BYTES = 8 * 1024
 
@@ -59,7 +59,7 @@ class Openings:
         found = self._kept.get(key)
         if found is None:
             found = _read(scope, headers)
-            if found is not None and sum([len(name) + len(value) for name, value in headers]) <= MAX_BYTES:
+            if found is not None and len(found.raw) + _size(headers) <= MAX_BYTES:
                 if len(self._kept) >= MAX_KEPT:
                     self._kept.clear()
                 self._kept[key] = found
@@ -72,6 +72,10 @@ def _read(scope: Scope, headers: Sequence[tuple[bytes, bytes]]) -> Opening | Non
     raw = split_name(raw_target(scope))[1]
     target = find_target(scope["method"], path, raw, dict(found))
     return None if target is None else Opening(target, host, raw, found)
+
+
+def _size(headers: Sequence[tuple[bytes, bytes]]) -> int:
+    return sum([len(name) + len(value) for name, value in headers])
 
 
 def raw_target(scope: Scope) -> str:
