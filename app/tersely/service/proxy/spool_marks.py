@@ -8,10 +8,12 @@ replica has noticed the return and set its marks, which is the first that it doe
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
+from weakref import WeakValueDictionary
 
 from tersely.domain.errors import StoreUnavailable
 from tersely.store.commit import spool_marks
@@ -36,6 +38,8 @@ class SpoolMarks:
         # Exchanges that wait, by tenant; and when each mark was written, in the loop's time.
         self._waiting: Counter[str] = Counter()
         self._marked_at: dict[str, float] = {}
+        # A mark is written and removed in turns: the database would keep what reaches it last.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def add(self, tenant: str) -> None:
         """Count an exchange that waits. One that cannot be read has no tenant."""
@@ -50,30 +54,37 @@ class SpoolMarks:
         if self._waiting[tenant] > 0:
             return
         del self._waiting[tenant]
-        if self._marked_at.pop(tenant, None) is not None:
+        async with self._turn(tenant):
+            if tenant in self._waiting or self._marked_at.pop(tenant, None) is None:
+                return
             with suppress(StoreUnavailable):  # it ends by itself
-                async with self._database.transaction(tenant) as connection:
+                async with self._database.transaction(tenant, limit=LIMIT) as connection:
                     await spool_marks.unmark(connection, tenant, self._process)
 
     async def write(self) -> None:
         """Write the marks that are missing or old, as far as the database takes them."""
         if not self._waiting:
             return
-        now = asyncio.get_running_loop().time()
-        due = [
-            tenant
-            for tenant in self._waiting
-            if now - self._marked_at.get(tenant, -RENEW_AFTER) >= RENEW_AFTER and not self._database.is_away(tenant)
-        ]
-        await asyncio.gather(*map(self._mark, due))
+        await asyncio.gather(*[self._mark(tenant) for tenant in self._waiting if self._is_due(tenant)])
+
+    def _is_due(self, tenant: str) -> bool:
+        age = asyncio.get_running_loop().time() - self._marked_at.get(tenant, -math.inf)
+        return age >= RENEW_AFTER and not self._database.is_away(tenant)
 
     async def _mark(self, tenant: str) -> None:
-        until = self._clock() + timedelta(seconds=COUNTS_FOR)
-        written_at = asyncio.get_running_loop().time()
-        with suppress(StoreUnavailable):
-            async with self._database.transaction(tenant, limit=LIMIT) as connection:
-                await spool_marks.mark(connection, tenant, self._process, until)
-            self._marked_at[tenant] = written_at
+        async with self._turn(tenant):
+            if tenant not in self._waiting or not self._is_due(tenant):
+                return
+            until = self._clock() + timedelta(seconds=COUNTS_FOR)
+            written_at = asyncio.get_running_loop().time()
+            self._marked_at.setdefault(tenant, -math.inf)  # it may be written without an answer
+            with suppress(StoreUnavailable):
+                async with self._database.transaction(tenant, limit=LIMIT) as connection:
+                    await spool_marks.mark(connection, tenant, self._process, until)
+                self._marked_at[tenant] = written_at
+
+    def _turn(self, tenant: str) -> asyncio.Lock:
+        return self._turns.setdefault(tenant, asyncio.Lock())
 
     def grace(self, tenant: str) -> float:
         """Return for how many seconds marks may be missing because the database has just come back."""
