@@ -220,6 +220,9 @@ def test_another_strategy_is_tried_and_kept(watched: Watched, demo: Demo) -> Non
     page = watched.open("console/session/try", id=demo.other)
     page.get_by_label("Strategy").select_option("full")
     expect(page.get_by_label("Instead")).to_contain_text("full, epoch")
+    expect(page.locator(".confirm")).to_contain_text(
+        re.compile(r"\d tokens (more|fewer) than now: \$[\d.]+ (more|less) read anew|As many tokens as now")
+    )
     page.get_by_role("button", name="Make it the session's").click()
     expect(page.get_by_label("Now")).to_contain_text("full, epoch")
     page.get_by_label("Strategy").select_option("slim")

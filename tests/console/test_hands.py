@@ -93,6 +93,8 @@ async def test_preview_says_what_the_action_does(fronting: Service, strategy: st
         )
         counted = number_in(shown["Leave the context"]), number_in(shown["Leave the context"], r"([\d,]+) tokens")
         assert counted == (left[0]["messages"], left[0]["tokens"] or 0)
+        if act == "clear":
+            assert "All turns leave the context" in page.text
         assert "$" in shown["Cost of its beginning"]
         assert shown["Each call after it"].startswith("$")
         if strategy in {"compact", "trim"} and act == "compact":

@@ -110,6 +110,10 @@ async def test_demo_is_played_without_a_model(there: tuple[Service, httpx.AsyncC
     assert f"call {DEMO_CALLS} of {DEMO_CALLS}" in page.text
     assert "claude-sonnet-4-5" in page.text
     assert "activity log" in page.text
+    cache = (await http.get(played.headers["location"].replace("replay/session", "replay/session/cache"))).text
+    assert "the cache had expired" in cache
+    assert re.search(r"4[5-9] min since the call before", cache)
+    assert "changed instructions" not in cache
     for view in ("session/cache", "session/savings", "session/try"):
         shown = await http.get(played.headers["location"].replace("replay/session", f"replay/{view}"))
         assert shown.status_code == 200, view

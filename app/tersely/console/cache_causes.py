@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from tersely.console.epoch_reasons import explain_epoch
 from tersely.service.money.prices import ModelPrice
 from tersely.service.sessions.calls import CallInfo
 from tersely.store.ops.stats import EpochRow
@@ -65,14 +66,16 @@ def _cause(before: CallInfo, call: CallInfo, reasons: dict[int, str], lifetime: 
         return "another model", f"{earlier.model or 'unnamed'} → {row.model or 'unnamed'}"
     if row.tools != earlier.tools:
         return "changed tools", "the client's tool definitions differ from those of the call before"
-    if call.instructions != before.instructions:
-        return "changed instructions", "the instructions beside the messages differ from those of the call before"
-    if row.epoch != earlier.epoch:
-        return "new epoch", reasons.get(row.epoch, "") or "the head was written anew"
     pause = (row.created_at - (earlier.finished_at or earlier.created_at)).total_seconds()
+    expired = f"{pause / 60:.0f} min since the call before; caches stay warm {lifetime / 60:.0f} min"
+    if row.epoch != earlier.epoch:
+        # Before the instructions: Tersely changes its own among them only with an epoch.
+        reason = reasons.get(row.epoch, "")
+        cause = "edited history" if reason == "edit" else "new epoch"
+        detail = explain_epoch(reason) if reason else "the head was written anew"
+        return cause, f"{detail} ({expired})" if pause > lifetime else detail
+    if call.instructions != before.instructions:
+        return "changed instructions", "the client's instructions differ from those of the call before"
     if pause > lifetime:
-        return (
-            "lifetime passed",
-            f"{pause / 60:.0f} min since the call before; caches stay warm {lifetime / 60:.0f} min",
-        )
+        return "lifetime passed", expired
     return "", ""

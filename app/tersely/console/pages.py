@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse
 
+from tersely.console.epoch_reasons import explain_epoch
 from tersely.service.sessions.comparisons import readable
 
 HERE = Path(__file__).parent
@@ -110,7 +111,14 @@ class Pages:
         )
         self._environment.globals.update(link=link, version=version, ago=ago)
         self._environment.filters.update(
-            number=number, short=short, usd=usd, share=share, clock_time=clock_time, iso=iso, typed=typed
+            number=number,
+            short=short,
+            usd=usd,
+            share=share,
+            clock_time=clock_time,
+            iso=iso,
+            typed=typed,
+            epoch_reason=explain_epoch,
         )
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:

@@ -104,6 +104,7 @@ class LiveView extends HTMLElement {
     row.append(...cells);
     const body = this.querySelector("[data-latest]");
     body.prepend(row);
+    this.querySelector("[data-waiting]").hidden = true;
     while (body.children.length > 100) body.lastElementChild.remove();
   }
 }

@@ -74,7 +74,7 @@ class ViewGroup:
         return self._pages.render(
             template, view=view, token=page.visit.token, now=page.now, tenant=tenant, link=page.link,
             is_guarded=self._of.is_guarded and bool(tenant), is_replay=page.is_replay, replay_seconds=MAX_SECONDS,
-            **values,
+            address=str(page.request.base_url).rstrip("/"), **values,
         )  # fmt: skip
 
 
