@@ -234,6 +234,42 @@ async def test_a_session_is_switched_from_shadow_to_real(
     assert len(await query(replicas[0], JUDGED, tried.session)) == TURNS
 
 
+async def test_calls_whose_history_the_host_has_are_not_judged(
+    replicas: tuple[Service, Service], model: Model, key: str
+) -> None:
+    """What the model saw of them is not known: zero tokens would look like a saving."""
+    referenced: dict[str, str] = {}
+    for turn in range(3):
+        body = {"model": "gpt-4o", "input": [{"role": "user", "content": f"Question {turn}. {PADDING}"}], **referenced}
+        answer = await post(
+            replicas[0], json.dumps(body).encode(), path="/v1/responses", X_Script=key, X_Tersely_Shadow="trim"
+        )
+        assert answer.status == 200
+        assert json.loads(model.last.body) == body
+        referenced = {"previous_response_id": answer.json["id"]}
+
+    await judged(replicas[0], answer.session, 1)
+    await asyncio.sleep(0.5)
+    rows = await query(replicas[0], JUDGED, answer.session)
+    assert [row["number"] for row in rows] == [1]
+    assert rows[0]["tokens"] > 0
+
+
+async def test_a_call_that_adds_to_a_stored_history_counts_all_of_it_in_the_queue(
+    replicas: tuple[Service, Service], key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(Shadows, "submit", lambda _, job: sizes.append(job.size))
+    session = f"queued-{key}"
+    long = "".join(f"Line {number} is one of very many. " for number in range(3000))
+    for content in (long, "and?"):
+        answer = await post(replicas[0], body_of(content), X_Script=key, X_Tersely_Session=session)
+        assert answer.status == 200
+    first, second = sizes
+    assert first > 3 * len(long)
+    assert second > len(long)
+
+
 @pytest.mark.parametrize("shadow", ["meter", "off"])
 async def test_meter_plans_nothing_and_off_ends_a_shadow(
     replicas: tuple[Service, Service], model: Model, key: str, shadow: str

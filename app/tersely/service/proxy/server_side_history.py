@@ -162,7 +162,7 @@ class ServerSideHistory:
 def _left_at_host(incoming: IncomingCall, resolved: ResolvedHistory, config: ContextConfig) -> MatchedCall:
     return incoming.matched(
         match=resolved.match,
-        config=replace(config, strategy=Full(), instructions=None, offers=()),
+        config=replace(config, strategy=Full(), instructions=None, offers=(), shadow=None),
         budget=TokenBudget(fixed_tokens=0, window=None, now=incoming.started),
         loaded=_NOT_LOADED,
         resolved=resolved,

@@ -12,8 +12,10 @@ from tersely.service.shadows.planning import AnsweredCall
 from tersely.service.shadows.shadows import ShadowJob
 from tersely.store.commit.records import ReplyWrite, StoredReply
 
-# Bytes that a waiting call holds, for each byte of its body: the body, its messages, and what they were read into.
+# Bytes that a waiting call holds, for each byte of its history: the body, its messages, and what they were read into.
 HELD = 3
+# Of a history that the body does not carry.
+BYTES_PER_TOKEN = 4
 
 
 def shadow_job(sent: SentCall, write: ReplyWrite, stored: StoredReply | None, dialect: Dialect) -> ShadowJob | None:
@@ -29,7 +31,7 @@ def shadow_job(sent: SentCall, write: ReplyWrite, stored: StoredReply | None, di
         dialect=dialect.name,
         report=write.report,
         started=write.started,
-        size=HELD * len(sent.call.body),
+        size=HELD * max(len(sent.call.body), BYTES_PER_TOKEN * write.report.tokens_before),
         load=partial(_load, sent, write, config, dialect),
     )
 
