@@ -239,6 +239,7 @@ async def test_calls_whose_history_the_host_has_are_not_judged(
 ) -> None:
     """What the model saw of them is not known: zero tokens would look like a saving."""
     referenced: dict[str, str] = {}
+    session = ""
     for turn in range(3):
         body = {"model": "gpt-4o", "input": [{"role": "user", "content": f"Question {turn}. {PADDING}"}], **referenced}
         answer = await post(
@@ -246,11 +247,11 @@ async def test_calls_whose_history_the_host_has_are_not_judged(
         )
         assert answer.status == 200
         assert json.loads(model.last.body) == body
-        referenced = {"previous_response_id": answer.json["id"]}
+        referenced, session = {"previous_response_id": answer.json["id"]}, answer.session
 
-    await judged(replicas[0], answer.session, 1)
+    await judged(replicas[0], session, 1)
     await asyncio.sleep(0.5)
-    rows = await query(replicas[0], JUDGED, answer.session)
+    rows = await query(replicas[0], JUDGED, session)
     assert [row["number"] for row in rows] == [1]
     assert rows[0]["tokens"] > 0
 
