@@ -140,10 +140,15 @@ GEMINI = Program(
 OPENCODE_SETTINGS = """{"provider": {"tersely": {"npm": "@ai-sdk/openai-compatible",
 "options": {"baseURL": "$URL/v1", "apiKey": "key"},
 "models": {"scripted": {"limit": {"context": %d, "output": 4000}}}}},
+"compaction": {"tail_turns": 1, "preserve_recent_tokens": 4000},
 "model": "tersely/scripted", "share": "disabled", "autoupdate": false, "permission": "allow"}"""
 
+OPENCODE_AGAIN = 'opencode run --continue <<< "$ASK"'
 
-def _opencode(name: str, window: int, *, turns: tuple[int, ...], moved: int = 0, epochs: tuple[str, ...]) -> Program:
+
+def _opencode(
+    name: str, window: int, *, turns: tuple[int, ...], more: tuple[Step, ...] = (), epochs: tuple[str, ...]
+) -> Program:
     return Program(
         name=name,
         of="opencode",
@@ -157,12 +162,13 @@ def _opencode(name: str, window: int, *, turns: tuple[int, ...], moved: int = 0,
         files={".config/opencode/opencode.json": OPENCODE_SETTINGS % window},
         steps=talk(
             'opencode run <<< "$ASK"',
-            'opencode run --continue <<< "$ASK"',
+            OPENCODE_AGAIN,
             'bash {"command": "printf bronze-; expr 1 + 1", "description": "greet"}',
             streamed='opencode run --continue --format json <<< "$ASK"',
             more=(
+                *more,
                 Step(
-                    command='opencode run --continue <<< "$ASK"',
+                    command=OPENCODE_AGAIN,
                     ask='call task {"description": "look", "subagent_type": "general", "prompt": "Tell me of ivy-8."}',
                     expects=("The tool answered", "ivy-8"),
                 ),
@@ -170,7 +176,6 @@ def _opencode(name: str, window: int, *, turns: tuple[int, ...], moved: int = 0,
         ),
         turns=turns,
         children=(1,),
-        moved=moved,
         epochs=epochs,
     )
 
@@ -337,8 +342,17 @@ AGENTS = (
     CODEX_BUILT_IN,
     GEMINI,
     _opencode("opencode", 200_000, turns=(8,), epochs=("auto", "small")),
-    # So small a window that it makes summaries of its own; where Tersely cuts, it need not.
-    _opencode("opencode-compacting", 14_000, turns=(11,), moved=1, epochs=("auto",)),
+    # It compacts once the host has counted 11,700 tokens, of which some 8,000 are instructions and tools. A long
+    # question takes the count from 1,000 tokens below that to 1,000 above, so that no other change decides when it
+    # compacts. The compaction is two turns more: the question for the summary, and the one to go on. Where Tersely
+    # cuts, it need not.
+    _opencode(
+        "opencode-compacting",
+        15_700,
+        turns=(11,),
+        more=(Step(command=OPENCODE_AGAIN, ask=f"And jade-8? {FILLER * 6}", expects=("I was sent", "jade-8")),),
+        epochs=("auto",),
+    ),
     AIDER,
     _pi("pi", "openai-completions", "$URL/v1"),
     _pi("pi-anthropic", "anthropic-messages", "$URL"),
