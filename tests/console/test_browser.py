@@ -14,6 +14,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from tersely.console.epoch_reasons import EPOCH_REASONS
 from tests.console.conftest import Demo
 from tests.support.demo import HOSTILE
 
@@ -121,6 +122,7 @@ def test_a_session_shows_both_sides_and_why(watched: Watched, demo: Demo) -> Non
     assert page.locator(".kept-full").count() > 2
     assert page.locator("context-strip .bar").count() == 36
     assert page.locator("context-strip .cut").count() >= 1
+    expect(page.locator("dl.call").first).to_contain_text(EPOCH_REASONS["high_watermark"])
 
 
 def test_tools_of_a_call_open_on_demand(watched: Watched, demo: Demo) -> None:
@@ -264,6 +266,7 @@ def test_live_page_shows_a_finished_call(watched: Watched, demo: Demo) -> None:
         data={"model": "gpt-4o", "messages": [{"role": "user", "content": "Are you there?"}]},
     )
     expect(page.locator(".fresh", has_text="call 1").first).to_contain_text("gpt-4o", timeout=10_000)
+    expect(page.locator(".fresh", has_text="epoch").first).to_contain_text(EPOCH_REASONS["first"], timeout=10_000)
 
 
 def test_the_api_page_comes_from_the_package(watched: Watched, demo: Demo) -> None:

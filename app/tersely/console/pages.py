@@ -60,6 +60,11 @@ def share(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.0f} %"
 
 
+def duration(seconds: float) -> str:
+    """A time span: milliseconds below a second."""
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
 def clock_time(at: datetime | None) -> str:
     """A time in UTC."""
     return "–" if at is None else at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
@@ -119,6 +124,7 @@ class Pages:
             iso=iso,
             typed=typed,
             epoch_reason=explain_epoch,
+            duration=duration,
         )
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:

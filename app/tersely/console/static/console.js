@@ -98,7 +98,7 @@ class LiveView extends HTMLElement {
       element("td", told.model || "–"), element("td", what, failed ? "loss" : ""),
       element("td", isCall ? `${short(told.after)} of ${short(told.before)}` : "–", "n"),
       element("td", told.hit === null || told.hit === undefined ? "–" : `${Math.round(100 * told.hit)} %`, "n"),
-      element("td", told.seconds === null || told.seconds === undefined ? "–" : `${told.seconds.toFixed(1)} s`, "n"),
+      element("td", told.seconds === null || told.seconds === undefined ? "–" : told.seconds < 1 ? `${Math.round(1000 * told.seconds)} ms` : `${told.seconds.toFixed(1)} s`, "n"),
       element("td", told.overhead === null || told.overhead === undefined ? "–" : `${told.overhead.toFixed(1)} ms`, "n"),
     ];
     row.append(...cells);

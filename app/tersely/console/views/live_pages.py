@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response, StreamingResponse
 
+from tersely.console.epoch_reasons import explain_epoch
 from tersely.console.pages import HEADERS, link
 from tersely.console.router import PageRequest
 from tersely.console.views.base import ViewGroup
@@ -118,4 +119,8 @@ def _event_row(happening: Happening) -> dict[str, Any]:
             "seconds": seconds,
             "overhead": row.overhead_ms,
         }
-    return event | {"reason": row.get("reason") or row.get("result") or "", "number": row.get("number")}
+    reason = row.get("reason") or row.get("result") or ""
+    return event | {
+        "reason": explain_epoch(reason) if happening.kind == "epoch" else reason,
+        "number": row.get("number"),
+    }
