@@ -126,6 +126,24 @@ def test_a_killed_worker_is_replaced_without_being_imported_anew() -> None:
         process.communicate(timeout=30)
 
 
+def test_workers_share_the_memory_of_what_was_imported() -> None:
+    """A third of theirs at least; a quarter where collections of garbage write to it."""
+    process = start("--port", "0", "--workers", "2", DATABASE_URL=AWAY)
+    try:
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", greeting(process))
+        assert found is not None
+        workers: set[str] = set()
+        while len(workers) < 2:
+            text = httpx.get(f"{found[0]}/metrics", timeout=60).text
+            workers = set(re.findall(r'process_resident_memory_bytes\{worker="(\d+)"\}', text))
+        for pid in workers:
+            memory = psutil.Process(int(pid)).memory_full_info()
+            assert memory.uss < 2 / 3 * memory.rss
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+
+
 def test_metrics_of_two_workers_name_both_processes() -> None:
     process = start("--port", "0", "--workers", "2", DATABASE_URL=AWAY)
     try:
