@@ -121,7 +121,7 @@ MODULES = _listed("pragma_module_list")
 
 # The tokens of SQLite that may contain quotes; the last is "...".
 _QUOTES = re.compile(
-    r"""'(?:[^']|'')*+'?|`(?:[^`]|``)*+`?|\[[^\]]*+\]?|--[^\n]*+|/\*.*?(?:\*/|\Z)|"((?:[^"]|"")*+)\"""", re.DOTALL
+    r"""'(?:[^']|'')*'?|`(?:[^`]|``)*`?|\[[^\]]*+\]?|--[^\n]*+|/\*.*?(?:\*/|\Z)|"((?>(?:[^"]|"")*))\"""", re.DOTALL
 )
 _NEAR = re.compile(r'near "(.*)": syntax error|unrecognized token: "(.*)"', re.DOTALL)
 

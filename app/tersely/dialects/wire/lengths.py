@@ -11,7 +11,7 @@ import re
 from tersely.domain.errors import TooLarge
 
 # A string (or an unterminated one, so that no part of it is scanned twice), or a structural character.
-_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{},]', re.DOTALL)
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*"?|[\[\]{},]', re.DOTALL)
 _OPENING, _CLOSING, _COMMA = b"[{", b"]}", b","[0]
 # Bytes that are searched at once: others have their turn in between.
 _SLICE = 512 * 1024

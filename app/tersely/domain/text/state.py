@@ -45,9 +45,9 @@ _BEFORE_BLOCK = re.compile(rf"[ \t\r\n]++(?:\Z|(?<=[\r\n]){_BEGINNING}[ \t]*+(?:
 _NEXT_BEFORE_BLOCK = re.compile(r"(?<![ \t\r\n])" + _BEFORE_BLOCK.pattern)
 _BLOCK_AHEAD = re.compile(rf"[ \t\r\n]*+(?:\Z|(?<![ \t]){_BEGINNING}[ \t]*+(?:[\r\n]|\Z))")
 # Complete lines that are read at once: empty ones, those of a block that do not end it, and those inside a fence.
-_BLANK_LINES = re.compile(r"(?:[ \t]*+[\r\n]++)++")
-_BLOCK_LINES = re.compile(r"(?:(?! {0,3}#{1,3}[ \t\r\n])[^\r\n]*+[\r\n]++)++")
-_FENCED_LINES = re.compile(r"(?:(?! {0,3}(?:```|~~~))[^\r\n]*+[\r\n]++)++")
+_BLANK_LINES = re.compile(r"(?:[ \t]*+[\r\n]++)+")
+_BLOCK_LINES = re.compile(r"(?:(?! {0,3}#{1,3}[ \t\r\n])[^\r\n]*+[\r\n]++)+")
+_FENCED_LINES = re.compile(r"(?:(?! {0,3}(?:```|~~~))[^\r\n]*+[\r\n]++)+")
 _BLANK = " \t"
 _WHITE = " \t\r\n"
 
