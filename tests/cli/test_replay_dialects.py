@@ -252,7 +252,7 @@ def test_a_named_dialect_goes_before_the_shape() -> None:
     assert recognise({**plain, "dialect": "anthropic"}, "openai_chat") == "anthropic"
     with pytest.raises(BadTranscript, match="no such dialect: 'latin'"):
         recognise({**plain, "dialect": "latin"})
-    with pytest.raises(BadTranscript, match="gemini has contents; the line has messages"):
+    with pytest.raises(BadTranscript, match="gemini has contents; it has messages"):
         recognise(plain, "gemini")
 
 

@@ -270,7 +270,7 @@ class ExchangeKeeper:
             return is_clear() and not (is_delta and (self._others_wait() or await self._marks.others_wait(tenant)))
 
         now = asyncio.get_running_loop().time
-        if is_delta and not self._database.is_away(tenant) and (grace := self._marks.grace(tenant)):
+        if is_delta and not self._database.is_away(tenant) and (grace := await self._marks.grace(tenant)):
             await asyncio.sleep(grace)
         end = now() + self._database.timeout
         while not await is_all_stored():

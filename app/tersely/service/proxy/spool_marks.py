@@ -86,9 +86,9 @@ class SpoolMarks:
     def _turn(self, tenant: str) -> asyncio.Lock:
         return self._turns.setdefault(tenant, asyncio.Lock())
 
-    def grace(self, tenant: str) -> float:
+    async def grace(self, tenant: str) -> float:
         """Return for how many seconds marks may be missing because the database has just come back."""
-        return max(0.0, GRACE - self._database.seconds_since_outage(tenant))
+        return max(0.0, GRACE - await self._database.seconds_since_outage(tenant))
 
     async def others_wait(self, tenant: str) -> bool:
         """Return whether the spool of another process has exchanges of the tenant. Raises `StoreUnavailable`."""

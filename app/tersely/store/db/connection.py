@@ -86,9 +86,9 @@ class Database:
         """Wait at most this long for a database that is known to be unavailable. Return whether to try again."""
         return await self._known_server(tenant).wait_until_back(seconds)
 
-    def seconds_since_outage(self, tenant: str = "") -> float:
-        """Return how long ago transactions of the tenant failed because the database was away."""
-        return self._known_server(tenant).seconds_since_outage()
+    async def seconds_since_outage(self, tenant: str = "") -> float:
+        """Return how long ago the tenant's server was away or started again."""
+        return await self._known_server(tenant).seconds_since_outage()
 
     def group_of(self, tenant: str) -> object:
         """Return what fails together with the tenant's rows."""

@@ -66,6 +66,8 @@ SELECT FROM generate_series(1, CASE
 
 # While the database is away it is asked so often, and given so long to answer, in seconds, but not longer than half of
 # a transaction's time limit.
+# The statistics begin anew when a server has crashed, although its first process goes on.
+_STARTED = "SELECT pg_postmaster_start_time(), stats_reset FROM pg_stat_bgwriter"
 PROBE_EVERY = 0.25
 PROBE_TIMEOUT = 1.0
 # Texts by which poolers report that, if they do not use the error code for it.
@@ -121,13 +123,27 @@ class Server:
         self._probe_timeout = min(PROBE_TIMEOUT, timeout / 2)
         self._may_own = kind is Kind.ALONE and not pooler
         self._statements = 0 if pooler else 256
-        self._pool = Pool(self._connect, size)
+        self._pool = Pool(self._connect_and_note, size)
         self._is_open = False
         self._ending: set[asyncio.Task[None]] = set()
         self._probing: asyncio.Task[None] | None = None
         self._healing: asyncio.Task[None] | None = None
-        # When the server was away last, or a connection was lost, in the loop's time.
+        # When the server was away last, in the loop's time, and the times by which a restart is told.
         self._outage_at = -math.inf
+        self._started: asyncpg.Record | None = None
+
+    async def _connect_and_note(self) -> Slot:
+        slot = await self._connect()
+        if self._started is None:
+            await self._note_start(slot.connection)
+        return slot
+
+    async def _note_start(self, connection: Connection) -> None:
+        """Note since when the server has run. If it has started again, it was away, however shortly."""
+        started = await connection.fetchrow(_STARTED)
+        if self._started is not None and started != self._started:
+            self._outage_at = asyncio.get_running_loop().time()
+        self._started = started
 
     async def _connect(self) -> Slot:
         """Return a new connection, our own if no pooler is in between."""
@@ -222,7 +238,7 @@ class Server:
                 except ServerFull:
                     return True
                 try:
-                    await connection.execute("SELECT 1")
+                    await self._note_start(connection)
                 finally:
                     connection.terminate()
         except (*AWAY, asyncpg.PostgresError):
@@ -245,8 +261,13 @@ class Server:
             await asyncio.wait({self._healing}, timeout=seconds)
         return self._healing is None
 
-    def seconds_since_outage(self) -> float:
-        """Return how long ago the server was away or a connection was lost; 0 while it is away."""
+    async def seconds_since_outage(self) -> float:
+        """Return how long ago the server was away or started again; 0 while it is away.
+
+        A connection that was lost alone is no outage: what is found out about one is waited for.
+        """
+        if self._probing is not None:
+            await asyncio.wait({self._probing})
         return 0.0 if self.is_away else asyncio.get_running_loop().time() - self._outage_at
 
     def sizes(self) -> tuple[int, int]:
@@ -331,8 +352,6 @@ class Server:
             self._pool.drop_idle()
         if isinstance(error, _ANSWERS):
             return
-        if not isinstance(error, TimeoutError):
-            self._outage_at = asyncio.get_running_loop().time()
         if is_connected or isinstance(error, TimeoutError):
             self._probe()
         else:
