@@ -1,4 +1,4 @@
-"""The parts that all others use: the database, the hosts, and what exists once in a process."""
+"""Build the parts that all others use: the database, the model hosts, the metrics, the summarizer."""
 
 from __future__ import annotations
 

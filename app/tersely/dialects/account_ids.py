@@ -119,7 +119,7 @@ _MARKS: dict[Dialect, re.Pattern[bytes]] = {
 
 
 def _walk(name: str, value: Any, parent: _Members, dialect: Dialect) -> Iterator[tuple[str, _Kind]]:
-    """Yield the ids in the member ``name`` of ``parent``, and below it, and what each is."""
+    """Yield each id in the member ``name`` of ``parent`` or below it, with the kind of object that it names."""
     rule, opaque = _RULES[dialect], _OPAQUE[dialect]
     is_kept = any(key == "conversation" and each is not None for key, each in parent)
     waiting = [_Member(name, value, parent)]

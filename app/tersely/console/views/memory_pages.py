@@ -1,4 +1,4 @@
-"""The pages of what is remembered: state block and scratchpad of a session, memos, daily memory."""
+"""The memory pages: state block and scratchpad of a session, memos, daily memory."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class CallReports:
     ) -> tuple[float | None, float | None]:
         """Return the cost of the call in USD, and that of the full history with a perfect cache; None: not known.
 
-        A perfect cache holds all that earlier calls of the session sent, and what the provider found in its own: only
+        A perfect cache holds every message that earlier calls of the session sent, and the provider's own hits: only
         the rest of this request is written to it, ``new`` tokens.
         """
         price = self._prices.of(model, self._dialect.name)

@@ -1,4 +1,4 @@
-"""Hand answered calls to the shadows: what a strategy that is tried out would have made of them."""
+"""Turn an answered call into a job for its shadow."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tersely.service.shadows.planning import AnsweredCall
 from tersely.service.shadows.shadows import ShadowJob
 from tersely.store.commit.records import ReplyWrite, StoredReply
 
-# Bytes that a waiting call holds, for each byte of its history: the body, its messages, and what they were read into.
+# Bytes of memory that a waiting call takes for each byte of its history: body, messages, and parsed values.
 HELD = 3
-# Of a history that the body does not carry.
+# The size of a history that is not in the body is estimated from its tokens.
 BYTES_PER_TOKEN = 4
 
 

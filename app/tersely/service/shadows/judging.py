@@ -1,4 +1,4 @@
-"""Judge a context that was never sent: its tokens, its price, and what the reply used that it would have lacked."""
+"""Judge the context of a shadow: its tokens, its price, and the text that the reply used and the context lacks."""
 
 from __future__ import annotations
 
@@ -114,9 +114,9 @@ def _repeated_tokens(call: AnsweredCall) -> int:
 def _costs(
     price: ModelPrice | None, report: CallReport, *, tokens: int, cached: int, full_cached: int
 ) -> tuple[float, float] | None:
-    """Return the cost of the context and that of what was sent, in USD; None where one is not known.
+    """Return the cost of the shadow's context and of the request that was sent, in USD; None if one is unknown.
 
-    The provider's cache is as good for one as for the other: of what repeats the last context, it reads the same share.
+    The provider's cache is assumed to serve the same share of the repeated tokens in both.
     """
     if price is None or report.cost_sent is None or report.input_tokens is None or not report.tokens_after:
         return None

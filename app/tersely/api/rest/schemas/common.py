@@ -54,7 +54,7 @@ class Problem(BaseModel):
 
 
 class ShadowMoney(BaseModel):
-    """The cost of the contexts that were not sent, and that of what was sent."""
+    """The cost of the shadow's contexts, and the cost of the requests that were sent."""
 
     currency: str
     shadow: float
