@@ -1,4 +1,4 @@
-"""What the first line and the headers of a request to a model host say. Clients send the same ones again and again."""
+"""Parse the first line and the headers of a model call, and cache the result: clients repeat both."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tersely.dialects.clients.names import client_name
 from tersely.dialects.headers import Headers, own_headers
 from tersely.service.proxy.calls import CallOptions, read_options
 
-# So many are kept, and none whose address and headers have more bytes.
+# The most openings in the cache, and the most bytes of address and headers of one.
 MAX_KEPT = 512
 MAX_BYTES = 8 * 1024
 
 
 class Opening:
-    """What a request says before its body.
+    """The parsed first line and headers of a request.
 
     ``host`` is the name of the host in the path, or empty; ``raw`` is path and query behind it, encoded. ``headers``
     are the caller's, without the length of the body, ``own`` those that the host may see; ``known`` is kept with them,
@@ -47,13 +47,13 @@ class Opening:
 
 
 class Openings:
-    """Reads the openings of requests, and keeps them."""
+    """A bounded cache of openings, by first line and headers."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[object, ...], Opening] = {}
 
     def read(self, scope: Scope) -> Opening | None:
-        """Return what a request says before its body; None if it is for no model host."""
+        """Return the opening of a request; None if the request is for no model host."""
         headers = tuple([header for header in scope["headers"] if header[0] != b"content-length"])
         key = scope["method"], scope["path"], scope.get("raw_path"), scope.get("query_string"), headers
         found = self._kept.get(key)

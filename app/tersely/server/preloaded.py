@@ -1,5 +1,5 @@
-"""What the process imports that workers are forked from. It outlives the signals that end a service: its parent ends it
-when the last worker has ended.
+"""The imports of the process from which workers are forked. It ignores the signals that end a service: its parent ends
+it after the last worker.
 """
 
 from __future__ import annotations
