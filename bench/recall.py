@@ -11,7 +11,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,10 @@ from typing import Any, Final
 from tersely.dialects.registry import DIALECTS
 from tersely.domain.history.history import Entry
 from tersely.domain.history.turns import group_turns, number_turns
-from tersely.domain.messages import searchable_text
+from tersely.domain.messages import Text, searchable_text
+from tersely.domain.search import overview
+from tersely.domain.search.cues import is_about_whole
+from tersely.domain.search.excerpts import ExcerptRow, render_row
 from tersely.domain.search.relevance import (
     build_corpus,
     build_query,
@@ -65,6 +68,7 @@ class Conversation:
         self.id: str = record["id"]
         read = DIALECTS["openai_chat"].read_message
         messages = [read(_wire(message)) for message in record["messages"]]
+        self.messages = messages
         self.texts = [document_text(message) for message in messages]
         self.terms = [document_terms(message) for message in messages]
         self.named = [tokenize(text) for text in self.texts]
@@ -89,6 +93,38 @@ class Conversation:
             ]
 
         return rank
+
+    def overview(self) -> Callable[[str], tuple[frozenset[int], frozenset[int]]]:
+        """Return the function that answers a question about the whole conversation: the messages that the answer shows
+        by a line, and those of them that the line shows whole. The answer has at most `CONTEXT` tokens.
+        """
+        corpus = build_corpus(self.terms)
+        starts = overview.topic_starts(corpus)
+        turn_of = {entry.seq: turn.number for turn in self.turns for entry in turn.entries}
+        ends = {turn.number: (turn.entries[0].seq, turn.entries[-1].seq) for turn in self.turns}
+
+        def answer(text: str) -> tuple[frozenset[int], frozenset[int]]:
+            first = build_query(text, corpus)
+            documents = [self.terms[each.number] for each in first.best]
+            found = search_corpus(first, corpus, documents, limit=overview.CANDIDATES)
+            best = overview.order_turns(found, turn_of, starts)
+            seqs = {turn: sorted({*ends[turn], best[turn]}) for turn in [*best][: overview.MOST_TURNS]}
+            lines = {turn: [self._line(seq) for seq in numbers] for turn, numbers in seqs.items()}
+            shown = [seq for turn in overview.fit_turns(lines) for seq in seqs[turn]]
+            printed = "\n".join(render_row(self._row(seq)) for seq in shown)
+            assert count_text(printed, "o200k_base") <= CONTEXT
+            whole = (seq for seq in shown if self._line(seq) == " ".join(searchable_text(self.messages[seq]).split()))
+            return frozenset(shown), frozenset(whole)
+
+        return answer
+
+    def _line(self, number: int) -> str:
+        message = self.messages[number]
+        return overview.shorten_line(searchable_text(message), is_users=message.role == "user")
+
+    def _row(self, number: int) -> ExcerptRow:
+        message = replace(self.messages[number], parts=(Text(text=self._line(number)),))
+        return ExcerptRow(number=number + 1, turn=1, message=message)
 
     def bm25(self, k1: float, b: float, *, names: bool) -> Rank:
         documents = [Counter(terms) for terms in (self.named if names else self.nameless)]
@@ -140,13 +176,15 @@ METHODS: Final[dict[str, Callable[[Conversation], Rank]]] = {
     "**Tersely, `relevant`**": Conversation.tersely,
 }
 TURNS: Final = "**Tersely, whole turns**"
+ANSWER: Final = "**Tersely, answer of `relevant`**"
+WHOLE: Final = "the same, messages shown whole"
 
 Measured = list[tuple[bool, list[float]]]
 
 
 def measure(conversations: Sequence[Conversation]) -> dict[str, Measured]:
     """For each method and question: whether its conversation was tuned on, recall at the depths, share in a context."""
-    results: dict[str, Measured] = {name: [] for name in (*METHODS, TURNS)}
+    results: dict[str, Measured] = {name: [] for name in (*METHODS, TURNS, ANSWER, WHOLE)}
     for conversation in conversations:
         is_tuned = conversation.id in TUNED_ON
         for name, make in METHODS.items():
@@ -155,9 +193,16 @@ def measure(conversations: Sequence[Conversation]) -> dict[str, Measured]:
                 ranking = rank(question.text)
                 shares = [_share(question, ranking[:depth]) for depth in DEPTHS]
                 results[name].append((is_tuned, [*shares, _share(question, conversation.fill(ranking))]))
+        rank, cover = conversation.tersely(), conversation.overview()
         for question in conversation.questions:
-            share = _share(question, conversation.fill_turns(question.text))
-            results[TURNS].append((is_tuned, [math.nan] * len(DEPTHS) + [share]))
+            filled = conversation.fill(rank(question.text))
+            shown, whole = cover(question.text) if is_about_whole(question.text) else (filled, filled)
+            for name, found in (
+                (TURNS, conversation.fill_turns(question.text)),
+                (ANSWER, shown),
+                (WHOLE, whole),
+            ):
+                results[name].append((is_tuned, [math.nan] * len(DEPTHS) + [_share(question, found)]))
     return results
 
 
@@ -186,6 +231,11 @@ def render(directory: Path) -> str:
         "Made by `make bench-recall`, with the functions of the search mode `relevant`; no model.",
         "R@n: share of a question's evidence messages among the first n, mean over questions. Context: share of the",
         f"evidence inside {CONTEXT:,} tokens filled with the best messages (or whole turns) that fit.",
+        "Answer of `relevant`: questions about the whole conversation (order of events, summaries) are answered by",
+        "lines of turns in time order, all others by the best messages. A message counts if the answer shows it, if",
+        f"only by its beginning ({overview.USER_LINE} characters of a user's, {overview.OTHER_LINE} of another). The "
+        "row below it counts only",
+        "messages that are shown whole.",
         "One configuration for both sets. Its parameters were chosen on "
         + ", ".join(f"`{name}`" for name in sorted(TUNED_ON))
         + ".",

@@ -61,9 +61,10 @@ async def search_session(services: AppServices, tenant: Tenant, session_id: Sess
     messages.
 
     `search` finds messages that contain the query literally. `relevant` ranks messages by the query's words in any
-    grammatical form; rare words count most, and neighbouring messages count too. Message numbers are positions in the
-    live history without instructions. An answer holds at most 200 matches (the newest), 1,000 messages and 400,000
-    characters. If something is left out, the last line of `text` says so.
+    grammatical form; rare words count most, and neighbouring messages count too. A question about the whole
+    conversation (an order of events, a summary) gets turns in time order, a few lines of each. Message numbers are
+    positions in the live history without instructions. An answer holds at most 200 matches (the newest), 1,000 messages
+    and 400,000 characters. If something is left out, the last line of `text` says so.
     """
     lookup = parse_lookup(body.model_dump(exclude_none=True))
     return json_response(_write_findings(await services.searcher.search(tenant, session_id, lookup)))

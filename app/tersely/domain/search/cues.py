@@ -4,6 +4,7 @@ There is one file for each language in ``data/cues``, so that a language needs n
 
 - ``standing``: patterns of standing instructions and preferences ("always ... when I ask", "I prefer ...").
 - ``looking_back``: patterns of questions about what was said or done, as opposed to requests for something new.
+- ``whole``: patterns of questions about the whole conversation ("in which order", "summarize how we ...").
 - ``talk``: words about the conversation itself ("order", "throughout", "summary").
 
 The patterns of all languages are used together. Case is ignored.
@@ -32,6 +33,7 @@ _SPEAKER = "\x01by "
 class _Cues(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     standing: tuple[str, ...] = ()
     looking_back: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
     talk: tuple[str, ...] = ()
 
 
@@ -48,6 +50,7 @@ def _any_of(patterns: list[str]) -> re.Pattern[str]:
 _CUES = _read_cues()
 _STANDING = _any_of([pattern for cues in _CUES for pattern in cues.standing])
 _LOOKING_BACK = _any_of([pattern for cues in _CUES for pattern in cues.looking_back])
+_WHOLE = _any_of([pattern for cues in _CUES for pattern in cues.whole])
 TALK = frozenset(term for cues in _CUES for word in cues.talk for term in tokenize(word))
 """Terms about the conversation itself."""
 
@@ -55,6 +58,11 @@ TALK = frozenset(term for cues in _CUES for word in cues.talk for term in tokeni
 def looks_back(question: str) -> bool:
     """Return whether a question is about what was said or done."""
     return _LOOKING_BACK.search(question) is not None
+
+
+def is_about_whole(question: str) -> bool:
+    """Return whether a question is about the whole conversation: an order of events, a development, a summary."""
+    return _WHOLE.search(question) is not None
 
 
 def marks_of(text: str, length: int, *, is_users: bool, speaker: str) -> list[str]:

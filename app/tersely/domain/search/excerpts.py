@@ -15,6 +15,7 @@ from typing import NoReturn
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.turns import read_turn_id, write_turn_id
 from tersely.domain.messages import Media, Message, Reasoning, Text, ToolCall, ToolResult, searchable_text
+from tersely.domain.search.cues import is_about_whole
 from tersely.domain.search.relevance import build_corpus, build_query, document_terms, search_corpus
 
 DEFAULT_AROUND = 2
@@ -44,6 +45,14 @@ class RelevanceSearch:
     first: int = DEFAULT_COUNT
     before: int = 0
     after: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverviewSearch:
+    """Mode ``relevant`` for a question about the whole conversation: at most ``most`` turns, in time order."""
+
+    query: str
+    most: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +88,8 @@ class TurnMessages:
         return self.turn + self.after
 
 
-Lookup = TextSearch | RelevanceSearch | LastMessages | FirstMessages | TurnMessages
+RangeLookup = TextSearch | RelevanceSearch | LastMessages | FirstMessages | TurnMessages
+Lookup = RangeLookup | OverviewSearch
 
 _ALLOWED: Mapping[str, frozenset[str]] = {
     "search": frozenset({"query", "before", "after"}),
@@ -135,8 +145,11 @@ def parse_lookup(arguments: Mapping[str, object]) -> Lookup:
     if mode == "search":
         return TextSearch(query=_query(arguments.get("query")), before=before, after=after)
     if mode == "relevant":
+        query = _query(arguments.get("query"))
+        if is_about_whole(query) and not (before or after):
+            return OverviewSearch(query=query, most=_number(arguments, "first", MAX_COUNT))
         first = _number(arguments, "first", DEFAULT_COUNT)
-        return RelevanceSearch(query=_query(arguments.get("query")), first=first, before=before, after=after)
+        return RelevanceSearch(query=query, first=first, before=before, after=after)
     turn_id = arguments.get("turnId")
     if not isinstance(turn_id, str):
         _refuse("turnId", "a turn id such as 't5'", turn_id)
@@ -173,8 +186,8 @@ def plan_ends(lookup: LastMessages | FirstMessages, *, total: int) -> tuple[Rang
     )
 
 
-def find_excerpts(lookup: Lookup, rows: Sequence[ExcerptRow]) -> tuple[Range, ...]:
-    """Return the ranges of any lookup over complete rows, in order from message 1."""
+def find_excerpts(lookup: RangeLookup, rows: Sequence[ExcerptRow]) -> tuple[Range, ...]:
+    """Return the ranges of a lookup over complete rows, in order from message 1."""
     total = len(rows)
     match lookup:
         case TextSearch(query=query, before=before, after=after):

@@ -20,13 +20,15 @@ from tersely.domain.errors import InvalidRequest, NotFound
 from tersely.domain.history.message_numbers import MessageNumbers, NumberingException
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Message, Part, Text, ToolResult, searchable_text
-from tersely.domain.search import excerpts
+from tersely.domain.search import excerpts, overview
 from tersely.domain.search.excerpts import (
     ExcerptRow,
     FirstMessages,
     LastMessages,
     Lookup,
+    OverviewSearch,
     Range,
+    RangeLookup,
     RelevanceSearch,
     TextSearch,
     TurnMessages,
@@ -55,6 +57,8 @@ SEGMENTS_AT_ONCE = 4
 BUILD_PAGES = 8
 # So many of each ranking are fused.
 FUSED = 100
+# Sessions of more messages are not divided into topics.
+MAX_DIVIDED = 20_000
 # Seconds for one step of a search. A slow search does not mean that the database is unavailable, so it has its own
 # limit.
 LIMIT = 10.0
@@ -127,12 +131,14 @@ class Searcher:
                 await self._build(tenant, session_id)
             async with self._database.reading(tenant, limit=LIMIT) as connection:
                 session, exceptions = await _load(connection, tenant, session_id)
-                if not isinstance(lookup, RelevanceSearch):
+                if not isinstance(lookup, RelevanceSearch | OverviewSearch):
                     order = _order(session, exceptions)
                     ranges, notes = await self._ranges(connection, tenant, session_id, lookup, order, session.last_seq)
                     return await self._show(connection, tenant, session_id, lookup, order, ranges, notes)
             # Ranking may take its time: no connection is held meanwhile.
             hidden = frozenset(row.seq for row in exceptions if is_hidden(row))
+            if isinstance(lookup, OverviewSearch):
+                return await self._overview(tenant, session, lookup, _order(session, exceptions), hidden)
             seqs = await self.rank(tenant, session, lookup.query, hidden=hidden, limit=self._most(lookup))
             order = _order(session, exceptions)
             ranges = excerpts.plan_windows(
@@ -187,6 +193,36 @@ class Searcher:
             found = await asyncio.to_thread(search_corpus, first, corpus, best, limit=limit)
         return [Ranked(number=each.number + 1, score=each.score) for each in found]
 
+    async def _overview(
+        self, tenant: str, session: Session, lookup: OverviewSearch, order: MessageNumbers, hidden: frozenset[int]
+    ) -> Findings:
+        """Return the turns that cover the session as to a question, in time order, a few lines of each."""
+        if not lookup.most or not tokenize(lookup.query):
+            return Findings(text=excerpts.NOTHING_FOUND, excerpts=(), total=order.total, is_truncated=False)
+        found = await self._rank_words(tenant, session, lookup.query, hidden, overview.CANDIDATES)
+        starts = await self._topic_starts(tenant, session)
+        async with self._database.reading(tenant, limit=LIMIT) as connection:
+            turn_of = await turns.of_messages(connection, tenant, session.id, [each.number for each in found])
+            best = overview.order_turns(found, turn_of, starts)
+            ends = await turns.ends(connection, tenant, session.id, list(best)[: overview.MOST_TURNS])
+            seqs = {turn: sorted({*ends[turn], best[turn]}) for turn in best if turn in ends}
+            wanted = [seq for each in seqs.values() for seq in each]
+            stored = {m.seq: m for m in await message_store.content(connection, tenant, session.id, wanted)}
+        rows = await asyncio.to_thread(_overview_rows, seqs, stored, order)
+        chosen = overview.fit_turns(
+            {turn: [searchable_text(row.message) for row in of_turn] for turn, of_turn in rows.items()}
+        )
+        shown = sorted([*rows][: lookup.most] if len(chosen) > lookup.most else chosen)
+        return _overview_findings([rows[turn] for turn in shown], order, is_all=len(shown) == len(best))
+
+    async def _topic_starts(self, tenant: str, session: Session) -> list[int]:
+        """Return the sequence numbers at which topics start. A session of very many messages counts as one topic."""
+        if session.last_seq > MAX_DIVIDED:
+            return [1]
+        async with self._indexes.index_for(tenant, session, ()) as index:
+            corpus = Corpus(lengths=index.lengths, postings=index.postings)
+            return [number + 1 for number in await asyncio.to_thread(overview.topic_starts, corpus)]
+
     def _most(self, lookup: RelevanceSearch) -> int:
         """Return how many messages an answer may contain, with their neighbours."""
         context_size = lookup.before + lookup.after + 1
@@ -197,7 +233,7 @@ class Searcher:
         connection: Connection,
         tenant: str,
         session_id: str,
-        lookup: Lookup,
+        lookup: RangeLookup,
         order: MessageNumbers,
         ranges: tuple[Range, ...],
         notes: list[str],
@@ -378,6 +414,44 @@ def _seqs_in_page(page: int, text: str, folded: str) -> list[int]:
     return [first + at for at, piece in enumerate(text.split(SEPARATOR)) if folded in piece]
 
 
+def _overview_rows(
+    seqs: Mapping[int, Sequence[int]], stored: Mapping[int, StoredMessage], order: MessageNumbers
+) -> dict[int, list[ExcerptRow]]:
+    """Return the lines of each turn whose messages are ``stored``."""
+    rows: dict[int, list[ExcerptRow]] = {}
+    for turn, numbers in seqs.items():
+        for seq in numbers:
+            number = order.number_of(seq)
+            if number is None or seq not in stored:
+                continue
+            message = _read(stored[seq])
+            line = overview.shorten_line(searchable_text(message), is_users=message.role == "user")
+            if line:
+                message = replace(message, parts=(Text(text=line),))
+                rows.setdefault(turn, []).append(ExcerptRow(number=number, turn=turn, message=message))
+    return rows
+
+
+def _overview_findings(turns_shown: Sequence[Sequence[ExcerptRow]], order: MessageNumbers, *, is_all: bool) -> Findings:
+    rows = sorted((row for of_turn in turns_shown for row in of_turn), key=lambda row: row.number)
+    if not rows:
+        return Findings(text=excerpts.NOTHING_FOUND, excerpts=(), total=order.total, is_truncated=False)
+    numbers = {row.number: row for row in rows}
+    spans = excerpts.plan_windows(numbers, before=0, after=0, total=order.total)
+    shown = tuple(
+        Excerpt(
+            range=span,
+            rows=tuple(numbers[number] for number in range(span.first, span.last + 1)),
+            seqs=tuple(order.seqs(span.first, span.last)),
+        )
+        for span in spans
+    )
+    title = f"--- overview: {len(turns_shown)} turns of {order.total} messages, in order ---"
+    note = "--- not everything is shown: mode 'turn' shows a turn whole ---"
+    text = "\n".join([title, *map(excerpts.render_row, rows), *([] if is_all else [note])])
+    return Findings(text=_UNSTORABLE.sub("\ufffd", text), excerpts=shown, total=order.total, is_truncated=not is_all)
+
+
 def _positions(order: MessageNumbers, seqs: Iterable[int]) -> list[int]:
     return [position for seq in seqs if (position := order.number_of(seq)) is not None]
 
@@ -386,6 +460,7 @@ def _mode(lookup: Lookup) -> str:
     return {
         TextSearch: "search",
         RelevanceSearch: "relevant",
+        OverviewSearch: "relevant",
         LastMessages: "tail",
         FirstMessages: "head",
         TurnMessages: "turn",

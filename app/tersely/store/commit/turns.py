@@ -39,6 +39,11 @@ OF_MESSAGES = f"""
 SELECT seq, turn FROM messages WHERE {HERE} AND seq = ANY($3::bigint[]) AND turn > 0 AND status = 'live'
   AND client_visible
 """
+ENDS = f"""
+SELECT turn, min(seq) AS first_seq, max(seq) AS last_seq FROM messages
+WHERE {BY_TURN} AND turn = ANY($3::int[]) AND turn > 0 AND status = 'live' AND model_visible AND client_visible
+GROUP BY turn
+"""
 LIVE_TURNS = f"""
 SELECT DISTINCT turn FROM messages WHERE {BY_TURN} AND turn BETWEEN $3 AND $4 AND turn > 0 AND status = 'live'
 """
@@ -127,6 +132,14 @@ async def of_messages(connection: Connection, tenant: str, session_id: str, seqs
     """Sequence number -> turn, of those of ``seqs`` that are live messages which the client knows of."""
     records = await connection.fetch(OF_MESSAGES, tenant, session_id, list(seqs))
     return {record["seq"]: record["turn"] for record in records}
+
+
+async def ends(
+    connection: Connection, tenant: str, session_id: str, numbers: Sequence[int]
+) -> dict[int, tuple[int, int]]:
+    """Turn -> the sequence numbers of its first and last live message that both client and model know of."""
+    records = await connection.fetch(ENDS, tenant, session_id, list(numbers))
+    return {record["turn"]: (record["first_seq"], record["last_seq"]) for record in records}
 
 
 async def live_turns(connection: Connection, tenant: str, session_id: str, first: int, last: int) -> list[int]:
