@@ -218,8 +218,9 @@ class ProxyRoutes:
                 request_id=current.get(),
                 by_headers=by_headers,
             )
+            marks: list[str] = []
             if destination.access is not None and route is not None:
-                await destination.access.check_ids(
+                marks = await destination.access.check_ids(
                     target.dialect, call, route, target.account_path(split_name(scope["path"])[1])
                 )
         except Disconnected:
@@ -233,7 +234,7 @@ class ProxyRoutes:
             return await self._refuse_unread(scope, receive, send, *refusal), ""
         try:
             status, strategy = await self._answer(
-                destination, call, disconnect_of(scope, receive), send, opening, route
+                destination, call, disconnect_of(scope, receive), send, opening, route, marks
             )
             if target.is_call:
                 self._metrics.tally.add(self._host_counter(destination.name, target.dialect, outcome_of(str(status))))
@@ -269,6 +270,7 @@ class ProxyRoutes:
         send: Send,
         opening: Opening,
         route: AllowedRoute | None,
+        marks: Sequence[str],
     ) -> tuple[int, str]:
         """Answer the request, and stop at once when the client disconnects: its model call stops too."""
         proxy, access, target = destination.proxy, destination.access, opening.target
@@ -283,7 +285,7 @@ class ProxyRoutes:
             answer = await work
             end_turn()
             if route is not None and route.creates and access is not None:
-                answer = await access.watch(call, answer, target.dialect, lists=route.lists)
+                answer = await access.watch(call, answer, target.dialect, route, marks)
             if answer.status >= 400:
                 add_fields(outcome="upstream_error")
             started = True

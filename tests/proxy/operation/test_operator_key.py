@@ -16,6 +16,7 @@ from tests.conftest import Database
 from tests.support.http import STORED, Answered, post, request_bytes, wire
 from tests.support.loops import eventually
 from tests.support.relay import Relay, relay
+from tests.support.rows import query
 from tests.support.services import Service, serve
 from tests.support.tenants import Tenant, tenant
 from tests.support.upstreams import Model
@@ -684,3 +685,65 @@ async def test_the_items_of_a_background_response_are_its_tenants(
     assert (await ask(shared, theirs, RESPONSES, reference)).status == 404
     await ask(shared, ours, RESPONSES, reference)
     assert model.state.calls == calls + 1
+
+
+async def provider_ids(service: Service, who: Tenant) -> list[tuple[str, str]]:
+    """The marks of ids that clients chose, as (session or nothing, id)."""
+    rows = await query(
+        service,
+        "SELECT session_id, id FROM session_provider_ids WHERE tenant_id = $1 "
+        "UNION ALL SELECT '', id FROM provider_ids WHERE tenant_id = $1 AND id LIKE 'brought %' ORDER BY 1, 2",
+        who.name,
+    )
+    return [(row["session_id"], row["id"].removeprefix("brought ")) for row in rows]
+
+
+def bringing(name: str, **more: Any) -> dict[str, Any]:
+    return {"model": "gpt-4o-mini", "input": [{"role": "user", "content": "mine", "id": name}], **more}
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+async def test_ids_of_a_clients_choice_go_with_their_session(
+    shared: Service, theirs: Tenant, key: str, streams: bool
+) -> None:
+    for session in ("one", "other"):
+        asked = bringing(f"msg_{key}", stream=streams)
+        assert (await ask(shared, theirs, RESPONSES, asked, X_Tersely_Session=f"{key}-{session}")).status == 200
+    assert [each for each in await provider_ids(shared, theirs) if key in each[1]] == [
+        (f"{key}-one", f"msg_{key}"),
+        (f"{key}-other", f"msg_{key}"),
+    ]
+    assert (await ask(shared, theirs, f"/api/sessions/{key}-one", method="DELETE")).status == 204
+    assert [each for each in await provider_ids(shared, theirs) if key in each[1]] == [(f"{key}-other", f"msg_{key}")]
+
+
+@pytest.mark.parametrize("way", ["same session again", "another session goes on", "listed before"])
+async def test_deleting_a_session_lets_nobody_claim_what_its_client_brought(
+    shared: Service, store: Database, model: Model, ours: Tenant, theirs: Tenant, key: str, way: str
+) -> None:
+    """The host goes on listing an item under an id of another tenant's, which the client of a deleted session chose."""
+    secret = await ask(shared, ours, RESPONSES, response("secret"))
+    path = f"{RESPONSES}/{secret.json['id']}/input_items"
+    (foreign,) = [each["id"] for each in (await ask(shared, ours, path, method="GET")).json["data"]]
+    first = await ask(shared, theirs, RESPONSES, bringing(foreign), X_Tersely_Session=key)
+    replies = [first.json["id"]]
+    with serve(store, model.url, auth="keys", **KEYS) as replica:
+        if way == "another session goes on":
+            onward = {"model": "gpt-4o-mini", "input": "go on", "previous_response_id": replies[0]}
+            second = await ask(replica, theirs, RESPONSES, onward, X_Tersely_Session=f"{key}-2")
+            assert second.status == 200, second.body
+            replies.append(second.json["id"])
+        if way == "listed before":
+            for service in (shared, replica):
+                listing = f"{RESPONSES}/{replies[0]}/input_items"
+                assert (await ask(service, theirs, listing, method="GET")).status == 200
+        assert (await ask(shared, theirs, f"/api/sessions/{key}", method="DELETE")).status == 204
+        if way == "same session again":
+            again = await ask(shared, theirs, RESPONSES, bringing(foreign), X_Tersely_Session=key)
+            replies.append(again.json["id"])
+        for service in (shared, replica):
+            for reply in replies:
+                await ask(service, theirs, f"{RESPONSES}/{reply}/input_items", method="GET")
+            refused = await ask(service, theirs, RESPONSES, referring(foreign))
+            assert (refused.status, refused.json["error"]["param"]) == (404, "input")
+    assert (await ask(shared, ours, RESPONSES, referring(foreign))).status == 200

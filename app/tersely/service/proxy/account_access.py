@@ -72,45 +72,57 @@ class AccountAccess:
             )
         return route
 
-    async def check_ids(self, dialect: DialectName, call: Call, route: AllowedRoute, path: str) -> None:
-        """Check that the ids in path and body are the tenant's.
+    async def check_ids(self, dialect: DialectName, call: Call, route: AllowedRoute, path: str) -> list[str]:
+        """Check that the ids in path and body are the tenant's. Return the marks that `watch` moves to the session.
 
         Ids that the caller gives to items of its own are stored as such before the host sees them.
 
         Raises `NotFound` with the member of the body, `InvalidRequest` for a body in which ids cannot be looked for,
         `StoreUnavailable` when the database cannot say whose they are.
         """
-        await self._check(call.tenant, [AccountId(id=name, field="") for name in route.ids])
+        # A session may have been deleted elsewhere, and with it the marks by which its listed items are judged.
+        await self._check(call.tenant, [AccountId(id=name, field="") for name in route.ids], is_fresh=route.lists)
         if not call.body:
-            return
+            return []
         headers = call.header_map
         if headers.get("content-encoding", "identity") != "identity":
             raise InvalidRequest("a compressed body cannot be checked: send it without Content-Encoding")
         if route.takes_forms and headers.get("content-type", "").lower().lstrip().startswith("multipart/"):
-            return
+            return []
         if dialect == "openai_chat" and path != CHAT_PATH:
             dialect = "openai_responses"  # their ids may stand in every other body of this provider
         named = await run_in_thread_if_large(len(call.body), find_account_ids, dialect, call.body)
-        await self._check(call.tenant, [each for each in named if not each.is_brought])
-        await self._note_brought(call.tenant, [each.id for each in named if each.is_brought])
+        owned = [each for each in named if not each.is_brought]
+        await self._check(call.tenant, owned)
+        chosen = [each.id for each in named if each.is_brought]
+        return await self._mark_brought(call.tenant, chosen, [each.id for each in owned])
 
-    async def _note_brought(self, tenant: str, ids: Sequence[str]) -> None:
-        """Store which item ids are of the caller's own choice, unless they are the tenant's already."""
+    async def _mark_brought(self, tenant: str, ids: Sequence[str], owned: Sequence[str]) -> list[str]:
+        """Store which item ids are of the caller's own choice, unless they are the tenant's already; the marks.
+
+        A host may list the items of the replies ``owned`` again, so the marks of their sessions are among them.
+        """
         if len(ids) > MAX_IDS:
             raise InvalidRequest(f"the request names more than {MAX_IDS} ids")
         named = [name for name in dict.fromkeys(ids) if len(name) <= MAX_ID and name.isprintable()]
-        new = [name for name in named if not {(tenant, name), (tenant, brought(name))} & self._trusted.keys()]
-        if not new:
-            return
+        new = [name for name in named if (tenant, name) not in self._trusted]
+        if not new and not owned:
+            return []
         async with self._database.transaction(tenant) as connection:
-            known = await provider_ids.known(connection, tenant, new)
-            new = [brought(name) for name in new if name not in known]
-            await provider_ids.add(connection, tenant, new, self._clock())
-        self.trust(tenant, [*known, *new])
+            known = await provider_ids.known(connection, tenant, new) if new else set()
+            marks = [brought(name) for name in new if name not in known]
+            if owned:
+                marks += await provider_ids.of_sessions(connection, tenant, owned)
+            if marks:
+                await provider_ids.add(connection, tenant, marks, self._clock())
+        self.trust(tenant, known)
+        return list(dict.fromkeys(marks))
 
-    async def _check(self, tenant: str, named: Sequence[AccountId]) -> None:
-        unknown = [each for each in named if all((tenant, name) not in self._trusted for name in _names(each))]
-        unknown = [each for each in unknown if not self._passthrough.is_shared(each.id)]
+    async def _check(self, tenant: str, named: Sequence[AccountId], *, is_fresh: bool = False) -> None:
+        """Raise `NotFound` unless all ids are the tenant's. ``is_fresh``: as the database has it now."""
+        unknown = [each for each in named if not self._passthrough.is_shared(each.id)]
+        if not is_fresh:
+            unknown = [each for each in unknown if all((tenant, name) not in self._trusted for name in _names(each))]
         if not unknown:
             return
         asked = {name for each in unknown for name in _names(each)}
@@ -140,18 +152,26 @@ class AccountAccess:
             self._trusted.popitem(last=False)
 
     async def watch(
-        self, call: Call, answer: ProxyResponse, dialect: DialectName, *, lists: bool = False
+        self, call: Call, answer: ProxyResponse, dialect: DialectName, route: AllowedRoute, marks: Sequence[str]
     ) -> ProxyResponse:
         """Return the response to a call that creates objects, and store their ids as the tenant's; those in a list
-        (``lists``) too.
+        too, if the route is one of a list.
 
-        A reply of a session is returned unchanged: its ids are stored with it.
+        The ids in a reply of a session are stored with it; the ``marks`` of the call become the session's.
         """
         names = dict(answer.headers)
-        if not 200 <= answer.status < 300 or "x-tersely-session" in names:
+        session_id = names.get("x-tersely-session")
+        if session_id is not None:
+            if marks and answer.chunks is not None:
+                answer.chunks = self._moving_marks(call.tenant, session_id, marks, answer.chunks)
+            elif marks:
+                await self._move_marks(call.tenant, session_id, marks)
+            return answer
+        if not 200 <= answer.status < 300:
             return answer
         kind = names.get("content-type", "").partition(";")[0].strip().lower()
-        read = partial(_made, dialect=dialect, lists=lists)
+        lists = route.ids if route.lists else None
+        read = partial(_made, dialect=dialect, lists=route.lists)
         if answer.chunks is None:
             if kind == JSON:
                 made = await run_in_thread_if_large(len(answer.body), read, answer.body)
@@ -162,6 +182,24 @@ class AccountAccess:
         elif kind == JSON:
             answer.chunks = self._watch_body(call.tenant, answer.chunks, read, lists=lists)
         return answer
+
+    async def _moving_marks(
+        self, tenant: str, session_id: str, marks: Sequence[str], chunks: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
+        """Yield the reply as it comes. Its session is stored at its end."""
+        try:
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            await chunks.aclose()  # type: ignore[attr-defined]
+        await self._move_marks(tenant, session_id, marks)
+
+    async def _move_marks(self, tenant: str, session_id: str, marks: Sequence[str]) -> None:
+        try:
+            async with self._database.transaction(tenant) as connection:
+                await provider_ids.move_to_session(connection, tenant, session_id, marks)
+        except StoreUnavailable as error:
+            _log.warning("ids of a client's choice stay with their tenant: %s", error)
 
     async def _watch_stream(
         self, tenant: str, chunks: AsyncIterator[bytes], reader: ReplyReader, dialect: Dialect
@@ -197,7 +235,12 @@ class AccountAccess:
             await chunks.aclose()  # type: ignore[attr-defined]
 
     async def _watch_body(
-        self, tenant: str, chunks: AsyncIterator[bytes], read: Callable[[bytes], list[str]], *, lists: bool
+        self,
+        tenant: str,
+        chunks: AsyncIterator[bytes],
+        read: Callable[[bytes], list[str]],
+        *,
+        lists: Sequence[str] | None,
     ) -> AsyncIterator[bytes]:
         """Yield the body as it comes. Store the ids in it before the client sees its end."""
         whole: list[bytes] = []
@@ -218,23 +261,27 @@ class AccountAccess:
         finally:
             await chunks.aclose()  # type: ignore[attr-defined]
 
-    async def _remember(self, tenant: str, ids: Sequence[str], *, lists: bool = False) -> None:
+    async def _remember(self, tenant: str, ids: Sequence[str], *, lists: Sequence[str] | None = None) -> None:
         """Store ids as the tenant's. If the database is away, other processes do not know them.
 
-        ``lists``: of a list, in which the host may repeat ids of the caller's own choice. Those do not count, and none
-        does if the database cannot say which they are.
+        ``lists``: they stand in a list of what belongs to these objects, in which the host may repeat ids of the
+        caller's own choice. Those do not count, and none does if the database cannot say which they are: if it is away,
+        or if an object was deleted meanwhile, with its marks.
         """
         usable = [name for name in ids if 0 < len(name) <= MAX_ID and name.isprintable()][:MAX_IDS]
         unknown = [name for name in usable if (tenant, name) not in self._trusted]
         if not unknown:
             return
-        if not lists:
+        if lists is None:
             self.trust(tenant, unknown)
         try:
             async with self._database.transaction(tenant) as connection:
-                if lists:
+                if lists is not None:
                     chosen = await provider_ids.known(connection, tenant, list(map(brought, unknown)))
                     unknown = [name for name in unknown if brought(name) not in chosen]
+                    listed = [name for name in lists if not self._passthrough.is_shared(name)]
+                    if not await provider_ids.known(connection, tenant, listed) >= set(listed):
+                        return
                 await provider_ids.add(connection, tenant, unknown, self._clock())
             self.trust(tenant, unknown)
         except StoreUnavailable as error:
