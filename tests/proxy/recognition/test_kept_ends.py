@@ -168,9 +168,9 @@ async def test_turns_stay_behind_a_clients_own_compactions(
     live = [each for each in page.json["items"] if each["turn"]]
     assert [each["raw"] for each in live] == client.history
     if len(KEPT[kept]) == 1:
-        turn, following = live[0]["turn"], live[len(client.opening)]["turn"]
-        keeps_no_question = bool(client.kept) and client.kept[0]["role"] == "assistant"
-        assert (turn == following) == keeps_no_question, "the summary opens the turn of a reply that has no question"
+        turns = {each["turn"] for each in live[: len(client.opening)]}
+        assert len(turns) == 1
+        assert turns.isdisjoint(each["turn"] for each in live[len(client.opening) :]), "the summary has its own turn"
     stored = [each for each in await messages_by_number(service, client.session) if each.turn]
     assert [(each.seq, each.turn, content(each)) for each in stored[: len(before)]] == [
         (each.seq, each.turn, content(each)) for each in before
@@ -182,6 +182,30 @@ async def test_turns_stay_behind_a_clients_own_compactions(
         copies = sum((each["role"], each["content"]) == said for each in client.log)
         assert told.count(said) >= 1 if message in client.openings else told.count(said) == copies, said
     _check_turns(stored, client)
+
+
+@pytest.mark.parametrize("program", [Opencode, Pi])
+@pytest.mark.parametrize("verb", ["drop", "undo", "remove"])
+async def test_taking_out_a_kept_turn_leaves_the_clients_summary(
+    service: Service, model: Model, key: str, program: type[Pi], verb: str
+) -> None:
+    """Of the last turn only the reply was kept; the summary in front of it is of everything else."""
+    client = program(service, model, key, streams=False, context="passthrough")
+    for number in range(1, 4):
+        await client.ask(f"Question {number} of {key}")
+    await client.compact(5)
+    api = f"/api/sessions/{client.session}"
+    if program is Pi:
+        await client.ask(f"Question 4 of {key}")
+    kept = next(each for each in await messages_by_number(service, client.session) if each.message == client.kept[0])
+    turn = f"t{kept.turn}"
+    paths = {"drop": ("POST", f"{api}/turns/{turn}/drop"), "remove": ("DELETE", f"{api}/turns/{turn}")}
+    method, path = paths.get(verb, ("POST", f"{api}/undo"))
+    for _ in range(2 if verb == "undo" else 1):
+        assert (await post(service, b"", method=method, path=path)).status in {200, 204}
+    built = (await post(service, b"{}", path=f"{api}/context")).json["messages"]
+    assert [each for each in built if each in client.opening] == client.opening
+    assert client.kept[0] not in built
 
 
 def _check_turns(stored: list[StoredMessage], client: Pi) -> None:

@@ -341,6 +341,14 @@ def summary_anchors(message: Message) -> tuple[bytes, ...]:
     return tuple(_hash("summary\n" + each) for each in found if len(each) >= MIN_SUMMARY)
 
 
+def is_framed_summary(message: Message) -> bool:
+    """Return whether a client wraps a summary of earlier messages in this message of the user."""
+    if message.role != "user":
+        return False
+    text = message.text
+    return any(len(_framed(text, frame)) >= MIN_SUMMARY for frame in SUMMARY_FRAMES)
+
+
 def _framed(text: str, frame: Delimited) -> str:
     start = text.find(frame.opening, 0, _MAX_FRAME_OFFSET)
     if start < 0:

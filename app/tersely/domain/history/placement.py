@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tersely.domain.history.history import Status
 from tersely.domain.history.links import BEFORE_LOADED, MessageIdentity, PlacedMessage, StoredLink
+
+
+def no_summary(_: int) -> bool:
+    """Say of every message that it is no summary."""
+    return False
+
 
 # New messages get positions between known ones as long as these stay so far apart.
 MIN_GAP = 1e-6
@@ -81,14 +87,17 @@ def place_messages(
     first_link: int,
     last_seq: int,
     turns: int,
+    *,
+    is_summary: Callable[[int], bool] = no_summary,
 ) -> tuple[tuple[PlacedMessage, ...], int, int]:
     """Give every incoming message a sequence number, a turn and a position between its neighbours.
 
-    Links before the loaded rows get sequence number 0: they are stored, and their position is not needed.
+    Links before the loaded rows get sequence number 0: they are stored, and their position is not needed. A client's
+    own summary (``is_summary``, by index) has a turn of its own.
     """
     goes_on = is_continuation(known, first_link)
     positions = {} if goes_on else _new_positions(incoming, known)
-    adopted = {} if goes_on else _adopted_turns(incoming, known)
+    adopted = {} if goes_on else _adopted_turns(incoming, known, is_summary)
     numbering = TurnNumbering(turns=turns, opened=_opened_turns(rows, first_link))
     placed: list[PlacedMessage] = []
     links = 0
@@ -147,26 +156,35 @@ def _new_positions(incoming: Sequence[MessageIdentity], known: Mapping[int, Stor
     return positions
 
 
-def _adopted_turns(incoming: Sequence[MessageIdentity], known: Mapping[int, StoredLink]) -> dict[int, int]:
+def _adopted_turns(
+    incoming: Sequence[MessageIdentity], known: Mapping[int, StoredLink], is_summary: Callable[[int], bool]
+) -> dict[int, int]:
     """Return the turns of new messages that belong to a stored turn because of the messages after them.
 
     A rewritten user message in front of the stored answer opens the same turn as before. Messages before the first user
     message belong to its turn.
+
+    A client's own summary is no question of a reply that it kept, and must stay when the reply's turn is dropped. It is
+    what ``is_summary`` says, or a reply in front of another one (opencode asks for it inside the history).
     """
     opened = {row.turn for index, row in known.items() if incoming[index].starts_turn}
     links = [index for index, message in enumerate(incoming) if message.is_link]
     first_user = next((index for index in links if incoming[index].starts_turn), None)
     adopted: dict[int, int] = {}
-    turn = 0
+    turn, following = 0, ""
     for index in reversed(links):
         row, starts_turn = known.get(index), incoming[index].starts_turn
         if row is not None:
             turn = row.turn
-        elif starts_turn and turn and turn not in opened:
+        elif incoming[index].role == "assistant":
+            if following == "assistant" and first_user is not None and first_user < index:
+                turn = 0
+        elif starts_turn and turn and turn not in opened and not is_summary(index):
             adopted[index] = turn
             opened.add(turn)
         elif starts_turn:
             turn = 0
+        following = "" if row is None else row.role
         if starts_turn and index != first_user:
             turn = 0
     if turn and links[0] not in known:

@@ -6,14 +6,21 @@ are known, which are new and where they belong (`placement`), and which stored m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
 from tersely.domain.history.alignment import match_rows
 from tersely.domain.history.links import BEFORE_LOADED, HIDDEN, MessageIdentity, PlacedMessage, StoredLink
-from tersely.domain.history.placement import TurnNumbering, has_user, is_continuation, keep_room, place_messages
+from tersely.domain.history.placement import (
+    TurnNumbering,
+    has_user,
+    is_continuation,
+    keep_room,
+    no_summary,
+    place_messages,
+)
 
 Kind = Literal["new", "continue", "retry", "edited", "delta"]
 # The names of the fields in spooled exchanges, which earlier releases read and write too.
@@ -59,6 +66,7 @@ def reconcile(
     allow_restore: bool = False,
     question_index: int | None = None,
     staying: Collection[int] = (),
+    is_summary: Callable[[int], bool] = no_summary,
 ) -> Reconciliation:
     """Reconcile a full incoming history with the stored one.
 
@@ -66,7 +74,8 @@ def reconcile(
     before them, which are known to match. With ``allow_restore``, ``rows`` include superseded messages, which the
     client may have returned to. Messages from index ``question_index`` on (default: the last message that starts a
     turn) are the question: hidden stored messages (dropped, undone, removed) do not match it, so that asking again
-    starts a new turn. ``staying`` are sequence numbers that are never superseded.
+    starts a new turn. ``staying`` are sequence numbers that are never superseded. ``is_summary`` says of an index
+    whether the client summarises there what came before.
     """
     if question_index is None:
         question_index = _last_start(incoming)
@@ -79,6 +88,7 @@ def reconcile(
         allow_restore=allow_restore,
         question_index=question_index,
         staying=staying,
+        is_summary=is_summary,
     )
 
 
@@ -169,6 +179,7 @@ def align(
     allow_restore: bool = False,
     question_index: int | None = None,
     staying: Collection[int] = (),
+    is_summary: Callable[[int], bool] = no_summary,
 ) -> Reconciliation:
     """Reconcile by alignment, for any change of the history. Hidden messages stay hidden."""
     known = match_rows(rows, incoming, first_link, _last_start(incoming) if question_index is None else question_index)
@@ -178,7 +189,7 @@ def align(
     left = [row for row in rows if row.status == "live" and row.seq not in matched and row.seq not in staying]
     back = [row for row in rows if row.status == "superseded" and row.seq in matched] if allow_restore else []
     is_new = not known and all(row.status == "superseded" for row in rows)
-    placed, last_seq, turns = place_messages(rows, incoming, known, first_link, last_seq, turns)
+    placed, last_seq, turns = place_messages(rows, incoming, known, first_link, last_seq, turns, is_summary=is_summary)
     return Reconciliation(
         kind=_kind(incoming, placed, left, back, is_new=is_new),
         placed=placed,

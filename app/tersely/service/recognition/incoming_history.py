@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from tersely.dialects.clients.known import refuses_for_client
-from tersely.domain.history.chain import DIGEST_BYTES, canonical, summary_anchors
+from tersely.domain.history.chain import DIGEST_BYTES, canonical, is_framed_summary, summary_anchors
 from tersely.domain.history.links import MessageIdentity
 from tersely.domain.messages import Message, Reasoning, Text
 
@@ -118,6 +118,10 @@ class IncomingHistory:
         roles = [message.role for message in self.messages]
         first = roles.index("assistant") if "assistant" in roles else len(roles)
         return [anchor for message in self.messages[: max(4, first)] for anchor in summary_anchors(message)]
+
+    def is_framed_summary(self, index: int) -> bool:
+        """Return whether in this message the client wraps a summary of its own."""
+        return is_framed_summary(self.messages[index])
 
     def index_of_chain(self, chain: bytes) -> int:
         """Return the index of the message with this chain value: the first one, since instructions repeat the value

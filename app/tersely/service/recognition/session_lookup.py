@@ -407,6 +407,7 @@ def _match_from_rows(
         turns=session.turns,
         first_link=first_link,
         allow_restore=True,
+        is_summary=incoming.is_framed_summary,
     )
     return SessionMatch(
         session_id=session.id,
