@@ -24,18 +24,31 @@ RULES = "Always run the linter. " * 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """How a dialect carries a conversation: its path, the member that holds the messages, and their shapes."""
+    """How a dialect carries a conversation: its path, the member that holds the messages, and their shapes.
+
+    ``usage`` writes how many tokens a host counted, those of the prompt and those of the reply.
+    """
 
     path: str
     member: str
     user: Callable[[str], dict[str, Any]]
     replied: Callable[[dict[str, Any]], list[dict[str, Any]]]
     reply: Callable[[str], dict[str, Any]]
+    usage: Callable[[int, int], dict[str, int]]
     body: Mapping[str, Any] = field(default_factory=dict)
 
 
+def _usage(prompt: str, reply: str, total: str = "") -> Callable[[int, int], dict[str, int]]:
+    def write(read: int, written: int) -> dict[str, int]:
+        return {prompt: read, reply: written} | ({total: read + written} if total else {})
+
+    return write
+
+
+_GEMINI_USAGE = _usage("promptTokenCount", "candidatesTokenCount", "totalTokenCount")
 WIRES: Mapping[str, Wire] = {
     "openai_chat": Wire(
+        usage=_usage("prompt_tokens", "completion_tokens", "total_tokens"),
         path="/v1/chat/completions",
         member="messages",
         user=lambda text: {"role": "user", "content": text},
@@ -44,6 +57,7 @@ WIRES: Mapping[str, Wire] = {
         body={"model": MODEL},
     ),
     "openai_responses": Wire(
+        usage=_usage("input_tokens", "output_tokens", "total_tokens"),
         path="/v1/responses",
         member="input",
         user=lambda text: {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]},
@@ -56,6 +70,7 @@ WIRES: Mapping[str, Wire] = {
         body={"model": MODEL, "store": False},
     ),
     "anthropic": Wire(
+        usage=_usage("input_tokens", "output_tokens"),
         path="/v1/messages",
         member="messages",
         user=lambda text: {"role": "user", "content": [{"type": "text", "text": text}]},
@@ -64,6 +79,7 @@ WIRES: Mapping[str, Wire] = {
         body={"model": MODEL, "max_tokens": 512},
     ),
     "gemini": Wire(
+        usage=_GEMINI_USAGE,
         path=f"/v1beta/models/{MODEL}:generateContent",
         member="contents",
         user=lambda text: {"role": "user", "parts": [{"text": text}]},
@@ -71,6 +87,7 @@ WIRES: Mapping[str, Wire] = {
         reply=lambda text: {"parts": [{"text": text}]},
     ),
     "gemini_gca": Wire(
+        usage=_GEMINI_USAGE,
         path="/v1internal:generateContent",
         member="contents",
         user=lambda text: {"role": "user", "parts": [{"text": text}]},
@@ -186,6 +203,12 @@ FIRST_REQUESTS: Mapping[str, tuple[str, Callable[[], dict[str, Any]]]] = {
 }
 
 
+def first_request(dialect: str, *messages: Mapping[str, Any]) -> dict[str, Any]:
+    """A request of ``messages`` and nothing else."""
+    body = {WIRES[dialect].member: list(messages)}
+    return {"model": MODEL, "project": "p", "request": body} if dialect == "gemini_gca" else body
+
+
 class Markers:
     """Puts a word of its own into each injected block and each instruction that stands inside a history."""
 
@@ -258,7 +281,7 @@ class InjectingClient:
         self.body = {**self.wire.body, **deepcopy(dict(first))}
         self.session = ""
         self.epoch = ""
-        self._service, self._model, self._key = service, model, key
+        self.service, self._model, self._key = service, model, key
         self._headers = {
             "content-type": "application/json",
             "authorization": "Bearer k",
@@ -273,19 +296,21 @@ class InjectingClient:
         """The messages of the next request."""
         return _holder(self.body, self.dialect)[self.wire.member]  # type: ignore[no-any-return]
 
-    def ask(self, *messages: Mapping[str, Any], **headers: str) -> httpx.Response:
-        """Send the history with ``messages`` at its end, and keep the reply."""
+    def ask(
+        self, *messages: Mapping[str, Any], usage: Mapping[str, int] | None = None, **headers: str
+    ) -> httpx.Response:
+        """Send the history with ``messages`` at its end, and keep the reply. ``usage``: what the host counts."""
         self.history.extend(dict(message) for message in messages)
         more = {name.replace("_", "-"): value for name, value in headers.items()}
         self._calls += 1
         text = f"Answer {self._calls} of {self._key}: " + "done " * 40
-        self._model.script(self._key, ScriptedReply(message=self.wire.reply(text)))
+        self._model.script(self._key, ScriptedReply(message=self.wire.reply(text), usage=usage))
         path, body = self.wire.path, self.body
         if self._streams and self.wire.member == "contents":
             path = path.replace(":generateContent", ":streamGenerateContent") + "?alt=sse"
         elif self._streams:
             body = {**body, "stream": True}
-        answer = self._http.post(self._service.url + path, content=json.dumps(body), headers={**self._headers, **more})
+        answer = self._http.post(self.service.url + path, content=json.dumps(body), headers={**self._headers, **more})
         assert answer.status_code == 200, answer.text
         self.session = answer.headers["x-tersely-session"]
         self.epoch = answer.headers.get("x-tersely-epoch", "")
@@ -306,7 +331,7 @@ class InjectingClient:
 
     def say(self, text: str, **headers: str) -> httpx.Response:
         """One more turn."""
-        return self.ask(self.wire.user(text), **headers)
+        return self.ask(self.wire.user(text), usage=None, **headers)
 
 
 def question(number: int, words: int = 90) -> str:

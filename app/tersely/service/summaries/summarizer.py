@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -47,6 +47,9 @@ LEASE_MARGIN = timedelta(seconds=30)
 PATIENCE = 10.0
 LOOK_EVERY = 0.2
 STALE_TRIES = 3
+# A memory entry that found another replica at work on its session is tried again after so many seconds, so many times.
+HELD_WAIT = 1.0
+HELD_TRIES = 60
 # Seconds for reading a long range, and seconds in which a cancelled job may store its end.
 READ_LIMIT = 15.0
 LAST_WORDS = 1.0
@@ -105,6 +108,7 @@ class Summarizer:
         self._leases = 0
         self._jobs = 0
         self._waiting: dict[tuple[str, str], dict[tuple[Purpose, int, int], Job]] = {}
+        self._held: Counter[tuple[tuple[str, str], tuple[Purpose, int, int]]] = Counter()
         self._places: deque[tuple[str, str]] = deque()
         self._wake = asyncio.Event()
         self._finished = asyncio.Event()
@@ -122,6 +126,7 @@ class Summarizer:
         self._tasks.clear()
         self._waiting.clear()
         self._places.clear()
+        self._held.clear()
         self._jobs = 0
 
     def submit(self, job: Job) -> bool:
@@ -208,11 +213,26 @@ class Summarizer:
 
     async def _run_quietly(self, job: Job) -> None:
         try:
-            await self._run(job)
+            done = await self._run(job)
+            if job.purpose == MEMORY_UPDATE:
+                self._try_again_if_held(job, done)
         except (StoreUnavailable, NotFound) as error:
             _log.info("a summary was not made: %s", type(error).__name__)
         except Exception as error:  # noqa: BLE001 a worker goes on; a message may quote content, so only its class is told
             _log.error("a summary was not made: %s", type(error).__name__)
+
+    def _try_again_if_held(self, job: Job, done: Compaction) -> None:
+        """Submit a memory entry again if another replica was at work on its session."""
+        name = (job.place, job.key)
+        if done.result != "held" or self._held[name] >= HELD_TRIES:
+            del self._held[name]
+            return
+        self._held[name] += 1
+        asyncio.get_running_loop().call_later(HELD_WAIT, self._submit_if_open, job)
+
+    def _submit_if_open(self, job: Job) -> None:
+        if self._tasks and not self.submit(job):
+            del self._held[job.place, job.key]
 
     # One job
 
