@@ -13,6 +13,7 @@ from tersely.fakellm.scripted import ScriptedReply
 from tests.conftest import Database
 from tests.support.chat_messages import assistant, user
 from tests.support.http import body_of, post
+from tests.support.injected_clients import WIRES, InjectingClient, first_request
 from tests.support.services import FROM_THE_START, Service, serve
 from tests.support.upstreams import Model, RawUpstream, http_head
 
@@ -98,6 +99,12 @@ async def test_rebuilt_state_is_not_reported_as_a_summary(store: Database, raw: 
 
 
 @pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    with httpx.Client(timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
 def offering(store: Database, model: Model) -> Iterator[Service]:
     with serve(store, model.url, strategy="window", instructions="off", epoch=FROM_THE_START) as running:
         yield running
@@ -106,24 +113,44 @@ def offering(store: Database, model: Model) -> Iterator[Service]:
 PAD = {"name": "manage_scratchpad", "arguments": '{"action": "read"}'}
 
 
-def usage(prompt: int, completion: int) -> dict[str, int]:
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-@pytest.mark.parametrize("streams", [False, True])
-async def test_the_weight_of_a_turn_is_that_of_its_last_round(
-    offering: Service, model: Model, key: str, streams: bool
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("dialect", WIRES)
+def test_the_weight_of_a_turn_is_that_of_its_last_round(
+    offering: Service, model: Model, http: httpx.Client, key: str, dialect: str, streams: bool
 ) -> None:
+    client = InjectingClient(
+        offering, model, key, dialect, first_request(dialect),
+        headers={"x_tersely_session": key}, http=http, streams=streams,
+    )  # fmt: skip
+    if streams and dialect == "openai_chat":
+        client.body["stream_options"] = {"include_usage": True}
     calls = [{"id": "c1", "type": "function", "function": PAD}]
     looking = {"role": "assistant", "content": None, "tool_calls": calls}
-    model.script(key, ScriptedReply(message=looking, usage=usage(100, 10)))
-    model.script(key, ScriptedReply(message=assistant("Nothing there."), usage=usage(150, 20)))
-    more = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
-    answer = await post(offering, body_of("What is noted?", user=key, **more), X_Tersely_Session=key)
-    assert answer.status == 200, answer.body
+    model.script(key, ScriptedReply(message=looking, usage=client.wire.usage(100, 10)))
+    client.ask(client.wire.user("What is noted?"), usage=client.wire.usage(150, 20))
     found = read(offering, key, "turns/t1")["usage"]
     assert (found["calls"], found["input"], found["output"]) == (1, 250, 30)
     assert found["weight"] == 170
-    model.script(key, ScriptedReply(message=assistant("Yes."), usage=usage(200, 5)))
-    await post(offering, body_of("Sure?", user=key), X_Tersely_Session=key)
+    client.ask(client.wire.user("Sure?"), usage=client.wire.usage(200, 5))
     assert read(offering, key, "turns/t2")["usage"]["weight"] == 205
+
+
+@pytest.mark.parametrize("dialect", WIRES)
+def test_turns_brought_back_are_full_in_every_dialect(
+    service: Service, model: Model, http: httpx.Client, key: str, dialect: str
+) -> None:
+    client = InjectingClient(
+        service, model, key, dialect, first_request(dialect),
+        headers={"x_tersely_session": key, "x_tersely_strategy": json.dumps(TIERED)}, http=http,
+    )  # fmt: skip
+    client.say("the kraken parser drops tentacles in kraken_parser.py")
+    for number in range(12):
+        client.say(f"chat {number} " + "lorem " * 250)
+    client.say("does the kraken parser still drop tentacles?" + " hm" * 1200)
+    sent = [each for each in list(model.state.received) if each.headers.get("X-Script") == key][-1]
+    assert b"the kraken parser drops tentacles" in sent.body
+    built = httpx.post(f"{service.url}/api/sessions/{key}/context", json={"dialect": dialect}, timeout=60).json()
+    assert "the kraken parser drops tentacles" in json.dumps(built["messages"])
+    turns = {turn["turn"]: turn for turn in built["report"]["turns"]}
+    assert (turns["t1"]["kept"], turns["t1"]["reason"]) == ("full", "brought back")
+    assert turns["t6"]["kept"] == "summary"

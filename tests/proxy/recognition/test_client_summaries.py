@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from tersely.fakellm.scripted import ScriptedReply
+from tests.conftest import Database
 from tests.support.http import Answered, body_of, post
+from tests.support.injected_clients import WIRES, first_request
 from tests.support.rows import messages_by_number
-from tests.support.services import Service
+from tests.support.services import Service, serve
 from tests.support.upstreams import Model
 
 SUMMARY = "The user asked about the lighthouse of {key}; it was answered that it is red and white. Nothing is open."
@@ -32,6 +37,13 @@ CLIENTS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "an id and none": ({"X_Session_Id": "one-{key}"}, {}),
     "none and an id": ({}, {"X_Session_Id": "other-{key}"}),
 }
+
+
+@pytest.fixture(scope="module")
+def replica(store: Database, model: Model) -> Iterator[Service]:
+    """Another process of the same service."""
+    with serve(store, model.url) as running:
+        yield running
 
 
 class Client:
@@ -117,3 +129,58 @@ async def test_an_sdk_used_both_ways_is_one_client(service: Service, model: Mode
     await client.compact()
     client.headers["User_Agent"] = "AsyncOpenAI/Python 2.54.0"
     assert (await client.ask("More", f"More of it, {key}")).session == first.session
+
+
+class WireClient(Client):
+    """The same in any wire format, whole or streamed."""
+
+    def __init__(self, dialect: str, *given: Any, streams: bool = False) -> None:
+        super().__init__(*given)
+        self.dialect, self.wire, self.streams = dialect, WIRES[dialect], streams
+
+    @override
+    async def send(self, *messages: Any, reply: str) -> Answered:
+        self.model.script(f"{self.key}-{reply}", ScriptedReply(message=self.wire.reply(reply)))
+        listed = [self.wire.user(each) if isinstance(each, str) else self._spoken(each["content"]) for each in messages]
+        body, path = {**self.wire.body, **first_request(self.dialect, *listed)}, self.wire.path
+        if self.streams and self.wire.member == "contents":
+            path = path.replace(":generateContent", ":streamGenerateContent") + "?alt=sse"
+        elif self.streams:
+            body["stream"] = True
+        given = {"X_Script": f"{self.key}-{reply}", "Authorization": "Bearer k", **self.headers}
+        answered = await post(self.service, json.dumps(body).encode(), path=path, **given)
+        assert answered.status == 200, answered.body
+        return answered
+
+    def _spoken(self, text: str) -> dict[str, Any]:
+        reply = self.wire.reply(text)
+        if self.wire.member == "input":
+            return dict(reply["output"][0])
+        return {"role": "model" if self.wire.member == "contents" else "assistant", **reply}
+
+
+@pytest.mark.parametrize("flow", ["whole", "streamed", "two replicas"])
+@pytest.mark.parametrize("dialect", WIRES)
+@pytest.mark.parametrize("known_by", ["program", "credentials"])
+async def test_summaries_join_their_own_client_in_every_dialect(
+    service: Service, replica: Service, model: Model, key: str, known_by: str, dialect: str, flow: str
+) -> None:
+    ours, theirs, late = (
+        WireClient(dialect, service, model, key, headers, streams=flow == "streamed")
+        for headers in (*CLIENTS[known_by], CLIENTS[known_by][1])
+    )
+    first = [
+        await client.ask(f"Question {number} of {key}", f"A reply of some length, {number}")
+        for number, client in enumerate((ours, theirs))
+    ]
+    for client in (ours, theirs):
+        await client.compact()
+        client.service = replica if flow == "two replicas" else service
+    late.history = [GOES_ON.format(key=f"nobody {key}")]
+    strangers = await late.ask("And what of the harbour?", f"The harbour is closed, {key}.")
+    second = [
+        await client.ask(f"Going on with {number}", f"Another reply of some length, {number}")
+        for number, client in enumerate((ours, theirs))
+    ]
+    assert len({answered.session for answered in (*first, strangers)}) == 3
+    assert [answered.session for answered in second] == [answered.session for answered in first]

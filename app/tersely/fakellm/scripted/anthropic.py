@@ -98,7 +98,8 @@ def _events(exchange: ScriptedExchange) -> list[bytes]:
         items += [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas]
         items.append({"type": "content_block_stop", "index": index})
     delta = {"stop_reason": _finish(reply), "stop_sequence": None}
-    items.append({"type": "message_delta", "delta": delta, "usage": {"output_tokens": exchange.counted.output}})
+    written = _usage(exchange).get("output_tokens", exchange.counted.output)
+    items.append({"type": "message_delta", "delta": delta, "usage": {"output_tokens": written}})
     if reply.has_done:
         items.append({"type": "message_stop"})
     return [exchange.event(each, each["type"]) for each in items]
