@@ -212,7 +212,16 @@ def test_references_lead_somewhere(document: dict) -> None:
 async def test_document_is_served_with_its_pages(api: Api) -> None:
     served = await api.http.get("/openapi.json")
     assert served.json()["paths"]["/v1/chat/completions"]["post"]["tags"] == ["proxy"]
-    assert "swagger" in (await api.http.get("/docs")).text.lower()
+    listed = (await api.http.get("/docs")).text
+    for path, methods in served.json()["paths"].items():
+        for method, operation in methods.items():
+            assert f'href="/docs/{operation["operationId"]}"' in listed, (method, path)
+            page = await api.http.get(f"/docs/{operation['operationId']}")
+            assert page.status_code == 200, (method, path)
+            assert path in page.text
+            for parameter in operation.get("parameters", ()):
+                assert f'name="{parameter["name"]}"' in page.text
+    assert (await api.http.get("/docs/nothing")).status_code == 404
 
 
 async def test_answers_have_the_described_shape(api: Api) -> None:

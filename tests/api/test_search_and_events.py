@@ -33,9 +33,30 @@ async def test_search_finds_words_in_every_session(api: Api) -> None:
     (heron,) = (await api.http.post("/api/search", json={"query": "heron nest"})).json()["hits"]
     assert (heron["session"], heron["seq"], heron["turn"]) == ("birds", 1, "t1")
     assert "heron" in heron["excerpt"]
+    assert heron["before"] is None
+    assert heron["after"] == {"seq": 2, "turn": "t1", "role": "assistant", "excerpt": ASSISTANT["content"]}
     relevant = await api.http.post("/api/search", json={"query": "alders weir", "mode": "relevant"})
     assert "birds" in {hit["session"] for hit in relevant.json()["hits"]}
     assert (await api.http.post("/api/search", json={"query": "kingfisher"})).json()["hits"] == []
+
+
+async def test_hits_have_their_neighbours(api: Api) -> None:
+    words = ["bread", "an otter", "two otters", "milk", "eggs", "salt", "tea " * 100, "otter again"]
+    await api.append("list", *({"role": ("user", "assistant")[n % 2], "content": word} for n, word in enumerate(words)))
+
+    async def find(mode: str, limit: int) -> list[tuple[int, int | None, int | None]]:
+        body = {"query": "otter", "mode": mode, "limit": limit}
+        found = (await api.http.post("/api/search", json=body)).json()["hits"]
+        for each in (side for hit in found for side in (hit, hit["before"], hit["after"]) if side):
+            assert each["excerpt"].rstrip(" …") in words[each["seq"] - 1]
+        return [(hit["seq"], *(hit[side] and hit[side]["seq"] for side in ("before", "after"))) for hit in found]
+
+    assert await find("search", 9) == [(2, 1, 3), (3, 2, 4), (8, 7, None)]
+    assert await find("search", 2) == [(2, 1, 3), (3, 2, 4)]
+    assert [seq for seq, _, _ in await find("search", 1)] == [2]
+    relevant = await find("relevant", 3)
+    assert (2, 1, 3) in relevant
+    assert len(relevant) == 3
 
 
 @pytest.mark.parametrize("body", [{}, {"query": ""}, {"query": "x" * 2_001}, {"query": "x", "mode": "guess"}])

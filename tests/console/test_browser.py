@@ -82,6 +82,8 @@ def pages(demo: Demo) -> list[tuple[str, dict[str, object]]]:
         ("console/search", {**long, "query": "order"}),
         ("console/replay", {}),
         ("console/operator", {}),
+        ("docs", {}),
+        *[(f"docs/{name}", {}) for name in ("search_session", "create_chat_completion", "list_sessions")],
     ]
 
 
@@ -269,9 +271,21 @@ def test_live_page_shows_a_finished_call(watched: Watched, demo: Demo) -> None:
     expect(page.locator(".fresh", has_text="epoch").first).to_contain_text(EPOCH_REASONS["first"], timeout=10_000)
 
 
-def test_the_api_page_comes_from_the_package(watched: Watched, demo: Demo) -> None:
+def test_operations_of_the_api_are_described_and_tried(watched: Watched, demo: Demo) -> None:
     page = watched.open("docs")
-    expect(page.get_by_role("heading", name="Tersely").first).to_be_visible(timeout=20_000)
+    page.get_by_role("link", name="POST /api/sessions/{session_id}/search").click()
+    expect(page.get_by_role("region", name="Members of the body")).to_contain_text("turnId")
+    page.get_by_label("session_id (required)").fill(demo.hostile)
+    page.locator("textarea").fill('{"mode": "search", "query": "alert(1)"}')
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("status")).to_contain_text("200 OK")
+    answer = page.get_by_role("region", name="Answer", exact=True)
+    expect(answer).to_contain_text("<script>alert(1)</script>")
+    assert answer.locator("script").count() == 0
+    page.get_by_label("session_id (required)").fill("no such/session")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("status")).to_contain_text("404")
+    assert violations(page) == []
 
 
 def test_a_form_of_another_site_changes_nothing(watched: Watched, demo: Demo) -> None:
@@ -336,13 +350,13 @@ def test_dropped_file_is_played_or_its_error_is_shown(watched: Watched, demo: De
     bad.write_text("<b>nothing</b>")
     page.get_by_label("Session file").set_input_files(bad)
     page.get_by_role("button", name="Play it").click()
-    expect(page.locator("transcript-drop [role=status]")).to_contain_text("not a transcript", timeout=20_000)
+    expect(page.locator("[data-play] [role=status]")).to_contain_text("not a transcript", timeout=20_000)
     page.evaluate(
         """text => {
             const transfer = new DataTransfer();
             transfer.items.add(new File([text], "mine.jsonl"));
             const event = new DragEvent("drop", {dataTransfer: transfer, bubbles: true, cancelable: true});
-            document.querySelector("transcript-drop").dispatchEvent(event);
+            document.querySelector("[data-play]").dispatchEvent(event);
         }""",
         good.read_text(),
     )
@@ -357,7 +371,7 @@ def test_rows_far_away_are_put_away_and_come_back(watched: Watched, demo: Demo) 
     page = watched.open("console/session", id=demo.long, call=36)
     page.set_viewport_size({"width": 900, "height": 70})
     page.locator(".gap").last.scroll_into_view_if_needed()
-    page.locator("row-chunk").last.locator(".row").last.scroll_into_view_if_needed()
+    page.locator(".chunk").last.locator(".row").last.scroll_into_view_if_needed()
     page.evaluate("window.scrollTo(0, document.documentElement.scrollHeight)")
     expect(page.locator("#m2")).to_have_count(0, timeout=10_000)
     page.locator(".gap").first.scroll_into_view_if_needed()
@@ -399,7 +413,10 @@ def test_search_of_a_session_opens_a_hit_at_its_call(watched: Watched, demo: Dem
     page.keyboard.type("nightly import drops")
     page.keyboard.press("Enter")
     page.wait_for_url(re.compile("/console/search"))
-    page.get_by_role("link", name="Open at call 1").first.click()
+    hit = page.locator(".hits li", has_text="nightly import drops").first
+    expect(hit.locator(".near").first).to_be_visible()
+    expect(hit.locator(".near mark")).to_have_count(0)
+    page.get_by_role("link", name=re.compile("Open at call 1 ?,")).first.click()
     expect(page.locator(".row.target")).to_contain_text("nightly import drops")
     expect(page.locator("output")).to_have_text("call 1 of 36")
 

@@ -92,7 +92,7 @@ async def test_newest_reply_is_shown_as_client_and_model_know_it(fronting: Servi
     async with httpx.AsyncClient(base_url=fronting.url, timeout=60) as http:
         await ask(http, "answered", "Mend the import.")
         page = (await http.get("/console/session", params={"id": "answered"})).text
-        rows = re.findall(r'<div class="row .*?(?=<div class="row |</row-chunk>)', page, re.DOTALL)
+        rows = re.findall(r'<div class="row .*?(?=<div class="row |</section>)', page, re.DOTALL)
         assert "kept-reply" in rows[-1]
         from_client, sent = rows[-1].split('<div class="sent">')
         assert "Done." in from_client

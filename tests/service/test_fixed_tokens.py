@@ -25,11 +25,11 @@ def test_functions_are_counted_by_the_rule_of_their_model(model: str, layout: ru
     raw = json.dumps([TOOL]).encode()
     encode = partial(count_text, name=encoding_for(model))
     assert (
-        FixedTokens().count(model, [], raw) == rules.count_tools([TOOL], encode, layout=layout) < encode(raw.decode())
+        FixedTokens().count_tools(model, raw) == rules.count_tools([TOOL], encode, layout=layout) < encode(raw.decode())
     )
 
 
 def test_tools_that_are_no_list_count_by_their_text() -> None:
     for raw in (b'{"a": 1}', b"[not json"):
-        assert FixedTokens().count("gpt-4o", [], raw) == count_text(raw.decode(), "o200k_base")
-    assert FixedTokens().count("gpt-4o", [], b"") == 0
+        assert FixedTokens().count_tools("gpt-4o", raw) == count_text(raw.decode(), "o200k_base")
+    assert FixedTokens().count_tools("gpt-4o", b"") == 0

@@ -298,7 +298,7 @@ def test_report_names_layers_and_the_fate_of_each_turn() -> None:
         policy=LITERAL,
         material=EpochInputs(terse=DOCUMENT_TERSE),
     )
-    assert [layer.name for layer in context.report.layers] == ["instructions", "activity_log", "tail"]
+    assert [layer.name for layer in context.report.layers] == ["instructions", "tools", "activity_log", "tail"]
     assert [(t.turn, t.kept, t.reason) for t in context.report.turns] == [
         (1, "terse", "in the activity log"),
         (2, "terse", "in the activity log"),

@@ -14,7 +14,7 @@ from tersely import __version__
 from tersely.api.rest.services import Services
 from tersely.composition.clock import new_id
 from tersely.composition.foundation import Foundation
-from tersely.console.docs_page import docs_route
+from tersely.console.docs_page import DocsPages
 from tersely.console.pages import Pages
 from tersely.console.router import Console
 from tersely.console.views.base import Sources
@@ -111,7 +111,7 @@ def console_routes(
     admin_key = settings.admin_key.get_secret_value() if settings.admin_key else None
     operators = OperatorAccess(admin_key, is_open=settings.auth != "keys")
     console = Console(pages, access, operators, clock=base.clock)
-    return [docs_route(pages), *console.routes(views.views(), views.changes(), views.uploads())]
+    return [*DocsPages(pages).routes(), *console.routes(views.views(), views.changes(), views.uploads())]
 
 
 def _addresses(settings: Settings) -> dict[tuple[str, str], str]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from tersely.console.epoch_reasons import explain_epoch
 from tersely.service.money.prices import ModelPrice
-from tersely.service.sessions.calls import CallInfo
+from tersely.service.sessions.call_infos import CallInfo
 from tersely.store.ops.stats import EpochRow
 
 LOST = 0.5

@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from starlette.responses import HTMLResponse
 
+from tersely.console.api_reference import prose
 from tersely.console.epoch_reasons import explain_epoch
 from tersely.service.sessions.comparisons import readable
 
@@ -125,6 +126,7 @@ class Pages:
             typed=typed,
             epoch_reason=explain_epoch,
             duration=duration,
+            prose=prose,
         )
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tersely.service.sessions.calls import CallInfo
+from tersely.service.sessions.call_infos import CallInfo
 from tersely.store.ops.stats import EpochRow
 
 HEIGHT = 120.0
 WIDTH = 1000.0
 MOST = 200
 """Bars; of more calls the last are shown."""
-GROUPS = ("instructions", "head", "tail")
-_GROUP_OF = {"instructions": "instructions", "injected": "instructions", "tail": "tail", "kept": "tail"}
+GROUPS = ("instructions", "tools", "head", "tail")
+_GROUP_OF = {
+    "instructions": "instructions",
+    "injected": "instructions",
+    "tools": "tools",
+    "tail": "tail",
+    "kept": "tail",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +59,14 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strip:
-    """All bars and cuts; ``top`` tokens are as high as the strip."""
+    """All bars and cuts; ``top`` tokens are as high as the strip. ``undivided``: number of calls whose tools are
+    counted among the instructions.
+    """
 
     bars: tuple[Bar, ...]
     cuts: tuple[Cut, ...]
     top: int
+    undivided: int
     width: float = WIDTH
     height: float = HEIGHT
 
@@ -77,7 +86,14 @@ def draw(calls: Sequence[CallInfo], epochs: Sequence[EpochRow], current: int) ->
         if row.epoch and row.epoch != known and (known is not None or row.epoch > 1):
             cuts.append(Cut(x=x, reason=reasons.get(row.epoch, ""), number=row.epoch))
         known = row.epoch or known
-    return Strip(bars=tuple(bars), cuts=tuple(cuts), top=top)
+    undivided = sum(is_undivided(call) for call in calls)
+    return Strip(bars=tuple(bars), cuts=tuple(cuts), top=top, undivided=undivided)
+
+
+def is_undivided(call: CallInfo) -> bool:
+    """Return whether a call's tools are counted among its instructions: an earlier version stored it so."""
+    names = {layer.name for layer in call.layers}
+    return "instructions" in names and "tools" not in names
 
 
 def group_tokens(call: CallInfo) -> Mapping[str, int]:
@@ -101,7 +117,11 @@ def _bar(call: CallInfo, x: float, step: float, top: int, *, is_current: bool) -
         y -= height
         parts.append(Part(group=group, y=round(y, 2), height=round(height, 2), tokens=groups[group]))
     hit = row.cached_tokens / row.input_tokens if row.cached_tokens and row.input_tokens else 0.0
-    title = f"Call {row.number}: {row.tokens_after:,} of {row.tokens_before:,} tokens sent, {100 * hit:.0f} % cached"
+    shares = ", ".join(f"{group} {groups[group]:,}" for group in GROUPS if groups[group])
+    title = (
+        f"Call {row.number}: {row.tokens_after:,} of {row.tokens_before:,} tokens sent ({shares}), "
+        f"{100 * hit:.0f} % cached"
+    )
     return Bar(
         number=row.number,
         x=round(x, 2),

@@ -8,7 +8,7 @@ from typing import Any
 
 from tersely.dialects.tool_rounds import tool_names
 from tersely.dialects.wire import raw_json
-from tersely.service.sessions.calls import SentTools
+from tersely.service.sessions.call_infos import SentTools
 from tersely.service.sessions.comparisons import readable
 
 MAX_DEFINITION = 20_000

@@ -218,7 +218,10 @@ def _write_report(draft: Draft, sent: Sequence[Entry], *, snapshot: Snapshot, ep
 
 
 def _count_layers(draft: Draft, sent: Sequence[Entry], snapshot: Snapshot, injected: int) -> tuple[LayerReport, ...]:
-    tokens = {"instructions": snapshot.fixed_tokens - snapshot.injected_tokens}
+    tokens = {
+        "instructions": snapshot.fixed_tokens - snapshot.tool_tokens - snapshot.injected_tokens,
+        "tools": snapshot.tool_tokens,
+    }
     if injected:
         tokens["injected"] = injected
     for message in (*draft.head, *draft.closing):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,8 +19,9 @@ from tersely.api.rest.schemas.stats import TenantEventPage
 from tersely.api.rest.services import AppServices
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.turns import write_turn_id
+from tersely.service.search.tenant_search import FoundMessage, Passage
 from tersely.service.sessions.activity import Happening
-from tersely.service.sessions.calls import info
+from tersely.service.sessions.call_infos import info
 from tersely.store.ops.calls import CallRow
 
 QUIET_LOOKS = 15
@@ -72,27 +73,40 @@ async def list_events(
 
 @router.post("/search", summary="Search all sessions", response_model=HitsOut)
 async def search_sessions(services: AppServices, tenant: Tenant, body: SearchSessions) -> Response:
-    """Matching messages of all sessions, most recently called session first. `searched`: the number of sessions that
-    were searched. `is_whole`: whether these are all sessions.
+    """Matching messages of all sessions, most recently called session first, each with its neighbours. `searched`: the
+    number of sessions that were searched. `is_whole`: whether these are all sessions.
     """
     hits = await services.search.search(tenant, body.query, mode=body.mode, limit=body.limit)
     return json_response(
         {
-            "hits": [
-                {
-                    "session": hit.session_id,
-                    "title": hit.title,
-                    "seq": hit.seq,
-                    "turn": write_turn_id(hit.turn) if hit.turn else None,
-                    "role": hit.role,
-                    "excerpt": printable(hit.excerpt),
-                }
-                for hit in hits.hits
-            ],
+            "hits": [hit for passage in hits.passages for hit in _write_hits(passage)],
             "searched": hits.searched,
             "is_whole": hits.is_whole,
         }
     )
+
+
+def _write_hits(passage: Passage) -> Iterator[dict[str, Any]]:
+    for before, message, after in zip(
+        (None, *passage.messages), passage.messages, (*passage.messages[1:], None), strict=False
+    ):
+        if message.is_hit:
+            yield {
+                "session": passage.session_id,
+                "title": passage.title,
+                **_write_found(message),
+                "before": None if before is None else _write_found(before),
+                "after": None if after is None else _write_found(after),
+            }
+
+
+def _write_found(message: FoundMessage) -> dict[str, Any]:
+    return {
+        "seq": message.seq,
+        "turn": write_turn_id(message.turn) if message.turn else None,
+        "role": message.role,
+        "excerpt": printable(message.excerpt),
+    }
 
 
 def write_happening(happening: Happening) -> dict[str, Any]:

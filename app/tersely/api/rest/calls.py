@@ -15,7 +15,8 @@ from tersely.api.rest.sessions import write_money, write_shadow
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.turns import write_turn_id
 from tersely.service.money.savings import SavingsRow
-from tersely.service.sessions.calls import CallContext, CallInfo
+from tersely.service.sessions.call_infos import CallInfo
+from tersely.service.sessions.calls import CallContext
 from tersely.store.ops.calls import GroupBy
 from tersely.store.ops.stats import EpochRow
 

@@ -1,14 +1,9 @@
-// Keyboard, the slider over calls, the context strip, the live view and the chart. Text from messages is only ever text.
+// Two elements, the context strip and the live view; keyboard, charts, rows that come and go, and files that are dropped.
+// Text from messages is only ever text.
 "use strict";
 
-function go(link, call) {
-  const target = new URL(link, location.origin);
-  target.searchParams.set("call", call);
-  location.assign(target);
-}
-
-// Choose a call: the page follows when the slider is let go.
-class CallSlider extends HTMLElement {
+// Bars and slider choose a call; the page follows a click, or the slider when it is let go.
+class ContextStrip extends HTMLElement {
   connectedCallback() {
     const input = this.querySelector("input[type=range]");
     const output = this.querySelector("output");
@@ -17,17 +12,17 @@ class CallSlider extends HTMLElement {
       output.textContent = text;
       input.setAttribute("aria-valuetext", text);
     });
-    input.addEventListener("change", () => go(this.dataset.link, input.value));
-  }
-}
-
-// A click on a bar chooses its call. The slider does the same for the keyboard.
-class ContextStrip extends HTMLElement {
-  connectedCallback() {
+    input.addEventListener("change", () => this.choose(input.value));
     this.addEventListener("click", (event) => {
       const bar = event.target.closest("[data-call]");
-      if (bar) go(this.dataset.link, bar.dataset.call);
+      if (bar) this.choose(bar.dataset.call);
     });
+  }
+
+  choose(call) {
+    const target = new URL(this.dataset.link, location.origin);
+    target.searchParams.set("call", call);
+    location.assign(target);
   }
 }
 
@@ -109,62 +104,60 @@ class LiveView extends HTMLElement {
   }
 }
 
-// Cost by day as lines; where no model has a price, tokens.
-class SavingsChart extends HTMLElement {
-  connectedCallback() {
-    const days = JSON.parse(this.dataset.rows);
-    const byCall = this.dataset.by === "call";
-    const box = this.querySelector(".chart");
-    if (days.length < 2 || !window.uPlot) { box.hidden = true; return; }
-    const priced = days.some((day) => day[1] !== null);
-    const style = getComputedStyle(document.documentElement);
-    const color = (name) => style.getPropertyValue(name).trim();
-    const write = (value) => (value === null || value === undefined ? "–" : priced ? `$${value.toFixed(value < 1 ? 4 : 2)}` : short(value));
-    const data = [
-      days.map((day) => (byCall ? day[0] : Date.parse(`${day[0]}T00:00:00Z`) / 1000)),
-      days.map((day) => (priced ? day[1] : day[4])),
-      days.map((day) => (priced ? day[2] : day[3])),
-    ];
-    const axis = { stroke: color("--soft"), grid: { stroke: color("--line") }, ticks: { stroke: color("--line") } };
-    const options = {
-      width: box.clientWidth, height: 220, tzDate: (ts) => uPlot.tzDate(new Date(ts * 1e3), "UTC"),
-      series: [
-        { label: byCall ? "Call" : "Day" },
-        { label: "as sent", stroke: color("--tail"), width: 2, value: (_, value) => write(value) },
-        { label: "full history", stroke: color("--soft"), width: 1.5, dash: [4, 4], value: (_, value) => write(value) },
-      ],
-      scales: { x: { time: !byCall } },
-      axes: [axis, { ...axis, size: 70, values: (_, values) => values.map(write) }],
-    };
-    const plot = new uPlot(options, data, box);
-    addEventListener("resize", () => plot.setSize({ width: box.clientWidth, height: 220 }));
-  }
+// Cost by day or by call as lines; where no model has a price, tokens.
+function drawChart(box) {
+  const points = JSON.parse(box.dataset.chart);
+  const byCall = box.dataset.by === "call";
+  if (points.length < 2 || !window.uPlot) { box.hidden = true; return; }
+  const priced = points.some((point) => point[1] !== null);
+  const style = getComputedStyle(document.documentElement);
+  const color = (name) => style.getPropertyValue(name).trim();
+  const write = (value) => (value === null || value === undefined ? "–" : priced ? `$${value.toFixed(value < 1 ? 4 : 2)}` : short(value));
+  const data = [
+    points.map((point) => (byCall ? point[0] : Date.parse(`${point[0]}T00:00:00Z`) / 1000)),
+    points.map((point) => (priced ? point[1] : point[4])),
+    points.map((point) => (priced ? point[2] : point[3])),
+  ];
+  const axis = { stroke: color("--soft"), grid: { stroke: color("--line") }, ticks: { stroke: color("--line") } };
+  const options = {
+    width: box.clientWidth, height: 220, tzDate: (ts) => uPlot.tzDate(new Date(ts * 1e3), "UTC"),
+    series: [
+      { label: byCall ? "Call" : "Day" },
+      { label: "as sent", stroke: color("--tail"), width: 2, value: (_, value) => write(value) },
+      { label: "full history", stroke: color("--soft"), width: 1.5, dash: [4, 4], value: (_, value) => write(value) },
+    ],
+    scales: { x: { time: !byCall } },
+    axes: [axis, { ...axis, size: 70, values: (_, values) => values.map(write) }],
+  };
+  const plot = new uPlot(options, data, box);
+  addEventListener("resize", () => plot.setSize({ width: box.clientWidth, height: 220 }));
 }
 
 // Rows far outside the window are put away: a gap of their height stands for them, and loads them again.
 const FAR = 8;
-class RowChunk extends HTMLElement {
-  connectedCallback() {
-    this.observer = new IntersectionObserver(([entry]) => { if (!entry.isIntersecting) this.putAway(); }, { rootMargin: `${100 * FAR}% 0px` });
-    this.observer.observe(this);
-  }
+const farAway = new IntersectionObserver((entries) => {
+  for (const entry of entries) if (!entry.isIntersecting && entry.target.isConnected) putAway(entry.target);
+}, { rootMargin: `${100 * FAR}% 0px` });
 
-  disconnectedCallback() { this.observer.disconnect(); }
-
-  putAway() {
-    const height = this.getBoundingClientRect().height;
-    const rows = this.querySelectorAll(".row").length;
-    if (!height || !rows || this.contains(document.activeElement)) return;
-    const gap = element("div", `${rows} messages`, "gap");
-    gap.setAttribute("role", "listitem");
-    gap.setAttribute("hx-get", this.dataset.rows);
-    gap.setAttribute("hx-trigger", "intersect once");
-    gap.setAttribute("hx-swap", "outerHTML");
-    gap.style.minHeight = gap.style.height = `${height}px`;
-    this.replaceWith(gap);
-    htmx.process(gap);
-  }
+function putAway(chunk) {
+  const height = chunk.getBoundingClientRect().height;
+  const rows = chunk.querySelectorAll(".row").length;
+  if (!height || !rows || chunk.contains(document.activeElement)) return;
+  farAway.unobserve(chunk);
+  const gap = element("div", `${rows} messages`, "gap");
+  gap.setAttribute("role", "listitem");
+  gap.setAttribute("hx-get", chunk.dataset.rows);
+  gap.setAttribute("hx-trigger", "intersect once");
+  gap.setAttribute("hx-swap", "outerHTML");
+  gap.style.minHeight = gap.style.height = `${height}px`;
+  chunk.replaceWith(gap);
+  htmx.process(gap);
 }
+
+htmx.onLoad((loaded) => {
+  const chunks = loaded.matches(".chunk") ? [loaded] : loaded.querySelectorAll(".chunk");
+  for (const chunk of chunks) farAway.observe(chunk);
+});
 
 // Subagents of a session, shown under it and put away again.
 document.addEventListener("click", (event) => {
@@ -179,46 +172,84 @@ document.addEventListener("click", (event) => {
 });
 
 // A file is dropped or chosen, and played; the page goes where it can be looked at.
-class TranscriptDrop extends HTMLElement {
-  connectedCallback() {
-    const form = this.querySelector("form");
-    const input = form.elements.file;
-    this.addEventListener("dragover", (event) => { event.preventDefault(); this.classList.add("over"); });
-    this.addEventListener("dragleave", () => this.classList.remove("over"));
-    this.addEventListener("drop", (event) => {
-      event.preventDefault();
-      this.classList.remove("over");
-      if (event.dataTransfer.files.length) input.files = event.dataTransfer.files;
-    });
-    form.addEventListener("submit", (event) => { event.preventDefault(); this.play(form, input.files[0]); });
-  }
-
-  async play(form, file) {
-    const status = this.querySelector("[data-status]");
-    const button = form.querySelector("button");
-    if (!file) return;
-    status.textContent = "playing…";
-    status.className = "status";
-    button.disabled = true;
-    const target = new URL(this.dataset.to, location.origin);
-    for (const [name, value] of [["name", file.name], ["strategy", form.elements.strategy.value], ["epoch", form.elements.epoch.value], ["model", form.elements.model.value]]) target.searchParams.set(name, value);
-    let answer;
-    try {
-      const response = await fetch(target, { method: "POST", body: file, headers: { "x-console-token": this.dataset.token, "content-type": "application/octet-stream" } });
-      answer = await response.json();
-    } catch { answer = { trouble: "the service did not answer: is it still running?" }; }
-    button.disabled = false;
-    if (answer.go && answer.go.startsWith("/console/")) location.assign(answer.go);
-    else { status.textContent = answer.trouble || "that did not work"; status.className = "status loss"; }
-  }
+function acceptFiles(form) {
+  const input = form.elements.file;
+  form.addEventListener("dragover", (event) => { event.preventDefault(); form.classList.add("over"); });
+  form.addEventListener("dragleave", () => form.classList.remove("over"));
+  form.addEventListener("drop", (event) => {
+    event.preventDefault();
+    form.classList.remove("over");
+    if (event.dataTransfer.files.length) input.files = event.dataTransfer.files;
+  });
+  form.addEventListener("submit", (event) => { event.preventDefault(); if (input.files[0]) playFile(form, input.files[0]); });
 }
 
-customElements.define("transcript-drop", TranscriptDrop);
-customElements.define("row-chunk", RowChunk);
-customElements.define("call-slider", CallSlider);
+async function playFile(form, file) {
+  const status = form.querySelector("[data-status]");
+  const button = form.querySelector("button");
+  status.textContent = "playing…";
+  status.className = "status";
+  button.disabled = true;
+  const target = new URL(form.dataset.play, location.origin);
+  target.searchParams.set("name", file.name);
+  for (const name of ["strategy", "epoch", "model"]) target.searchParams.set(name, form.elements[name].value);
+  let answer;
+  try {
+    const response = await fetch(target, { method: "POST", body: file, headers: { "x-console-token": form.dataset.token, "content-type": "application/octet-stream" } });
+    answer = await response.json();
+  } catch { answer = { trouble: "the service did not answer: is it still running?" }; }
+  button.disabled = false;
+  if (answer.go && answer.go.startsWith("/console/")) location.assign(answer.go);
+  else { status.textContent = answer.trouble || "that did not work"; status.className = "status loss"; }
+}
+
+// An operation of the API is sent as its form says; the answer is shown as it comes.
+const MAX_ANSWER = 200000;
+async function tryOperation(form) {
+  const status = form.querySelector("[data-status]");
+  const shown = form.querySelector("[data-answer]");
+  const headers = new Headers();
+  const query = new URLSearchParams();
+  let path = form.dataset.try;
+  for (const field of form.querySelectorAll("[data-in]")) {
+    if (field.dataset.in === "path") path = path.replace(`{${field.name}}`, encodeURIComponent(field.value));
+    else if (!field.value) continue;
+    else if (field.dataset.in === "query") query.append(field.name, field.value);
+    else headers.set(field.name, field.value);
+  }
+  const key = form.querySelector("[data-key]").value;
+  if (key) headers.set("x-tersely-key", key);
+  const text = form.querySelector("[data-body]");
+  const file = form.querySelector("[data-file]");
+  if (text) headers.set("content-type", "application/json");
+  status.textContent = "sending…";
+  shown.hidden = false;
+  shown.textContent = "";
+  const stop = new AbortController();
+  const timer = setTimeout(() => stop.abort(), 60000);
+  const began = performance.now();
+  try {
+    const response = await fetch(query.size ? `${path}?${query}` : path, { method: form.dataset.method, headers, body: text ? text.value : file ? file.files[0] : undefined, signal: stop.signal });
+    status.textContent = `${response.status} ${response.statusText} after ${Math.round(performance.now() - began)} ms`;
+    const reader = response.body ? response.body.pipeThrough(new TextDecoderStream()).getReader() : null;
+    let answer = "";
+    while (reader && answer.length < MAX_ANSWER) {
+      const { done, value } = await reader.read();
+      if (done) break;
+      answer += value;
+      shown.textContent = answer.slice(0, MAX_ANSWER);
+    }
+    if (reader && answer.length >= MAX_ANSWER) { await reader.cancel(); status.textContent += "; only the beginning is shown"; }
+    try { shown.textContent = JSON.stringify(JSON.parse(answer), null, 2); } catch { /* no JSON: as it came */ }
+    shown.hidden = !answer;
+  } catch (error) {
+    status.textContent = stop.signal.aborted ? "stopped after a minute" : `nothing came back: ${error.message}`;
+  }
+  clearTimeout(timer);
+}
+
 customElements.define("context-strip", ContextStrip);
 customElements.define("live-view", LiveView);
-customElements.define("savings-chart", SavingsChart);
 
 document.addEventListener("click", (event) => {
   const opener = event.target.closest("[data-open]");
@@ -256,6 +287,9 @@ document.addEventListener("keydown", (event) => {
 });
 
 addEventListener("DOMContentLoaded", () => {
+  document.querySelectorAll("[data-chart]").forEach(drawChart);
+  document.querySelectorAll("form[data-play]").forEach(acceptFiles);
+  for (const form of document.querySelectorAll("form[data-try]")) form.addEventListener("submit", (event) => { event.preventDefault(); tryOperation(form); });
   const follows = document.querySelector("[data-reload]");
   if (follows) setTimeout(() => location.reload(), 1000 * follows.dataset.reload);
   const target = document.querySelector(".row.target");

@@ -85,9 +85,13 @@ class TenantPages(ViewGroup):
             found = await self._of.search.search_session(page.tenant, session_id, query, mode=mode)
         elif query:
             found = await self._of.search.search(page.tenant, query, mode=mode, limit=50)
-        calls = await self._of.calls.first_with(
-            page.tenant, [(hit.session_id, hit.seq) for hit in found.hits] if found is not None else []
-        )
+        places = [
+            (passage.session_id, message.seq)
+            for passage in (found.passages if found is not None else ())
+            for message in passage.messages
+            if message.is_hit
+        ]
+        calls = await self._of.calls.first_with(page.tenant, places)
         return self._render(
             page, "search.html", "sessions" if listed is not None else "search", query=query, mode=mode, found=found,
             mark=_marked, listed=listed, tab="", calls=calls,

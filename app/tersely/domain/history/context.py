@@ -10,9 +10,15 @@ from tersely.domain.history.history import Entry, Epoch, HeadMessage
 Kept = Literal["full", "truncated", "terse", "summary", "left_out"]
 
 
+FIXED_LAYERS = frozenset({"instructions", "tools"})
+"""Layers that every context of an epoch has alike, and that no strategy shortens."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerReport:
-    """A layer (``instructions``, ``injected``, ``activity_log``, ``references``, ``kept``, ``tail``) and its tokens."""
+    """A layer (``instructions``, ``tools``, ``injected``, ``activity_log``, ``references``, ``kept``, ``tail``) and its
+    tokens.
+    """
 
     name: str
     tokens: int

@@ -314,7 +314,8 @@ class Snapshot:
 
     ``entries`` are the live, model-visible messages in order, from the current epoch's cut on (all of them when
     ``epoch`` is None), without instructions. ``kept`` are the current epoch's kept messages. ``fixed_tokens`` counts
-    instructions and tools as sent, including Tersely's own and ``injected``. ``window`` is the model's context window
+    instructions and tools as sent, including Tersely's own and ``injected``; ``tool_tokens`` the tools among them.
+    ``window`` is the model's context window
     less its reserve, where known; ``model_window`` is the whole window. ``read_back`` names the tools by which the
     model can read a shortened text in full.
 
@@ -330,6 +331,7 @@ class Snapshot:
     kept: tuple[Entry, ...] = ()
     epoch: Epoch | None = None
     fixed_tokens: int = 0
+    tool_tokens: int = 0
     window: int | None = None
     edited: bool = False
     ran_out: bool = False

@@ -166,11 +166,14 @@ class FixedTokens:
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self._most_seen = seen
 
-    def count(self, model: str, raws: Sequence[bytes], tools: bytes) -> int:
-        """Tokens of instruction messages and tool definitions, in wire form."""
+    def count_instructions(self, model: str, raws: Sequence[bytes]) -> int:
+        """Tokens of instruction messages in wire form."""
         name = encoding_for(model)
-        counted = sum([self._count(name, raw, count_text_of) for raw in raws if raw])
-        return counted + (self._count(name, tools, count_tools_of) if tools else 0)
+        return sum([self._count(name, raw, count_text_of) for raw in raws if raw])
+
+    def count_tools(self, model: str, tools: bytes) -> int:
+        """Tokens of tool definitions in wire form; empty: none."""
+        return self._count(encoding_for(model), tools, count_tools_of) if tools else 0
 
     def is_new(self, tenant: str, session_id: str, raw: bytes) -> bool:
         """Return whether a session's attribute may not be stored yet. It returns True again for forgotten ones."""

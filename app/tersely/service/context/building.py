@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -74,21 +75,21 @@ def build(history: History, config: ContextConfig, budget: TokenBudget, model: s
         derived = derive_missing([entry for entry in gone if entry.turn not in running], history.epoch_inputs.terse)
     whole = with_retrieved_turns(snapshot, history.epoch_inputs, epoch)
     context = build_context(whole, epoch, strategy=config.strategy, encode=partial(tokens.recount, name=name))
-    more = count_additions(epoch, config) - count_additions(snapshot.epoch, config)
+    after, before = count_additions(epoch, config), count_additions(snapshot.epoch, config)
+    more = {"instructions": after.instructions - before.instructions, "tools": after.tools - before.tools}
     return BuiltContext(
         context=_with_more_fixed_tokens(context, more), starts_epoch=True, derived=derived, states=states
     )
 
 
-def _with_more_fixed_tokens(context: Context, more: int) -> Context:
-    """Return the context with ``more`` tokens added to its instructions layer: a new epoch may be the first that has
-    instructions or tools.
+def _with_more_fixed_tokens(context: Context, more: Mapping[str, int]) -> Context:
+    """Return the context with ``more`` tokens added to layers: a new epoch may be the first that has instructions or
+    tools.
     """
     report = context.report
-    layers = tuple(
-        replace(layer, tokens=layer.tokens + more) if layer.name == "instructions" else layer for layer in report.layers
-    )
-    before, after = report.tokens_before + more, report.tokens_after + more
+    layers = tuple(replace(layer, tokens=layer.tokens + more.get(layer.name, 0)) for layer in report.layers)
+    added = sum(more.values())
+    before, after = report.tokens_before + added, report.tokens_after + added
     return replace(context, report=replace(report, tokens_before=before, tokens_after=after, layers=layers))
 
 

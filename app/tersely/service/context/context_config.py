@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from tersely.dialects.dialect import ToolOffer
 from tersely.domain.history.history import (
@@ -65,7 +66,8 @@ class ContextConfig:
 class TokenBudget:
     """Tokens that a context may use.
 
-    ``fixed_tokens``: tokens of instructions and tools. ``window``: the model's window less its reserve.
+    ``fixed_tokens``: tokens of instructions and tools; ``tool_tokens``: of the tools among them. ``window``: the
+    model's window less its reserve.
     ``model_window``: the whole window. ``last_call_at``: time of the agent's last activity in a session that has no
     call through Tersely.
     """
@@ -73,6 +75,7 @@ class TokenBudget:
     fixed_tokens: int
     window: int | None
     now: datetime
+    tool_tokens: int = 0
     model_window: int | None = None
     last_call_at: datetime | None = None
 
@@ -92,11 +95,25 @@ def instructions_in(epoch: Epoch | None, config: ContextConfig) -> str | None:
     return None if epoch is not None and epoch.is_plain else config.instructions
 
 
-def count_additions(epoch: Epoch | None, config: ContextConfig) -> int:
+class FixedCounts(NamedTuple):
+    """Tokens of instructions and of tools."""
+
+    instructions: int
+    tools: int
+
+    @property
+    def total(self) -> int:
+        """Tokens of both."""
+        return self.instructions + self.tools
+
+
+def count_additions(epoch: Epoch | None, config: ContextConfig) -> FixedCounts:
     """Count the tokens of Tersely's instructions and tools in front of an epoch; without one, of the most that it may
     have.
     """
     offers = offers_in(epoch, config)
-    count = sum(tokens.count_short(f"{offer.name}{offer.description}{offer.parameters}") for offer in offers)
     instructions = instructions_in(epoch, config)
-    return count + (tokens.count_short(instructions) if instructions else 0)
+    return FixedCounts(
+        instructions=tokens.count_short(instructions) if instructions else 0,
+        tools=sum(tokens.count_short(f"{offer.name}{offer.description}{offer.parameters}") for offer in offers),
+    )

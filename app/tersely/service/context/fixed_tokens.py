@@ -11,12 +11,12 @@ from tersely.domain.models import known_window, usable_window
 from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.offload import run_in_thread_if_large
-from tersely.service.context.context_config import ContextConfig, TokenBudget, count_additions
+from tersely.service.context.context_config import ContextConfig, FixedCounts, TokenBudget, count_additions
 from tersely.store.db.connection import Connection
 from tersely.store.history import attributes, messages
 
 
-async def fixed_tokens(
+async def count_fixed(
     connection: Connection,
     tenant: str,
     session: Session,
@@ -24,7 +24,7 @@ async def fixed_tokens(
     given: Sequence[Message] = (),
     *,
     model: str = "",
-) -> int:
+) -> FixedCounts:
     """Count the tokens of instructions and tools.
 
     Instructions: ``given``, or else the stored ones, and Tersely's own. Tools: those of the session's last call and
@@ -38,10 +38,11 @@ async def fixed_tokens(
             if row.role in INSTRUCTION_ROLES
         ]
     tools = await attributes.last_tools(connection, tenant, session.id)
-    fixed = await run_in_thread_if_large(
-        sum(map(len, raws)) + len(tools), tokens.FixedTokens().count, model, raws, tools
-    )
-    return fixed + count_additions(session.plan, config)
+    added = count_additions(session.plan, config)
+    counter = tokens.FixedTokens()
+    given_tokens = await run_in_thread_if_large(sum(map(len, raws)), counter.count_instructions, model, raws)
+    tool_tokens = await run_in_thread_if_large(len(tools), counter.count_tools, model, tools)
+    return FixedCounts(instructions=given_tokens + added.instructions, tools=tool_tokens + added.tools)
 
 
 async def budget_outside_calls(
@@ -63,8 +64,10 @@ async def budget_outside_calls(
     known. ``given`` are instructions that replace the stored ones.
     """
     window = max_tokens or window_of(model, calibrations)
+    fixed = await count_fixed(connection, tenant, session, config, given, model=model)
     return TokenBudget(
-        fixed_tokens=await fixed_tokens(connection, tenant, session, config, given, model=model),
+        fixed_tokens=fixed.total,
+        tool_tokens=fixed.tools,
         window=window,
         now=now,
         model_window=max_tokens or known_window(model),

@@ -331,6 +331,7 @@ def _snapshot(match: SessionMatch, loaded: _Loaded, budget: TokenBudget, config:
         kept=tuple(memos_in_epoch(kept, config.strategy, epoch)),
         epoch=epoch,
         fixed_tokens=budget.fixed_tokens + sum(block.tokens for block in injected),
+        tool_tokens=budget.tool_tokens,
         injected=injected,
         window=budget.window,
         model_window=budget.model_window,

@@ -62,11 +62,13 @@ class CallConfig:
     ) -> TokenBudget:
         """Count instructions and tools, and estimate the model's window in the tokens of this service."""
         raws = [message.raw for message in history.messages if message.is_instruction]
-        fixed = self._fixed_tokens.count(request.model, raws, request.tools)
-        fixed += count_additions(match.session.plan if match.session else None, config)
+        added = count_additions(match.session.plan if match.session else None, config)
+        tools = self._fixed_tokens.count_tools(request.model, request.tools) + added.tools
+        instructions = self._fixed_tokens.count_instructions(request.model, raws) + added.instructions
         window = usable_window(request.model, request.max_tokens)
         return TokenBudget(
-            fixed_tokens=fixed,
+            fixed_tokens=instructions + tools,
+            tool_tokens=tools,
             window=None if window is None else self._calibrated(request, window),
             now=now,
             model_window=known_window(request.model),

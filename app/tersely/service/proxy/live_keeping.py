@@ -159,7 +159,8 @@ class LiveKeeper:
         kept, tail = around
         if any(entry.seq not in counts for entry in tail) or _have_twins(kept, prepared):
             return None
-        fixed = before.fixed_tokens + count_additions(epoch, config) - count_additions(before.epoch, config)
+        added, counted = count_additions(epoch, config), count_additions(before.epoch, config)
+        fixed = before.fixed_tokens + added.total - counted.total
         older = 0 if epoch.cut == 1 else epoch.older_tokens
         layers = context.report.layers
         if not _is_as_summed(built, fixed, older, _sums(epoch, kept, tail)) or not layers or layers[-1].name != TAIL:
@@ -209,6 +210,7 @@ class LiveKeeper:
                 kept=kept,
                 epoch=epoch,
                 fixed_tokens=fixed,
+                tool_tokens=before.tool_tokens + added.tools - counted.tools,
                 older_tokens=older,
                 edited=False,
                 ran_out=False,

@@ -192,6 +192,7 @@ class LivePreparer:
         )
         budget = TokenBudget(
             fixed_tokens=live.snapshot.fixed_tokens,
+            tool_tokens=live.snapshot.tool_tokens,
             window=call.window,
             now=call.started,
             model_window=live.snapshot.model_window,

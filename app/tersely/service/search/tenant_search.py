@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tersely.domain.errors import InvalidRequest, NotFound
 from tersely.domain.messages import searchable_text
-from tersely.domain.search.excerpts import Lookup, RelevanceSearch, TextSearch
+from tersely.domain.search.excerpts import ExcerptRow, RelevanceSearch, TextSearch
 from tersely.service.search.session_search import Findings, Searcher, fold
 from tersely.store.db.connection import Database
 from tersely.store.history import session_lists
@@ -20,29 +20,61 @@ SECONDS = 5.0
 """So long sessions are searched; then the answer says how many were."""
 PAGE = 100
 EXCERPT = 300
+NEIGHBOUR = 160
+"""Characters of a message beside a hit."""
+AROUND = 1
+"""Messages that are shown before and after each hit."""
 PER_SESSION = 5
 MOST_RELEVANT = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hit:
-    """A message that was found. ``excerpt`` is the text around the first match."""
+class FoundMessage:
+    """A message of a passage. ``is_hit``: it was found, and ``excerpt`` is the text around the first match; otherwise
+    it stands beside one that was, and ``excerpt`` is its beginning.
+    """
 
-    session_id: str
-    title: str | None
     seq: int
     turn: int
     role: str
     excerpt: str
+    is_hit: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """Consecutive messages of a session: hits and the messages beside them."""
+
+    session_id: str
+    title: str | None
+    messages: tuple[FoundMessage, ...]
+
+    @property
+    def hits(self) -> int:
+        """Return how many of its messages were found."""
+        return sum(message.is_hit for message in self.messages)
+
+    def first(self, hits: int) -> Passage:
+        """Return the passage with its first ``hits`` hits and the messages beside these; all if it has no more."""
+        found = [at for at, message in enumerate(self.messages) if message.is_hit]
+        if len(found) <= hits:
+            return self
+        end = min(found[hits - 1] + 1 + AROUND, found[hits])
+        return replace(self, messages=self.messages[:end])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hits:
-    """What was found in ``searched`` sessions. ``is_whole``: there are no others."""
+    """What was found in ``searched`` sessions. ``is_whole``: there is nothing else."""
 
-    hits: tuple[Hit, ...]
+    passages: tuple[Passage, ...]
     searched: int
     is_whole: bool
+
+    @property
+    def count(self) -> int:
+        """Return how many messages were found."""
+        return sum(passage.hits for passage in self.passages)
 
 
 class TenantSearch:
@@ -58,14 +90,10 @@ class TenantSearch:
         query = query.strip()
         if not 0 < len(query) <= MAX_QUERY:
             raise InvalidRequest(f"query must have 1 to {MAX_QUERY} characters", field="query")
-        lookup: Lookup = (
-            TextSearch(query=query, before=0, after=0)
-            if mode == "search"
-            else RelevanceSearch(query=query, first=PER_SESSION)
-        )
+        lookup = _lookup(query, mode, first=PER_SESSION)
         end = self._monotonic() + SECONDS
-        hits: list[Hit] = []
-        searched = 0
+        passages: list[Passage] = []
+        searched = hits = 0
         place: Place | None = None
         while True:
             async with self._database.reading(tenant) as connection:
@@ -73,12 +101,14 @@ class TenantSearch:
                     connection, tenant, Narrowing(), sort="last_call", after=place, limit=PAGE
                 )
             for listed in page:
-                if len(hits) >= limit or self._monotonic() > end:
-                    return Hits(hits=tuple(hits[:limit]), searched=searched, is_whole=False)
-                hits += await self._within(tenant, listed.session.id, listed.title, query, lookup)
+                if hits >= limit or self._monotonic() > end:
+                    return Hits(passages=_first(passages, limit), searched=searched, is_whole=False)
+                found = await self._within(tenant, listed.session.id, listed.title, lookup)
+                passages += found
+                hits += sum(passage.hits for passage in found)
                 searched += 1
             if len(page) < PAGE:
-                return Hits(hits=tuple(hits[:limit]), searched=searched, is_whole=len(hits) <= limit)
+                return Hits(passages=_first(passages, limit), searched=searched, is_whole=hits <= limit)
             last = page[-1]
             place = Place(rank=last.rank, value=last.value, id=last.session.id)
 
@@ -89,36 +119,65 @@ class TenantSearch:
         query = query.strip()
         if not 0 < len(query) <= MAX_QUERY:
             raise InvalidRequest(f"query must have 1 to {MAX_QUERY} characters", field="query")
-        lookup: Lookup = (
-            TextSearch(query=query, before=0, after=0)
-            if mode == "search"
-            else RelevanceSearch(query=query, first=min(limit, MOST_RELEVANT))
-        )
-        found = await self._searcher.search(tenant, session_id, lookup)
-        hits = _hits(found, session_id, None, query)
-        return Hits(hits=tuple(hits[:limit]), searched=1, is_whole=len(hits) <= limit)
+        lookup = _lookup(query, mode, first=min(limit, MOST_RELEVANT))
+        passages = _passages(await self._searcher.search(tenant, session_id, lookup), session_id, None, lookup)
+        hits = sum(passage.hits for passage in passages)
+        return Hits(passages=_first(passages, limit), searched=1, is_whole=hits <= limit)
 
-    async def _within(self, tenant: str, session_id: str, title: str | None, query: str, lookup: Lookup) -> list[Hit]:
+    async def _within(
+        self, tenant: str, session_id: str, title: str | None, lookup: TextSearch | RelevanceSearch
+    ) -> tuple[Passage, ...]:
         try:
             found = await self._searcher.search(tenant, session_id, lookup)
         except NotFound:  # deleted meanwhile
-            return []
-        return _hits(found, session_id, title, query)[:PER_SESSION]
+            return ()
+        return _first(_passages(found, session_id, title, lookup), PER_SESSION)
 
 
-def _hits(found: Findings, session_id: str, title: str | None, query: str) -> list[Hit]:
-    pairs = [pair for excerpt in found.excerpts for pair in zip(excerpt.rows, excerpt.seqs, strict=True)]
+def _lookup(query: str, mode: Mode, *, first: int) -> TextSearch | RelevanceSearch:
+    if mode == "search":
+        return TextSearch(query=query, before=AROUND, after=AROUND)
+    return RelevanceSearch(query=query, first=first, before=AROUND, after=AROUND)
+
+
+def _first(passages: Iterable[Passage], hits: int) -> tuple[Passage, ...]:
+    """Return the passages with the first ``hits`` hits of all of them."""
+    found: list[Passage] = []
+    for passage in passages:
+        if hits <= 0:
+            break
+        found.append(passage.first(hits))
+        hits -= found[-1].hits
+    return tuple(found)
+
+
+def _passages(
+    found: Findings, session_id: str, title: str | None, lookup: TextSearch | RelevanceSearch
+) -> list[Passage]:
     return [
-        Hit(
+        Passage(
             session_id=session_id,
             title=title,
-            seq=seq,
-            turn=row.turn,
-            role=row.message.role,
-            excerpt=excerpt_around(searchable_text(row.message), query),
+            messages=tuple(_message(row, seq, lookup) for row, seq in zip(excerpt.rows, excerpt.seqs, strict=True)),
         )
-        for row, seq in pairs
+        for excerpt in found.excerpts
     ]
+
+
+def _message(row: ExcerptRow, seq: int, lookup: TextSearch | RelevanceSearch) -> FoundMessage:
+    text = searchable_text(row.message)
+    is_hit = row.rank > 0 if isinstance(lookup, RelevanceSearch) else fold(lookup.query) in fold(text)
+    return FoundMessage(
+        seq=seq,
+        turn=row.turn,
+        role=row.message.role,
+        excerpt=excerpt_around(text, lookup.query) if is_hit else _beginning(text),
+        is_hit=is_hit,
+    )
+
+
+def _beginning(text: str) -> str:
+    return text[:NEIGHBOUR] + (" …" if len(text) > NEIGHBOUR else "")
 
 
 def excerpt_around(text: str, query: str) -> str:

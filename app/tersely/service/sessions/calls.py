@@ -12,26 +12,24 @@ from typing import Literal
 
 import msgspec
 
-from tersely.dialects.tool_rounds import tool_names
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import InvalidRequest, NotFound
 from tersely.domain.history.context import TurnReport
 from tersely.domain.history.history import Epoch
 from tersely.service.common import tokens
 from tersely.service.context.sent_contexts import REPEATS
+from tersely.service.sessions.call_infos import ALTERED, REMOVED, CallInfo, SentTools, divided_infos, info, tools_of
 from tersely.service.sessions.messages import dialect_of
 from tersely.store.db.connection import Connection, Database
-from tersely.store.history import attributes, messages, sent_contexts, sessions
+from tersely.store.history import messages, sent_contexts, sessions
 from tersely.store.history.messages import StoredMessage
 from tersely.store.history.sent_contexts import (
-    SAME_TOOLS,
     SHORTENED,
     SentContext,
     SentMessage,
     checksum,
     decode,
     unpack,
-    unpack_tools,
 )
 from tersely.store.ops import calls, stats
 from tersely.store.ops.calls import CallRow, MessagePlace
@@ -40,37 +38,17 @@ from tersely.strategies.planning import report_cut_turns
 
 # Seconds; the lines of a long session are many.
 LIMIT = 10.0
+COUNTED_BYTES = 1024 * 1024
+"""What a process may hold of tool definitions that it has counted."""
 Kept = Literal["full", "truncated", "terse", "summary", "left_out", "added"]
 
 NOT_KEPT = "what this call sent was not recorded: it was made by an earlier version, or failed before it left"
-TOOLS_NOT_KEPT = (
-    "which tools this call sent was not recorded: it was made by an earlier version, or failed before it left"
-)
-REMOVED = "parts of what this call sent were removed for good since"
-ALTERED = "what is stored now does not give what this call sent"
 _HIDDEN = {
     "superseded": "the client replaced it",
     "dropped": "dropped from every context",
     "undone": "taken back",
     "removed": "removed for good",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """A layer of a context and its tokens, by our own counts."""
-
-    name: str
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallInfo:
-    """A call, with the layers of its context (empty where they are not known) and the digest of its instructions."""
-
-    row: CallRow
-    layers: tuple[Layer, ...]
-    instructions: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,17 +89,6 @@ class CallContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SentTools:
-    """The tools of a request. ``raw`` is the list that went upstream (empty: none; None: it cannot be rebuilt, and
-    ``reason`` says why). ``own`` are the names of Tersely's tools in it.
-    """
-
-    raw: bytes | None
-    own: tuple[str, ...] = ()
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ContextWindow:
     """Some lines of the context that a call sent, with its reply behind them.
 
@@ -159,13 +126,15 @@ class Calls:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._counter = tokens.FixedTokens(COUNTED_BYTES)
 
     async def page(self, tenant: str, session_id: str, *, after: int, limit: int) -> tuple[list[CallInfo], int | None]:
         """A session's calls after number ``after``, and the number to go on after. Raises `NotFound`."""
         async with self._database.reading(tenant) as connection:
             await _require(connection, tenant, session_id)
             rows = await calls.of_session(connection, tenant, session_id, after=after, limit=limit + 1)
-        return [info(row) for row in rows[:limit]], rows[limit - 1].number if len(rows) > limit else None
+            infos = await divided_infos(connection, tenant, rows[:limit], self._counter)
+        return infos, rows[limit - 1].number if len(rows) > limit else None
 
     async def last(self, tenant: str, session_id: str, *, limit: int, before: int | None = None) -> list[CallInfo]:
         """A session's last calls, in order. Raises `NotFound`."""
@@ -174,7 +143,7 @@ class Calls:
             rows = await calls.before(
                 connection, tenant, session_id, number=2**62 if before is None else before, limit=limit
             )
-        return [info(row) for row in rows]
+            return await divided_infos(connection, tenant, rows, self._counter)
 
     async def first_with(self, tenant: str, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """Session and message -> the first call that knew the message."""
@@ -191,7 +160,8 @@ class Calls:
     async def get(self, tenant: str, session_id: str, number: int) -> CallInfo:
         """One call. Raises `NotFound`."""
         async with self._database.reading(tenant) as connection:
-            return info(await _require_call(connection, tenant, session_id, number))
+            row = await _require_call(connection, tenant, session_id, number)
+            return (await divided_infos(connection, tenant, [row], self._counter))[0]
 
     async def latest(self, tenant: str, *, after: str | None, limit: int) -> tuple[list[CallInfo], str | None]:
         """The tenant's calls, the newest first, behind a cursor; and the next cursor."""
@@ -219,9 +189,10 @@ class Calls:
             rebuilt = await _rebuild(connection, tenant, row)
             order = _Order(rebuilt.elements, [place.seq for place in places])
             beside = await _sent_beside(connection, tenant, session_id, rebuilt, order, places)
-            tools = await _tools_of(connection, tenant, row)
+            call = (await divided_infos(connection, tenant, [row], self._counter))[0]
+            tools = await tools_of(connection, tenant, call)
         return CallContext(
-            call=info(row),
+            call=call,
             dialect=rebuilt.dialect,
             messages=None if rebuilt.raws is None else tuple(rebuilt.raws),
             instructions=rebuilt.instructions,
@@ -234,7 +205,7 @@ class Calls:
     async def tools(self, tenant: str, session_id: str, number: int) -> SentTools:
         """The tools that a call sent. Raises `NotFound`."""
         async with self._database.reading(tenant, limit=LIMIT) as connection:
-            return await _tools_of(connection, tenant, await _require_call(connection, tenant, session_id, number))
+            return await tools_of(connection, tenant, info(await _require_call(connection, tenant, session_id, number)))
 
     async def window(
         self, tenant: str, session_id: str, number: int, *, start: int, limit: int, seq: int | None = None
@@ -259,8 +230,9 @@ class Calls:
             epoch = await _epoch_of(connection, tenant, row)
             lines = _lines(order, sent_keys, sent_places, rebuilt, row, epoch, beside)
             earlier = await _kept_earlier(connection, tenant, session_id, number, sent_places)
+            call = (await divided_infos(connection, tenant, [row], self._counter))[0]
         return ContextWindow(
-            call=info(row),
+            call=call,
             dialect=rebuilt.dialect,
             messages=None if rebuilt.raws is None else tuple(rebuilt.raws),
             instructions=rebuilt.instructions,
@@ -405,27 +377,6 @@ async def _rebuild(connection: Connection, tenant: str, row: CallRow) -> _Rebuil
     )
 
 
-async def _tools_of(connection: Connection, tenant: str, row: CallRow) -> SentTools:
-    """Rebuild the tools that a call sent, from the client's and the difference that is stored."""
-    sent = decode(row.sent) if row.sent is not None else None
-    if sent is None or not sent.tools:
-        return SentTools(raw=None, reason=TOOLS_NOT_KEPT)
-    client: bytes | None = b""
-    if row.tools is not None:
-        client = await attributes.tools(connection, tenant, row.session_id, row.tools)
-    if client is None:
-        return SentTools(raw=None, reason=REMOVED)
-    if sent.tools == SAME_TOOLS:
-        return SentTools(raw=client)
-    found = await sent_contexts.literals(connection, tenant, row.session_id, [sent.tools])
-    if sent.tools not in found:
-        return SentTools(raw=None, reason=REMOVED)
-    raw = unpack_tools(found[sent.tools], client)
-    if raw is None:
-        return SentTools(raw=None, reason=ALTERED)
-    return SentTools(raw=raw, own=tuple(sorted(tool_names(raw) - tool_names(client))))
-
-
 def _bytes_of(
     element: SentMessage, stored: Mapping[int, StoredMessage], literals: Mapping[bytes, bytes]
 ) -> bytes | None:
@@ -552,17 +503,6 @@ def _not_sent(place: MessagePlace, row: CallRow, cut: TurnReport | None) -> Line
 def _reply(place: MessagePlace) -> Line:
     reason = _HIDDEN.get(place.status, "the model's reply")
     return Line(seq=place.seq, turn=place.turn, role=place.role, kept="full", reason=reason, tokens=place.tokens)
-
-
-def info(row: CallRow) -> CallInfo:
-    """A call with the layers of its context."""
-    sent = decode(row.sent) if row.sent is not None else None
-    layers = sent.layers if sent is not None else ()
-    return CallInfo(
-        row=row,
-        layers=tuple(Layer(name=name, tokens=count) for name, count in layers),
-        instructions=sent.instructions if sent is not None else b"",
-    )
 
 
 async def _require(connection: Connection, tenant: str, session_id: str) -> None:

@@ -59,12 +59,14 @@ def prepare_context(call: AnsweredCall, epoch: Epoch | None) -> PendingContext:
     first = max(match.expanded_from, config.first_seq(basis))
     kept = frozenset(basis.kept) if basis is not None else frozenset()
     entries = tuple(entry for entry in call.entries if entry.seq >= first)
+    added = count_additions(epoch, config)
     snapshot = replace(
         sent,
         epoch=basis,
         entries=entries,
         kept=tuple(entry for entry in call.entries if entry.seq < first and entry.seq in kept),
-        fixed_tokens=sent.fixed_tokens + count_additions(epoch, config),
+        fixed_tokens=sent.fixed_tokens + added.total,
+        tool_tokens=sent.tool_tokens + added.tools,
         edited=sent.edited or (basis is not None and basis.is_stale),
         older_tokens=0 if basis is None or first == 1 else count_older_tokens(basis, entries),
         read_back=config.read_back,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from tersely.domain.history.context import Context
+from tersely.domain.history.context import FIXED_LAYERS, Context
 from tersely.domain.history.history import IMPORTANT, Entry, HeadMessage
 from tersely.domain.history.turns import Turn
 from tersely.strategies.epochs.cutting import pinned_seqs
@@ -49,7 +49,7 @@ def measure_levels(context: Context) -> tuple[LevelSize, ...]:
         "working": [entry for entry in others if entry.seq >= context.epoch.cut or entry.turn not in back],
         "volatile": [entry for entry in others if entry.seq < context.epoch.cut and entry.turn in back],
     }
-    fixed = sum(layer.tokens for layer in context.report.layers if layer.name == "instructions")
+    fixed = sum(layer.tokens for layer in context.report.layers if layer.name in FIXED_LAYERS)
     return tuple(
         LevelSize(
             name=name,

@@ -55,8 +55,17 @@ class RunQuery(Body):
     sql: str = Field(description="One SELECT (or WITH ... SELECT), of at most 20,000 characters.")
 
 
+class NeighbourOut(BaseModel):
+    """A message beside one that was found."""
+
+    seq: int
+    turn: TurnId | None
+    role: str
+    excerpt: str
+
+
 class HitOut(BaseModel):
-    """A message that was found."""
+    """A message that was found, with the messages before and after it. `excerpt`: the text around the first match."""
 
     session: str
     title: str | None
@@ -64,6 +73,8 @@ class HitOut(BaseModel):
     turn: TurnId | None
     role: str
     excerpt: str
+    before: NeighbourOut | None
+    after: NeighbourOut | None
 
 
 class HitsOut(BaseModel):

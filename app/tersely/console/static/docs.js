@@ -1,4 +1,0 @@
-"use strict";
-addEventListener("DOMContentLoaded", () => {
-  SwaggerUIBundle({ url: "/openapi.json", dom_id: "#swagger-ui", deepLinking: true, validatorUrl: null });
-});
