@@ -172,3 +172,18 @@ async def test_every_page_shows_control_characters_as_pictures_and_forms_keep_th
         assert (await http.post("/console/memory/edit", data=form)).status_code == 303
         kept = (await http.get(f"/api/memos/{memo['id']}")).json()["content"]
         assert kept.replace("\r\n", "\n") == ODD.replace("\r\n", "\n")
+
+
+async def test_undo_hides_only_the_turn_that_was_shown(fronting: Service) -> None:
+    """Two people who look at the same preview take one turn back, not two."""
+    async with httpx.AsyncClient(base_url=fronting.url, timeout=60) as http:
+        await converse(http, "twice", "slim", turns=3)
+        page = (await http.get("/console/session/hands?id=twice&act=undo")).text
+        form = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page[page.index("confirmbox") :]))
+        assert form["turn"] == "3"
+        assert (await http.post("/console/session/act", data=form)).status_code == 303
+        late = await http.post("/console/session/act", data=form)
+        assert late.status_code == 409
+        assert "Another turn is the last one by now" in late.text
+        turns = (await http.get("/api/sessions/twice/turns")).json()["items"]
+        assert [turn["status"] for turn in turns] == ["live", "live", "undone"]

@@ -52,12 +52,16 @@ class LiveView extends HTMLElement {
     const status = this.querySelector("[data-status]");
     this.source = new EventSource(this.dataset.source);
     this.source.onopen = () => { status.textContent = "connected"; };
-    this.source.onerror = () => { status.textContent = "connecting again…"; };
+    this.source.onerror = () => {
+      status.textContent = "connecting again…";
+      // After an answer that is no stream (503, a proxy's 502) the browser gives up.
+      if (this.source.readyState === EventSource.CLOSED) this.later = setTimeout(() => this.connectedCallback(), 3000);
+    };
     this.source.addEventListener("happening", (event) => this.add(JSON.parse(event.data)));
     this.source.addEventListener("running", (event) => this.show(JSON.parse(event.data)));
   }
 
-  disconnectedCallback() { this.source.close(); }
+  disconnectedCallback() { clearTimeout(this.later); this.source.close(); }
 
   show({ calls, notes }) {
     const list = this.querySelector("[data-running]");

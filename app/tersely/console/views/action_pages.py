@@ -105,7 +105,7 @@ class ActionPages(ViewGroup):
         of, tenant = self._of, page.tenant
         match act:
             case "undo":
-                await of.sessions.undo(tenant, session_id)
+                await of.sessions.undo(tenant, session_id, expected=page.number("turn"))
             case "drop":
                 await of.sessions.drop(tenant, session_id, page.number("turn", 0, most=2**31 - 1) or 0)
             case "pin" | "unpin":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from tersely.console.epoch_reasons import explain_epoch
 from tersely.console.pages import HEADERS, link
 from tersely.console.router import PageRequest
 from tersely.console.views.base import ViewGroup
+from tersely.domain.errors import StoreUnavailable
 from tersely.service.common.call_board import Note, RunningCall
 from tersely.service.sessions.activity import Happening
 from tersely.service.sessions.comparisons import readable
@@ -44,8 +46,11 @@ class LivePages(ViewGroup):
         async for found in self._of.activity.follow(tenant):
             for each in found:
                 yield b"event: happening\ndata: %b\n\n" % msgspec.json.encode(_event_row(each))
+            stored: Sequence[StoredCall] = ()
+            with suppress(StoreUnavailable):
+                stored = await self._of.activity.running(tenant)
             now = {
-                "calls": _running(await self._of.activity.running(tenant), self._of.board.running(tenant)),
+                "calls": _running(stored, self._of.board.running(tenant)),
                 "notes": [_written(note) for note in self._of.board.notes(tenant)],
             }
             if now != shown:

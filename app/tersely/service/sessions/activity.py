@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from tersely.domain.errors import StoreUnavailable
 from tersely.store.db.connection import Database
 from tersely.store.ops import activity
 from tersely.store.ops.activity import RunningCall
@@ -76,13 +77,23 @@ class Activity:
             return await activity.running(connection, tenant, self._clock() - RUNNING)
 
     async def follow(self, tenant: str, since: datetime | None = None) -> AsyncIterator[list[Happening]]:
-        """Yield the new events at each poll (possibly none)."""
-        at = since or self._clock()
-        reported: dict[tuple[object, ...], datetime] = {}
-        if since is None:
-            reported = {each.key: each.at for each in await self.since(tenant, at - OVERLAP)}
+        """Yield the new events at each poll (possibly none): those after ``since``, or after now.
+
+        While the database is unavailable there are none; they follow when it is back.
+        """
+        began = self._clock()
+        at = since or began
+        reported: dict[tuple[object, ...], datetime] | None = {} if since else None
         while True:
-            found = [each for each in await self.since(tenant, at - OVERLAP) if each.key not in reported]
+            try:
+                latest = await self.since(tenant, at - OVERLAP)
+            except StoreUnavailable:
+                yield []
+                await asyncio.sleep(self._pause)
+                continue
+            if reported is None:
+                reported = {each.key: each.at for each in latest if each.at <= began}
+            found = [each for each in latest if each.key not in reported]
             yield found
             reported.update((each.key, each.at) for each in found)
             at = max([at, *(each.at for each in found)])

@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
-from tersely.domain.errors import InvalidRequest, NotFound
+from tersely.domain.errors import InvalidRequest, NotFound, StoreUnavailable
 from tersely.store.db.connection import Database
 from tersely.store.history import sessions
 from tersely.store.ops import events, stats
@@ -69,12 +69,16 @@ class EventStream:
         return found
 
     async def follow(self, tenant: str, session_id: str, cursor: Cursor) -> AsyncIterator[list[Happened]]:
-        """Yield the events after ``cursor`` at each look (empty without news), until the session is deleted."""
+        """Yield the events after ``cursor`` at each look (empty without news, or without the database), until the
+        session is deleted.
+        """
         while True:
             try:
                 found = await self.poll(tenant, session_id, cursor)
             except NotFound:
                 return
+            except StoreUnavailable:
+                found = []
             if found:
                 cursor = found[-1][1]
             yield found

@@ -174,11 +174,13 @@ class Sessions:
         session = await _lock(connection, tenant, session_id)
         await turns.hide(connection, tenant, session, turn, status, self._clock())
 
-    async def undo(self, tenant: str, session_id: str) -> TurnRow:
-        """Take the last turn back. `Conflict` when there is none."""
+    async def undo(self, tenant: str, session_id: str, *, expected: int | None = None) -> TurnRow:
+        """Take the last turn back. `Conflict` when there is none, or when it is not the ``expected`` one."""
         async with self._database.transaction(tenant) as connection:
             session = await _lock(connection, tenant, session_id)
             turn = await turns.last_turn(connection, tenant, session_id)
+            if expected is not None and turn != expected:
+                raise Conflict("another turn is the last one by now: look again")
             memory_runs = await turns.hide(connection, tenant, session, turn, "undone", self._clock()) if turn else None
             if memory_runs is None:
                 raise Conflict("there is no turn to take back")
