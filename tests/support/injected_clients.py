@@ -275,7 +275,7 @@ class InjectingClient:
         http: httpx.Client,
         streams: bool = False,
     ) -> None:
-        self._streams = streams
+        self.streams = streams
         self.wire = WIRES[dialect]
         self.dialect = dialect
         self.body = {**self.wire.body, **deepcopy(dict(first))}
@@ -306,15 +306,15 @@ class InjectingClient:
         text = f"Answer {self._calls} of {self._key}: " + "done " * 40
         self._model.script(self._key, ScriptedReply(message=self.wire.reply(text), usage=usage))
         path, body = self.wire.path, self.body
-        if self._streams and self.wire.member == "contents":
+        if self.streams and self.wire.member == "contents":
             path = path.replace(":generateContent", ":streamGenerateContent") + "?alt=sse"
-        elif self._streams:
+        elif self.streams:
             body = {**body, "stream": True}
         answer = self._http.post(self.service.url + path, content=json.dumps(body), headers={**self._headers, **more})
         assert answer.status_code == 200, answer.text
         self.session = answer.headers["x-tersely-session"]
         self.epoch = answer.headers.get("x-tersely-epoch", "")
-        if self._streams:
+        if self.streams:
             assert answer.headers["content-type"].startswith("text/event-stream")
             self.history.append(self._spoken(text))
         else:

@@ -44,6 +44,13 @@ def service(store: Database, model: Model) -> Iterator[Service]:
 
 
 @pytest.fixture(scope="module")
+def replicas(store: Database, model: Model, service: Service) -> Iterator[tuple[Service, Service]]:
+    """Two processes of one service."""
+    with serve(store, model.url) as other:
+        yield service, other
+
+
+@pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
     with httpx.Client(timeout=60) as client:
         yield client
@@ -61,12 +68,12 @@ def others_about(model: Model, key: str) -> list[Received]:
 
 
 def new_client(
-    service: Service, model: Model, http: httpx.Client, name: str, key: str, *, streams: bool = False, **headers: str
+    service: Service, model: Model, http: httpx.Client, name: str, key: str, **headers: str
 ) -> tuple[InjectingClient, Markers]:
     dialect, first = FIRST_REQUESTS[name]
     markers = Markers(key)
     marked = markers.mark(first(), dialect)
-    client = InjectingClient(service, model, key, dialect, marked, headers=headers, http=http, streams=streams)
+    client = InjectingClient(service, model, key, dialect, marked, headers=headers, http=http)
     assert markers.words
     return client, markers
 
@@ -79,19 +86,27 @@ def check(model: Model, key: str, markers: Markers) -> bytes:
     return body
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", FIRST_REQUESTS)
-def test_blocks_stand_in_every_request_once(
-    service: Service, model: Model, http: httpx.Client, key: str, name: str, strategy: str
+def talk(
+    client: InjectingClient, markers: Markers, replicas: tuple[Service, Service], model: Model, key: str, *, words: int
 ) -> None:
-    client, markers = new_client(
-        service, model, http, name, key, x_tersely_strategy=STRATEGIES[strategy], x_tersely_epoch=SMALL
-    )
+    """Forty turns, every second one streamed, on one replica for ten turns each; all requests hold all markers once."""
     client.ask()
     check(model, key, markers)
     for turn in range(1, TURNS):
-        client.say(question(turn))
+        client.service, client.streams = replicas[turn // 10 % 2], turn % 2 == 1
+        client.say(question(turn, words))
         check(model, key, markers)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", FIRST_REQUESTS)
+def test_blocks_stand_in_every_request_once(
+    replicas: tuple[Service, Service], model: Model, http: httpx.Client, key: str, name: str, strategy: str
+) -> None:
+    client, markers = new_client(
+        replicas[0], model, http, name, key, x_tersely_strategy=STRATEGIES[strategy], x_tersely_epoch=SMALL
+    )
+    talk(client, markers, replicas, model, key, words=90)
     if strategy != "full":
         assert int(client.epoch) > 1, "nothing was cut"
     if strategy not in {"full", "compact"}:  # the checkpoint of `compact` quotes what was asked
@@ -116,25 +131,38 @@ def recorded_first_requests(directory: Path) -> Iterator[tuple[str, str, dict[st
                 yield folder.name, dialect, body
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("epoch", "words"), [(SMALL, 90), ("auto", 500)], ids=["small", "default"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_blocks_of_recorded_clients_stand_in_every_request_once(
-    service: Service, model: Model, http: httpx.Client, key: str, shared_data: Path
+    replicas: tuple[Service, Service],
+    model: Model,
+    http: httpx.Client,
+    key: str,
+    shared_data: Path,
+    strategy: str,
+    epoch: str,
+    words: int,
 ) -> None:
     directory = shared_data / "clients"
     if not directory.is_dir():
         pytest.skip(f"no recorded clients at {directory}")
-    recorded = list(recorded_first_requests(directory))
-    assert {"claude-code", "codex", "gemini-cli", "qwen-code", "copilot-cli"} <= {name for name, *_ in recorded}
-    strategies = cycle(STRATEGIES.values())
-    for number, (_, dialect, body) in enumerate(recorded):
+    # Of each client the run that injects most.
+    recorded: dict[str, tuple[str, dict[str, Any]]] = {}
+    for name, dialect, body in recorded_first_requests(directory):
+        if name not in recorded or Markers("").count(*reversed(recorded[name])) < Markers("").count(body, dialect):
+            recorded[name] = dialect, body
+    assert {"claude-code", "codex", "gemini-cli", "qwen-code", "copilot-cli"} <= recorded.keys()
+    given = STRATEGIES[strategy] if epoch == SMALL else strategy
+    for number, (dialect, body) in enumerate(recorded.values()):
         name = f"{key}-{number}"
         markers = Markers(name)
         marked = markers.mark(body, dialect)
-        headers = {"x_tersely_strategy": next(strategies), "x_tersely_epoch": SMALL}
-        client = InjectingClient(service, model, name, dialect, marked, headers=headers, http=http)
-        client.ask()
-        for turn in range(1, TURNS):
-            client.say(question(turn))
-            check(model, name, markers)
+        headers = {"x_tersely_strategy": given, "x_tersely_epoch": epoch}
+        client = InjectingClient(replicas[0], model, name, dialect, marked, headers=headers, http=http)
+        talk(client, markers, replicas, model, name, words=words)
+        if strategy not in {"full", "compact"}:
+            assert int(client.epoch) > 1
 
 
 def wire_prefix(client: InjectingClient, body: bytes) -> list[str]:
@@ -171,27 +199,11 @@ def test_requests_of_one_epoch_extend_each_other(
     assert extended > 5
 
 
-@pytest.mark.parametrize("name", FIRST_REQUESTS)
-@pytest.mark.parametrize("strategy", ["slim", "trim"])
-def test_blocks_stand_in_every_streamed_request_once(
-    service: Service, model: Model, http: httpx.Client, key: str, name: str, strategy: str
-) -> None:
-    client, markers = new_client(
-        service, model, http, name, key, streams=True, x_tersely_strategy=STRATEGIES[strategy], x_tersely_epoch=SMALL
-    )
-    client.ask()
-    for turn in range(1, 20):
-        client.say(question(turn))
-        check(model, key, markers)
-    assert int(client.epoch) > 1
-    assert b"part1x7" not in sent_by(model, key)[-1].body, "turn 1 was not cut"
-
-
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [
         *(("claude-code", each) for each in STRATEGIES),
-        *((each, "slim") for each in FIRST_REQUESTS if each != "claude-code"),
+        *zip((each for each in FIRST_REQUESTS if each != "claude-code"), cycle(["slim", "trim", "tiered", "window"])),
     ],
 )
 def test_blocks_stand_in_every_request_over_the_default_watermarks(
