@@ -74,6 +74,29 @@ REFERENCES = [
     ("Can you open the file with the session cookie lifetime from this morning?", "login"),
     ("what was wrong with the SPF record", "mail"),
 ]
+# Written when the rules were settled: no rule and no number was chosen by them.
+HELD_OUT = [
+    ("back to the payments deployment", "payments"),
+    ("what did we say about Swiss VAT?", "invoice"),
+    ("remind me of the accent colour", "palette"),
+    ("which table made the migration fail?", "payments"),
+    ("The eviction thing: how many GB was it?", "kubernetes"),
+    ("Who was blocking our newsletters?", "mail"),
+    ("that slow search, what index was missing?", "search"),
+    ("Which permission did the phone app lack?", "mobile"),
+    ("How many days' notice for Nordwind?", "contract"),
+    ("When did the disk fill up during the backup?", "backup"),
+    ("Is the cookie lifetime in seconds or minutes?", "login"),
+    ("what did Outlook answer?", "mail"),
+    ("Which colours did you pick?", "palette"),
+    ("the crash on Android: what changed with Gradle?", "mobile"),
+    ("what was the p99 again", "search"),
+    ("did the deploy to staging succeed?", "payments"),
+    ("What were the rates for Switzerland and Germany?", "invoice"),
+    ("can the database be restored now?", "backup"),
+    ("termination clause, quote section 14.2", "contract"),
+    ("why are people logged out so quickly?", "login"),
+]
 # What is talked about between and after the topics: ordinary work with words that occur everywhere.
 CHORES = (
     ("Rename the helper in utils to format_amount.", "3 files changed", "Renamed it in three files, all tests pass."),
