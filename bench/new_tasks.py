@@ -17,10 +17,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
+from bench import left_out
+from bench.left_out import sample
 from tersely.dialects.registry import DIALECTS
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.history import Entry
-from tersely.domain.history.turns import group_turns, number_turns
+from tersely.domain.history.turns import Turn, group_turns, number_turns
 from tersely.domain.messages import Message
 from tersely.strategies.epochs.new_tasks import announces_new_task, starts_new_task
 
@@ -105,37 +107,66 @@ def digest(content: object) -> str:
     return sha256(str(content or "").encode()).hexdigest()[:16]
 
 
-def is_taken_for_new(before: Sequence[Message], message: Message) -> bool:
-    """Whether ``message`` starts a new task after ``before``, with a pause of an hour in front of it."""
-    messages = [*before, message]
-    numbered = zip(messages, number_turns(messages), strict=True)
-    entries = [
-        Entry(seq=seq, turn=turn, message=each, tokens=1, created_at=AT + timedelta(hours=seq))
-        for seq, (each, turn) in enumerate(numbered, start=1)
-    ]
-    *turns, running = group_turns(entries)
-    return starts_new_task(running, turns, pause=PAUSE)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowUp:
+    """A message of the user in its own conversation or, ``is_moved``, behind another one. ``name``: the set it is of.
+
+    ``is_new`` None: it has no label. ``same_set``: of a moved one, whether the other conversation is of its set.
+    """
+
+    name: str
+    before: Sequence[Message]
+    message: Message
+    is_new: bool | None
+    is_moved: bool = False
+    same_set: bool = False
+
+    def split(self) -> tuple[Turn, list[Turn]]:
+        """Return its turn and those before it, with a pause of an hour in front of each message."""
+        messages = [*self.before, self.message]
+        numbered = zip(messages, number_turns(messages), strict=True)
+        entries = [
+            Entry(seq=seq, turn=turn, message=each, tokens=1, created_at=AT + timedelta(hours=seq))
+            for seq, (each, turn) in enumerate(numbered, start=1)
+        ]
+        *turns, running = group_turns(entries)
+        return running, turns
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether it is taken for a new task."""
+        running, turns = self.split()
+        return starts_new_task(running, turns, pause=PAUSE)
 
 
-def measure_labelled(directory: Path, labels: Path) -> dict[str, Count]:
-    """The labelled follow-ups, by set. Exits where a label does not fit the data."""
-    counts = {name: Count() for name in SETS}
-    conversations = {name: load(directory, name) for name in SETS}
+def follow_ups(directory: Path, labels: Path) -> list[FollowUp]:
+    """Every follow-up of every set in its own conversation. Exits where a label does not fit the data."""
+    found: list[FollowUp] = []
+    known: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     for text in labels.read_text().splitlines():
         label = json.loads(text)
-        lines = conversations[label["set"]][label["conversation"]]
-        place = next((at for at, line in enumerate(lines) if line.number == label["message"]), None)
-        if place is None or lines[place].digest != label["sha256"]:
-            sys.exit(f"the label of message {label['message']} of {label['conversation']} is one of another text")
-        taken = is_taken_for_new([line.message for line in lines[:place]], lines[place].message)
-        counts[label["set"]].add(is_new=label["label"] == "new", is_taken=taken)
-    return counts
+        known.setdefault((label["set"], label["conversation"]), {})[label["message"]] = label
+    for name in (*SETS, *FURTHER):
+        for conversation, lines in load(directory, name).items():
+            of_this = known.pop((name, conversation), {})
+            messages = [line.message for line in lines]
+            starts = [at for at, message in enumerate(messages) if message.starts_turn][1:]
+            for at in [at for at, line in enumerate(lines) if at in starts or line.number in of_this]:
+                label = of_this.pop(lines[at].number, None)
+                if label is not None and label["sha256"] != lines[at].digest:
+                    sys.exit(f"the label of message {label['message']} of {conversation} is one of another text")
+                is_new = None if label is None else label["label"] == "new"
+                found.append(FollowUp(name=name, before=messages[:at], message=messages[at], is_new=is_new))
+            if of_this:
+                sys.exit(f"the labels of messages {sorted(of_this)} of {conversation} are of another text")
+    if known:
+        sys.exit(f"the labels of {sorted(known)} are of another text")
+    return found
 
 
-def measure_moved(directory: Path) -> dict[str, Count]:
+def moved(directory: Path) -> Iterator[FollowUp]:
     """First messages of conversations, each put behind a conversation of every set: new by the way they are made."""
     conversations = {name: list(load(directory, name).values()) for name in (*SETS, *FURTHER)}
-    same, other = Count(), Count()
     for guest, theirs in conversations.items():
         if guest == STARTS_WITH_A_BANNER:
             continue
@@ -148,20 +179,43 @@ def measure_moved(directory: Path) -> dict[str, Count]:
                     continue
                 at = number + APART if host == guest else number
                 before = [line.message for line in hosts[at % len(hosts)]]
-                count = same if host == guest else other
-                count.add(is_new=True, is_taken=is_taken_for_new(before, first))
+                same = host == guest
+                yield FollowUp(name=guest, before=before, message=first, is_new=True, is_moved=True, same_set=same)
+
+
+def measure_labelled(directory: Path, labels: Path) -> dict[str, Count]:
+    """The labelled follow-ups, by set."""
+    counts = {name: Count() for name in SETS}
+    for each in follow_ups(directory, labels):
+        if each.is_new is not None:
+            counts[each.name].add(is_new=each.is_new, is_taken=each.is_taken)
+    return counts
+
+
+def measure_moved(directory: Path) -> dict[str, Count]:
+    """The moved messages, by whether the other conversation is of the same set."""
+    same, other = Count(), Count()
+    for each in moved(directory):
+        (same if each.same_set else other).add(is_new=True, is_taken=each.is_taken)
     return {"behind a conversation of the same set": same, "behind a conversation of another set": other}
 
 
-def measure_all(directory: Path) -> Count:
+def render_left_out(directory: Path, labels: Path) -> list[str]:
+    """What rules that are chosen without one set do on it."""
+    samples = []
+    for each in (*follow_ups(directory, labels), *moved(directory)):
+        running, turns = each.split()
+        text = "\n".join(entry.message.text for entry in running.opening)
+        new = sample(each.name, text, turns, is_new=bool(each.is_new), is_moved=each.is_moved)
+        samples.append(new)
+    return left_out.render(samples, (*SETS, *FURTHER))
+
+
+def measure_all(directory: Path, labels: Path) -> Count:
     """All follow-ups of all sets in their own conversations, also those without a label."""
     count = Count()
-    for name in (*SETS, *FURTHER):
-        for lines in load(directory, name).values():
-            messages = [line.message for line in lines]
-            starts = [at for at, message in enumerate(messages) if message.starts_turn]
-            for at in starts[1:]:
-                count.add(is_new=False, is_taken=is_taken_for_new(messages[:at], messages[at]))
+    for each in follow_ups(directory, labels):
+        count.add(is_new=False, is_taken=each.is_taken)
     return count
 
 
@@ -230,7 +284,7 @@ def render(directory: Path, labels: Path = LABELS) -> str:
             *head,
             *(count.row(f"`{name}`") for name, count in labelled.items()),
             "",
-            *_render_all(measure_all(directory), labelled.values()),
+            *_render_all(measure_all(directory, labels), labelled.values()),
             "",
             "## Moved",
             "",
@@ -239,6 +293,13 @@ def render(directory: Path, labels: Path = LABELS) -> str:
             "",
             *head,
             *(count.row(name) for name, count in moved.items()),
+            "",
+            "## Each set left out",
+            "",
+            "The numbers of the rules chosen again without the set of the row, then measured on that set alone: the",
+            "loosest that take no follow-up of the other sets. Follow-ups without a label count as going on.",
+            "",
+            *render_left_out(directory, labels),
             "",
             "## Announced",
             "",

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import new_tasks
+from bench import left_out, new_tasks
+from tersely.strategies.epochs.new_tasks import Evidence, Opening
 
 TRANSCRIPTS = new_tasks.ROOT.parent / "shared" / "data" / "transcripts"
 
@@ -44,6 +45,7 @@ def test_labels_and_moved_messages_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not TRANSCRIPTS.is_dir(), reason=f"there are no transcripts in {TRANSCRIPTS}")
+@pytest.mark.slow
 def test_the_table_is_current_and_precise() -> None:
     report = new_tasks.render(TRANSCRIPTS)
     assert new_tasks.TABLE.read_text() == report
@@ -67,7 +69,22 @@ def test_hardly_a_sentence_that_only_looks_like_an_announcement_is_taken() -> No
 
 @pytest.mark.skipif(not TRANSCRIPTS.is_dir(), reason=f"there are no transcripts in {TRANSCRIPTS}")
 def test_hardly_a_follow_up_is_taken_for_a_new_task() -> None:
-    count = new_tasks.measure_all(TRANSCRIPTS)
+    count = new_tasks.measure_all(TRANSCRIPTS, new_tasks.LABELS)
     labelled = new_tasks.measure_labelled(TRANSCRIPTS, new_tasks.LABELS)
     assert count.messages > 1_000
     assert count.taken - sum(each.right for each in labelled.values()) <= 0.001 * count.messages
+
+
+def test_rules_are_chosen_without_the_set_that_is_left_out() -> None:
+    def sample(name: str, keywords: int, ties: int, *, is_new: bool) -> left_out.Sample:
+        words = frozenset(f"{name}{number}" for number in range(keywords))
+        opening = Opening(kinds=frozenset({"long"}), keywords=words, names=frozenset())
+        return left_out.Sample(name=name, is_new=is_new, is_moved=False, is_announced=False, opening=opening, ties=ties)
+
+    one = [sample("one", 10, 2, is_new=True), sample("one", 10, 4, is_new=False)]
+    other = [sample("other", 20, 0, is_new=True), sample("other", 10, 1, is_new=False)]
+    assert left_out.choose(one) == {"long": Evidence(10, 0.25)}
+    assert left_out.choose(other) == {"long": Evidence(18, 0.0)}
+    rows = left_out.render([*one, *other], ["one", "other"])
+    assert "| `one` | long 18, 0.00 | 2 | 1 | 0 | 0 | 0 | 0 |" in rows
+    assert "| `other` | long 10, 0.25 | 2 | 1 | 2 | 1 | 0 | 0 |" in rows

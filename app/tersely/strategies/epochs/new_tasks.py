@@ -10,7 +10,7 @@ positive evidence, of one of four kinds:
 - The message comes after a pause, is long, and has no tie to the session.
 
 After a pause no message counts that shares an identifier with the session or contains a back reference ("again",
-"still", "the same", "as before"), and the weaker the evidence, the fewer keywords may be shared (`_Evidence`).
+"still", "the same", "as before"), and the weaker the evidence, the fewer keywords may be shared (`RULES`).
 
 A short message without a common word ("continue", "yes", "Please fix that") is never evidence. `bench/new_tasks.md` has
 the measurements on real conversations.
@@ -19,28 +19,42 @@ the measurements on real conversations.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from tersely.domain.history.turns import Turn
 from tersely.domain.search.terms import EVERYDAY, is_content_word, tokenize
 from tersely.strategies.summaries.references import extract_identifiers, message_text
 
+Kind = Literal["greeting", "introduction", "long"]
+
 
 @dataclass(frozen=True, slots=True)
-class _Evidence:
+class Evidence:
     """The least number of different keywords of a message, and the largest part of them that the session may have."""
 
     keywords: int
     shared: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What a message after a pause shows by itself: kinds of evidence, its keywords, and the identifiers in it."""
+
+    kinds: frozenset[Kind]
+    keywords: frozenset[str]
+    names: frozenset[str]
+
+
 # A message with fewer characters is too short to be judged.
 MIN_TEXT = 40
-GREETING = _Evidence(4, 0.25)
-INTRODUCTION = _Evidence(6, 0.1)
-LONG = _Evidence(14, 0.0)
 LONG_TEXT = 80
+RULES: Mapping[Kind, Evidence] = {
+    "greeting": Evidence(4, 0.25),
+    "introduction": Evidence(6, 0.1),
+    "long": Evidence(14, 0.0),
+}
 # Characters at the beginning of a message that are searched for an announcement.
 BEGINNING = 240
 # So much of a message is compared; pasted logs and files go on for megabytes.
@@ -139,27 +153,41 @@ def announces_new_task(text: str) -> bool:
     return _ANNOUNCEMENT.match(text.lstrip()[:BEGINNING].replace("\u2019", "'")) is not None
 
 
-def _is_unrelated(text: str, turns: Iterable[Turn]) -> bool:
-    """Return whether ``text``, which comes after a pause, shows a kind of evidence and no tie to ``turns``."""
+def read_opening(text: str) -> Opening | None:
+    """Return what ``text`` shows by itself; None if it is too short, or continues or refers to something."""
     greeting = _GREETING.match(text)
     if len(text) < MIN_TEXT or _GOES_ON.match(text, greeting.end() if greeting else 0) or _BACK.search(text):
-        return False
-    keywords = _keywords(text)
-    kinds = [GREETING] if greeting else []
-    kinds += [INTRODUCTION] if _INTRODUCTION.match(text.replace("\u2019", "'")) else []
-    kinds += [LONG] if len(text) >= LONG_TEXT else []
-    most = max((int(kind.shared * len(keywords)) for kind in kinds if len(keywords) >= kind.keywords), default=None)
-    if most is None:
-        return False
-    names = set(extract_identifiers(text))
+        return None
+    kinds: set[Kind] = {"greeting"} if greeting else set()
+    kinds |= {"introduction"} if _INTRODUCTION.match(text.replace("\u2019", "'")) else set()
+    kinds |= {"long"} if len(text) >= LONG_TEXT else set()
+    return Opening(kinds=frozenset(kinds), keywords=_keywords(text), names=frozenset(extract_identifiers(text)))
+
+
+def allowed_ties(opening: Opening, rules: Mapping[Kind, Evidence] = RULES) -> int | None:
+    """Return how many keywords a new task may share with the session; None if it is none in any case."""
+    count = len(opening.keywords)
+    kinds = [rules[kind] for kind in opening.kinds if kind in rules]
+    return max((int(each.shared * count) for each in kinds if count >= each.keywords), default=None)
+
+
+def count_ties(opening: Opening, turns: Iterable[Turn], *, most: int) -> int | None:
+    """Return how many keywords ``opening`` shares with ``turns``; None if more than ``most``, or an identifier."""
     shared: set[str] = set()
     for turn in turns:
         for entry in turn.entries:
             for part in message_text(entry.message):
-                shared |= keywords.intersection(tokenize(part))
-                if len(shared) > most or not names.isdisjoint(extract_identifiers(part)):
-                    return False
-    return True
+                shared |= opening.keywords.intersection(tokenize(part))
+                if len(shared) > most or not opening.names.isdisjoint(extract_identifiers(part)):
+                    return None
+    return len(shared)
+
+
+def _is_unrelated(text: str, turns: Iterable[Turn]) -> bool:
+    """Return whether ``text``, which comes after a pause, shows a kind of evidence and no tie to ``turns``."""
+    opening = read_opening(text)
+    most = allowed_ties(opening) if opening is not None else None
+    return opening is not None and most is not None and count_ties(opening, turns, most=most) is not None
 
 
 def _keywords(text: str) -> frozenset[str]:
