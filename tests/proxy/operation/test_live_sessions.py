@@ -156,6 +156,9 @@ class Talk:
     headers: dict[str, str] = field(default_factory=dict)
     dialect: str = "openai_chat"
     marks: int = 0
+    # Whether calls bring only their new messages, and how many messages the service has.
+    is_delta: bool = False
+    known: int = 0
 
     @property
     def path(self) -> str:
@@ -204,7 +207,7 @@ def as_anthropic(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         content = message["content"]
         if message["role"] == "tool":
             result = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": content}
-            if written[-1].get("results"):
+            if written and written[-1].get("results"):
                 written[-1]["content"].append(result)
             else:
                 written.append({"role": "user", "content": [result], "results": True})
@@ -271,8 +274,12 @@ class Clock:
 class Player:
     """Drives both sides through the same random steps."""
 
-    def __init__(self, seed: int, live: Side, plain: Side, clock: Clock, dialect: str = "openai_chat") -> None:
+    def __init__(
+        self, seed: int, live: Side, plain: Side, clock: Clock, dialect: str = "openai_chat", deltas: float = 0.1
+    ) -> None:
+        """``deltas``: the part of the conversations whose calls bring only their new messages."""
         self.dialect = dialect
+        self.deltas = deltas
         self.clock = clock
         self.draw = random.Random(seed)
         self.seed = seed
@@ -294,6 +301,8 @@ class Player:
             talk = self.draw.choice(self.talks[-3:])
             if self.draw.random() < 0.3:
                 self.live.at = self.plain.at = self.draw.randrange(len(self.live.services))
+            if talk.is_delta and step in (self.edit, self.regenerate, self.several, self.twin, self.delta):
+                step = self.append
             self.done.append(f"{step.__name__} {talk.key}")
             self.clock.now += timedelta(seconds=self.draw.choice((20, 20, 20, 20, 400)))
             step(talk)
@@ -316,7 +325,7 @@ class Player:
         if self.draw.random() < 0.05:
             talk.is_streamed = not talk.is_streamed
         stream = talk.is_streamed
-        body = talk.body(talk.messages if messages is None else messages, stream=stream)
+        body = self.body(talk, messages, stream=stream)
         found = []
         for index, side in enumerate((self.live, self.plain)):
             side.model.script(talk.key, *replies)
@@ -334,6 +343,16 @@ class Player:
             found.append((answer.status_code, told, self.read(answer, talk.dialect, stream=stream)))
         assert found[0] == found[1], self.done
         return found[0][2]
+
+    def body(self, talk: Talk, messages: list[dict[str, Any]] | None, *, stream: bool) -> bytes:
+        if messages is not None or not talk.is_delta:
+            return talk.body(talk.messages if messages is None else messages, stream=stream)
+        system = talk.system
+        if talk.known and self.draw.random() < 0.9:
+            talk.system = ""
+        body = talk.body(talk.messages[talk.known :], stream=stream)
+        talk.system = system
+        return body
 
     @staticmethod
     def read(answer: httpx.Response, dialect: str, *, stream: bool) -> dict[str, Any] | None:
@@ -368,6 +387,7 @@ class Player:
                 talk.messages.pop()
             return
         talk.messages.append(reply)
+        talk.known = len(talk.messages)
         answers = [
             {"role": "tool", "tool_call_id": call["id"], "content": text(self.draw, self.draw.choice((5, 60, 400)))}
             for call in reply.get("tool_calls") or ()
@@ -411,8 +431,15 @@ class Player:
             dialect=self.dialect,
             marks=self.draw.choice((0, 1, 1, 2)),
         )
+        named = self.draw.random()
+        if named < self.deltas:
+            talk.is_delta = True
+            talk.marks = self.draw.choice((0, 0, talk.marks))  # stored breakpoints leave no room for Tersely's own
+            talk.headers = {"x-tersely-session": talk.key}
+        elif named < self.deltas + 0.1:
+            talk.headers = {"x-tersely-session": talk.key}
         if self.draw.random() < 0.3:
-            talk.headers = {"x-session-affinity": talk.key}
+            talk.headers["x-session-affinity"] = talk.key
         if self.draw.random() < 0.3:
             reminder = f"<system-reminder>{text(self.draw, 6)}</system-reminder>"
             talk.messages.append({"role": "user", "content": f"{reminder}\n{text(self.draw, 5)}"})
@@ -486,13 +513,15 @@ class Player:
         self.rest(talk, "PATCH", "", json={name: _loaded(value) for name, value in change.items()})
 
     def with_header(self, talk: Talk) -> None:
-        talk.headers = self.draw.choice(
+        chosen: dict[str, str] = self.draw.choice(
             (
                 {},
                 {"x-tersely-strategy": self.draw.choice(STRATEGIES)},
                 {"x-tersely-epoch": self.draw.choice(EPOCHS)},
             )
         )
+        own = {name: value for name, value in talk.headers.items() if name == "x-tersely-session"}
+        talk.headers = {**chosen, **own}
         self.append(talk)
 
     def memo(self, _: Talk) -> None:
@@ -643,6 +672,19 @@ def forget_at_random(monkeypatch: pytest.MonkeyPatch, draw: random.Random) -> No
 def test_live_sessions_send_and_store_the_same_as_the_full_path(
     server: Server, monkeypatch: pytest.MonkeyPatch, dialect: str, seed: int
 ) -> None:
+    compare(server, monkeypatch, dialect, seed)
+
+
+@pytest.mark.parametrize("dialect", ["openai_chat", "anthropic"])
+@pytest.mark.parametrize("seed", range(8))
+def test_live_deltas_send_and_store_the_same_as_the_full_path(
+    server: Server, monkeypatch: pytest.MonkeyPatch, dialect: str, seed: int
+) -> None:
+    compare(server, monkeypatch, dialect, seed, deltas=0.8)
+
+
+def compare(server: Server, monkeypatch: pytest.MonkeyPatch, dialect: str, seed: int, *, deltas: float = 0.1) -> None:
+    """Play one seed. What went to the model host, and what is stored, has to be the same on both sides."""
     draw = random.Random(f"forget {seed}")
     forget_at_random(monkeypatch, draw)
     clock = Clock()
@@ -655,7 +697,7 @@ def test_live_sessions_send_and_store_the_same_as_the_full_path(
         "instructions": "off" if seed % 3 == 2 else "on",
     }
     with sides(server, replicas=2 if seed % 4 == 2 else 1, **settings) as (live, plain):
-        player = Player(seed, live, plain, clock, dialect)
+        player = Player(seed, live, plain, clock, dialect, deltas)
         player.play(STEPS)
         hits = live.hits()
         ours, theirs = (asyncio.run(stored(side.services[0].database)) for side in (live, plain))

@@ -20,6 +20,7 @@ from typing import Any
 from tersely.dialects.registry import DIALECTS
 from tersely.domain.client_ids import ClientIds
 from tersely.domain.errors import InvalidRequest, NotFound, StoreRefused, StoreUnavailable, TerselyError
+from tersely.domain.history.sessions import Session
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.proxy.spool_marks import SpoolMarks
@@ -280,6 +281,14 @@ class ExchangeKeeper:
             with suppress(TimeoutError):  # the file of another process tells nobody that it is empty
                 async with asyncio.timeout(LOOK_EVERY):
                     await self._replayed.wait()
+
+    async def has_all(self, tenant: str, session: Session) -> bool:
+        """Return whether ``session`` is as the database has it now, and the database has every exchange of it: none
+        waits in the spool of another process. Raises `StoreUnavailable`.
+        """
+        if self._database.is_away(tenant) or self._others_wait() or await self._marks.grace(tenant):
+            return False
+        return await self._marks.is_unchanged(tenant, session)
 
     def _others_wait(self) -> bool:
         return spool.has_others(

@@ -32,7 +32,8 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A live session and the messages that a call adds to it: the last reply, as the client repeats it, and new ones.
 
     ``revised`` are the entries of the volatile messages, which come again in front of the echo, ``raws`` all messages
-    from these on. ``headers`` are the call's: see `steady`.
+    from these on. ``headers`` are the call's: see `steady`. Where a call brings only new messages, ``history`` does not
+    have the reply either.
     """
 
     live: LiveSession
@@ -40,6 +41,11 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     revised: tuple[Entry, ...]
     history: IncomingHistory
     headers: Headers
+
+    @property
+    def echoes(self) -> int:
+        """How many of the messages of ``history`` were stored before: the reply, where it is one of them."""
+        return 0 if self.live.deltas is not None else 1
 
 
 class LiveCall(msgspec.Struct, kw_only=True, eq=False, weakref=True):

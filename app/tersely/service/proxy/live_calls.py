@@ -21,6 +21,7 @@ from tersely.service.common.calibrations import Calibrations
 from tersely.service.common.metrics import Metrics
 from tersely.service.common.tracing import step
 from tersely.service.proxy.calls import Call
+from tersely.service.proxy.exchange_keeping import ExchangeKeeper
 from tersely.service.proxy.live_call import MISSES, LiveCall, Miss
 from tersely.service.proxy.live_keeping import HISTORY_MEMBERS, LiveKeeper
 from tersely.service.proxy.live_matching import LiveMatcher
@@ -45,6 +46,7 @@ class LiveCalls:
         *,
         database: Database,
         lookups: Lookups,
+        exchanges: ExchangeKeeper,
         tails: TailCache,
         calibrations: Calibrations,
         metrics: Metrics,
@@ -54,7 +56,7 @@ class LiveCalls:
         self.is_on = dialect.name in HISTORY_MEMBERS and sessions.is_on
         self._sessions = sessions
         self._database = database
-        self._matcher = LiveMatcher(dialect, sessions, database=database, lookups=lookups)
+        self._matcher = LiveMatcher(dialect, sessions, database=database, lookups=lookups, exchanges=exchanges)
         self._preparer = LivePreparer(dialect, matcher, calibrations=calibrations, new_id=new_id)
         self._keeper = LiveKeeper(dialect, owner=id(self), tails=tails, new_id=new_id)
         self._metrics = metrics
@@ -84,12 +86,12 @@ class LiveCalls:
         """Return the time and the count of changes that a session has been checked at which is written to now."""
         return asyncio.get_running_loop().time(), self._database.changes(tenant)
 
-    def begin(self, prepared: PreparedCall, write: ReplyWrite) -> None:
-        """Keep the session of a call of the full path, whose reply has been stored; or nothing, where nothing may be
-        kept.
+    def begin(self, prepared: PreparedCall, write: ReplyWrite, stored: StoredReply | None) -> None:
+        """Keep the session of a call of the full path, whose reply has been ``stored``; or nothing, where nothing may
+        be kept.
         """
         if self.is_on and (outcome := write.request_outcome) is not None:
-            self._keep(prepared.call.tenant, outcome.session_id, self._keeper.begin(prepared, write))
+            self._keep(prepared.call.tenant, outcome.session_id, self._keeper.begin(prepared, write, stored))
 
     def grow(self, call: LiveCall, write: ReplyWrite, stored: StoredReply | None, checked: tuple[float, int]) -> None:
         """Keep the session of a live call, whose reply has been ``stored`` (None: it waits to be)."""

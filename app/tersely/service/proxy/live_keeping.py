@@ -24,9 +24,10 @@ from tersely.service.context.loading import count_apart
 from tersely.service.context.sent_contexts import ADDED, INSTRUCTIONS, Elements, Source, body_parts
 from tersely.service.proxy.calls import Call
 from tersely.service.proxy.live_call import LiveCall
+from tersely.service.proxy.live_deltas import first_deltas, next_deltas, shows_delta
 from tersely.service.proxy.live_frames import Frame, count_volatile, placeholder_of, step_back
 from tersely.service.proxy.live_preparing import TAIL
-from tersely.service.proxy.live_sessions import LiveSession, Sums, Volatile, size_of, steady
+from tersely.service.proxy.live_sessions import Deltas, LiveSession, Sums, Volatile, size_of, steady
 from tersely.service.proxy.stages import PreparedCall
 from tersely.service.recognition.incoming_history import extend, identify
 from tersely.store.commit.records import ReplyWrite, StoredReply, session_after
@@ -35,6 +36,7 @@ from tersely.store.history.tail_cache import TailCache, row_of
 from tersely.strategies.epochs.additions import LAYER as NOTE_LAYER
 from tersely.strategies.epochs.cutting import widest_step
 from tersely.strategies.epochs.policies import EveryRequest
+from tersely.strategies.head.injection import LAYER as BLOCK_LAYER
 from tersely.strategies.pipeline import count_entries
 from tersely.strategies.presets import Full, Slim
 
@@ -65,22 +67,38 @@ class LiveKeeper:
         self._tails = tails
         self._new_id = new_id
 
-    def begin(self, prepared: PreparedCall, write: ReplyWrite) -> LiveSession | None:
+    def begin(self, prepared: PreparedCall, write: ReplyWrite, stored: StoredReply | None) -> LiveSession | None:
         """Return the session as a call of the full path left it; None where the next call has to take that again."""
         outcome, call = write.request_outcome, prepared.call
         if outcome is None or not outcome.is_as_decided or not _is_plain_reply(write):
             return None
-        tail = self._tails.get(call.tenant, outcome.session_id)
-        (reply,) = write.replies
-        if tail is None or tail.chain != reply.chain or tail.session.version != outcome.state.version + 1:
+        read = _read_delta(prepared, write, stored) if prepared.match.is_delta else self._read_tail(call, write)
+        if read is None:
             return None
-        row = tail.rows[-1]
-        if row.row.seq != tail.session.last_seq or row.row.digest != reply.digest or tail.session.edited:
+        session, rows = read
+        (reply,) = write.replies
+        row = rows[-1]
+        if row.row.seq != session.last_seq or row.row.digest != reply.digest or session.edited:
+            return None
+        if session.version != outcome.state.version + 1:
             return None
         new = zip(write.request.decision.placed, write.request.tokens, strict=True)
         counts = {placed.seq: count for placed, count in new if placed.is_new}
-        counts |= {each.row.seq: each.row.tokens for each in tail.rows}
-        return self._first(call, prepared, tail.session, tail.rows, counts)
+        if not prepared.match.is_delta:
+            counts |= {each.row.seq: each.row.tokens for each in rows}
+            return self._first(call, prepared, session, rows, counts, None)
+        if not shows_delta(prepared):
+            return None
+        # Stored messages have their counts; those that were written anew have estimates at every call.
+        counts = {entry.seq: entry.tokens for entry in prepared.loaded.snapshot.entries} | counts
+        return self._first(call, prepared, session, rows, counts, first_deltas(prepared, write))
+
+    def _read_tail(self, call: Call, write: ReplyWrite) -> tuple[Session, list[TailRow]] | None:
+        """Return the session and its tail after a call that brought its history; None if they are not at hand."""
+        assert write.request_outcome is not None
+        tail = self._tails.get(call.tenant, write.request_outcome.session_id)
+        (reply,) = write.replies
+        return None if tail is None or tail.chain != reply.chain else (tail.session, tail.rows)
 
     def grow(
         self, call: LiveCall, write: ReplyWrite, stored: StoredReply, *, checked_at: float, changes: int
@@ -96,21 +114,29 @@ class LiveKeeper:
         if reply.row.seq != state.last_seq:
             return None
         body, added, volatile = call.call.body, call.elements, call.elements.volatile
-        end = step_back(body, len(body) - len(live.suffix), [each.raw for each in volatile])
-        if end is None:
+        deltas = live.deltas
+        if deltas is not None:
+            body, end = live.body, live.end
+            deltas = next_deltas(deltas, found.history, write)
+        elif (stepped := step_back(body, len(body) - len(live.suffix), [each.raw for each in volatile])) is not None:
+            end = stepped
+        else:
             return None
         frame = live.frame
         if frame is not None:
             stays = len(added.elements) - len(volatile)
             frame = frame.with_middle([element for element, _ in added.elements[:stays]])
         messages, counts = found.history.messages, write.request.tokens
-        new = (call.added[0], *(replace(e, tokens=c) for e, c in zip(call.added[1:], counts[1:], strict=True)))
+        counted = zip(call.added[1:], counts[found.echoes :], strict=True)
+        new = (call.added[0], *(replace(entry, tokens=count) for entry, count in counted))
         before = live.snapshot
         known = before.entries[: len(before.entries) - len(found.revised)] if found.revised else before.entries
         question = next((each for each in reversed(messages) if each.role == "user"), live.last_question)
         rows = live.rows if len(live.rows) == live.row_count else live.rows[: live.row_count]
         rows += [*_rows_of(write), reply]
         first = live.first_messages
+        if deltas is None and len(first) < 3:
+            first = (*first, *messages)[:3]
         return structs.replace(
             live,
             session=session_after(live.session, state),
@@ -123,7 +149,7 @@ class LiveKeeper:
             frame=frame,
             sent=None if live.sent is None else call.body,
             sent_end=len(call.body) - len(live.sent_suffix),
-            first_messages=first if len(first) == 3 else (*first, *messages)[:3],
+            first_messages=first,
             last_question=question,
             snapshot=replace(
                 before,
@@ -141,14 +167,21 @@ class LiveKeeper:
             elements=description.elements,
             rows=rows,
             row_count=len(rows),
+            deltas=deltas,
         )
 
     def _first(
-        self, call: Call, prepared: PreparedCall, session: Session, rows: list[TailRow], counts: dict[int, int]
+        self,
+        call: Call,
+        prepared: PreparedCall,
+        session: Session,
+        rows: list[TailRow],
+        counts: dict[int, int],
+        deltas: Deltas | None,
     ) -> LiveSession | None:
         reply = rows[-1]
         built, config, request = prepared.built, prepared.config, prepared.request
-        if built is None or not _is_plain_call(call, prepared):
+        if built is None or not _is_plain_call(prepared):
             return None
         epoch, context, before = session.plan, built.context, prepared.loaded.snapshot
         if epoch is None or epoch.number != session.epoch or not _shows_plainly(epoch, built):
@@ -163,10 +196,16 @@ class LiveKeeper:
         fixed = before.fixed_tokens + added.total - counted.total
         older = 0 if epoch.cut == 1 else epoch.older_tokens
         layers = context.report.layers
-        if not _is_as_summed(built, fixed, older, _sums(epoch, kept, tail)) or not layers or layers[-1].name != TAIL:
+        # Blocks in the head are written with words around them; their own tokens are among the fixed ones.
+        around_blocks = sum(layer.tokens for layer in layers if layer.name == BLOCK_LAYER)
+        around_blocks -= sum(block.tokens for block in before.injected) if around_blocks else 0
+        sums = _sums(epoch, kept, tail, around_blocks)
+        if not _is_as_summed(built, fixed, older, sums) or not layers or layers[-1].name != TAIL:
             return None
         # What was estimated before the call has been counted since.
-        tail, kept = count_apart(_counted(tail, counts), _counted(kept, counts), before.injected)
+        tail, kept = _counted(tail, counts), _counted(kept, counts)
+        if deltas is None:  # otherwise it was loaded with its counts
+            tail, kept = count_apart(tail, kept, before.injected)
         elements, volatile = _elements(prepared), _volatile(prepared, tail)
         if elements is None or volatile is None:
             return None
@@ -190,7 +229,7 @@ class LiveKeeper:
             path=call.path,
             options=call.options,
             client=clients.client_ids(call.header_map, request.ids),
-            body=call.body,
+            body=call.body if deltas is None else call.body[: bodies.end],
             end=bodies.end,
             suffix=call.body[bodies.history_end :],
             sent=prepared.body if bodies.sent_end else None,
@@ -201,7 +240,7 @@ class LiveKeeper:
             instructions=body_parts(call.body, self._dialect.name).instructions if is_own_body else b"",
             request=replace(request, messages=()),
             tools_digest=tokens.content_digest(request.tools) if request.tools else None,
-            first_messages=messages[:3],
+            first_messages=messages[:3] if deltas is None else (),
             last_question=next((each for each in reversed(messages) if each.role == "user"), None),
             config=config,
             snapshot=replace(
@@ -217,7 +256,7 @@ class LiveKeeper:
                 calls=session.calls,
                 last_call_at=session.last_call_at,
             ),
-            sums=_sums(epoch, kept, tail),
+            sums=_sums(epoch, kept, tail, around_blocks),
             is_verbatim=prepared.loaded.is_verbatim and epoch.cut == 1,
             is_whole=context.is_whole,
             shown_kinds=prepared.shown_tags,
@@ -230,6 +269,7 @@ class LiveKeeper:
             elements=elements,
             rows=list(rows),
             row_count=len(rows),
+            deltas=deltas,
         )
 
     def _bodies(self, call: Call, prepared: PreparedCall, epoch: Epoch, volatile: Sequence[Volatile]) -> _Bodies | None:
@@ -238,7 +278,8 @@ class LiveKeeper:
         place = find_array(call.body, self._member)
         if place is None or not call.body.endswith(newest, 0, place[1]):
             return None
-        end = step_back(call.body, place[1], [each.raw for each in volatile])
+        is_delta = prepared.match.is_delta
+        end = place[0] if is_delta else step_back(call.body, place[1], [each.raw for each in volatile])
         if end is None:
             return None
         if prepared.body is call.body:
@@ -273,10 +314,20 @@ class LiveKeeper:
             middle=b",".join(elements[front : front + between]),
             placeholder=placeholder_of(self._new_id()),
             instructions=instructions,
-            has_breakpoints=instructions is not None or bool(offers) or epoch.cut > 1,
+            has_breakpoints=prepared.match.is_delta or instructions is not None or bool(offers) or epoch.cut > 1,
         )
         written = frame.write(self._dialect, [source.raw for source in sources[len(sources) - added :]])
         return frame if written is not None and written.body == prepared.body else None
+
+
+def _read_delta(
+    prepared: PreparedCall, write: ReplyWrite, stored: StoredReply | None
+) -> tuple[Session, list[TailRow]] | None:
+    """Return the session and its tail after a call that brought only new messages; None if they are not at hand."""
+    session = prepared.match.session
+    if stored is None or stored.record is None or session is None or stored.asked.session_id != session.id:
+        return None
+    return session_after(session, stored.state), [*prepared.match.rows, *_rows_of(write), row_of(stored.record)]
 
 
 def _around_cut(epoch: Epoch, snapshot: Snapshot) -> tuple[tuple[Entry, ...], tuple[Entry, ...]] | None:
@@ -304,7 +355,8 @@ def _volatile(prepared: PreparedCall, tail: Sequence[Entry]) -> tuple[Volatile, 
     """The last messages of a request whose breakpoints the next one may move; None where that cannot be followed."""
     history = prepared.history
     count = count_volatile(prepared.own_messages, prepared.write.dialect)
-    if count is None or count >= len(history.links):
+    most = len(history.links) if prepared.match.is_delta else len(history.links) - 1
+    if count is None or count > most:
         return None
     first = len(history.messages) - count
     placed = prepared.match.decision.placed[first:]
@@ -314,12 +366,12 @@ def _volatile(prepared: PreparedCall, tail: Sequence[Entry]) -> tuple[Volatile, 
     return tuple(Volatile(message.raw, each.digest) for message, each in incoming)
 
 
-def _sums(epoch: Epoch, kept: Sequence[Entry], tail: Sequence[Entry]) -> Sums:
+def _sums(epoch: Epoch, kept: Sequence[Entry], tail: Sequence[Entry], around_blocks: int) -> Sums:
     everything = (*kept, *tail)
     running = everything[-1].turn
     has_pins = any(entry.pinned for entry in everything)
     return Sums(
-        head=epoch.head_tokens,
+        head=epoch.head_tokens + around_blocks,
         kept=count_entries(kept),
         tail=count_entries(tail),
         questions=count_entries(e for e in everything if e.turn == running and e.message.starts_turn),
@@ -349,7 +401,7 @@ def _shows_plainly(epoch: Epoch, built: BuiltContext) -> bool:
         return False
     if epoch.folds_repeats:
         return False
-    return not (epoch.is_stale or epoch.must_rebuild or epoch.tiers or epoch.injected or epoch.retrieved)
+    return not (epoch.is_stale or epoch.must_rebuild or epoch.tiers or epoch.retrieved)
 
 
 def _counted(entries: Sequence[Entry], counts: Mapping[int, int]) -> tuple[Entry, ...]:
@@ -359,7 +411,7 @@ def _counted(entries: Sequence[Entry], counts: Mapping[int, int]) -> tuple[Entry
 
 def _have_twins(kept: Sequence[Entry], prepared: PreparedCall) -> bool:
     """Whether a history shows a message twice that is kept from before the cut: which is which is looked up then."""
-    if not kept:
+    if not kept or prepared.match.is_delta:
         return False
     placed, incoming = prepared.match.decision.placed, prepared.history.identities
     digests = {each.seq: message.digest for each, message in zip(placed, incoming, strict=True) if each.seq}
@@ -418,25 +470,23 @@ def _is_plain_reply(write: ReplyWrite) -> bool:
     return is_plain and reply.finish not in {None, WINDOW_FULL, *INCOMPLETE}
 
 
-def _is_plain_call(call: Call, prepared: PreparedCall) -> bool:
+def _is_plain_call(prepared: PreparedCall) -> bool:
     """Whether the full path prepared a call without anything that a live call does not do again."""
     found, arrival, history, config = prepared.match, prepared.history, prepared.loaded, prepared.config
     decision = found.decision
-    if found.is_delta or found.expanded_from or found.source == "header" or prepared.resolved is not None:
+    if found.expanded_from or prepared.resolved is not None or prepared.is_at_host or prepared.round_messages:
         return False
-    if call.options.session_id is not None or prepared.is_at_host or prepared.round_messages:
-        return False
-    if decision.kind not in {"new", "continue"} or decision.superseded or decision.restored:
+    if decision.kind not in {"new", "continue", "delta"} or decision.superseded or decision.restored:
         return False
     if not decision.replies_at_end or any(placed.status != "live" for placed in decision.placed):
         return False
-    if prepared.write.key is not None or history.blocks or history.instructions or history.overflows:
+    if prepared.write.key is not None or history.blocks or history.overflows:
         return False
-    # Blocks that clients inject stay where they are as long as nothing is cut.
-    is_cut = prepared.built is not None and prepared.built.context.epoch.cut > 1
-    if is_cut and (history.snapshot.injected or any(message.injected for message in arrival.messages)):
+    if history.instructions and not found.is_delta:
         return False
     links = arrival.links
+    if found.is_delta and len(links) < len(arrival.messages):
+        return False  # it brings instructions, which replace others
     # Instructions lead the history, or there are none.
     if not links or links != list(range(links[0], len(arrival.messages))):
         return False

@@ -12,11 +12,13 @@ from tersely.dialects.headers import Headers
 from tersely.dialects.wire.array_member import read_more
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.history import Entry
+from tersely.domain.history.links import MessageIdentity
 from tersely.domain.messages import Message
 from tersely.service.common.offload import LONG
 from tersely.service.proxy.calls import Call
+from tersely.service.proxy.exchange_keeping import ExchangeKeeper
 from tersely.service.proxy.live_call import Continuation, Miss
-from tersely.service.proxy.live_sessions import LiveSession, LiveSessions, steady
+from tersely.service.proxy.live_sessions import Deltas, LiveSession, LiveSessions, steady
 from tersely.service.recognition.incoming_history import IncomingHistory, extend, identify
 from tersely.store.db.connection import Database
 from tersely.store.history.lookups import Lookups
@@ -30,11 +32,20 @@ TRUSTED = 2.0
 class LiveMatcher:
     """Matches the calls of one dialect with live sessions."""
 
-    def __init__(self, dialect: Dialect, sessions: LiveSessions, *, database: Database, lookups: Lookups) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        sessions: LiveSessions,
+        *,
+        database: Database,
+        lookups: Lookups,
+        exchanges: ExchangeKeeper,
+    ) -> None:
         self._dialect = dialect
         self._sessions = sessions
         self._database = database
         self._lookups = lookups
+        self._exchanges = exchanges
 
     async def match(self, call: Call, owner: int) -> Continuation | Miss:
         """Return what ``call`` adds to a live session of ``owner``, or why there is none. Raises `StoreUnavailable`."""
@@ -52,15 +63,25 @@ class LiveMatcher:
     # Whether a live session is its session still
 
     def _is_trusted(self, live: LiveSession) -> bool:
+        # A call that brings only new messages does not show that its client got replies from another replica.
+        if live.deltas is not None:
+            return False
         now = asyncio.get_running_loop().time()
         if now - live.checked_at >= TRUSTED or live.changes != self._database.changes(live.tenant):
             return False
+        if live.is_named:
+            return True
         # Of several sessions with one history the database says which one a call continues.
         if self._sessions.has_twin(live):
             return False
         return not self._lookups.is_chain_of_another(live.tenant, live.chain, live.session_id)
 
     async def _is_current(self, live: LiveSession) -> bool:
+        if live.is_named:
+            is_complete = await self._exchanges.has_all(live.tenant, live.session)
+            if not is_complete:
+                self._sessions.forget(live.tenant, live.session_id)
+            return is_complete
         known = hit_of(live)
         hit = await self._lookups.find(live.tenant, [live.chain], live.client.id, known=known)
         if hit is known:
@@ -79,7 +100,12 @@ class LiveMatcher:
         if headers != live.headers and not _is_same_client(call, live):
             return "changed"
         size = len(call.body) - len(live.suffix) - live.end
-        raws = read_more(call.body[live.end : live.end + size]) if size < LONG else None
+        if size >= LONG:
+            return "messages"
+        more = call.body[live.end : live.end + size]
+        if live.deltas is not None:
+            return self._continue_with_delta(call, live, live.deltas, read_more(b"," + more), headers)
+        raws = read_more(more)
         if raws is None or len(raws) < 2 + len(live.volatile):
             return "messages"
         brought = tuple(raws)
@@ -94,6 +120,27 @@ class LiveMatcher:
         if history is None or self._is_side_call(call, live, messages, headers):
             return "messages"
         return Continuation(live=live, raws=brought, revised=revised, history=history, headers=headers)
+
+    def _continue_with_delta(
+        self, call: Call, live: LiveSession, deltas: Deltas, raws: Sequence[bytes] | None, headers: Headers
+    ) -> Continuation | Miss:
+        try:
+            messages = tuple([self._dialect.read_message(raw) for raw in raws or ()])
+        except InvalidRequest:
+            return "messages"
+        history = _appended(live, messages, (), ())
+        # Words that the session has already may be the same question again.
+        if not messages or history is None or history.identities[-1].digest in deltas.digests:
+            return "messages"
+        request = live.request
+        side_call = clients.side_call(
+            call.header_map, messages, has_tools=bool(request.tools), stops=request.stop, max_tokens=request.max_tokens
+        )
+        if side_call is not None:
+            return "messages"
+        known = [*(each.raw for each in live.volatile), live.reply.model_raw or deltas.reply]
+        revised = live.snapshot.entries[len(live.snapshot.entries) - len(live.volatile) :]
+        return Continuation(live=live, raws=(*known, *(raws or ())), revised=revised, history=history, headers=headers)
 
     def _revise(self, live: LiveSession, raws: Sequence[bytes]) -> tuple[Entry, ...] | None:
         """Return the entries of the volatile messages as the client sends them now; None where they are others."""
@@ -159,13 +206,22 @@ def _history(live: LiveSession, messages: tuple[Message, ...]) -> IncomingHistor
     first = identify(reply)
     if first.digest != live.reply.row.digest:
         return None
-    identities, chains = [first], [live.chain]
-    for message in messages[1:]:
+    return _appended(live, messages, (first,), (live.chain,))
+
+
+def _appended(
+    live: LiveSession, messages: tuple[Message, ...], known: Sequence[MessageIdentity], known_chains: Sequence[bytes]
+) -> IncomingHistory | None:
+    """Hash messages, of which the first ones are ``known``. None unless the others are new questions and results."""
+    identities, chains = [*known], [*known_chains]
+    chain = live.chain
+    for message in messages[len(known) :]:
         if message.role not in {"user", "tool"} or message.injected or message.is_malformed:
             return None
         each = identify(message)
         if not (message.raw and message.parts and each.is_link):
             return None
         identities.append(each)
-        chains.append(extend(chains[-1], each.digest))
+        chain = extend(chain, each.digest)
+        chains.append(chain)
     return IncomingHistory(messages=messages, identities=tuple(identities), chains=tuple(chains))

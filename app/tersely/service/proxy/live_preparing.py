@@ -29,6 +29,7 @@ from tersely.service.context.sent_contexts import Source
 from tersely.service.context.shown_tags import kinds_shown
 from tersely.service.proxy.calls import Call, ContextLabels
 from tersely.service.proxy.live_call import Continuation, LiveCall, Miss, tokens_after, tokens_before
+from tersely.service.proxy.live_deltas import append_delta, build_whole, entries_of_delta, match_of_delta
 from tersely.service.proxy.live_frames import count_volatile
 from tersely.service.proxy.live_matching import hit_of
 from tersely.service.proxy.live_sessions import Added, LiveSession, Sums, Volatile
@@ -36,6 +37,7 @@ from tersely.service.proxy.session_matching import SessionMatcher
 from tersely.service.proxy.stages import PreparedCall
 from tersely.service.recognition.incoming_history import IncomingHistory
 from tersely.service.recognition.session_lookup import SessionHints, SessionMatch, continued
+from tersely.service.recognition.session_lookup import Source as SessionSource
 from tersely.store.commit.records import RequestWrite, WholeRequest
 from tersely.store.history.artifacts import spilled
 from tersely.strategies.epochs.policies import Keep, TokenSums
@@ -59,15 +61,11 @@ class LivePreparer:
 
     def prepare(self, call: Call, found: Continuation, now: datetime) -> LiveCall | Miss:
         """Return the call as the full path would prepare it, or why that is left to the full path."""
-        live, history, session = found.live, found.history, found.live.session
-        decision = append_to_open_turn(
-            live.reply.row, history.identities, last_seq=session.last_seq, turns=session.turns
-        )
-        reply = history.messages[0]
-        shown = known_entry(reply, live.reply, self._matcher.restore, self._dialect)
-        added = [shown]
-        for message, placed in zip(history.messages[1:], decision.placed[1:], strict=True):
-            added.append(new_entry(message, placed.seq, placed.turn, now))
+        live, session = found.live, found.live.session
+        placed = self._place(found, now)
+        if placed is None:
+            return "messages"
+        decision, added = placed
         try:
             prove_pairing([entry.message for entry in added])
         except UnpairedMessages:
@@ -78,7 +76,7 @@ class LivePreparer:
             return "epoch"
         if window is not None and tokens_after(live, sums) > window and not isinstance(live.config.strategy, Full):
             return "epoch"
-        is_verbatim = live.is_verbatim and shown.message is reply
+        is_verbatim = live.is_verbatim and added[0].message is found.history.messages[0]
         if live.sent is None and live.frame is None and not is_verbatim:
             return "messages"
         composed = self._compose(call, found, (*found.revised, *added))
@@ -104,7 +102,7 @@ class LivePreparer:
                 context="passthrough" if body is call.body else "built",
                 strategy=strategy_name(live.config.strategy),
                 session_id=session.id,
-                source=live.client.source or "lineage",
+                source=_source(live),
                 epoch=epoch.number,
                 tokens_before=tokens_before(live, sums),
                 tokens_after=tokens_after(live, sums),
@@ -112,6 +110,23 @@ class LivePreparer:
             write=self._write(call, found, decision, now),
             expand=self._expand,
         )
+
+    def _place(self, found: Continuation, now: datetime) -> tuple[Reconciliation, list[Entry]] | None:
+        """Return the decision on a call's messages, and the entries of the last reply and of these; None where the
+        messages before it decide.
+        """
+        live, history, session = found.live, found.history, found.live.session
+        if live.deltas is not None:
+            decision = append_delta(live, history)
+            entries = entries_of_delta(live, live.deltas, history, decision, self._dialect, now)
+            return None if entries is None else (decision, entries)
+        decision = append_to_open_turn(
+            live.reply.row, history.identities, last_seq=session.last_seq, turns=session.turns
+        )
+        added = [known_entry(history.messages[0], live.reply, self._matcher.restore, self._dialect)]
+        for message, placed in zip(history.messages[1:], decision.placed[1:], strict=True):
+            added.append(new_entry(message, placed.seq, placed.turn, now))
+        return decision, added
 
     def _window(self, live: LiveSession) -> int | None:
         request = live.request
@@ -134,7 +149,10 @@ class LivePreparer:
             return None
         volatile: tuple[Volatile, ...] = ()
         if count:
-            digests = [*(each.digest for each in live.volatile), *(each.digest for each in found.history.identities)]
+            digests = [each.digest for each in live.volatile]
+            if live.deltas is not None:
+                digests.append(live.reply.row.digest)
+            digests += [each.digest for each in found.history.identities]
             first = len(found.raws) - count
             volatile = tuple(map(Volatile, found.raws[first:], digests[first:]))
         if live.frame is None:
@@ -162,7 +180,7 @@ class LivePreparer:
             tenant=call.tenant,
             session_id=live.session.id,
             create=None,
-            mode="full",
+            mode="full" if live.deltas is None else "append",
             dialect=self._dialect.name,
             incoming=found.history.identities,
             raws=[message.raw for message in messages],
@@ -175,7 +193,7 @@ class LivePreparer:
             strategy=compact_setting(call.options.strategy),
             epoch_policy=compact_setting(call.options.epoch),
             exchange=self._new_id(),
-            whole=whole,
+            whole=whole if live.deltas is None else None,
         )
 
     # What the full path makes of the call
@@ -183,13 +201,16 @@ class LivePreparer:
     def _expand(self, call: LiveCall) -> PreparedCall:
         live, found, session = call.live, call.found, call.live.session
         hints = _hints(call.call, live)
-        match = SessionMatch(
-            session_id=session.id,
-            session=session,
-            source=live.client.source or "lineage",
-            decision=call.decision,
-            rows=(live.reply,),
-        )
+        if live.deltas is not None:
+            match = match_of_delta(live, call.decision, found.history)
+        else:
+            match = SessionMatch(
+                session_id=session.id,
+                session=session,
+                source=_source(live),
+                decision=call.decision,
+                rows=(live.reply,),
+            )
         budget = TokenBudget(
             fixed_tokens=live.snapshot.fixed_tokens,
             tool_tokens=live.snapshot.tool_tokens,
@@ -208,7 +229,13 @@ class LivePreparer:
             match=match,
             config=live.config,
             budget=budget,
-            loaded=History(snapshot=snapshot, advance=None, epoch_inputs=EpochInputs(), is_verbatim=call.is_verbatim),
+            loaded=History(
+                snapshot=snapshot,
+                advance=None,
+                epoch_inputs=EpochInputs(),
+                is_verbatim=call.is_verbatim,
+                instructions=() if live.deltas is None else live.deltas.instructions,
+            ),
             built=BuiltContext(context=_context(call), starts_epoch=False),
             body=call.body,
             write=call.write,
@@ -220,7 +247,7 @@ class LivePreparer:
             history_owner="both" if own_body and live.request.is_stored else "tersely",
             added=call.elements,
             live=live,
-            expand=partial(self._expand_to_whole, found),
+            expand=partial(self._expand_to_whole, found) if live.deltas is None else build_whole,
         )
 
     def _expand_to_whole(self, found: Continuation, prepared: PreparedCall) -> PreparedCall:
@@ -233,7 +260,7 @@ class LivePreparer:
         match = continued(arrival, _hints(call, found.live), hit_of(found.live), is_beginning_known=True)
         if match is None:
             raise RuntimeError("a live session differs from its stored session")
-        return request, arrival, match
+        return request, arrival, replace(match, source=_source(found.live))
 
 
 def _shown_tags(live: LiveSession, added: Sequence[Entry]) -> TagKinds:
@@ -241,7 +268,11 @@ def _shown_tags(live: LiveSession, added: Sequence[Entry]) -> TagKinds:
 
 
 def _hints(call: Call, live: LiveSession) -> SessionHints:
-    return SessionHints(client=live.client, headers=call.header_map)
+    return SessionHints(session_id=call.options.session_id, client=live.client, headers=call.header_map)
+
+
+def _source(live: LiveSession) -> SessionSource:
+    return "header" if live.is_named else live.client.source or "lineage"
 
 
 def _context(call: LiveCall) -> Context:

@@ -83,6 +83,18 @@ class Added:
     volatile: tuple[Volatile, ...] = ()
 
 
+class Deltas(msgspec.Struct, frozen=True, gc=False):
+    """What is known of a session whose calls bring only their new messages.
+
+    ``instructions`` are the stored ones that its calls do not bring, ``reply`` is the last reply as its client saw it.
+    ``digests`` has those of all its links, and perhaps of others.
+    """
+
+    instructions: tuple[bytes, ...]
+    reply: bytes
+    digests: set[bytes]
+
+
 class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """A session after its last call, as the next call continues it.
 
@@ -98,7 +110,7 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     ``reply`` is its row, ``chain`` the identity of the history up to it. ``messages_size``: see `size_of`. ``layers``
     are those of the context before its tail, ``elements`` describe the body that went upstream. ``rows`` are the stored
     messages from the cut on, of which the first ``row_count`` are this session's: the list goes on with those of later
-    calls.
+    calls. ``deltas`` is set where calls bring only their new messages: then ``body`` is what comes before these.
     """
 
     owner: int
@@ -140,11 +152,17 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     elements: Elements
     rows: list[TailRow]
     row_count: int
+    deltas: Deltas | None = None
 
     @property
     def session_id(self) -> str:
         """The session's id."""
         return self.session.id
+
+    @property
+    def is_named(self) -> bool:
+        """Whether its calls name the session in Tersely's own header."""
+        return self.options.session_id is not None
 
     @property
     def turn(self) -> int:
@@ -203,6 +221,9 @@ class LiveSessions:
     def find(self, call: Call) -> list[LiveSession]:
         """Return the live sessions whose bodies ``call`` continues, the longest first."""
         body = call.body
+        if call.options.session_id is not None:
+            held = self._sessions.get((call.tenant, call.options.session_id))
+            return [held.session] if held is not None and _continues(body, held.session) else []
         found: list[LiveSession] = []
         offset = _offset_of(len(body))
         while offset:
@@ -225,7 +246,8 @@ class LiveSessions:
         if size > self._budget // LARGEST_PART:
             return
         self._sessions[live.tenant, live.session_id] = _Held(live, size)
-        self._by_prefix[_key_of(live)].append(live)
+        if not live.is_named:
+            self._by_prefix[_key_of(live)].append(live)
         self._by_chain[live.tenant, live.chain] += 1
         self._bytes += size
         while self._bytes > self._budget:
@@ -237,11 +259,12 @@ class LiveSessions:
         if held is None:
             return
         self._bytes -= held.size
-        key = _key_of(held.session)
-        alike = self._by_prefix[key]
-        alike.remove(held.session)
-        if not alike:
-            del self._by_prefix[key]
+        if not held.session.is_named:
+            key = _key_of(held.session)
+            alike = self._by_prefix[key]
+            alike.remove(held.session)
+            if not alike:
+                del self._by_prefix[key]
         chain = held.session.tenant, held.session.chain
         self._by_chain[chain] -= 1
         if not self._by_chain[chain]:

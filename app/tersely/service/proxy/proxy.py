@@ -163,6 +163,7 @@ class Proxy:
             self._sessions,
             database=shared.database,
             lookups=lookups,
+            exchanges=shared.exchanges,
             tails=shared.writer.tails,
             calibrations=shared.calibrations,
             metrics=shared.metrics,
@@ -473,7 +474,7 @@ class Proxy:
                 )
             return
         if is_whole:
-            self._live.begin(sent, write)
+            self._live.begin(sent, write, stored)
         built = sent.built
         if built is None or not is_summarized:
             return

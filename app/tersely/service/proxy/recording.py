@@ -133,14 +133,15 @@ class Recorder:
         """Count and describe what a live call adds. It is stored with the reply, or before, where that takes long."""
         identify_call(call.live.session_id)
         live, write, history = call.live, call.write, call.found.history
-        new, model = history.messages[1:], live.request.model
+        known = call.found.echoes
+        new, model = history.messages[known:], live.request.model
         self._counter.count_unknown_fields(new)
         call.description = description = describe_added(
             call.body,
             self._dialect.name,
             live.elements,
             call.elements.elements,
-            new={placed.seq: each.raw for each, placed in zip(new, call.decision.placed[1:], strict=True)},
+            new={placed.seq: each.raw for each, placed in zip(new, call.decision.placed[known:], strict=True)},
             known=self._known.get(call.call.tenant, live.session_id, live.session.edits),
             layers=(*live.layers, LayerReport(name=TAIL, tokens=call.sums.tail)),
             instructions=call.elements.instructions,
@@ -148,7 +149,7 @@ class Recorder:
         )
         call.write = structs.replace(
             write,
-            tokens=(0, *[tokens.count_message(message, model) for message in new]),
+            tokens=(*[0] * known, *[tokens.count_message(message, model) for message in new]),
             attributes=description.literals,
         )
         call.alarm = asyncio.get_running_loop().call_later(HOLD, self._store_early, call)
@@ -183,7 +184,7 @@ class Recorder:
         tenant, session_id = call.call.tenant, call.live.session_id
         checked = self._live.now(tenant)
         try:
-            stored = await self._exchanges.commit(write, own_id=None)
+            stored = await self._exchanges.commit(write, own_id=session_id if call.live.is_named else None)
         except BaseException:
             self._live.forget(call)
             raise

@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from weakref import WeakValueDictionary
 
 from tersely.domain.errors import StoreUnavailable
+from tersely.domain.history.sessions import Session
 from tersely.store.commit import spool_marks
 from tersely.store.db.connection import Database
 
@@ -94,3 +95,12 @@ class SpoolMarks:
         """Return whether the spool of another process has exchanges of the tenant. Raises `StoreUnavailable`."""
         async with self._database.reading(tenant) as connection:
             return await spool_marks.is_marked_by_others(connection, tenant, self._process, self._clock())
+
+    async def is_unchanged(self, tenant: str, session: Session) -> bool:
+        """Return whether a session is stored as it was read, and no other process has exchanges of the tenant in its
+        spool. Raises `StoreUnavailable`.
+        """
+        async with self._database.reading(tenant) as connection:
+            return await spool_marks.is_unchanged(
+                connection, tenant, session.id, session.version, session.created_at, self._process, self._clock()
+            )

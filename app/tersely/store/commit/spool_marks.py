@@ -22,6 +22,14 @@ SELECT id FROM replays
 WHERE tenant_id = $1 AND id > 'waiting:' AND id < 'waiting;' AND id <> $2 AND created_at > $3 LIMIT 1
 """
 
+FIND_UNCHANGED = """
+SELECT 1 FROM sessions s WHERE s.tenant_id = $1 AND s.id = $2 AND s.version = $3 AND s.created_at = $4
+AND NOT EXISTS (
+    SELECT FROM replays r
+    WHERE r.tenant_id = $1 AND r.id > 'waiting:' AND r.id < 'waiting;' AND r.id <> $5 AND r.created_at > $6
+)
+"""
+
 
 async def mark(connection: Connection, tenant: str, process: str, until: datetime) -> None:
     """Mark the tenant until then, in the name of ``process``."""
@@ -36,3 +44,17 @@ async def unmark(connection: Connection, tenant: str, process: str) -> None:
 async def is_marked_by_others(connection: Connection, tenant: str, process: str, now: datetime) -> bool:
     """Return whether another process than ``process`` has marked the tenant."""
     return await connection.fetchval(FIND_OTHERS, tenant, _PREFIX + process, now) is not None
+
+
+async def is_unchanged(
+    connection: Connection,
+    tenant: str,
+    session_id: str,
+    version: int,
+    created_at: datetime,
+    process: str,
+    now: datetime,
+) -> bool:
+    """Return whether a session has that version, and no other process than ``process`` has marked the tenant."""
+    mark = _PREFIX + process
+    return await connection.fetchval(FIND_UNCHANGED, tenant, session_id, version, created_at, mark, now) is not None
