@@ -8,6 +8,7 @@ from typing import Protocol
 from tersely.dialects.dialect import (
     Dialect,
     ErrorDescription,
+    HistoryMember,
     ReplySplitter,
     RequestReader,
     RequestWriter,
@@ -20,6 +21,8 @@ from tersely.dialects.tool_rounds import Rounds
 from tersely.dialects.undescribed import split_safely
 from tersely.domain.messages import Dialect as DialectName
 from tersely.domain.messages import Message, Role
+
+WHOLE = HistoryMember()
 
 
 class Reader(Protocol):
@@ -95,6 +98,7 @@ def assemble(
     whole: Whole,
     rounds: Rounds,
     streaming: Streaming,
+    history: HistoryMember = WHOLE,
 ) -> Dialect:
     """Return the dialect of a package's modules."""
     return Dialect(
@@ -120,4 +124,10 @@ def assemble(
         split_reply=split_safely(whole.split_reply),
         rounds=rounds,
         streaming=streaming,
+        history=history,
     )
+
+
+def read_each(read: Callable[[bytes], Message]) -> Callable[[Sequence[bytes]], Sequence[Message]]:
+    """Return a reader of elements each of which is a message."""
+    return lambda raws: [read(raw) for raw in raws]

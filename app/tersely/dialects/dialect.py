@@ -265,6 +265,28 @@ class ItemReferences:
     items_by_id: Callable[[bytes], dict[str, bytes]]
 
 
+def _itself(raw: bytes) -> Sequence[bytes]:
+    return (raw,)
+
+
+def _nothing(_: Sequence[bytes]) -> Sequence[Message]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryMember:
+    """The array in which the history of a request stands, for requests that only append to an earlier one.
+
+    ``name`` is the member's; without one, requests are always read whole. ``read`` reads the elements behind those of
+    the earlier request, of which the first ones repeat its reply; it raises ``InvalidRequest`` where they are not
+    written as they came. ``elements`` are those that a message is written as.
+    """
+
+    name: str = ""
+    read: Callable[[Sequence[bytes]], Sequence[Message]] = _nothing
+    elements: Callable[[bytes], Sequence[bytes]] = _itself
+
+
 def _is_never(_: bytes) -> bool:
     return False
 
@@ -304,6 +326,7 @@ class Dialect:
     send theirs."""
     is_per_request: Callable[[bytes], bool] = _is_never
     """Whether a message holds for its request alone, so that no history carries it."""
+    history: HistoryMember = HistoryMember()
     references: ItemReferences | None = None
     """None: clients send what they have, and refer to nothing."""
     continues_prefill: bool = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import re
 import secrets
@@ -38,7 +39,15 @@ from tests.support.upstreams import Model, scripted
 
 MODEL = "gpt-4o-mini"
 STEPS = 45
+# `TERSELY_TEST_SEEDS=12` plays more conversations.
+SEEDS = int(os.environ.get("TERSELY_TEST_SEEDS", "6"))
 # Headers that are never the same twice.
+PATHS = {
+    "openai_chat": "/v1/chat/completions",
+    "openai_responses": "/v1/responses",
+    "anthropic": "/v1/messages",
+    "gemini": "",
+}
 UNEQUAL = {"x-tersely-session", "x-tersely-overhead-ms", "x-tersely-request-id"}
 WORDS = re.findall(
     r"\w+",
@@ -160,13 +169,30 @@ class Talk:
     is_delta: bool = False
     known: int = 0
 
+    def path_of(self, *, stream: bool) -> str:
+        """The address of a call: Gemini's says whether the reply is streamed."""
+        if self.dialect == "gemini":
+            return f"/v1beta/models/{MODEL}:" + ("streamGenerateContent?alt=sse" if stream else "generateContent")
+        return self.path
+
     @property
     def path(self) -> str:
-        return "/v1/messages" if self.dialect == "anthropic" else "/v1/chat/completions"
+        return PATHS[self.dialect]
 
     def body(self, messages: list[dict[str, Any]], *, stream: bool) -> bytes:
         if self.dialect == "anthropic":
             return self.anthropic_body(messages, stream=stream)
+        if self.dialect == "openai_responses":
+            beside: dict[str, Any] = {"model": MODEL, "store": False}
+            beside |= {"instructions": self.system} if self.system else {}
+            beside |= {"tools": [{"type": "function", **tool["function"]} for tool in self.tools]} if self.tools else {}
+            beside |= {"stream": True} if stream else {}
+            return self.whole({"input": as_items(messages)}, beside)
+        if self.dialect == "gemini":
+            beside = {"systemInstruction": {"parts": [{"text": self.system}]}} if self.system else {}
+            declared = [tool["function"] for tool in self.tools]
+            beside |= {"tools": [{"functionDeclarations": declared}]} if declared else {}
+            return self.whole({"contents": as_contents(messages)}, beside)
         front: dict[str, Any] = {"model": MODEL, "user": self.key}
         back: dict[str, Any] = {"tools": self.tools} if self.tools else {}
         if stream:
@@ -196,9 +222,95 @@ class Talk:
         beside |= {"system": system} if self.system else {}
         beside |= {"tools": tools} if tools else {}
         beside |= {"stream": True} if stream else {}
+        return self.whole(history, beside)
+
+    def whole(self, history: dict[str, Any], beside: dict[str, Any]) -> bytes:
         whole = {**beside, **history} if self.has_members_first else {**history, **beside}
         separators = (", ", ": ") if self.is_spaced else (",", ":")
         return json.dumps(whole, separators=separators, ensure_ascii=self.is_spaced).encode()
+
+
+def texts_of(content: Any) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    return [part["text"] for part in content or ()]
+
+
+def as_items(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as items of the responses format."""
+    items: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "tool":
+            called, output = message["tool_call_id"], message["content"]
+            items.append({"type": "function_call_output", "call_id": called, "output": output})
+            continue
+        kind = "output_text" if message["role"] == "assistant" else "input_text"
+        if content := [{"type": kind, "text": text} for text in texts_of(message["content"])]:
+            items.append({"type": "message", "role": message["role"], "content": content})
+        calls = message.get("tool_calls", ())
+        items += [{"type": "function_call", "call_id": call["id"], **call["function"]} for call in calls]
+    return items
+
+
+def read_items(items: list[dict[str, Any]]) -> dict[str, Any] | None:
+    calls = [
+        {
+            "id": item["call_id"],
+            "type": "function",
+            "function": {"name": item["name"], "arguments": item["arguments"]},
+        }
+        for item in items
+        if item["type"] == "function_call"
+    ]
+    texts = [part["text"] for item in items if item["type"] == "message" for part in item["content"]]
+    return as_message("".join(texts), calls)
+
+
+def as_contents(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as contents of Gemini's format."""
+    contents: list[dict[str, Any]] = []
+    names: dict[str, str] = {}
+    for message in messages:
+        if message["role"] == "tool":
+            response = {"name": names.get(message["tool_call_id"], "?"), "response": {"output": message["content"]}}
+            part = {"functionResponse": response}
+            if contents and "functionResponse" in contents[-1]["parts"][0]:
+                contents[-1]["parts"].append(part)
+            else:
+                contents.append({"role": "user", "parts": [part]})
+            continue
+        parts: list[dict[str, Any]] = [{"text": text} for text in texts_of(message["content"])]
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+            arguments = json.loads(call["function"]["arguments"])
+            parts.append({"functionCall": {"name": call["function"]["name"], "args": arguments}})
+        contents.append({"role": "model" if message["role"] == "assistant" else "user", "parts": parts})
+    return contents
+
+
+def read_contents(parts: list[dict[str, Any]]) -> dict[str, Any] | None:
+    calls = [
+        {
+            "id": f"call {index}",
+            "type": "function",
+            "function": {"name": part["functionCall"]["name"], "arguments": json.dumps(part["functionCall"]["args"])},
+        }
+        for index, part in enumerate(parts)
+        if "functionCall" in part
+    ]
+    return as_message("".join(part.get("text", "") for part in parts), calls)
+
+
+def as_message(words: str, calls: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """A reply as a chat client echoes it; None for an empty one."""
+    if not (words or calls):
+        return None
+    reply: dict[str, Any] = {"role": "assistant", "content": words or None}
+    return {**reply, "tool_calls": calls} if calls else reply
+
+
+def events_of(answer: str) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")]
 
 
 def as_anthropic(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -330,9 +442,9 @@ class Player:
         for index, side in enumerate((self.live, self.plain)):
             side.model.script(talk.key, *replies)
             named = {name: value.replace("SESSION", talk.sessions[index]) for name, value in (headers or {}).items()}
-            script = {"x-script": talk.key} if talk.dialect == "anthropic" else {}
+            script = {"x-script": talk.key} if talk.dialect != "openai_chat" else {}
             sent = {"content-type": "application/json", **script, **talk.headers, **named}
-            answer = side.post(talk.path, content=body, headers=sent)
+            answer = side.post(talk.path_of(stream=stream), content=body, headers=sent)
             side.model.replies.pop(talk.key, None)
             talk.sessions[index] = answer.headers.get("x-tersely-session", talk.sessions[index])
             told = {
@@ -360,6 +472,15 @@ class Player:
             return None
         if dialect == "anthropic":
             return read_anthropic_stream(answer.text) if stream else read_anthropic(answer.json()["content"])
+        if dialect == "openai_responses":
+            ended = (
+                [event for event in events_of(answer.text) if event["type"] == "response.completed"] if stream else []
+            )
+            return read_items((ended[-1]["response"] if ended else {} if stream else answer.json()).get("output", []))
+        if dialect == "gemini":
+            parts = events_of(answer.text) if stream else [answer.json()]
+            contents = [each["candidates"][0].get("content", {}) for each in parts if each.get("candidates")]
+            return read_contents([part for content in contents for part in content.get("parts", ())])
         if not stream:
             message = answer.json()["choices"][0]["message"]
             return {name: message[name] for name in ("role", "content", "tool_calls") if message.get(name) is not None}
@@ -667,16 +788,16 @@ def forget_at_random(monkeypatch: pytest.MonkeyPatch, draw: random.Random) -> No
     monkeypatch.setattr(LiveSessions, "find", forgetful)
 
 
-@pytest.mark.parametrize("dialect", ["openai_chat", "anthropic"])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("dialect", PATHS)
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_live_sessions_send_and_store_the_same_as_the_full_path(
     server: Server, monkeypatch: pytest.MonkeyPatch, dialect: str, seed: int
 ) -> None:
     compare(server, monkeypatch, dialect, seed)
 
 
-@pytest.mark.parametrize("dialect", ["openai_chat", "anthropic"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("dialect", PATHS)
+@pytest.mark.parametrize("seed", range(max(4, SEEDS - 4)))
 def test_live_deltas_send_and_store_the_same_as_the_full_path(
     server: Server, monkeypatch: pytest.MonkeyPatch, dialect: str, seed: int
 ) -> None:

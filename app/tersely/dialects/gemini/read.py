@@ -14,8 +14,9 @@ What cannot be read is the provider's to judge: the request is then ``unreadable
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from tersely.dialects import undescribed
@@ -97,6 +98,17 @@ def read_message(raw: bytes, *, default_role: str = "user") -> Message:
         check_caller(role, parts)
     own, injected = set_injected_apart(role, tuple(parts))
     return Message(role=role, parts=own, raw=raw, injected=injected)
+
+
+def read_appended(raws: Sequence[bytes]) -> list[Message]:
+    """Read the contents behind those of an earlier request. Raises ``InvalidRequest`` where two of one role follow each
+    other: the provider is sent one content for them.
+    """
+    messages = list(_pair([read_message(raw) for raw in raws]))
+    is_model = [message.role == "assistant" for message in messages]
+    if any(one == other for one, other in pairwise(is_model)):
+        raise InvalidRequest("two contents of one role follow each other", field="contents")
+    return messages
 
 
 def read_reply(raw: bytes) -> Message:

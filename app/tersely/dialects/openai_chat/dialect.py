@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tersely.dialects.assemble import assemble
-from tersely.dialects.dialect import Streaming
+from tersely.dialects.assemble import assemble, read_each
+from tersely.dialects.dialect import HistoryMember, Streaming
 from tersely.dialects.openai_chat import read, stream, tools, whole, write
 from tersely.dialects.openai_chat.tool_rounds import ROUNDS
 
@@ -15,6 +15,7 @@ OPENAI_CHAT = assemble(
     stream=stream,
     whole=whole,
     rounds=ROUNDS,
+    history=HistoryMember(name="messages", read=read_each(read.read_message)),
     streaming=Streaming(
         heartbeat=b": keep-alive\n\n",
         end_marks=(b"data: [DONE]", b"data:[DONE]"),

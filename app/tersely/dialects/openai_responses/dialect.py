@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tersely.dialects.assemble import assemble
-from tersely.dialects.dialect import ItemReferences, Streaming
+from tersely.dialects.dialect import HistoryMember, ItemReferences, Streaming
 from tersely.dialects.openai_responses import read, stored_history, stream, tools, whole, write
-from tersely.dialects.openai_responses.content import is_instructions
+from tersely.dialects.openai_responses.content import is_instructions, items_of
 from tersely.dialects.openai_responses.tool_rounds import ROUNDS
 from tersely.dialects.wire.sse import beginnings
 
@@ -22,6 +22,7 @@ OPENAI_RESPONSES = replace(
         stream=stream,
         whole=whole,
         rounds=ROUNDS,
+        history=HistoryMember(name="input", read=read.read_appended, elements=items_of),
         streaming=Streaming(
             heartbeat=b": keep-alive\n\n",
             end_marks=beginnings(*_ENDS),

@@ -150,6 +150,18 @@ def read_message(raw: bytes) -> Message:
     return Message(role=role, parts=parts, raw=raw, injected=injected)
 
 
+def read_appended(raws: Sequence[bytes]) -> list[Message]:
+    """Read the items behind those of an earlier request. Raises ``InvalidRequest`` for references, and for results of
+    functions beside calls of another kind: these may be written in another form.
+    """
+    calls = {item_type(item) for item in map(raw_json.load, raws) if isinstance(item, dict)} & CALLS.keys()
+    if any(b'"item_reference"' in raw for raw in raws):
+        raise InvalidRequest("an item that is only referred to", field="input")
+    if calls - {"function_call"} and any(b'"function_call_output"' in raw for raw in raws):
+        raise InvalidRequest("a result whose form depends on its call", field="input")
+    return [read_message(raw) for raw in group(raws)]
+
+
 def read_reply(raw: bytes) -> Message:
     """Read a reply's items."""
     return undescribed.read_known_reply(_read_described_reply, _mend_reply, raw)

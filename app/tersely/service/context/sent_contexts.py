@@ -75,15 +75,15 @@ class Source(NamedTuple):
 @dataclass(slots=True)
 class Known:
     """What this process knows to be stored of a session. ``stored``: sequence number -> digest of the stored bytes;
-    ``literals``: digests; ``recent``: the stored bytes of the newest messages; ``patched``: sequence number -> digest
-    of the bytes that were sent, and the patch that gives them.
+    ``literals``: digests; ``recent``: the stored bytes of the newest messages; ``patched``: sequence number and digest
+    of the bytes that were sent -> the patch that gives them.
     """
 
     edits: int
     stored: dict[int, bytes] = field(default_factory=dict)
     literals: set[bytes] = field(default_factory=set)
     recent: dict[int, bytes] = field(default_factory=dict)
-    patched: dict[int, tuple[bytes, SentMessage]] = field(default_factory=dict)
+    patched: dict[tuple[int, bytes], SentMessage] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -163,7 +163,7 @@ class Description:
     literals: tuple[Attribute, ...]
     new: Mapping[int, bytes]
     digests: Mapping[int, bytes]
-    patched: Mapping[int, tuple[bytes, SentMessage]]
+    patched: Mapping[tuple[int, bytes], SentMessage]
     known: Known
 
 
@@ -262,7 +262,7 @@ def _describe(
             literals[digest] = raw
         return digest
 
-    patched: dict[int, tuple[bytes, SentMessage]] = {}
+    patched: dict[tuple[int, bytes], SentMessage] = {}
     described = [*before.rest, *[_element(raw, source, new, known, literal, patched) for raw, source in added]]
     full = len(described) - len(described) % BLOCK
     blocks = (*before.blocks, *(literal(pack(described[at : at + BLOCK])) for at in range(0, full, BLOCK)))
@@ -307,7 +307,7 @@ def _element(
     new: Mapping[int, bytes],
     known: Known,
     literal: Callable[[bytes], bytes],
-    patched: dict[int, tuple[bytes, SentMessage]],
+    patched: dict[tuple[int, bytes], SentMessage],
 ) -> SentMessage:
     if source is None:
         return SentMessage(0, ADDED, literal(raw))
@@ -323,13 +323,13 @@ def _element(
         digest = digest_of(raw)
         if stored is None and known.stored.get(seq) == digest:
             return SentMessage(seq, shows)
-        before, element = known.patched.get(seq, (b"", None))
-        if before == digest and element is not None and element.shows == shows:
+        element = known.patched.get((seq, digest))
+        if element is not None and element.shows == shows:
             return element
         patch = _patch(stored if stored is not None else _same_as_stored(source, known), raw)
         if patch is not None:
             element = SentMessage(seq, shows, b"", *patch, layer=layer if layer == REPEATS else "")
-            patched[seq] = digest, element
+            patched[seq, digest] = element
             return element
     return SentMessage(seq, shows, literal(raw), layer=layer)
 

@@ -23,7 +23,7 @@ from tersely.service.common.tracing import step
 from tersely.service.proxy.calls import Call
 from tersely.service.proxy.exchange_keeping import ExchangeKeeper
 from tersely.service.proxy.live_call import MISSES, LiveCall, Miss
-from tersely.service.proxy.live_keeping import HISTORY_MEMBERS, LiveKeeper
+from tersely.service.proxy.live_keeping import LiveKeeper
 from tersely.service.proxy.live_matching import LiveMatcher
 from tersely.service.proxy.live_preparing import LivePreparer
 from tersely.service.proxy.live_sessions import LiveSession, LiveSessions
@@ -53,7 +53,7 @@ class LiveCalls:
         clock: Callable[[], datetime],
         new_id: Callable[[], str],
     ) -> None:
-        self.is_on = dialect.name in HISTORY_MEMBERS and sessions.is_on
+        self.is_on = bool(dialect.history.name) and sessions.is_on
         self._sessions = sessions
         self._database = database
         self._matcher = LiveMatcher(dialect, sessions, database=database, lookups=lookups, exchanges=exchanges)

@@ -20,6 +20,9 @@ from tersely.service.recognition.session_lookup import SessionMatch
 from tersely.store.commit.records import ReplyWrite
 from tersely.store.history.messages import StoredMessage
 
+# A session with more messages in its context is read from the store at each call: to take it over would hold the loop.
+MOST_ROWS = 2_000
+
 
 def first_deltas(prepared: PreparedCall, write: ReplyWrite) -> Deltas:
     """Return what the next call of a session needs after a call of the full path that brought only new messages."""
@@ -30,7 +33,11 @@ def first_deltas(prepared: PreparedCall, write: ReplyWrite) -> Deltas:
 
 
 def shows_delta(prepared: PreparedCall) -> bool:
-    """Return whether the context shows the messages of a call as it brought them, with nothing injected."""
+    """Return whether a context that is not too long shows the messages of a call as it brought them, with nothing
+    injected.
+    """
+    if len(prepared.match.rows) > MOST_ROWS:
+        return False
     shown = {entry.seq: entry.message for entry in prepared.loaded.snapshot.entries}
     placed = prepared.match.decision.placed
     pairs = zip(prepared.history.messages, placed, strict=True)

@@ -40,9 +40,6 @@ from tersely.strategies.head.injection import LAYER as BLOCK_LAYER
 from tersely.strategies.pipeline import count_entries
 from tersely.strategies.presets import Full, Slim
 
-# The member of a request in which the history stands, of the dialects whose calls may be live.
-HISTORY_MEMBERS = {"openai_chat": "messages", "anthropic": "messages"}
-
 
 class _Bodies(msgspec.Struct, frozen=True, kw_only=True):
     """Offsets at which the next call continues the client's body and the one that was sent.
@@ -62,7 +59,7 @@ class LiveKeeper:
 
     def __init__(self, dialect: Dialect, *, owner: int, tails: TailCache, new_id: Callable[[], str]) -> None:
         self._dialect = dialect
-        self._member = HISTORY_MEMBERS.get(dialect.name, "")
+        self._history = dialect.history
         self._owner = owner
         self._tails = tails
         self._new_id = new_id
@@ -72,7 +69,10 @@ class LiveKeeper:
         outcome, call = write.request_outcome, prepared.call
         if outcome is None or not outcome.is_as_decided or not _is_plain_reply(write):
             return None
-        read = _read_delta(prepared, write, stored) if prepared.match.is_delta else self._read_tail(call, write)
+        is_delta = prepared.match.is_delta
+        if is_delta and not shows_delta(prepared):
+            return None
+        read = _read_delta(prepared, write, stored) if is_delta else self._read_tail(call, write)
         if read is None:
             return None
         session, rows = read
@@ -84,11 +84,9 @@ class LiveKeeper:
             return None
         new = zip(write.request.decision.placed, write.request.tokens, strict=True)
         counts = {placed.seq: count for placed, count in new if placed.is_new}
-        if not prepared.match.is_delta:
+        if not is_delta:
             counts |= {each.row.seq: each.row.tokens for each in rows}
             return self._first(call, prepared, session, rows, counts, None)
-        if not shows_delta(prepared):
-            return None
         # Stored messages have their counts; those that were written anew have estimates at every call.
         counts = {entry.seq: entry.tokens for entry in prepared.loaded.snapshot.entries} | counts
         return self._first(call, prepared, session, rows, counts, first_deltas(prepared, write))
@@ -216,7 +214,6 @@ class LiveKeeper:
         if bodies is None:
             return None
         messages = prepared.history.messages
-        is_own_body = prepared.body is call.body
         return LiveSession(
             owner=self._owner,
             tenant=call.tenant,
@@ -237,7 +234,7 @@ class LiveKeeper:
             sent_suffix=prepared.body[bodies.sent_end :] if bodies.sent_end else b"",
             volatile=volatile,
             frame=bodies.frame,
-            instructions=body_parts(call.body, self._dialect.name).instructions if is_own_body else b"",
+            instructions=body_parts(prepared.body, self._dialect.name).instructions if bodies.frame is None else b"",
             request=replace(request, messages=()),
             tools_digest=tokens.content_digest(request.tools) if request.tools else None,
             first_messages=messages[:3] if deltas is None else (),
@@ -270,12 +267,13 @@ class LiveKeeper:
             rows=list(rows),
             row_count=len(rows),
             deltas=deltas,
+            history_owner=prepared.history_owner,
         )
 
     def _bodies(self, call: Call, prepared: PreparedCall, epoch: Epoch, volatile: Sequence[Volatile]) -> _Bodies | None:
         """Find where the next call continues both bodies; None where they do not end with the newest message."""
-        newest = prepared.history.messages[-1].raw
-        place = find_array(call.body, self._member)
+        newest = self._history.elements(prepared.history.messages[-1].raw)[-1]
+        place = find_array(call.body, self._history.name)
         if place is None or not call.body.endswith(newest, 0, place[1]):
             return None
         is_delta = prepared.match.is_delta
@@ -287,7 +285,7 @@ class LiveKeeper:
         if volatile:
             frame = self._frame(call, prepared, epoch, place, volatile)
             return None if frame is None else _Bodies(end=end, history_end=place[1], frame=frame)
-        sent_end = find_array_end(prepared.body, self._member) or 0
+        sent_end = find_array_end(prepared.body, self._history.name) or 0
         if not sent_end or not prepared.body.endswith(newest, 0, sent_end):
             return None
         return _Bodies(end=end, history_end=place[1], sent_end=sent_end)

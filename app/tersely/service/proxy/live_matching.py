@@ -42,6 +42,7 @@ class LiveMatcher:
         exchanges: ExchangeKeeper,
     ) -> None:
         self._dialect = dialect
+        self._history = dialect.history
         self._sessions = sessions
         self._database = database
         self._lookups = lookups
@@ -113,8 +114,8 @@ class LiveMatcher:
         if revised is None:
             return "messages"
         try:
-            messages = tuple([self._dialect.read_message(raw) for raw in raws[len(revised) :]])
-        except InvalidRequest:
+            messages = tuple(self._history.read(raws[len(revised) :]))
+        except (InvalidRequest, ValueError):
             return "messages"
         history = _history(live, messages)
         if history is None or self._is_side_call(call, live, messages, headers):
@@ -125,8 +126,8 @@ class LiveMatcher:
         self, call: Call, live: LiveSession, deltas: Deltas, raws: Sequence[bytes] | None, headers: Headers
     ) -> Continuation | Miss:
         try:
-            messages = tuple([self._dialect.read_message(raw) for raw in raws or ()])
-        except InvalidRequest:
+            messages = tuple(self._history.read(raws or ()))
+        except (InvalidRequest, ValueError):
             return "messages"
         history = _appended(live, messages, (), ())
         # Words that the session has already may be the same question again.

@@ -55,6 +55,7 @@ class LivePreparer:
         self, dialect: Dialect, matcher: SessionMatcher, *, calibrations: Calibrations, new_id: Callable[[], str]
     ) -> None:
         self._dialect = dialect
+        self._elements = dialect.history.elements
         self._matcher = matcher
         self._calibrations = calibrations
         self._new_id = new_id
@@ -140,10 +141,15 @@ class LivePreparer:
         """
         live = found.live
         if live.sent is not None:
-            sources = [Source(raw, entry.seq) for entry in entries for raw in render(entry, self._dialect)]
+            sources = [
+                Source(element, entry.seq)
+                for entry in entries
+                for raw in render(entry, self._dialect)
+                for element in self._elements(raw)
+            ]
             rendered = b",".join([source.raw for source in sources])
             body = b"".join((memoryview(live.sent)[: live.sent_end], b",", rendered, live.sent_suffix))
-            return body, Added([(source.raw, source) for source in sources])
+            return body, Added([(source.raw, source) for source in sources], live.instructions)
         count = count_volatile(found.raws, self._dialect.name)
         if count is None or count >= len(found.raws):
             return None
@@ -156,7 +162,11 @@ class LivePreparer:
             first = len(found.raws) - count
             volatile = tuple(map(Volatile, found.raws[first:], digests[first:]))
         if live.frame is None:
-            pairs = [(raw, Source(raw, entry.seq)) for raw, entry in zip(found.raws, entries, strict=True)]
+            pairs = [
+                (element, Source(element, entry.seq))
+                for entry in entries
+                for element in self._elements(entry.message.raw)
+            ]
             return call.body, Added(pairs, live.instructions, volatile)
         sources = [Source(raw, entry.seq) for entry in entries for raw in render(entry, self._dialect)]
         written = live.frame.write(self._dialect, [source.raw for source in sources])
@@ -219,7 +229,6 @@ class LivePreparer:
             model_window=live.snapshot.model_window,
         )
         snapshot = whole_snapshot(found, call.added, budget.window)
-        own_body = call.body is call.call.body
         return PreparedCall(
             call=call.call,
             client=live.client_name,
@@ -244,7 +253,7 @@ class LivePreparer:
             labels=call.labels,
             tools=live.tools,
             shown_tags=call.shown_tags,
-            history_owner="both" if own_body and live.request.is_stored else "tersely",
+            history_owner=live.history_owner,
             added=call.elements,
             live=live,
             expand=partial(self._expand_to_whole, found) if live.deltas is None else build_whole,

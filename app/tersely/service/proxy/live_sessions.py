@@ -24,6 +24,7 @@ from tersely.service.context.context_config import ContextConfig
 from tersely.service.context.sent_contexts import Elements, Source
 from tersely.service.proxy.calls import Call, CallOptions
 from tersely.service.proxy.live_frames import Frame
+from tersely.store.commit.records import HistoryOwner
 from tersely.store.history.messages import TailRow
 
 # Measured on CPython 3.11, rounded up: bytes of a live session beside its contents, and of an entry with its message.
@@ -111,6 +112,7 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     are those of the context before its tail, ``elements`` describe the body that went upstream. ``rows`` are the stored
     messages from the cut on, of which the first ``row_count`` are this session's: the list goes on with those of later
     calls. ``deltas`` is set where calls bring only their new messages: then ``body`` is what comes before these.
+    ``history_owner`` will have the history up to the next reply.
     """
 
     owner: int
@@ -152,7 +154,8 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     elements: Elements
     rows: list[TailRow]
     row_count: int
-    deltas: Deltas | None = None
+    deltas: Deltas | None
+    history_owner: HistoryOwner
 
     @property
     def session_id(self) -> str:

@@ -59,7 +59,7 @@ from tersely.service.proxy.round_transcript import RoundTranscript
 from tersely.service.proxy.sending import Sender
 from tersely.service.proxy.sent_call import SentCall, StartedReply
 from tersely.service.proxy.server_side_history import ServerSideHistory
-from tersely.service.proxy.session_matching import SessionMatcher
+from tersely.service.proxy.session_matching import SessionMatcher, with_address
 from tersely.service.proxy.shadowing import shadow_job
 from tersely.service.proxy.side_calls import SideCalls
 from tersely.service.proxy.stages import IncomingCall, MatchedCall, PreparedCall
@@ -263,7 +263,7 @@ class Proxy:
         request = await run_in_thread_if_large(
             len(call.body), self._dialect.read_request, call.body, self._parse_cache.read
         )
-        as_sent = request = _with_address(request, call)
+        as_sent = request = with_address(request, call)
         if self._chat is not None:
             call, request = await run_in_thread_if_large(
                 len(call.body), self._chat.without_traces, call, request, self._dialect
@@ -550,13 +550,6 @@ def _may_be_delta(incoming: IncomingCall) -> bool:
         return True
     messages = incoming.request.messages
     return incoming.call.options.session_id is not None and all(message.role != "assistant" for message in messages)
-
-
-def _with_address(request: Request, call: Call) -> Request:
-    """Return the request with the model and the kind of reply that its address names, if the body does not."""
-    if not call.model and not call.streams:
-        return request
-    return replace(request, model=call.model or request.model, stream=call.streams or request.stream)
 
 
 async def _let_go(sending: asyncio.Task[UpstreamReply]) -> None:

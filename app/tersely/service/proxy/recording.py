@@ -207,7 +207,6 @@ class Recorder:
         epoch = live.snapshot.epoch
         assert epoch is not None
         assert call.description is not None
-        is_own_body = call.body is call.call.body
         report = self._reports.report(
             call,
             reply,
@@ -228,7 +227,7 @@ class Recorder:
             head_chain=call.found.history.chains[-1],
             prefill=None,
             is_whole=True,
-            history_owner="both" if is_own_body and request.is_stored else "tersely",
+            history_owner=live.history_owner,
             derive=partial(self._derive_live, call, now),
         )
         return ReplyWrite(request=call.write, replies=replies, report=report, started=call.started, now=now)

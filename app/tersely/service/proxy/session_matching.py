@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 
 from tersely.dialects.clients import known as clients
@@ -49,7 +50,7 @@ class SessionMatcher:
 
     def read_whole(self, call: Call) -> tuple[Request, IncomingHistory]:
         """Read and hash the whole of a request, at once."""
-        request = self._dialect.read_request(call.body, self._parse_cache.read)
+        request = with_address(self._dialect.read_request(call.body, self._parse_cache.read), call)
         return request, hash_history(request.messages, self._parse_cache.identify)
 
     @property
@@ -122,3 +123,10 @@ class SessionMatcher:
         if hit is None:
             return None
         return await run_in_thread_if_large(len(incoming.call.body), session_lookup.continued, history, hints, hit)
+
+
+def with_address(request: Request, call: Call) -> Request:
+    """Return the request with the model and the kind of reply that its address names, if the body does not."""
+    if not call.model and not call.streams:
+        return request
+    return replace(request, model=call.model or request.model, stream=call.streams or request.stream)
