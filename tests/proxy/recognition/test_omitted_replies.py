@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tersely.fakellm.scripted import ScriptedReply
 from tests.support.http import Answered, body_of, post
 from tests.support.responses_talks import TOOL
@@ -114,9 +116,23 @@ async def test_history_of_a_summary_alone_continues(service: Service, model: Mod
     assert len({each.session for each in answers}) == 1
 
 
-async def test_a_transcript_of_two_conversations_alike_is_of_neither(service: Service, model: Model, key: str) -> None:
+async def test_a_transcript_of_short_replies_continues_by_its_questions(
+    service: Service, model: Model, key: str
+) -> None:
+    memory = SummaryMemory(service, model, key)
+    answers = []
+    for number in range(3):
+        answers += [await memory.turn(f"Question {number} of {key}", "Red."), await memory.turn("Sure?", "Yes.")]
+        await memory.summarize(f"The user asked question {number} of {key} and was answered.")
+    assert len({each.session for each in answers}) == 1
+
+
+@pytest.mark.parametrize("answer", ["A longer answer, which is the same in both.", "Red."])
+async def test_a_transcript_of_two_conversations_alike_is_of_neither(
+    service: Service, model: Model, key: str, answer: str
+) -> None:
     both = [SummaryMemory(service, model, key) for _ in range(2)]
-    first = [await memory.turn(f"Question of {key}", f"The same answer for {key}.") for memory in both]
+    first = [await memory.turn(f"Question of {key}", answer) for memory in both]
     for memory in both:
         await memory.summarize(f"A summary of the conversation with {key}.")
     second = [await memory.turn("More", f"Something more for {key}.") for memory in both]

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Literal
 
 from tersely.domain.client_ids import ClientIds
-from tersely.domain.messages import Message, Text
+from tersely.domain.messages import Message, Role, Text
 
 SideCall = Literal[
     "title", "summary", "memory", "routing", "planning", "commit", "subagent", "suggestion", "quota", "prewarm"
@@ -239,14 +239,18 @@ def side_question(last: Message, *, max_tokens: int | None) -> SideCall | None:
     return None
 
 
-def quoted_replies(messages: Sequence[Message]) -> list[str]:
-    """Return the replies in a history that a client sends as one text to be summarised, newest first."""
+def quoted_messages(messages: Sequence[Message]) -> list[Message]:
+    """Return what user and assistant said in a history that a client sends as one text to be summarised."""
     text = messages[-1].text.strip() if messages else ""
     if not text.startswith(TRANSCRIPT):
         return []
     parts = _SPEAKER.split(text[len(TRANSCRIPT) :].removesuffix('"'))
-    replies = [reply for role, reply in zip(parts[1::2], parts[2::2], strict=True) if role == "assistant"]
-    return replies[::-1]
+    roles: dict[str, Role] = {"user": "user", "assistant": "assistant"}
+    return [
+        Message(role=roles[speaker], parts=(Text(text=said),), raw=b"")
+        for speaker, said in zip(parts[1::2], parts[2::2], strict=True)
+        if speaker in roles
+    ]
 
 
 def refuses_for_client(message: Message) -> bool:

@@ -12,13 +12,7 @@ from tersely.domain.history.chain import summary_anchors
 from tersely.service.context.parse_cache import ParseCache
 from tersely.service.proxy.calls import Call
 from tersely.service.recognition import session_lookup
-from tersely.service.recognition.incoming_history import (
-    MIN_REPLY,
-    NEWEST,
-    IncomingHistory,
-    digest_of_text,
-    hash_history,
-)
+from tersely.service.recognition.incoming_history import NEWEST, IncomingHistory, hash_history
 from tersely.store.commit import reply_ids
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history import sessions
@@ -72,11 +66,13 @@ class SideCalls:
             hit = await sessions.find_by_chain(connection, call.tenant, chains, client.id)
             if hit is not None:
                 return hit.session.id
-        quoted = [digest_of_text(text) for text in clients.quoted_replies(request.messages) if len(text) >= MIN_REPLY]
-        if quoted:
-            session = await sessions.find_by_reply(connection, call.tenant, quoted[:NEWEST], client.id)
-            if session is not None:
-                return session.id
+        quoted = hash_history(clients.quoted_messages(request.messages))
+        session = await sessions.find_by_reply(connection, call.tenant, quoted.identifying_replies(), client.id)
+        if session is None:
+            told = quoted.reply_chains()[:NEWEST]
+            session = await sessions.find_by_whole_chain(connection, call.tenant, told, client.id)
+        if session is not None:
+            return session.id
         if client.id is not None:
             first = await sessions.find_by_client_id(connection, call.tenant, client.id)
             return first.id if first else None

@@ -141,11 +141,6 @@ def digest(message: Message) -> tuple[bytes, bool]:
     return blake2b(message.raw, digest_size=DIGEST_BYTES).digest(), False
 
 
-def digest_of_text(text: str) -> bytes:
-    """Return the digest of a reply that consists of ``text`` alone."""
-    return digest(Message(role="assistant", parts=(Text(text=text),), raw=b""))[0]
-
-
 def extend(chain: bytes, identity: bytes) -> bytes:
     """Return the chain value after a link with the digest ``identity``."""
     return blake2b(chain + identity, digest_size=DIGEST_BYTES).digest()

@@ -153,6 +153,8 @@ WHERE m.tenant_id = $1 AND m.digest = $2 AND m.chain IS NOT NULL
 LIMIT {MAX_SHARED}
 """
 
+BY_WHOLE_CHAIN = BY_REPLY.replace("m.digest = $2", "m.chain = $2")
+
 BY_SIDE_REPLY = f"""
 SELECT DISTINCT ON (s.id) {_S}
 FROM side_replies r JOIN sessions s ON s.tenant_id = r.tenant_id AND s.id = r.session_id
@@ -217,9 +219,22 @@ async def find_by_reply(
     If several did, the older replies decide between them. None if they do not: a guess would be worse than a new
     session.
     """
+    return await _find_only(connection, BY_REPLY, tenant, digests, client_id)
+
+
+async def find_by_whole_chain(
+    connection: Connection, tenant: str, chains: Sequence[bytes], client_id: str | None
+) -> Session | None:
+    """Return the one session with the newest of these histories (``chains``: newest first); None if several have it."""
+    return await _find_only(connection, BY_WHOLE_CHAIN, tenant, chains, client_id)
+
+
+async def _find_only(
+    connection: Connection, query: str, tenant: str, keys: Sequence[bytes], client_id: str | None
+) -> Session | None:
     candidates: set[str] = set()
-    for digest in digests:
-        rows = await connection.fetch(BY_REPLY, tenant, digest, client_id)
+    for key in keys:
+        rows = await connection.fetch(query, tenant, key, client_id)
         found = {row["session_id"] for row in rows}
         if not found or len(rows) == MAX_SHARED:
             continue
