@@ -113,9 +113,32 @@ SIDE_INSTRUCTIONS = (
     Mark(client="Gemini CLI", kind="routing", text="Task Routing AI"),
 )
 
-# LlamaIndex sends the history to be summarised as one text, with the role in front of each message.
-TRANSCRIPT = '"Transcript so far: '
-_SPEAKER = re.compile(r"(?:\A|\n\n)(system|developer|user|assistant|tool|function|chatbot|model): ")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """How ``client`` writes a history to be summarised as one text, with the ``speaker`` in front of each message."""
+
+    client: str
+    opening: str
+    closing: str
+    speaker: re.Pattern[str]
+
+
+TRANSCRIPTS = (
+    Transcript(
+        client="LlamaIndex",
+        opening='"Transcript so far: ',
+        closing='"',
+        speaker=re.compile(r"(?:\A|\n\n)(system|developer|user|assistant|tool|function|chatbot|model): "),
+    ),
+    Transcript(
+        client="pi",
+        opening="<conversation>\n",
+        closing="\n</conversation>",
+        speaker=re.compile(r"(?:\A|\n\n)\[(User|Assistant(?: thinking| tool calls)?|Tool result)\]: "),
+    ),
+)
+_SPEAKERS: Mapping[str, Role] = {"user": "user", "User": "user", "assistant": "assistant", "Assistant": "assistant"}
 
 # How a part of the last user message of a side call begins.
 SIDE_QUESTIONS = (
@@ -242,14 +265,15 @@ def side_question(last: Message, *, max_tokens: int | None) -> SideCall | None:
 def quoted_messages(messages: Sequence[Message]) -> list[Message]:
     """Return what user and assistant said in a history that a client sends as one text to be summarised."""
     text = messages[-1].text.strip() if messages else ""
-    if not text.startswith(TRANSCRIPT):
+    form = next((each for each in TRANSCRIPTS if text.startswith(each.opening)), None)
+    if form is None:
         return []
-    parts = _SPEAKER.split(text[len(TRANSCRIPT) :].removesuffix('"'))
-    roles: dict[str, Role] = {"user": "user", "assistant": "assistant"}
+    quoted = text[len(form.opening) :].rpartition(form.closing)[0]
+    parts = form.speaker.split(quoted)
     return [
-        Message(role=roles[speaker], parts=(Text(text=said),), raw=b"")
+        Message(role=_SPEAKERS[speaker], parts=(Text(text=said),), raw=b"")
         for speaker, said in zip(parts[1::2], parts[2::2], strict=True)
-        if speaker in roles
+        if speaker in _SPEAKERS
     ]
 
 
