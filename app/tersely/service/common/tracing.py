@@ -41,6 +41,7 @@ _USAGE = {
     "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
 }
 _propagator = TraceContextTextMapPropagator()
+_FIELDS = frozenset(_propagator.fields)
 _active: ContextVar[CallTrace | None] = ContextVar("call_trace", default=None)
 
 
@@ -59,17 +60,9 @@ class CallTrace:
         """Name what the next request to the upstream is for."""
         self._model, self._session = model[:MAX_NAME], session
 
-    @contextmanager
-    def step(self, name: Step) -> Iterator[None]:
+    def step(self, name: Step) -> SpanOfStep:
         """Give the block a span of its own."""
-        span = self._tracer.start_span(name, self._context)
-        try:
-            yield
-        except Exception as error:
-            _fail(span, error)
-            raise
-        finally:
-            span.end()
+        return SpanOfStep(self._tracer.start_span(name, self._context))
 
     def open_upstream(self, dialect: Dialect, address: tuple[str, int]) -> UpstreamTrace:
         """Start the span of a request to a model host."""
@@ -115,6 +108,23 @@ class CallTrace:
         self._span.end()
 
 
+class SpanOfStep:
+    """Ends a span with a block. It is a class because a generator takes several times as long."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            _fail(self._span, error)
+        self._span.end()
+
+
 class UpstreamTrace:
     """The span of one request to a model host. It ends with the reply, and is completed when the call ends."""
 
@@ -126,7 +136,7 @@ class UpstreamTrace:
         """Return the headers with this span as the parent of what the host does."""
         carrier: dict[str, str] = {}
         _propagator.inject(carrier, set_span_in_context(self.span))
-        return [(name, value) for name, value in headers if name not in _propagator.fields] + list(carrier.items())
+        return [(name, value) for name, value in headers if name not in _FIELDS] + list(carrier.items())
 
     def answered(self, status: int) -> None:
         """The reply's headers are there."""

@@ -56,7 +56,7 @@ from tersely.service.proxy.reply_records import OnIds
 from tersely.service.proxy.reply_rounds import RoundSteps, StreamRelay, relay_oversized, relay_whole
 from tersely.service.proxy.request_building import RequestBuilder
 from tersely.service.proxy.round_transcript import RoundTranscript
-from tersely.service.proxy.sending import Sender
+from tersely.service.proxy.sending import Sender, TracedReply
 from tersely.service.proxy.sent_call import SentCall, StartedReply
 from tersely.service.proxy.server_side_history import ServerSideHistory
 from tersely.service.proxy.session_matching import SessionMatcher, with_address
@@ -365,16 +365,13 @@ class Proxy:
         """
         sent_at = self._timer.now()
         live.labels = structs.replace(live.labels, overhead_ms=self._timer.overhead_ms(live.call, sent_at))
-        pending: PendingReply | None = None
+        pending: PendingReply | TracedReply | None = None
+        if (trace := active_trace()) is not None:
+            trace.describe(model=live.request.model, session=live.live.session_id)
         try:
-            if (trace := active_trace()) is None:
-                pending = self._sender.begin(live.call, live.body)
-                self._recorder.describe_live(live)
-                reply = await pending.reply()
-            else:
-                trace.describe(model=live.request.model, session=live.live.session_id)
-                self._recorder.describe_live(live)
-                reply = await self._sender.send(live.call, live.body)
+            pending = self._sender.begin(live.call, live.body)
+            self._recorder.describe_live(live)
+            reply = await pending.reply()
             started = await self._send_until_accepted(live, reply, sent_at)
         except UpstreamUnavailable:
             await self._recorder.commit_failure(live, None)

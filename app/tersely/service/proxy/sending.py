@@ -12,9 +12,10 @@ from asyncio import get_running_loop
 from tersely.dialects.dialect import UNCHANGED, Dialect, Overflow, ReplyChoice
 from tersely.dialects.errors import classify_error
 from tersely.dialects.headers import upstream_headers
+from tersely.domain.errors import UpstreamUnavailable
 from tersely.domain.messages import Reasoning, Text
 from tersely.service.common.offload import run_in_thread_if_large
-from tersely.service.common.tracing import active_trace
+from tersely.service.common.tracing import UpstreamTrace, active_trace
 from tersely.service.limits.admission import end_turn
 from tersely.service.proxy.calls import Call
 from tersely.service.proxy.sent_call import SentCall, StartedReply
@@ -32,6 +33,32 @@ _EVENT = re.compile(rb"data:.*?(?:\n\n|\r\n\r\n|\r\r)", re.DOTALL)
 _ERRORS = (b'"error', b": error", b":error")
 # In every stop reason that means a full window.
 _EXCEEDED = b"_exceeded"
+
+
+class TracedReply:
+    """A `PendingReply` with the span of its request."""
+
+    __slots__ = ("_pending", "_span")
+
+    def __init__(self, pending: PendingReply, span: UpstreamTrace) -> None:
+        self._pending = pending
+        self._span = span
+
+    async def reply(self) -> UpstreamReply:
+        """Return when the reply's headers are there. Raises `UpstreamUnavailable`."""
+        try:
+            reply = await self._pending.reply()
+        except BaseException as error:
+            self._span.fail(error)
+            raise
+        self._span.answered(reply.status)
+        reply.on_close = self._span.close
+        return reply
+
+    def abandon(self) -> None:
+        """Give the request up: the host stops working."""
+        self._pending.abandon()
+        self._span.close()
 
 
 class Sender:
@@ -71,14 +98,21 @@ class Sender:
         reply.on_close = span.close
         return reply
 
-    def begin(self, call: Call, body: bytes) -> PendingReply:
-        """Send a body with the call's headers, without waiting. Not for traced calls. Raises `UpstreamUnavailable`."""
+    def begin(self, call: Call, body: bytes) -> PendingReply | TracedReply:
+        """Send a body with the call's headers, without waiting. Raises `UpstreamUnavailable`."""
         end_turn()
         known = self, call.key_headers
         headers = call.by_headers.get(known)
         if headers is None:
             headers = call.by_headers[known] = upstream_headers(call.headers, key=self._key, drop=call.key_headers)
-        return self._upstream.begin(call.method, call.path, headers, body, heads=call.by_headers)
+        if (trace := active_trace()) is None:
+            return self._upstream.begin(call.method, call.path, headers, body, heads=call.by_headers)
+        span = trace.open_upstream(self._dialect.name, self._upstream.address)
+        try:
+            return TracedReply(self._upstream.begin(call.method, call.path, span.headers(headers), body), span)
+        except UpstreamUnavailable as error:
+            span.fail(error)
+            raise
 
     async def start(self, prepared: SentCall, reply: UpstreamReply, sent_at: float) -> StartedReply:
         """Read the beginning of a reply, or all of one that is not streamed. Raises `UpstreamUnavailable`."""
