@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,15 @@ def test_doctor_names_the_problem_and_its_remedy(database: Database, agents: Pat
     assert taken.stdout.count("->") >= 4
     wrong = run("doctor", path=agents, TERSELY_HEARTBEAT="-1")
     assert (wrong.returncode, "TERSELY_HEARTBEAT" in wrong.stdout) == (1, True)
+
+
+def test_doctor_finds_no_fault_in_a_new_database(agents: Path):
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o711)  # Postgres runs as another user where this one is root
+        done = run("doctor", "--json", path=agents, TERSELY_DATA_DIR=f"{directory}/data")
+    (found,) = [each for each in json.loads(done.stdout) if each["subject"] == "database"]
+    assert (found["state"], "is new: `tersely serve` sets it up" in found["text"]) == ("ok", True)
+    assert done.stderr == ""
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")

@@ -24,12 +24,15 @@ from tersely.server.errors import CommandError
 from tersely.server.run import database_of, plainly
 from tersely.settings import Settings, explain, unknown_settings
 from tersely.store.db.connection import Database
-from tersely.store.db.migrations import current_revision, is_newer, is_outdated
+from tersely.store.db.migrations import current_revision, has_tables, is_newer, is_outdated
 
 HOST_SECONDS = 5.0
 MOST_SKEW = 60.0
 LEAST_FREE = 2 * 1024**3
 KEYS = ("openai_api_key", "anthropic_api_key", "gemini_api_key")
+
+EMPTY = "empty"
+"""The revision of a database without tables."""
 
 State = Literal["ok", "warn", "fail"]
 
@@ -104,6 +107,8 @@ def _database(settings: Settings) -> Finding:
     kind = "the embedded Postgres" if settings.database_url is None else "DATABASE_URL"
 
     async def read(url: str) -> str | None:
+        if not await has_tables(url, HOST_SECONDS):
+            return EMPTY
         database = Database(dsn=url, size=1, timeout=HOST_SECONDS, pooler=settings.database_pooler == "on")
         await database.open()
         try:
@@ -120,6 +125,9 @@ def _database(settings: Settings) -> Finding:
         text = f"{kind}: {getattr(error, 'detail', None) or type(error).__name__}"
         advice = "start it and check its address; for a new database run `tersely migrate`"
         return Finding(state="fail", subject="database", text=text, advice=advice)
+    if revision == EMPTY:
+        text = f"{kind} answers and is new: `tersely serve` sets it up"
+        return Finding(state="ok", subject="database", text=text)
     if is_outdated(revision):
         text = f"{kind} is at schema {revision or 'unknown'}, this version wants {current_revision()}"
         return Finding(state="warn", subject="database", text=text, advice="run `tersely migrate`")

@@ -7,6 +7,7 @@ import logging
 from functools import cache
 from pathlib import Path
 
+import asyncpg
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
@@ -50,6 +51,19 @@ def is_newer(revision: str | None) -> bool:
 def is_outdated(revision: str | None) -> bool:
     """Return whether a database lacks migrations that this version needs."""
     return revision != current_revision() and not is_newer(revision)
+
+
+async def has_tables(dsn: str, limit: float) -> bool:
+    """Return whether a database has been migrated at all. ``limit`` in seconds.
+
+    A database without Tersely's tables may lack its role too, under which a `Database` connects. Raises `OSError`,
+    `TimeoutError` or `asyncpg.PostgresError` where there is no connection.
+    """
+    connection = await asyncpg.connect(dsn, timeout=limit, statement_cache_size=0)
+    try:
+        return await connection.fetchval("SELECT to_regclass('alembic_version') IS NOT NULL", timeout=limit) is True
+    finally:
+        await connection.close(timeout=limit)
 
 
 def _upgrade(dsn: str, revision: str) -> None:
