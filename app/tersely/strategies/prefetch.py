@@ -48,6 +48,11 @@ class SummaryNeed:
     is_ahead: bool = False
 
 
+def foresees_summaries(strategy: Strategy) -> bool:
+    """Return whether `upcoming_summaries` may return anything."""
+    return isinstance(strategy, Trim | Compact)
+
+
 def upcoming_summaries(strategy: Strategy, snapshot: Snapshot) -> tuple[SummaryNeed, ...]:
     """Return the summaries that the strategy will need of a snapshot's messages."""
     match strategy:

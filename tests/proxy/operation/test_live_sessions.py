@@ -804,7 +804,23 @@ def test_live_deltas_send_and_store_the_same_as_the_full_path(
     compare(server, monkeypatch, dialect, seed, deltas=0.8)
 
 
-def compare(server: Server, monkeypatch: pytest.MonkeyPatch, dialect: str, seed: int, *, deltas: float = 0.1) -> None:
+@pytest.mark.parametrize("strategy", ['{"name": "window", "context_size": 3, "memos": 0}', "trim", "compact", "tiered"])
+@pytest.mark.parametrize("seed", range(max(1, SEEDS - 4)))
+def test_every_strategy_sends_and_stores_the_same_live(
+    server: Server, monkeypatch: pytest.MonkeyPatch, strategy: str, seed: int
+) -> None:
+    compare(server, monkeypatch, "openai_chat", seed, strategy=strategy)
+
+
+def compare(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    dialect: str,
+    seed: int,
+    *,
+    deltas: float = 0.1,
+    strategy: str = "",
+) -> None:
     """Play one seed. What went to the model host, and what is stored, has to be the same on both sides."""
     draw = random.Random(f"forget {seed}")
     forget_at_random(monkeypatch, draw)
@@ -813,7 +829,7 @@ def compare(server: Server, monkeypatch: pytest.MonkeyPatch, dialect: str, seed:
     if seed % 4 == 2:
         monkeypatch.setattr(live_matching, "TRUSTED", 0.0)  # what another replica changes counts at once
     settings = {
-        "strategy": "full" if seed % 4 == 3 else "slim",
+        "strategy": strategy or ("full" if seed % 4 == 3 else "slim"),
         "epoch": EPOCHS[seed % 3],
         "instructions": "off" if seed % 3 == 2 else "on",
     }

@@ -38,7 +38,7 @@ from tersely.strategies.epochs.cutting import widest_step
 from tersely.strategies.epochs.policies import EveryRequest
 from tersely.strategies.head.injection import LAYER as BLOCK_LAYER
 from tersely.strategies.pipeline import count_entries
-from tersely.strategies.presets import Full, Slim
+from tersely.strategies.reduction.shortening import shortens
 
 
 class _Bodies(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,6 +188,8 @@ class LiveKeeper:
         if around is None or not _are_plain(*around, epoch, reply):
             return None
         kept, tail = around
+        if shortens(epoch, (*kept, *tail)):
+            return None
         if any(entry.seq not in counts for entry in tail) or _have_twins(kept, prepared):
             return None
         added, counted = count_additions(epoch, config), count_additions(before.epoch, config)
@@ -399,7 +401,7 @@ def _shows_plainly(epoch: Epoch, built: BuiltContext) -> bool:
         return False
     if epoch.folds_repeats:
         return False
-    return not (epoch.is_stale or epoch.must_rebuild or epoch.tiers or epoch.retrieved)
+    return not (epoch.is_stale or epoch.must_rebuild or epoch.retrieved)
 
 
 def _counted(entries: Sequence[Entry], counts: Mapping[int, int]) -> tuple[Entry, ...]:
@@ -490,6 +492,6 @@ def _is_plain_call(prepared: PreparedCall) -> bool:
         return False
     if not all(message.is_instruction for message in arrival.messages[: links[0]]):
         return False
-    if isinstance(config.policy, EveryRequest) or not isinstance(config.strategy, Slim | Full):
+    if isinstance(config.policy, EveryRequest):
         return False
     return arrival.messages[-1].role in {"user", "tool"}

@@ -27,6 +27,7 @@ from tersely.service.context.history import History
 from tersely.service.context.rendering import render
 from tersely.service.context.sent_contexts import Source
 from tersely.service.context.shown_tags import kinds_shown
+from tersely.service.memos.selection import memo_limit
 from tersely.service.proxy.calls import Call, ContextLabels
 from tersely.service.proxy.live_call import Continuation, LiveCall, Miss, tokens_after, tokens_before
 from tersely.service.proxy.live_deltas import append_delta, build_whole, entries_of_delta, match_of_delta
@@ -42,7 +43,8 @@ from tersely.store.commit.records import RequestWrite, WholeRequest
 from tersely.store.history.artifacts import spilled
 from tersely.strategies.epochs.policies import Keep, TokenSums
 from tersely.strategies.planning import decide, surely_keeps
-from tersely.strategies.presets import Full, strategy_name
+from tersely.strategies.presets import Full, Trim, strategy_name
+from tersely.strategies.reduction.shortening import shortens
 
 # The layer of a report that grows with the history.
 TAIL = "tail"
@@ -73,6 +75,8 @@ class LivePreparer:
             return "messages"
         window = self._window(live)
         sums = live.sums.with_added(added, turn=live.turn)
+        if _may_show_others(live, sums, added):
+            return "messages"
         if not _keeps_epoch(found, sums, added, window, now):
             return "epoch"
         if window is not None and tokens_after(live, sums) > window and not isinstance(live.config.strategy, Full):
@@ -270,6 +274,18 @@ class LivePreparer:
         if match is None:
             raise RuntimeError("a live session differs from its stored session")
         return request, arrival, replace(match, source=_source(found.live))
+
+
+def _may_show_others(live: LiveSession, sums: Sums, added: Sequence[Entry]) -> bool:
+    """Whether the strategy may show something else than the messages: less of them, memos with a question, or a request
+    to answer now.
+    """
+    strategy, epoch = live.config.strategy, live.snapshot.epoch
+    if epoch is not None and epoch.tiers and shortens(epoch, added):
+        return True
+    if isinstance(strategy, Trim):
+        return sums.steps + len(live.snapshot.kept) >= strategy.max_steps
+    return memo_limit(strategy) > 0 and added[-1].message.starts_turn
 
 
 def _shown_tags(live: LiveSession, added: Sequence[Entry]) -> TagKinds:

@@ -29,6 +29,7 @@ from tersely.dialects.clients.command_traces import command_in
 from tersely.dialects.dialect import Dialect, Reply, Request
 from tersely.dialects.headers import CREDENTIALS, downstream_headers
 from tersely.domain.errors import StoreUnavailable, UpstreamUnavailable
+from tersely.domain.history.history import EpochInputs
 from tersely.domain.messages import searchable_text
 from tersely.service.common import tokens
 from tersely.service.common.calibrations import Calibrations
@@ -37,6 +38,7 @@ from tersely.service.common.metrics import Metrics
 from tersely.service.common.offload import run_in_thread_if_large
 from tersely.service.common.tracing import active_trace, step
 from tersely.service.context.context_configs import ContextConfigs
+from tersely.service.context.history import History
 from tersely.service.context.parse_cache import ParseCache
 from tersely.service.context.retrieval import Retriever
 from tersely.service.money.prices import Prices
@@ -50,6 +52,7 @@ from tersely.service.proxy.forwarding import Forwarder, data_lines, takes_data_o
 from tersely.service.proxy.item_references import with_items
 from tersely.service.proxy.live_call import LiveCall
 from tersely.service.proxy.live_calls import LiveCalls
+from tersely.service.proxy.live_preparing import whole_snapshot
 from tersely.service.proxy.live_sessions import LiveSessions
 from tersely.service.proxy.recording import Recorder
 from tersely.service.proxy.reply_records import OnIds
@@ -73,6 +76,7 @@ from tersely.store.commit.records import ReplyWrite, StoredReply
 from tersely.store.commit.writer import Writer
 from tersely.store.db.connection import Database
 from tersely.store.history.lookups import Lookups
+from tersely.strategies.prefetch import foresees_summaries
 from tersely.upstream.client import PendingReply, Upstream, UpstreamReply
 
 _log = logging.getLogger(__name__)
@@ -463,12 +467,9 @@ class Proxy:
         if self._shared.shadows is not None and (job := shadow_job(sent, write, stored, self._dialect)) is not None:
             self._shared.shadows.submit(job)
         is_summarized = self._config.is_default or bool(self._config.host)
-        if isinstance(sent, LiveCall):  # whose strategies need no summaries
+        if isinstance(sent, LiveCall):
             if is_summarized:
-                credentials = credentials_of(call.headers, drop=call.key_headers)
-                self._shared.summarizer.caller_keys.remember(
-                    call.tenant, sent.live.session_id, credentials, host=call.host, dialect=self._dialect.name
-                )
+                self._prefetch_live(sent)
             return
         if is_whole:
             self._live.begin(sent, write, stored)
@@ -486,6 +487,34 @@ class Proxy:
             model=sent.request.model,
             host=call.host,
             credentials=credentials_of(call.headers, drop=call.key_headers),
+        )
+
+    def _prefetch_live(self, sent: LiveCall) -> None:
+        """Prefetch summaries as after a call of the full path."""
+        call, live = sent.call, sent.live
+        strategy = live.config.strategy
+        credentials = credentials_of(call.headers, drop=call.key_headers)
+        if not foresees_summaries(strategy):
+            self._shared.summarizer.caller_keys.remember(
+                call.tenant, live.session_id, credentials, host=call.host, dialect=self._dialect.name
+            )
+            return
+        self._prefetcher.prefetch(
+            call.tenant,
+            live.session_id,
+            live.session,
+            strategy,
+            History(
+                snapshot=whole_snapshot(sent.found, sent.added, sent.window),
+                advance=None,
+                epoch_inputs=EpochInputs(),
+                is_verbatim=sent.is_verbatim,
+            ),
+            None,
+            dialect=self._dialect.name,
+            model=sent.request.model,
+            host=call.host,
+            credentials=credentials,
         )
 
     # Calls that take none of these steps, or the first alone

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from tersely.domain.history.history import Entry
+from tersely.domain.history.history import Entry, Epoch
 from tersely.domain.history.tiers import ReadBack, Style, Subject, Tier
 from tersely.domain.messages import Part, Text, ToolResult
 from tersely.domain.text.clipping import ends, head
 from tersely.domain.text.tool_output import DEFAULT_LIMITS, ToolOutputLimits, count_lines, normalize
-from tersely.domain.tokens import Encode, count_message
+from tersely.domain.tokens import Encode, count_message, estimate_text
 from tersely.strategies.pipeline import Draft, Edit, Stage
 
 PAST_RESULT_CHARS = 20_000
@@ -108,6 +108,12 @@ def apply_tiers(entries: Sequence[Entry], tiers: Sequence[Tier], *, encode: Enco
         return tuple(entries)
     harmless = min(map(_harmless, tiers))
     return tuple([e if 0 < len(e.message.raw) <= harmless else _shorten(e, tiers, encode) for e in entries])
+
+
+def shortens(epoch: Epoch, entries: Sequence[Entry]) -> bool:
+    """Return whether ``epoch`` shows any of the entries shortened."""
+    applied = apply_tiers(entries, epoch.tiers, encode=estimate_text)
+    return any(new is not old for old, new in zip(entries, applied, strict=True))
 
 
 def _harmless(tier: Tier) -> int:
