@@ -95,7 +95,7 @@ def test_calls_are_played_as_they_were_made(tmp_path: Path) -> None:
     assert transcript.name == "cli"
     first, second, third = transcript.conversations[0].steps
     request = first.request(ASKING)
-    assert [step.place for step in (first, second, third)] == [2, 3, 4]
+    assert [step.index for step in (first, second, third)] == [2, 3, 4]
     assert (request.target, request.headers, request.is_streamed) == ("/v1/messages?beta=true", {"x-mine": "1"}, True)
     assert first.reply == {"role": "assistant", "content": [{"type": "text", "text": "b"}]}
     assert second.request(ASKING).target == "/v1beta/models/g:streamGenerateContent?alt=sse"
@@ -122,7 +122,7 @@ def test_request_continues_from_the_reply_id_that_was_given(tmp_path: Path) -> N
     calls[0]["response"] = {"id": "resp_recorded", "output": [message]}
     path = write(tmp_path / "requests.jsonl", *calls, {"path": "/v1/responses", "body": other})
     question, answered = only(path).steps
-    assert (question.follows, answered.follows) == (None, question.place)
+    assert (question.follows, answered.follows) == (None, question.index)
     changed = going_on_from(answered.request(ASKING), "resp_given")
     assert json.loads(changed.body) == {**second, "previous_response_id": "resp_given"}
 

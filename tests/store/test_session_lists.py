@@ -9,7 +9,7 @@ import pytest
 
 from tersely.store.db.connection import Database as Store
 from tersely.store.history import session_lists
-from tersely.store.history.session_lists import Narrowing, Place, Sort
+from tersely.store.history.session_lists import Narrowing, SessionCursor, Sort
 from tests.conftest import Database
 
 SESSIONS = 20_000
@@ -38,15 +38,15 @@ async def test_pages_hold_each_session_once_in_order(database: Database, sort: S
     try:
         seen: list[str] = []
         values: list[object] = []
-        place: Place | None = None
+        cursor: SessionCursor | None = None
         async with store.reading("default") as connection:
             while True:
-                page = await session_lists.page(connection, "default", Narrowing(), sort=sort, after=place, limit=1000)
+                page = await session_lists.page(connection, "default", Narrowing(), sort=sort, after=cursor, limit=1000)
                 seen += [each.session.id for each in page]
                 values += [each.value for each in page if each.value is not None]
                 if len(page) < 1000:
                     break
-                place = Place(rank=page[-1].rank, value=page[-1].value, id=page[-1].session.id)
+                cursor = SessionCursor(rank=page[-1].rank, value=page[-1].value, id=page[-1].session.id)
     finally:
         await store.close()
     assert len(seen) == len(set(seen)) == SESSIONS

@@ -79,9 +79,9 @@ def draw(calls: Sequence[CallInfo], epochs: Sequence[EpochRow], current: int) ->
     cuts: list[Cut] = []
     reasons = {epoch.number: epoch.reason for epoch in epochs}
     known: int | None = None
-    for place, call in enumerate(calls):
+    for index, call in enumerate(calls):
         row = call.row
-        x = place * step
+        x = index * step
         bars.append(_bar(call, x, step, top, is_current=row.number == current))
         if row.epoch and row.epoch != known and (known is not None or row.epoch > 1):
             cuts.append(Cut(x=x, reason=reasons.get(row.epoch, ""), number=row.epoch))

@@ -56,8 +56,8 @@ class Failure:
 
     @override
     def __str__(self) -> str:
-        place = f", {self.unit} {self.call}" if self.call >= 0 else ""
-        return f"{self.strategy}: {self.conversation}{place}: {self.what}"
+        location = f", {self.unit} {self.call}" if self.call >= 0 else ""
+        return f"{self.strategy}: {self.conversation}{location}: {self.what}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

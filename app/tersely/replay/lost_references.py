@@ -29,10 +29,10 @@ class PastIdentifiers:
 
     def losses(self, step: RecordedCall, given: bytes, shown: bytes) -> Losses:
         """Of the calls that ``step`` makes, after the client had sent ``given`` and the model was shown ``shown``."""
-        names = self._names.get(step.place)
+        names = self._names.get(step.index)
         if names is None:
             found = (references(each, lambda name: name.encode() in given) for each in _arguments(step))
-            names = self._names[step.place] = tuple(found)
+            names = self._names[step.index] = tuple(found)
         total = Losses()
         for each in names:
             total += each.losses(lambda name: name.encode() in shown)

@@ -199,14 +199,14 @@ def measure(counter: Counter, shown: Shown, before: Shown | None, *, given: Show
     same = common(blocks, before.blocks if before else ())
     total, repeated = sum(sizes), sum(sizes[:same])
     instructions, tools = own_tokens(counter, shown, given) if given else (0, 0)
-    place = _last_leading(counter, shown)
+    instructions_at = _last_leading(counter, shown)
     return Side(
         tokens=total,
         repeated=repeated,
         later=0 if before is None else total,
         price=tuple(write * (total - repeated) + read * repeated for write, read in PRICES),
         own=tuple(
-            instructions * (read if place < same else write) + tools * (read if same > 0 else write)
+            instructions * (read if instructions_at < same else write) + tools * (read if same > 0 else write)
             for write, read in PRICES
         ),
     )
@@ -231,12 +231,12 @@ def common(messages: Sequence[bytes], before: Sequence[bytes]) -> int:
 
 def _last_leading(counter: Counter, shown: Shown) -> int:
     """Return the block with the last of the leading instructions."""
-    place = len(shown.blocks) - len(shown.messages) - 1
+    index = len(shown.blocks) - len(shown.messages) - 1
     for raw in shown.messages:
         if not counter.is_instruction(raw, shown.dialect):
             break
-        place += 1
-    return place
+        index += 1
+    return index
 
 
 def _sum(these: tuple[float, ...], those: tuple[float, ...]) -> tuple[float, ...]:

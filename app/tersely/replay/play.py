@@ -77,7 +77,7 @@ class Stage:
 class Played:
     """The result of a conversation. ``sessions``: those that the proxy named.
 
-    ``ids`` and ``histories`` are indexed by the places of the steps that others continue from: the ids of their
+    ``ids`` and ``histories`` are keyed by the indexes of the steps that others continue from: the ids of their
     replies, and the histories up to them.
     """
 
@@ -139,7 +139,7 @@ async def play(
         answer = await ask(stage.http, stage.address, request, sent)
         turned = stage.model.collect(key)
         if answer.message is not None and answer.message.get("id"):
-            played.ids[step.place] = answer.message["id"]
+            played.ids[step.index] = answer.message["id"]
         faults = list(check_reply(request, answer, turned, step))
         if turned and answer.session:
             faults += _check_session(played, conversation, answer)
@@ -147,14 +147,14 @@ async def play(
             faults += _count(stage, played, call, past, answer)
             if conversation.is_recording:
                 if step.dialect == "openai_responses" and step.reply is not None:
-                    played.histories[step.place] = (*call.asked, _recorded_reply(step))
+                    played.histories[step.index] = (*call.asked, _recorded_reply(step))
                 played.sessions[answer.session].sent.update(call.asked)
                 played.sessions[answer.session].dialects.add(step.dialect)
             played.tally += Tally(overflows=int(is_mended(turned)))
         elif answer.message is not None:
             faults += _check_beside(conversation, request, turned)
             played.tally += Tally(beside=1)
-        _note(played, variant, conversation, step.place, faults)
+        _note(played, variant, conversation, step.index, faults)
         progress()
         if answer.message is None and not conversation.is_recording:
             break
@@ -166,7 +166,7 @@ async def play(
 
 def _ready(stage: Stage, conversation: Conversation, step: RecordedCall) -> tuple[ReplayRequest, Expected]:
     """Return the client's request of a call, and prepare the model's reply."""
-    seed = (conversation.id, conversation.number, step.place)
+    seed = (conversation.id, conversation.number, step.index)
     expected = Expected(message=step.reply, seed=seed, share=stage.share, dialect=step.dialect)
     return step.request(_reply_form(stage, conversation, step, seed)), expected
 

@@ -98,8 +98,8 @@ async def run_there(
     token = secrets.token_hex(4)
 
     async def open_access(run: _Run) -> Access:
-        place = plan.variants.index(run.variant)
-        name = f"replay-{token}-{place}-{run.transcript.name}"
+        index = plan.variants.index(run.variant)
+        name = f"replay-{token}-{index}-{run.transcript.name}"
         return Access(
             headers_for=lambda conversation: {**headers, "x-tersely-session": f"{name}-{conversation.number}"},
             read=lambda session_id: read_session(run.stage.http, address, session_id, headers),

@@ -43,12 +43,12 @@ class ReplayRequest:
 class RecordedCall:
     """One recorded call.
 
-    ``place`` is the number of the reply among a transcript's messages, or of the recorded request. ``reply`` is the
-    model's reply in the wire form of ``dialect``; None: unknown. ``follows`` is the place of the step whose reply the
+    ``index`` is the number of the reply among a transcript's messages, or of the recorded request. ``reply`` is the
+    model's reply in the wire form of ``dialect``; None: unknown. ``follows`` is the index of the step whose reply the
     request references. ``at``: when the call was made; None: unknown.
     """
 
-    place: int
+    index: int
     dialect: DialectName
     reply: Mapping[str, Any] | None
     source: ReplayRequest | Callable[[ReplyForm], ReplayRequest]

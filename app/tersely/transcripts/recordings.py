@@ -51,7 +51,7 @@ _OURS = "x-tersely-"
 class Recorded:
     """A recorded model call."""
 
-    place: int
+    index: int
     request: ReplayRequest
     reply: Mapping[str, Any] | None
 
@@ -129,7 +129,7 @@ def _read_call(
     reply = next((line[key] for key in ("reply", "response") if key in line), None)
     reply = replies.get(line.get("n", number)) if reply is None else reply
     index = line["n"] if isinstance(line.get("n"), int) else number
-    return Recorded(place=index, request=request, reply=None if reply is None else read_reply(reply, found, number))
+    return Recorded(index=index, request=request, reply=None if reply is None else read_reply(reply, found, number))
 
 
 def _body(line: Mapping[str, Any], number: int) -> bytes | None:
@@ -219,7 +219,7 @@ def _bare_request(dialect: DialectName, line: Mapping[str, Any]) -> ReplayReques
 def _with_replies(calls: Sequence[Recorded]) -> Iterator[RecordedCall]:
     """Yield the calls in order. A reply that was not recorded is taken from a later request, which resends it."""
     histories = [_links(call.request) for call in calls]
-    given = {call.reply["id"]: call.place for call in calls if call.reply is not None and call.reply.get("id")}
+    given = {call.reply["id"]: call.index for call in calls if call.reply is not None and call.reply.get("id")}
     items = {item.get("id") for call in calls for item in (call.reply or {}).get("output") or ()}
     last: int | None = None
     for index, call in enumerate(calls):
@@ -234,9 +234,9 @@ def _with_replies(calls: Sequence[Recorded]) -> Iterator[RecordedCall]:
                      if other.request.dialect == call.request.dialect)  # fmt: skip
             reply = _next_reply(histories[index], later, call.request.dialect)
         if call.request.dialect == "openai_responses":
-            last = call.place
+            last = call.index
         yield RecordedCall(
-            place=call.place, dialect=call.request.dialect, reply=reply, source=call.request, follows=follows
+            index=call.index, dialect=call.request.dialect, reply=reply, source=call.request, follows=follows
         )
 
 

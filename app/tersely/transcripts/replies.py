@@ -34,7 +34,7 @@ def bits(message: Mapping[str, Any], dialect: DialectName) -> list[Bit]:
 
 def last_text(message: Mapping[str, Any], dialect: DialectName) -> str | None:
     """Return the last text of a reply, or None."""
-    found = _PLACES[dialect](message)
+    found = _TEXT_PATHS[dialect](message)
     value: Any = message
     for key in found or ():
         value = value[key]
@@ -43,7 +43,7 @@ def last_text(message: Mapping[str, Any], dialect: DialectName) -> str | None:
 
 def with_last_text(message: Mapping[str, Any], dialect: DialectName, text: str) -> dict[str, Any]:
     """Return the reply with another last text."""
-    changed: dict[str, Any] = _set(message, _PLACES[dialect](message) or (), text)
+    changed: dict[str, Any] = _set(message, _TEXT_PATHS[dialect](message) or (), text)
     return changed
 
 
@@ -162,14 +162,14 @@ def _anthropic_place(message: Mapping[str, Any]) -> Path | None:
     content = message.get("content")
     if isinstance(content, str):
         return ("content",)
-    places = [index for index, block in enumerate(content or ()) if block.get("type") == "text"]
-    return ("content", places[-1], "text") if places else None
+    indexes = [index for index, block in enumerate(content or ()) if block.get("type") == "text"]
+    return ("content", indexes[-1], "text") if indexes else None
 
 
 def _gemini_place(message: Mapping[str, Any]) -> Path | None:
     parts = list(message.get("parts") or ())
-    places = [index for index, part in enumerate(parts) if "text" in part and not part.get("thought")]
-    return ("parts", places[-1], "text") if places else None
+    indexes = [index for index, part in enumerate(parts) if "text" in part and not part.get("thought")]
+    return ("parts", indexes[-1], "text") if indexes else None
 
 
 def _response_place(message: Mapping[str, Any]) -> Path | None:
@@ -189,7 +189,7 @@ _BITS = {
     "gemini_gca": _gemini_bits,
     "openai_responses": _response_bits,
 }
-_PLACES = {
+_TEXT_PATHS = {
     "openai_chat": _chat_place,
     "anthropic": _anthropic_place,
     "gemini": _gemini_place,

@@ -83,7 +83,7 @@ def steps_of(line: Mapping[str, Any], dialect: DialectName) -> list[RecordedCall
     times = _times(given, [size for _, size in items])
     return [
         RecordedCall(
-            place=index,
+            index=index,
             dialect=dialect,
             reply=form.reply(raw),
             source=_Making(form, rest, messages[:index]),

@@ -92,12 +92,12 @@ def _port(port: int) -> Finding:
 
 
 def _disk(directory: Path) -> Finding:
-    place = next(each for each in (directory, *directory.parents) if each.exists())
-    free = shutil.disk_usage(place).free
+    existing = next(each for each in (directory, *directory.parents) if each.exists())
+    free = shutil.disk_usage(existing).free
     text = f"{free / 1024**3:,.1f} GiB free at {directory}"
-    if not os.access(place, os.W_OK):
+    if not os.access(existing, os.W_OK):
         advice = "change its owner, or set TERSELY_DATA_DIR"
-        return Finding(state="fail", subject="disk", text=f"{place} cannot be written to", advice=advice)
+        return Finding(state="fail", subject="disk", text=f"{existing} cannot be written to", advice=advice)
     if free < LEAST_FREE:
         return Finding(state="warn", subject="disk", text=text, advice="make room: the spool and the database need it")
     return Finding(state="ok", subject="disk", text=text)

@@ -24,7 +24,7 @@ class TenantPages(ViewGroup):
     """Pages over all sessions of a tenant."""
 
     async def list_sessions(self, page: PageRequest) -> Response:
-        """Sessions with their figures; filters, order and place are in the address."""
+        """Sessions with their figures; filters, order and cursor are in the address."""
         sort = cast("Sort", page.get("sort") if page.get("sort") in SORTS else "last_call")
         parent = page.get("parent") or None
         narrowing = Narrowing(
@@ -110,12 +110,12 @@ def _marked(text: str, query: str) -> list[tuple[bool, str]]:
     words = sorted({query, *query.split()}, key=len, reverse=True)
     folded = text.lower()
     found: list[tuple[bool, str]] = []
-    place = plain = 0
-    while place < len(text):
-        hit = next((word for word in words if word and folded.startswith(word.lower(), place)), None)
+    index = plain = 0
+    while index < len(text):
+        hit = next((word for word in words if word and folded.startswith(word.lower(), index)), None)
         if hit is None or len(folded) != len(text):
-            place += 1
+            index += 1
             continue
-        found += [(False, text[plain:place]), (True, text[place : place + len(hit)])]
-        place = plain = place + len(hit)
+        found += [(False, text[plain:index]), (True, text[index : index + len(hit)])]
+        index = plain = index + len(hit)
     return [*found, (False, text[plain:])]

@@ -110,7 +110,7 @@ def _theirs(items: Sequence[bytes], names: frozenset[str]) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Waiting:
-    """An event in its order. ``place``: that of its item, if it has one."""
+    """An event in its order. ``output_index``: that of its item, if it has one."""
 
     event: SseEvent
     kind: str

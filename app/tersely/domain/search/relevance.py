@@ -366,8 +366,8 @@ def _order(scores: Sequence[float], lengths: Sequence[int], limit: int | None) -
     near, far = NEAR
     own = [0.0, 0.0, *scores, 0.0, 0.0]
     damping = [_DAMPING[length] if length < LONGEST else _DAMPING[LONGEST] for length in lengths]
-    places = zip(own, own[1:], scores, own[3:], own[4:], damping, strict=False)
-    values = [(score + near * (b + c) + far * (a + d)) * damp for a, b, score, c, d, damp in places]
+    neighbourhoods = zip(own, own[1:], scores, own[3:], own[4:], damping, strict=False)
+    values = [(score + near * (b + c) + far * (a + d)) * damp for a, b, score, c, d, damp in neighbourhoods]
     least = min(nlargest(limit, values), default=0.0) if limit is not None else 0.0
     found = sorted((-value, -number) for number, value in enumerate(values) if value and value >= least)
     return [Ranked(number=-number, score=-value) for value, number in found[:limit]]

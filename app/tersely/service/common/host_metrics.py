@@ -36,11 +36,11 @@ class DiskSpace(Collector):
     @override
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics; none where the file system cannot be read."""
-        place = next((each for each in (self._directory, *self._directory.parents) if each.exists()), None)
-        if place is None:
+        existing = next((each for each in (self._directory, *self._directory.parents) if each.exists()), None)
+        if existing is None:
             return
         try:
-            usage = shutil.disk_usage(place)
+            usage = shutil.disk_usage(existing)
         except OSError:
             return
         yield GaugeMetricFamily("tersely_disk_free_bytes", "Free bytes beside the data directory.", value=usage.free)

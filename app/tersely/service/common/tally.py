@@ -99,6 +99,6 @@ def _observe_all(histogram: Any, values: list[float]) -> None:
     counts: defaultdict[int, int] = defaultdict(int)
     for value in values:
         counts[bisect_left(bounds, value)] += 1
-    for place, count in counts.items():
-        histogram._buckets[place].inc(count)  # noqa: SLF001 it has no method for many values
+    for bucket, count in counts.items():
+        histogram._buckets[bucket].inc(count)  # noqa: SLF001 it has no method for many values
     histogram._sum.inc(sum(values))  # noqa: SLF001

@@ -77,15 +77,15 @@ def stored_blocks(
     """Return the stored messages that consist of blocks alone, in order. ``tail``: the stored messages from
     ``cut`` on.
     """
-    places = [(each.position, each.seq) for each in tail]
-    places += [(each.position, each.seq) for each in match.decision.placed if each.turn > 0 and each.is_new]
+    positions = [(each.position, each.seq) for each in tail]
+    positions += [(each.position, each.seq) for each in match.decision.placed if each.turn > 0 and each.is_new]
     found_blocks: list[BlockMessage] = []
     for row in alone:
         message = stored_message(row, dialect)
         if message is None:
             continue
-        before = next((seq for place, seq in places if place > row.position), AFTER_ALL_MESSAGES)
-        is_cut = cut > 1 and bool(places) and before == places[0][1]
+        before = next((seq for position, seq in positions if position > row.position), AFTER_ALL_MESSAGES)
+        is_cut = cut > 1 and bool(positions) and before == positions[0][1]
         found_blocks.append(BlockMessage(message=message, seq=row.seq, before=0 if is_cut else before))
     return found_blocks
 

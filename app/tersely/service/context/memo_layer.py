@@ -47,7 +47,7 @@ async def with_memos(
     if not (most and entries and entries[-1].message.starts_turn):
         return history, {}
     last = entries[-1]
-    placed = {place.seq: index for index, place in enumerate(match.decision.placed) if place.is_new}
+    placed = {message.seq: index for index, message in enumerate(match.decision.placed) if message.is_new}
     index = placed.get(last.seq)
     if index is None or not last.message.text:
         return history, {}

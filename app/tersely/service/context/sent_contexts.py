@@ -359,11 +359,11 @@ def _align(elements: Sequence[bytes], sources: Sequence[Source], dialect: str) -
     found: list[Source | None] = [*given[:at]]
     if at == len(elements):
         return found
-    places: dict[bytes, list[int]] = {}
-    for place, source in enumerate(given[at:], at):
-        places.setdefault(source.raw, []).append(place)
+    indexes: dict[bytes, list[int]] = {}
+    for index, source in enumerate(given[at:], at):
+        indexes.setdefault(source.raw, []).append(index)
     for raw in elements[at:]:
-        anchors = [each for each in places.get(raw, ()) if each >= at][:1]
+        anchors = [each for each in indexes.get(raw, ()) if each >= at][:1]
         found += [given[each] for each in anchors] or [None]
         at = anchors[0] + 1 if anchors else at
     _fill_gaps(found, given)
@@ -375,7 +375,7 @@ def _fill_gaps(found: list[Source | None], given: Sequence[Source]) -> None:
 
     Where more elements than sources stand there, the first ones were added; where fewer, the last one is all the rest.
     """
-    position = {id(source): place for place, source in enumerate(given)}
+    position = {id(source): index for index, source in enumerate(given)}
     start = 0
     index = 0
     while index < len(found):

@@ -1,7 +1,7 @@
 """Tenants take turns: a worker prepares few calls at a time, and waiting calls are served by tenant, in turn.
 
 Preparing a call uses the worker's CPU. Without turns a tenant with a hundred calls at once would get a hundred shares
-of it. A tenant alone may use all places; beside others it gets few, so that one is always free soon.
+of it. A tenant alone may use all slots; beside others it gets few, so that one is always free soon.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ABOUT = 5.0
 
 
 class FairQueue:
-    """Admits calls to preparation. `enter` waits for a place and returns a function that frees it."""
+    """Admits calls to preparation. `enter` waits for a slot and returns a function that frees it."""
 
     def __init__(self, *, monotonic: Callable[[], float], width: int = WIDTH, share: int = SHARE) -> None:
         self._monotonic = monotonic
@@ -34,13 +34,13 @@ class FairQueue:
     async def enter(self, tenant: str) -> Callable[[], None]:
         """Return when a call of that tenant may be prepared; the result ends its turn."""
         self._note(tenant)
-        if tenant in self._waiting or not self._has_place(tenant):
-            place = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(tenant, deque()).append(place)
+        if tenant in self._waiting or not self._has_slot(tenant):
+            slot = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(tenant, deque()).append(slot)
             try:
-                await place
+                await slot
             except asyncio.CancelledError:
-                if place.done() and not place.cancelled():
+                if slot.done() and not slot.cancelled():
                     self._leave(tenant)
                 raise
         else:
@@ -54,7 +54,7 @@ class FairQueue:
         while self._seen[first := next(iter(self._seen))] < now - ABOUT:
             del self._seen[first]
 
-    def _has_place(self, tenant: str) -> bool:
+    def _has_slot(self, tenant: str) -> bool:
         most = self._width if len(self._seen) <= 1 else self._share
         return self._total < self._width and self._busy.get(tenant, 0) < most
 
@@ -70,11 +70,11 @@ class FairQueue:
         self._call_next()
 
     def _call_next(self) -> None:
-        """Give free places to waiting calls: one call of each tenant in turn."""
+        """Give free slots to waiting calls: one call of each tenant in turn."""
         for tenant, calls in list(self._waiting.items()):
             while calls and calls[0].done():
                 calls.popleft()  # its client went away
-            if calls and self._has_place(tenant):
+            if calls and self._has_slot(tenant):
                 self._take(tenant)
                 calls.popleft().set_result(None)
                 self._waiting.move_to_end(tenant)

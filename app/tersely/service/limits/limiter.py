@@ -255,10 +255,10 @@ class Limiter:
                     del self._accounts[subject]
 
     async def _sync_all(self, accounts: list[Account]) -> None:
-        places = asyncio.Semaphore(PARALLEL)
+        slots = asyncio.Semaphore(PARALLEL)
 
         async def sync(account: Account) -> None:
-            async with places:
+            async with slots:
                 await asyncio.shield(self._start_refill(account, wants=False))
 
         if accounts:

@@ -92,12 +92,12 @@ class Memos:
 
     async def export(self, tenant: str, *, tags: Sequence[str] | None) -> AsyncIterator[Memo]:
         """Yield all memos, or those with any of ``tags``, the newest first."""
-        place: MemoCursor | None = None
+        cursor: MemoCursor | None = None
         while True:
-            found, place = await self.page(tenant, after=place, tags=tags, limit=PAGE)
+            found, cursor = await self.page(tenant, after=cursor, tags=tags, limit=PAGE)
             for memo in found:
                 yield memo
-            if place is None:
+            if cursor is None:
                 return
 
     async def forget(self, tenant: str, *, tags: Sequence[str] | None, is_all: bool) -> int:
@@ -112,9 +112,9 @@ class Memos:
     async def page(
         self, tenant: str, *, after: MemoCursor | None, tags: Sequence[str] | None, limit: int
     ) -> tuple[list[Memo], MemoCursor | None]:
-        """Return the newest memos after a place.
+        """Return the newest memos after a cursor.
 
-        With any of ``tags`` if some are given; and the place to go on after.
+        With any of ``tags`` if some are given; and the next cursor.
         """
         wanted = None if tags is None else read_tags(tags)
         async with self._database.reading(tenant) as connection:

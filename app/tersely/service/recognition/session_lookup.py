@@ -440,13 +440,13 @@ def _links_before(
     digests = [identity.digest for identity in incoming.identities[:hit_index] if identity.is_link]
     # A client may omit messages that were taken back, or still send them.
     for stored in (links, [row for row in links if row.status == "live"]):
-        place = next((place for place, row in enumerate(stored) if row.seq == hit_seq), None)
-        if place is None or place > len(digests):
+        index = next((index for index, row in enumerate(stored) if row.seq == hit_seq), None)
+        if index is None or index > len(digests):
             continue
-        first_link = len(digests) - place
+        first_link = len(digests) - index
         # A client may have put its summary in front later; then the messages in between are not in the tail. If all
         # current rows are loaded, the client has gone back to superseded ones.
-        if digests[first_link:] == [row.digest for row in stored[:place]]:
+        if digests[first_link:] == [row.digest for row in stored[:index]]:
             return -1 if first_link and session.cut == 1 else first_link
     return -1
 

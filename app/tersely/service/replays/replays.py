@@ -239,7 +239,7 @@ class Replays:
         if step.dialect == "openai_responses":
             members: Any = raw_json.load(body)
             if isinstance(members, dict) and isinstance(members.get("id"), str):
-                reply_ids[step.place] = members["id"]
+                reply_ids[step.index] = members["id"]
 
     async def _create(self, replay: Replay, session_id: str, conversation: Conversation) -> None:
         metadata = {"replay": {"file": replay.name, "calls": len(conversation.steps)}}

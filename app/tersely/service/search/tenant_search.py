@@ -12,7 +12,7 @@ from tersely.domain.search.excerpts import ExcerptRow, RelevanceSearch, TextSear
 from tersely.service.search.session_search import Findings, Searcher, fold
 from tersely.store.db.connection import Database
 from tersely.store.history import session_lists
-from tersely.store.history.session_lists import Narrowing, Place
+from tersely.store.history.session_lists import Narrowing, SessionCursor
 
 Mode = Literal["search", "relevant"]
 MAX_QUERY = 2_000
@@ -94,11 +94,11 @@ class TenantSearch:
         end = self._monotonic() + SECONDS
         passages: list[Passage] = []
         searched = hits = 0
-        place: Place | None = None
+        cursor: SessionCursor | None = None
         while True:
             async with self._database.reading(tenant) as connection:
                 page = await session_lists.page(
-                    connection, tenant, Narrowing(), sort="last_call", after=place, limit=PAGE
+                    connection, tenant, Narrowing(), sort="last_call", after=cursor, limit=PAGE
                 )
             for listed in page:
                 if hits >= limit or self._monotonic() > end:
@@ -110,7 +110,7 @@ class TenantSearch:
             if len(page) < PAGE:
                 return Hits(passages=_first(passages, limit), searched=searched, is_whole=hits <= limit)
             last = page[-1]
-            place = Place(rank=last.rank, value=last.value, id=last.session.id)
+            cursor = SessionCursor(rank=last.rank, value=last.value, id=last.session.id)
 
     async def search_session(
         self, tenant: str, session_id: str, query: str, *, mode: Mode = "search", limit: int = 50
@@ -184,7 +184,7 @@ def excerpt_around(text: str, query: str) -> str:
     """Return the text around the first match of ``query`` or of one of its words; without a match the beginning."""
     folded = fold(text)
     words = [fold(query), *sorted((fold(word) for word in query.split()), key=len, reverse=True)]
-    at = next((place for word in words if word and (place := folded.find(word)) >= 0), 0)
+    at = next((index for word in words if word and (index := folded.find(word)) >= 0), 0)
     start = max(0, at - EXCERPT // 3)
     piece = text[start : start + EXCERPT]
     return ("… " if start else "") + piece + (" …" if start + EXCERPT < len(text) else "")

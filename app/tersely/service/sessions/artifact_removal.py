@@ -34,10 +34,10 @@ class ArtifactRemoval:
         """
         digest = digest_of(sha256)
         async with self._database.reading(tenant) as connection:
-            places = await artifacts.places(connection, tenant, digest)
-        if not places:
+            messages = await artifacts.messages_with(connection, tenant, digest)
+        if not messages:
             raise NotFound("there is no such artifact")
-        for session_id, seq in places:
+        for session_id, seq in messages:
             await self._delete_from(tenant, session_id, seq, sha256)
 
     async def _delete_from(self, tenant: str, session_id: str, seq: int, sha256: str) -> None:

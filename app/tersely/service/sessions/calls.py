@@ -32,7 +32,7 @@ from tersely.store.history.sent_contexts import (
     unpack,
 )
 from tersely.store.ops import calls, stats
-from tersely.store.ops.calls import CallRow, MessagePlace
+from tersely.store.ops.calls import CallRow, MessageRow
 from tersely.store.ops.stats import EpochRow
 from tersely.strategies.planning import report_cut_turns
 
@@ -145,11 +145,11 @@ class Calls:
             )
             return await divided_infos(connection, tenant, rows, self._counter)
 
-    async def first_with(self, tenant: str, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    async def first_with(self, tenant: str, pairs: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """Session and message -> the first call that knew the message."""
         found: dict[tuple[str, int], int] = {}
         by_session: dict[str, list[int]] = {}
-        for session_id, seq in places:
+        for session_id, seq in pairs:
             by_session.setdefault(session_id, []).append(seq)
         async with self._database.reading(tenant) as connection:
             for session_id, seqs in by_session.items():
@@ -185,10 +185,10 @@ class Calls:
         async with self._database.reading(tenant, limit=LIMIT) as connection:
             row = await _require_call(connection, tenant, session_id, number)
             epoch = await _epoch_of(connection, tenant, row)
-            places = await calls.places(connection, tenant, session_id, row.last_seq)
+            rows = await calls.messages_up_to(connection, tenant, session_id, row.last_seq)
             rebuilt = await _rebuild(connection, tenant, row)
-            order = _Order(rebuilt.elements, [place.seq for place in places])
-            beside = await _sent_beside(connection, tenant, session_id, rebuilt, order, places)
+            order = _Order(rebuilt.elements, [stored.seq for stored in rows])
+            beside = await _sent_beside(connection, tenant, session_id, rebuilt, order, rows)
             call = (await divided_infos(connection, tenant, [row], self._counter))[0]
             tools = await tools_of(connection, tenant, call)
         return CallContext(
@@ -199,7 +199,7 @@ class Calls:
             tools=tools,
             reason=rebuilt.reason,
             rounds=rebuilt.rounds,
-            lines=_lines(order, order.keys, places, rebuilt, row, epoch, beside),
+            lines=_lines(order, order.keys, rows, rebuilt, row, epoch, beside),
         )
 
     async def tools(self, tenant: str, session_id: str, number: int) -> SentTools:
@@ -223,13 +223,13 @@ class Calls:
             if seq is not None:
                 start = max(0, (keys.index(seq) if seq in keys else len(keys)) - limit // 2)
             shown = keys[start : start + limit]
-            places = await calls.places_of(connection, tenant, session_id, [key for key in shown if key > 0])
-            sent_places = [place for place in places if place.seq <= row.last_seq]
+            rows = await calls.messages_of(connection, tenant, session_id, [key for key in shown if key > 0])
+            sent_rows = [stored for stored in rows if stored.seq <= row.last_seq]
             sent_keys = shown[: max(0, len(order.keys) - start)]
-            beside = await _sent_beside(connection, tenant, session_id, rebuilt, order, sent_places)
+            beside = await _sent_beside(connection, tenant, session_id, rebuilt, order, sent_rows)
             epoch = await _epoch_of(connection, tenant, row)
-            lines = _lines(order, sent_keys, sent_places, rebuilt, row, epoch, beside)
-            earlier = await _kept_earlier(connection, tenant, session_id, number, sent_places)
+            lines = _lines(order, sent_keys, sent_rows, rebuilt, row, epoch, beside)
+            earlier = await _kept_earlier(connection, tenant, session_id, number, sent_rows)
             call = (await divided_infos(connection, tenant, [row], self._counter))[0]
         return ContextWindow(
             call=call,
@@ -237,7 +237,7 @@ class Calls:
             messages=None if rebuilt.raws is None else tuple(rebuilt.raws),
             instructions=rebuilt.instructions,
             reason=rebuilt.reason,
-            lines=(*lines, *(_reply(place) for place in places if place.seq > row.last_seq)),
+            lines=(*lines, *(_reply(stored) for stored in rows if stored.seq > row.last_seq)),
             start=start,
             total=len(keys),
             earlier=earlier,
@@ -254,8 +254,8 @@ class Calls:
             rebuilt = await _rebuild(connection, tenant, row)
             if rebuilt.raws is None or not 0 <= index < len(rebuilt.raws):
                 raise NotFound("there is no such message")
-            places = await calls.places_of(connection, tenant, session_id, [rebuilt.elements[index].seq])
-        return rebuilt.raws[index], rebuilt.dialect, places[0].role if places else ""
+            rows = await calls.messages_of(connection, tenant, session_id, [rebuilt.elements[index].seq])
+        return rebuilt.raws[index], rebuilt.dialect, rows[0].role if rows else ""
 
 
 async def _epoch_of(connection: Connection, tenant: str, row: CallRow) -> Epoch | None:
@@ -263,13 +263,13 @@ async def _epoch_of(connection: Connection, tenant: str, row: CallRow) -> Epoch 
 
 
 async def _kept_earlier(
-    connection: Connection, tenant: str, session_id: str, number: int, places: Sequence[MessagePlace]
+    connection: Connection, tenant: str, session_id: str, number: int, rows: Sequence[MessageRow]
 ) -> dict[int, Kept]:
     """How the call before ``number`` showed these messages; nothing for those that it did not know."""
     row = await calls.get(connection, tenant, session_id, number - 1) if number > 1 else None
     if row is None:
         return {}
-    known = [place for place in places if place.seq <= row.last_seq]
+    known = [stored for stored in rows if stored.seq <= row.last_seq]
     sent = decode(row.sent) if row.sent is not None else None
     elements: Sequence[SentMessage] = ()
     instructions: bytes | None = None
@@ -278,10 +278,10 @@ async def _kept_earlier(
             elements, found = await _elements(connection, tenant, session_id, sent) or ((), {})
             instructions = found.get(sent.instructions)
     rebuilt = _Rebuilt(elements=elements, instructions=instructions)
-    order = _Order(elements, [place.seq for place in known])
+    order = _Order(elements, [stored.seq for stored in known])
     epoch = await _epoch_of(connection, tenant, row)
     beside = await _sent_beside(connection, tenant, session_id, rebuilt, order, known)
-    lines = _lines(order, [place.seq for place in known], known, rebuilt, row, epoch, beside)
+    lines = _lines(order, [stored.seq for stored in known], known, rebuilt, row, epoch, beside)
     return {line.seq: line.kept for line in lines if line.seq is not None}
 
 
@@ -291,10 +291,10 @@ async def _sent_beside(
     session_id: str,
     rebuilt: _Rebuilt,
     order: _Order,
-    places: Sequence[MessagePlace],
+    rows: Sequence[MessageRow],
 ) -> set[int]:
     """Return which stored instructions are in those that the call sent beside its list of messages."""
-    asked = [place.seq for place in places if place.turn == 0 and place.seq not in order.sent]
+    asked = [stored.seq for stored in rows if stored.turn == 0 and stored.seq not in order.sent]
     if not asked or rebuilt.instructions is None:
         return set()
     sent = text_of_instructions(rebuilt.instructions)
@@ -423,16 +423,16 @@ class _Order:
 def _lines(
     order: _Order,
     keys: Sequence[int],
-    places: Sequence[MessagePlace],
+    rows: Sequence[MessageRow],
     rebuilt: _Rebuilt,
     row: CallRow,
     epoch: Epoch | None,
     beside: Collection[int],
 ) -> tuple[Line, ...]:
-    """Return the lines of ``keys``. ``places`` has the stored messages among them; ``beside`` are those that were sent
+    """Return the lines of ``keys``. ``rows`` has the stored messages among them; ``beside`` are those that were sent
     beside the list.
     """
-    known = {place.seq: place for place in places}
+    known = {stored.seq: stored for stored in rows}
     # The same for every turn before the cut, and asked for once: a session may have thousands.
     cut = report_cut_turns(epoch, [0])[0] if epoch is not None and epoch.number == row.epoch else None
     lines: list[Line] = []
@@ -458,51 +458,51 @@ def _added(index: int, element: SentMessage, raws: Sequence[bytes]) -> Line:
     return Line(seq=None, turn=None, role="", kept="added", reason=reason, tokens=count, index=index, layer=layer)
 
 
-def _beside(place: MessagePlace) -> Line:
+def _beside(stored: MessageRow) -> Line:
     return Line(
-        seq=place.seq, turn=place.turn, role=place.role, kept="full", reason="instructions, beside the messages",
-        tokens=place.tokens,
+        seq=stored.seq, turn=stored.turn, role=stored.role, kept="full", reason="instructions, beside the messages",
+        tokens=stored.tokens,
     )  # fmt: skip
 
 
-def _sent(place: MessagePlace, index: int, element: SentMessage, row: CallRow) -> Line:
+def _sent(stored: MessageRow, index: int, element: SentMessage, row: CallRow) -> Line:
     kept: Kept = "truncated" if element.shows == SHORTENED else "full"
-    if place.turn == 0:
+    if stored.turn == 0:
         reason = "instructions"
     elif kept == "truncated":
         reason = "shortened: text that stands above" if element.layer == REPEATS else "shortened"
-    elif place.seq < row.cut:
+    elif stored.seq < row.cut:
         reason = "kept before the cut"
     else:
         reason = "recent"
     if element.layer == "memos":
         reason += ", with text of Tersely's in front"
     return Line(
-        seq=place.seq, turn=place.turn, role=place.role, kept=kept, reason=reason, tokens=place.tokens, index=index
+        seq=stored.seq, turn=stored.turn, role=stored.role, kept=kept, reason=reason, tokens=stored.tokens, index=index
     )
 
 
-def _not_sent(place: MessagePlace, row: CallRow, cut: TurnReport | None) -> Line:
+def _not_sent(stored: MessageRow, row: CallRow, cut: TurnReport | None) -> Line:
     """``cut``: the report on turns before the cut; None where their epoch is not known."""
     kept: Kept = "left_out"
-    if place.status in _HIDDEN:
-        reason = _HIDDEN[place.status]
-    elif not place.model_visible:
+    if stored.status in _HIDDEN:
+        reason = _HIDDEN[stored.status]
+    elif not stored.model_visible:
         reason = "hidden from the model"
-    elif place.turn == 0:
+    elif stored.turn == 0:
         reason = "not part of this request"
-    elif place.seq < row.cut and cut is not None:
+    elif stored.seq < row.cut and cut is not None:
         kept, reason = cut.kept, cut.reason
-    elif place.seq < row.cut:
+    elif stored.seq < row.cut:
         reason = "before the cut"
     else:
         reason = "not part of this request"
-    return Line(seq=place.seq, turn=place.turn, role=place.role, kept=kept, reason=reason, tokens=place.tokens)
+    return Line(seq=stored.seq, turn=stored.turn, role=stored.role, kept=kept, reason=reason, tokens=stored.tokens)
 
 
-def _reply(place: MessagePlace) -> Line:
-    reason = _HIDDEN.get(place.status, "the model's reply")
-    return Line(seq=place.seq, turn=place.turn, role=place.role, kept="full", reason=reason, tokens=place.tokens)
+def _reply(stored: MessageRow) -> Line:
+    reason = _HIDDEN.get(stored.status, "the model's reply")
+    return Line(seq=stored.seq, turn=stored.turn, role=stored.role, kept="full", reason=reason, tokens=stored.tokens)
 
 
 async def _require(connection: Connection, tenant: str, session_id: str) -> None:

@@ -63,13 +63,13 @@ class Cleanup:
         for each in [tenant] if tenant is not None else await cleanup.tenants(self._database):
             wanted = days if days is not None else own.get(each, self._days)
             before = self._clock() - timedelta(days=TRIM_DAYS if wanted is None else wanted)
-            place = (_END, "")
-            while found := await cleanup.idle(self._database, each, before, older_than=place, limit=PAGE):
+            cursor = (_END, "")
+            while found := await cleanup.idle(self._database, each, before, older_than=cursor, limit=PAGE):
                 if has_lease and not await self._take_lease():
                     return count
                 chosen = [session.id for session in found if wanted is not None or self._forgets(session)]
                 count += await cleanup.delete_idle(self._database, each, chosen, before)
-                place = (found[-1].created_at, found[-1].id)
+                cursor = (found[-1].created_at, found[-1].id)
         return count
 
     async def _take_lease(self) -> bool:

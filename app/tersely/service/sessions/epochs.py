@@ -249,8 +249,8 @@ class EpochKeeper:
         Concurrent requests are served one after the other. Raises `NotFound`, `ContextTooLarge`, and `Conflict` if the
         session changes too fast.
         """
-        place = tenant, session_id
-        async with self._locks.setdefault(place, asyncio.Lock()):
+        session_key = tenant, session_id
+        async with self._locks.setdefault(session_key, asyncio.Lock()):
             return await self._begin(tenant, session_id, reason, dialect, strategy, epoch, extra_write)
 
     async def _begin(

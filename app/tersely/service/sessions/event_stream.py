@@ -41,7 +41,7 @@ class Cursor:
         return f"{self.epoch}-{self.event}"
 
 
-# The events, and the place to continue from.
+# The events, and the cursor to continue from.
 Happened = tuple[EpochRow | Event, Cursor]
 
 

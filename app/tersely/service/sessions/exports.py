@@ -110,10 +110,10 @@ class Exports:
                 break
             found, after = await self._messages.page(tenant, session_id, view="client", after=after, limit=BATCH)
         yield b'],"terse":['
-        place: LogCursor | None = (0, 0, 0)
+        cursor: LogCursor | None = (0, 0, 0)
         is_first = True
-        while place is not None:
-            entries, place = await self.log(tenant, session_id, after=place, limit=BATCH)
+        while cursor is not None:
+            entries, cursor = await self.log(tenant, session_id, after=cursor, limit=BATCH)
             if entries:
                 written = b",".join(raw_json.dump(write_entry(entry)) for entry in entries)
                 yield (b"" if is_first else b",") + written
@@ -126,7 +126,7 @@ class Exports:
     async def log(
         self, tenant: str, session_id: str, *, after: LogCursor, limit: int
     ) -> tuple[list[TerseEntry], LogCursor | None]:
-        """Return the terse log after that place, and where to go on. Raises `NotFound`."""
+        """Return the terse log after that cursor, and the next cursor. Raises `NotFound`."""
         async with self._database.reading(tenant) as connection:
             if await sessions.get(connection, tenant, session_id) is None:
                 raise NotFound("there is no such session")

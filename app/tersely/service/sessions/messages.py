@@ -410,8 +410,8 @@ async def _seqs_of_page(
             for row in rows
         ],
     )
-    place = next((row.position for row in rows if row.seq == after), float(after))
-    start = order.count_up_to(place, after) if after else 0
+    position = next((row.position for row in rows if row.seq == after), float(after))
+    start = order.count_up_to(position, after) if after else 0
     return list(order.seqs(start + 1, start + limit))
 
 

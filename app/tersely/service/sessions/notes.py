@@ -38,7 +38,7 @@ class Notes:
     async def state_history(
         self, tenant: str, session_id: str, *, after: StateCursor | None, limit: int
     ) -> tuple[list[PastState], StateCursor | None]:
-        """Return all states in order after a place, including invalid ones, and the place to continue from."""
+        """Return all states in order after a cursor, including invalid ones, and the next cursor."""
         async with self._database.reading(tenant) as connection:
             await _require(connection, tenant, session_id)
             found = await states.history(connection, tenant, session_id, after=after or (-1, 0), limit=limit + 1)

@@ -233,5 +233,5 @@ def _render(
     front = instructions_in(built.context.epoch, config)
     body = dialect.write_request(b"{}", RequestPatch(messages=messages, instructions=front))
     whole = dialect.read_request(body).messages
-    leading = next((place for place, message in enumerate(whole) if not message.is_instruction), len(whole))
+    leading = next((index for index, message in enumerate(whole) if not message.is_instruction), len(whole))
     return [message.raw for message in whole[:leading]], [message.raw for message in whole[leading:]]

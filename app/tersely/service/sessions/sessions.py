@@ -22,7 +22,7 @@ from tersely.store.commit import turns
 from tersely.store.commit.turns import Hidden, TurnRow
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history import session_lists, sessions
-from tersely.store.history.session_lists import ListedSession, Narrowing, Place, Sort
+from tersely.store.history.session_lists import ListedSession, Narrowing, SessionCursor, Sort
 from tersely.store.history.sessions import Configuration
 from tersely.store.notes import daily_memory as memory
 from tersely.strategies.presets import Window, strategy_name
@@ -96,11 +96,11 @@ class Sessions:
         self, tenant: str, narrowing: Narrowing, *, sort: Sort = "created", after: str | None, limit: int
     ) -> tuple[list[ListedSession], str | None]:
         """Sessions behind a cursor, and the next cursor."""
-        place = None if after is None else _read_place(after, sort)
+        cursor = None if after is None else _read_cursor(after, sort)
         async with self._database.reading(tenant, limit=LIST_LIMIT) as connection:
-            found = await session_lists.page(connection, tenant, narrowing, sort=sort, after=place, limit=limit + 1)
+            found = await session_lists.page(connection, tenant, narrowing, sort=sort, after=cursor, limit=limit + 1)
         more = found[limit - 1] if len(found) > limit else None
-        return found[:limit], None if more is None else _write_place(more, sort)
+        return found[:limit], None if more is None else _write_cursor(more, sort)
 
     async def children(self, tenant: str, parents: Sequence[str]) -> dict[str, int]:
         """Parent -> how many sessions are its children."""
@@ -249,14 +249,14 @@ def write_metadata(value: dict[str, Any] | None) -> bytes:
     return stored
 
 
-def _write_place(listed: ListedSession, sort: Sort) -> str:
+def _write_cursor(listed: ListedSession, sort: Sort) -> str:
     """The cursor behind a session in a list."""
     rank, value = (each.isoformat() if isinstance(each, datetime) else each for each in (listed.rank, listed.value))
     text = json.dumps([sort, rank, value, listed.session.id])
     return urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def _read_place(cursor: str, sort: Sort) -> Place:
+def _read_cursor(cursor: str, sort: Sort) -> SessionCursor:
     """The inverse of `_write_place`. Raises `InvalidRequest`."""
     try:
         given = json.loads(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
@@ -269,7 +269,7 @@ def _read_place(cursor: str, sort: Sort) -> Place:
             raise ValueError
     except (ValueError, TypeError):
         raise InvalidRequest("after must be the `next` of an earlier page, in the same order", field="after") from None
-    return Place(rank=rank, value=value, id=session_id)
+    return SessionCursor(rank=rank, value=value, id=session_id)
 
 
 def _time(text: str) -> datetime:

@@ -73,15 +73,15 @@ async def write_snapshot(database: Database, tenant: str, session_id: str) -> As
     yield b"]"
     for table in BESIDE:
         yield b',"%b":[' % table.encode()
-        place: list[object] = []
+        cursor: list[object] = []
         comma = b""
         while True:
             async with database.reading(tenant) as connection:
-                rows, place = await transfer.table_page(connection, tenant, session_id, table, place, BATCH)
+                rows, cursor = await transfer.table_page(connection, tenant, session_id, table, cursor, BATCH)
             if rows:
                 yield comma + b",".join(raw_json.dump(_without_nothing(row)) for row in rows)
                 comma = b","
-            if not place:
+            if not cursor:
                 break
         yield b"]"
     yield b"}"

@@ -146,14 +146,14 @@ class Shadows:
     async def _judge(self, waiting: _Waiting) -> Result | None:
         """Judge a call; None if an earlier one of its session comes first."""
         job = waiting.job
-        place = job.tenant, job.session_id
+        session_key = job.tenant, job.session_id
         async with self._database.reading(job.tenant, limit=TIMEOUT) as connection:
-            state = await shadows.get(connection, *place)
+            state = await shadows.get(connection, *session_key)
             last = state.last_call if state is not None else 0
             if job.number <= last:
                 return "late"
             is_next = job.number == last + 1 or not self._is_patient(waiting, last)
-            if not is_next and await shadows.waits_for_earlier(connection, *place, after=last, before=job.number):
+            if not is_next and await shadows.waits_for_earlier(connection, *session_key, after=last, before=job.number):
                 return None
         call = await self._in_thread(job.load)
         pending = await self._in_thread(lambda: prepare_context(call, state.epoch if state is not None else None))
@@ -182,7 +182,9 @@ class Shadows:
         )
         # No session changes, so no live session has to be checked again.
         async with self._database.group_commit(job.tenant) as connection:
-            is_stored = await shadows.advance(connection, *place, after, judged.call, expected=last, now=self._clock())
+            is_stored = await shadows.advance(
+                connection, *session_key, after, judged.call, expected=last, now=self._clock()
+            )
         return "judged" if is_stored else "late"
 
     def _is_patient(self, waiting: _Waiting, last: int) -> bool:

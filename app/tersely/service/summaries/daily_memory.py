@@ -32,7 +32,7 @@ class DailyMemory:
     async def page(
         self, tenant: str, *, day: date | None, session_id: str | None, after: MemoryCursor | None, limit: int
     ) -> tuple[list[MemoryEntry], MemoryCursor | None]:
-        """Return the newest entries after a place, of a day and of a session if given; and the place to go on after.
+        """Return the newest entries after a cursor, of a day and of a session if given; and the next cursor.
 
         Here and below raises `InvalidRequest` for what cannot be a session's id.
         """
@@ -64,12 +64,12 @@ class DailyMemory:
 
     async def export(self, tenant: str) -> AsyncIterator[MemoryEntry]:
         """Yield all of it, the newest first."""
-        place: MemoryCursor | None = None
+        cursor: MemoryCursor | None = None
         while True:
-            found, place = await self.page(tenant, day=None, session_id=None, after=place, limit=PAGE)
+            found, cursor = await self.page(tenant, day=None, session_id=None, after=cursor, limit=PAGE)
             for entry in found:
                 yield entry
-            if place is None:
+            if cursor is None:
                 return
 
     async def forget(self, tenant: str, *, day: date | None, session_id: str | None) -> int:
@@ -83,7 +83,7 @@ class DailyMemory:
 
 def _rank(hits: Sequence[MemoryHit], terms: Sequence[str], limit: int) -> list[Key]:
     """Return the keys of the best hits; ties: the newer first."""
-    having = {term: [n for n, hit in enumerate(hits) if hit.found[place]] for place, term in enumerate(terms)}
+    having = {term: [n for n, hit in enumerate(hits) if hit.found[index]] for index, term in enumerate(terms)}
     found = rank_by_terms([hit.size for hit in hits], having, limit=limit)
     return [hits[number].key for number in found]
 

@@ -74,7 +74,7 @@ class Job:
     epoch: int | None = None
 
     @property
-    def place(self) -> tuple[str, str]:
+    def session_key(self) -> tuple[str, str]:
         """Tenant and session of the job."""
         return self.tenant, self.session_id
 
@@ -145,11 +145,13 @@ async def load_source(connection: Connection, job: Job, *, has_model: bool = Tru
         return await _load_memory(connection, job)
     first, last = job.first_seq, job.last_seq
     # Read the basis first: any later change then makes the summary stale when it is stored.
-    basis = await summaries.basis(connection, *job.place, first, last)
-    session = await sessions.get(connection, *job.place)
+    basis = await summaries.basis(connection, *job.session_key, first, last)
+    session = await sessions.get(connection, *job.session_key)
     if session is None:
         raise NotFound("there is no such session")
-    is_done = not job.is_forced and await summaries.is_done(connection, *job.place, job.purpose, first, last, basis)
+    is_done = not job.is_forced and await summaries.is_done(
+        connection, *job.session_key, job.purpose, first, last, basis
+    )
     if is_done:
         return None
     earlier = await earlier_of(connection, job)
@@ -159,10 +161,10 @@ async def load_source(connection: Connection, job: Job, *, has_model: bool = Tru
         entries = tuple(entry for entry in job.entries if first <= entry.seq <= last and not entry.is_ours)
         return Source(basis=basis, earlier=earlier, entries=entries, first_seq=job.first_seq, last_seq=last)
     if has_model:
-        stored = await summaries.covered(connection, *job.place, first, last)
+        stored = await summaries.covered(connection, *job.session_key, first, last)
         return Source(basis=basis, earlier=earlier, stored=tuple(stored), first_seq=job.first_seq, last_seq=last)
     stored = await summaries.first_and_last(
-        connection, *job.place, first, last, head=FIRST_ENTRIES, tail=NEWEST_ENTRIES
+        connection, *job.session_key, first, last, head=FIRST_ENTRIES, tail=NEWEST_ENTRIES
     )
     return Source(
         basis=basis,
@@ -170,22 +172,22 @@ async def load_source(connection: Connection, job: Job, *, has_model: bool = Tru
         stored=tuple(stored),
         first_seq=job.first_seq,
         last_seq=last,
-        covered_tokens=await summaries.covered_tokens(connection, *job.place, first, last),
+        covered_tokens=await summaries.covered_tokens(connection, *job.session_key, first, last),
     )
 
 
 async def _load_memory(connection: Connection, job: Job) -> Source:
     """Load the messages of ``job`` that the memory does not cover yet."""
-    if await sessions.get(connection, *job.place) is None:
+    if await sessions.get(connection, *job.session_key) is None:
         raise NotFound("there is no such session")
     left = job.runs or ((job.first_seq, job.last_seq),)
     if job.epoch is not None:
-        left = await epochs.messages_left(connection, *job.place, job.epoch)
+        left = await epochs.messages_left(connection, *job.session_key, job.epoch)
     first, last = (left[0][0], left[-1][1]) if left else (1, 0)
-    basis = await summaries.basis(connection, *job.place, first, last)
-    covered = await memory.covered_runs(connection, *job.place, first, last)
+    basis = await summaries.basis(connection, *job.session_key, first, last)
+    covered = await memory.covered_runs(connection, *job.session_key, first, last)
     left = subtract(left, covered)
-    rows = await summaries.of_runs(connection, *job.place, left, limit=MOST_REMEMBERED) if left else []
+    rows = await summaries.of_runs(connection, *job.session_key, left, limit=MOST_REMEMBERED) if left else []
     if not rows:
         return Source(basis=basis, earlier=None, first_seq=first, last_seq=last)
     seqs = sorted(row.seq for row in rows)
@@ -194,7 +196,7 @@ async def _load_memory(connection: Connection, job: Job) -> Source:
     behind = max((end for _, end in covered if end < seqs[-1]), default=0)
     start = next((seq for seq in seqs if seq > behind), seqs[0])
     return Source(
-        basis=await summaries.basis(connection, *job.place, start, seqs[-1]),
+        basis=await summaries.basis(connection, *job.session_key, start, seqs[-1]),
         earlier=earlier,
         stored=tuple(rows),
         first_seq=start,
@@ -205,7 +207,7 @@ async def _load_memory(connection: Connection, job: Job) -> Source:
 
 async def _made_ahead(connection: Connection, job: Job, left: Sequence[Run], seqs: Sequence[int]) -> Summary | None:
     """Return a model's summary of the beginning of these messages that was made in advance, if there is one."""
-    for each in await summaries.newest(connection, *job.place, ["ahead"], up_to=seqs[-1]):
+    for each in await summaries.newest(connection, *job.session_key, ["ahead"], up_to=seqs[-1]):
         is_within = any(first <= each.first_seq and each.last_seq <= last for first, last in left)
         if each.source == "model" and is_within and each.first_seq <= seqs[0]:
             return each
@@ -217,7 +219,7 @@ async def earlier_of(connection: Connection, job: Job) -> Summary | None:
     if job.purpose != "checkpoint":
         return None
     found = await summaries.newest(
-        connection, *job.place, ["checkpoint"], up_to=job.last_seq - 1, limit=CHECKPOINTS_LOOKED_AT
+        connection, *job.session_key, ["checkpoint"], up_to=job.last_seq - 1, limit=CHECKPOINTS_LOOKED_AT
     )
     return next(
         (

@@ -109,7 +109,7 @@ class Summarizer:
         self._jobs = 0
         self._waiting: dict[tuple[str, str], dict[tuple[Purpose, int, int], Job]] = {}
         self._held: Counter[tuple[tuple[str, str], tuple[Purpose, int, int]]] = Counter()
-        self._places: deque[tuple[str, str]] = deque()
+        self._waiting_sessions: deque[tuple[str, str]] = deque()
         self._wake = asyncio.Event()
         self._finished = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -125,18 +125,18 @@ class Summarizer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
         self._waiting.clear()
-        self._places.clear()
+        self._waiting_sessions.clear()
         self._held.clear()
         self._jobs = 0
 
     def submit(self, job: Job) -> bool:
         """Have ``job`` done soon; never waits. False when it is under way already, or when there is no room."""
-        waiting = self._waiting.get(job.place)
+        waiting = self._waiting.get(job.session_key)
         if self._jobs >= self._room or (waiting and (job.key in waiting or len(waiting) >= self._room_each)):
             return False
         if waiting is None:
-            waiting = self._waiting[job.place] = {}
-            self._places.append(job.place)
+            waiting = self._waiting[job.session_key] = {}
+            self._waiting_sessions.append(job.session_key)
             self._wake.set()
         waiting[job.key] = job
         self._jobs += 1
@@ -144,12 +144,12 @@ class Summarizer:
 
     async def run_all(self, jobs: Sequence[Job], seconds: float) -> None:
         """Run ``jobs`` and wait for them at most ``seconds``. Unfinished jobs continue in the background."""
-        left = sum(not self.submit(job) and job.key not in self._waiting.get(job.place, ()) for job in jobs)
+        left = sum(not self.submit(job) and job.key not in self._waiting.get(job.session_key, ()) for job in jobs)
         if left:
             _log.warning("%d summaries are not made: the queue is full", left)
         try:
             async with asyncio.timeout(seconds):
-                while any(job.key in self._waiting.get(job.place, ()) for job in jobs):
+                while any(job.key in self._waiting.get(job.session_key, ()) for job in jobs):
                     self._finished.clear()
                     await self._finished.wait()
         except TimeoutError:
@@ -172,7 +172,7 @@ class Summarizer:
     async def _count(self, job: Job, done: Compaction) -> Compaction:
         """Add the tokens that a finished job saves."""
         async with self._database.reading(job.tenant, limit=READ_LIMIT) as connection:
-            before = await summaries.covered_tokens(connection, *job.place, job.first_seq, job.last_seq)
+            before = await summaries.covered_tokens(connection, *job.session_key, job.first_seq, job.last_seq)
         after = done.summary.tokens if done.summary else before
         return replace(done, tokens_before=before, tokens_after=after)
 
@@ -197,11 +197,11 @@ class Summarizer:
 
     async def _work(self) -> None:
         while True:
-            while not self._places:
+            while not self._waiting_sessions:
                 self._wake.clear()
                 await self._wake.wait()
-            place = self._places.popleft()
-            waiting = self._waiting[place]
+            session_key = self._waiting_sessions.popleft()
+            waiting = self._waiting[session_key]
             # One worker runs all jobs of a session: others would only wait for its lease.
             while waiting:
                 key, job = next(iter(waiting.items()))
@@ -209,7 +209,7 @@ class Summarizer:
                 del waiting[key]
                 self._jobs -= 1
                 self._finished.set()
-            del self._waiting[place]
+            del self._waiting[session_key]
 
     async def _run_quietly(self, job: Job) -> None:
         try:
@@ -223,7 +223,7 @@ class Summarizer:
 
     def _try_again_if_held(self, job: Job, done: Compaction) -> None:
         """Submit a memory entry again if another replica was at work on its session."""
-        name = (job.place, job.key)
+        name = (job.session_key, job.key)
         if done.result != "held" or self._held[name] >= HELD_TRIES:
             del self._held[name]
             return
@@ -232,7 +232,7 @@ class Summarizer:
 
     def _submit_if_open(self, job: Job) -> None:
         if self._tasks and not self.submit(job):
-            del self._held[job.place, job.key]
+            del self._held[job.session_key, job.key]
 
     # One job
 
@@ -259,9 +259,9 @@ class Summarizer:
         """Take or prolong the session's lease."""
         now = self._clock()
         async with self._database.transaction(job.tenant) as connection:
-            if await leases.take(connection, *job.place, holder, until=now + self._lease, now=now):
+            if await leases.take(connection, *job.session_key, holder, until=now + self._lease, now=now):
                 return True
-            if await sessions.get(connection, *job.place) is None:
+            if await sessions.get(connection, *job.session_key) is None:
                 raise NotFound("there is no such session")
         return False
 
@@ -303,7 +303,7 @@ class Summarizer:
         async with self._database.transaction(job.tenant, limit=READ_LIMIT) as connection:
             source = await load_source(connection, job, has_model=self.has_model(job))
             if source is None:
-                found = await summaries.newest(connection, *job.place, [job.purpose], up_to=job.last_seq)
+                found = await summaries.newest(connection, *job.session_key, [job.purpose], up_to=job.last_seq)
                 same = [each for each in found if (each.first_seq, each.last_seq) == (job.first_seq, job.last_seq)]
                 return Compaction(result="done", summary=same[0] if same else None)
             if source.count == 0:
@@ -312,7 +312,7 @@ class Summarizer:
                 return Compaction(result="empty")
             start = {"purpose": job.purpose, "strategy": job.strategy, "first_seq": source.first_seq,
                      "last_seq": source.last_seq, "tokens_before": source.tokens, "messages": source.count}  # fmt: skip
-            await events.add(connection, *job.place, "compaction_start", start, self._clock())
+            await events.add(connection, *job.session_key, "compaction_start", start, self._clock())
         return source
 
     async def _store(self, job: Job, source: Source, written: Written, holder: str) -> Compaction:
@@ -328,7 +328,7 @@ class Summarizer:
             model=written.model,
         )
         async with self._database.transaction(job.tenant) as connection:
-            is_added = await summaries.add(connection, *job.place, new, holder=holder, now=now)
+            is_added = await summaries.add(connection, *job.session_key, new, holder=holder, now=now)
             result: Result = "stale"
             if is_added:
                 result = "unchanged" if written.text is None else written.source
@@ -337,7 +337,7 @@ class Summarizer:
                     await memory.add(connection, job.tenant, _remembered(job, source, written.text, now))
                 await _delete_pending(connection, job)
             end = self._end(job, source, written.tokens, result, written.error)
-            await events.add(connection, *job.place, "compaction_end", end, now)
+            await events.add(connection, *job.session_key, "compaction_end", end, now)
         summary = None
         if is_added and written.text is not None:
             summary = Summary(
@@ -377,7 +377,7 @@ class Summarizer:
         async def notify() -> None:
             try:
                 async with self._database.transaction(job.tenant, limit=LAST_WORDS) as connection:
-                    await say(connection, *job.place, *what)
+                    await say(connection, *job.session_key, *what)
             except StoreUnavailable:
                 pass
             except Exception as error:  # noqa: BLE001 it must not hide why the job ended; the session may be deleted
@@ -388,7 +388,7 @@ class Summarizer:
 
 async def _delete_pending(connection: Connection, job: Job) -> None:
     """Delete the pending record of a memory entry."""
-    await pending_memory.delete(connection, *job.place, job.epoch or 0, job.first_seq, job.last_seq)
+    await pending_memory.delete(connection, *job.session_key, job.epoch or 0, job.first_seq, job.last_seq)
 
 
 def _remembered(job: Job, source: Source, text: str, now: datetime) -> MemoryEntry:

@@ -181,14 +181,14 @@ class SummaryWriter:
         """
         config, day = self._models.config, self._clock().date()
         async with self._database.transaction(job.tenant) as connection:
-            spent = await summary_costs.total(connection, *job.place, day)
+            spent = await summary_costs.total(connection, *job.session_key, day)
             reason = ""
             if config.daily_calls and spent.calls >= config.daily_calls:
                 reason = f"the session has used its {config.daily_calls} summary calls of the day"
             elif config.daily_tokens and spent.tokens >= config.daily_tokens:
                 reason = f"the session has used its {config.daily_tokens} summary tokens of the day"
             new = SummaryCosts(refused=1) if reason else SummaryCosts(calls=1)
-            await summary_costs.add(connection, *job.place, day, chosen.name, new)
+            await summary_costs.add(connection, *job.session_key, day, chosen.name, new)
         if reason:
             self._metrics.summarizer_calls.labels("refused").inc()
             raise LimitReached(reason)
@@ -209,7 +209,7 @@ class SummaryWriter:
             self._metrics.summarizer_cost.inc(price)
         self._charge(job.tenant, costs.input_tokens + costs.output_tokens, price or 0.0)
         async with self._database.transaction(job.tenant) as connection:
-            await summary_costs.add(connection, *job.place, day, chosen.name, costs)
+            await summary_costs.add(connection, *job.session_key, day, chosen.name, costs)
 
     # Breakers
 

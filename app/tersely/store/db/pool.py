@@ -121,9 +121,9 @@ class Pool:
                         await self._returned.wait()
 
     def _living(self, tenant: str) -> Slot | None:
-        for place in range(len(self._idle) - 1, -1, -1):
-            if self._idle[place].tenant == tenant:
-                slot = self._idle.pop(place)
+        for index in range(len(self._idle) - 1, -1, -1):
+            if self._idle[index].tenant == tenant:
+                slot = self._idle.pop(index)
                 if not slot.connection.is_closed():
                     return slot
         while self._idle:

@@ -119,15 +119,15 @@ def _assignments(first: int) -> str:
         f"{name} = COALESCE(${n}::{kind}, plan)" if name == "plan" else f"{name} = ${n}::{kind}"
         for n, (name, kind) in enumerate(COUNTERS.items(), first)
     ]
-    place = {name: f"${n}::{kind}" for n, (name, kind) in enumerate(FIGURES.items(), first + len(COUNTERS))}
+    placeholders = {name: f"${n}::{kind}" for n, (name, kind) in enumerate(FIGURES.items(), first + len(COUNTERS))}
     tokens = f"${first + list(COUNTERS).index('tokens')}::bigint"
     figures = [
-        f"title = COALESCE(sessions.title, {place['title']})",
-        f"client = COALESCE({place['client']}, sessions.client)",
-        f"models = {_models(place['model'])}",
-        *(f"{name} = sessions.{name} + {place[name]}" for name in _SUMS),
-        f"call_hour = COALESCE({place['call_hour']}, sessions.call_hour)",
-        f"saved_rank = {_rank('sessions.tokens_saved + ' + place['tokens_saved'])}",
+        f"title = COALESCE(sessions.title, {placeholders['title']})",
+        f"client = COALESCE({placeholders['client']}, sessions.client)",
+        f"models = {_models(placeholders['model'])}",
+        *(f"{name} = sessions.{name} + {placeholders[name]}" for name in _SUMS),
+        f"call_hour = COALESCE({placeholders['call_hour']}, sessions.call_hour)",
+        f"saved_rank = {_rank('sessions.tokens_saved + ' + placeholders['tokens_saved'])}",
         f"tokens_rank = {_rank(tokens)}",
     ]
     return ", ".join((*counters, *figures))
@@ -204,12 +204,12 @@ def _hold_session(parameters: _Parameters, *, makes: bool) -> str:
     if makes:
         columns = ", ".join((*COUNTERS, *_MADE, *NEW))
         counters = parameters.take(COUNTERS.values())
-        place = {name: f"${parameters.count + n}::{kind}" for n, (name, kind) in enumerate(FIGURES.items(), 1)}
+        placeholders = {name: f"${parameters.count + n}::{kind}" for n, (name, kind) in enumerate(FIGURES.items(), 1)}
         parameters.count += len(FIGURES)
         tokens = f"${2 + list(COUNTERS).index('tokens') + 1}::bigint"
-        made = place | {
-            "models": f"array_remove(ARRAY[{place['model']}], NULL)",
-            "saved_rank": _rank(place["tokens_saved"]),
+        made = placeholders | {
+            "models": f"array_remove(ARRAY[{placeholders['model']}], NULL)",
+            "saved_rank": _rank(placeholders["tokens_saved"]),
             "tokens_rank": _rank(tokens),
         }
         values = ", ".join((counters, *(made[name] for name in _MADE), parameters.take(NEW.values())))

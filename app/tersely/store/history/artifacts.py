@@ -25,7 +25,7 @@ OF_SESSION = """
 SELECT sha256, seq, chars, created_at FROM artifacts WHERE tenant_id = $1 AND session_id = $2
 ORDER BY created_at DESC, seq DESC LIMIT $3
 """
-PLACES = "SELECT session_id, seq FROM artifacts WHERE tenant_id = $1 AND sha256 = $2 ORDER BY session_id, seq"
+MESSAGES_WITH = "SELECT session_id, seq FROM artifacts WHERE tenant_id = $1 AND sha256 = $2 ORDER BY session_id, seq"
 FORGET = "DELETE FROM artifacts WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::bigint[])"
 
 
@@ -80,9 +80,9 @@ async def of_session(connection: Connection, tenant: str, session_id: str, limit
     return [ArtifactPlace(**{**row, "sha256": row["sha256"].hex()}) for row in map(dict, rows)]
 
 
-async def places(connection: Connection, tenant: str, sha256: bytes) -> list[tuple[str, int]]:
-    """Return session and message of each place where that output is."""
-    return [(row["session_id"], row["seq"]) for row in await connection.fetch(PLACES, tenant, sha256)]
+async def messages_with(connection: Connection, tenant: str, sha256: bytes) -> list[tuple[str, int]]:
+    """Return session and message of each copy of that output."""
+    return [(row["session_id"], row["seq"]) for row in await connection.fetch(MESSAGES_WITH, tenant, sha256)]
 
 
 async def forget(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> None:

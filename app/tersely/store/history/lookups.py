@@ -28,7 +28,7 @@ _ROW = (
 )
 _LISTS = {
     "seqs": "seq",
-    "places": "place",
+    "positions": "place",
     "row_turns": "turn",
     "row_tokens": "tokens",
     "roles": "role",
@@ -236,9 +236,9 @@ def _preferred(question: _Question, replies: Sequence[Record], sessions: Mapping
         session = sessions[reply["session_id"]]
         is_own = question.client_id is not None and session.client_id == question.client_id
         is_last = reply["seq"] == session.last_seq
-        return places[reply["chain"]], not is_own, not is_last, -session.updated_at.timestamp(), session.id
+        return ranks[reply["chain"]], not is_own, not is_last, -session.updated_at.timestamp(), session.id
 
-    places = {chain: place for place, chain in reversed(list(enumerate(question.chains)))}
+    ranks = {chain: rank for rank, chain in reversed(list(enumerate(question.chains)))}
     fitting = [
         reply
         for reply in replies
@@ -271,7 +271,7 @@ def _tail(record: Record) -> list[TailRow]:
         TailRow(
             row=StoredLink(
                 seq=seq,
-                position=place,
+                position=position,
                 turn=turn,
                 tokens=tokens,
                 role=role,
@@ -291,7 +291,7 @@ def _tail(record: Record) -> list[TailRow]:
         )
         for (
             seq,
-            place,
+            position,
             turn,
             tokens,
             role,

@@ -342,17 +342,17 @@ async def leading_to(
     if last is None:
         return None
     left: set[int] = set()
-    place = last.position
+    position = last.position
     if last.status == "superseded":
         back = await connection.fetch(LEADING_TO, tenant, session_id, seq)
         left = _with_beside({record["seq"] for record in back if record["status"] == "superseded"}, rows)
         if back[-1]["status"] != "superseded":
-            place = next(row.position for row in rows if row.seq == back[-1]["seq"])
+            position = next(row.position for row in rows if row.seq == back[-1]["seq"])
         elif back[-1]["follows"] == 0:
-            place = float("-inf")
+            position = float("-inf")
         else:
             return None
-    return [row for row in rows if row.seq in left or (row.status != "superseded" and row.position <= place)]
+    return [row for row in rows if row.seq in left or (row.status != "superseded" and row.position <= position)]
 
 
 def _with_beside(seqs: set[int], rows: Sequence[StoredLink]) -> set[int]:

@@ -76,8 +76,8 @@ class Narrowing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """The place of a session in an order; without ``rank``, among sessions without a value in that order."""
+class SessionCursor:
+    """The position of a session in an order; without ``rank``, among sessions without a value in that order."""
 
     rank: object
     value: object
@@ -85,9 +85,9 @@ class Place:
 
 
 async def page(
-    connection: Connection, tenant: str, narrowing: Narrowing, *, sort: Sort, after: Place | None, limit: int
+    connection: Connection, tenant: str, narrowing: Narrowing, *, sort: Sort, after: SessionCursor | None, limit: int
 ) -> list[ListedSession]:
-    """A page of the tenant's sessions behind a place."""
+    """A page of the tenant's sessions behind a cursor."""
     rank, value, rank_type, value_type = ORDERS[sort]
     found: list[ListedSession] = []
     if after is None or after.rank is not None:

@@ -56,11 +56,11 @@ def appended(before: CachedTail | None, session: Session, records: Iterable[Reco
 
 def row_of(record: Record) -> TailRow:
     (
-        _, seq, turn, tokens, place, role, status, dialect, is_shown, _, pinned, finish, call, digest, chain,
+        _, seq, turn, tokens, position, role, status, dialect, is_shown, _, pinned, finish, call, digest, chain,
         created_at, _, model_raw, follows, _,
     ) = record  # fmt: skip
     row = StoredLink(
-        seq=seq, position=place, turn=turn, tokens=tokens, role=role, status=status, digest=digest,
+        seq=seq, position=position, turn=turn, tokens=tokens, role=role, status=status, digest=digest,
         relayed=chain is not None, call=call, follows=follows,
     )  # fmt: skip
     return TailRow(

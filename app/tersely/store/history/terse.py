@@ -48,6 +48,6 @@ LogCursor = tuple[int, int, int]
 async def log_page(
     connection: Connection, tenant: str, session_id: str, *, after: LogCursor = (0, 0, 0), limit: int
 ) -> list[tuple[LogCursor, TerseEntry]]:
-    """Live entries in order with their places, after the one at ``after``."""
+    """Live entries in order with their cursors, after the one at ``after``."""
     records = await connection.fetch(ALL_ENTRIES, tenant, session_id, *after, limit)
     return [((record["turn"], record["seq"], record["number"]), _entry(record)) for record in records]

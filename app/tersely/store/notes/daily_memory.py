@@ -119,9 +119,9 @@ async def newest(
     before: MemoryCursor | None = None,
     limit: int,
 ) -> list[MemoryEntry]:
-    """Return entries after the place ``before``, newest first; only of a day (UTC) and of a session, if given."""
-    place = before or (None, None, None, None)
-    return [_entry(record) for record in await connection.fetch(NEWEST, tenant, day, session_id, *place, limit)]
+    """Return entries after the cursor ``before``, newest first; only of a day (UTC) and of a session, if given."""
+    cursor = before or (None, None, None, None)
+    return [_entry(record) for record in await connection.fetch(NEWEST, tenant, day, session_id, *cursor, limit)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

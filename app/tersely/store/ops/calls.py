@@ -40,7 +40,7 @@ ROWS = f"""
 SELECT seq, turn, place, tokens, role, status, model_visible, client_visible FROM messages
 WHERE {HERE} AND seq <= $3 ORDER BY place, seq
 """
-PLACES_OF = f"""
+MESSAGES_OF = f"""
 SELECT seq, turn, place, tokens, role, status, model_visible, client_visible FROM messages
 WHERE {HERE} AND seq = ANY($3::bigint[]) ORDER BY place, seq
 """
@@ -109,7 +109,7 @@ class CallRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessagePlace:
+class MessageRow:
     """A stored message without its content."""
 
     seq: int
@@ -193,14 +193,14 @@ async def epoch_plan(connection: Connection, tenant: str, session_id: str, numbe
     return None if plan is None else read_epoch(plan)
 
 
-async def places(connection: Connection, tenant: str, session_id: str, last: int) -> list[MessagePlace]:
+async def messages_up_to(connection: Connection, tenant: str, session_id: str, last: int) -> list[MessageRow]:
     """The messages up to ``last``, in the order of the history."""
-    return [MessagePlace(**dict(row)) for row in await connection.fetch(ROWS, tenant, session_id, last)]
+    return [MessageRow(**dict(row)) for row in await connection.fetch(ROWS, tenant, session_id, last)]
 
 
-async def places_of(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> list[MessagePlace]:
+async def messages_of(connection: Connection, tenant: str, session_id: str, seqs: Sequence[int]) -> list[MessageRow]:
     """Those of these messages that are stored, in the order of the history."""
-    return [MessagePlace(**dict(row)) for row in await connection.fetch(PLACES_OF, tenant, session_id, list(seqs))]
+    return [MessageRow(**dict(row)) for row in await connection.fetch(MESSAGES_OF, tenant, session_id, list(seqs))]
 
 
 async def seqs_up_to(connection: Connection, tenant: str, session_id: str, last: int) -> list[int]:

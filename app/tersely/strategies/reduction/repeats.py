@@ -24,8 +24,8 @@ REASON = "repeated text by reference"
 MIN_RUN = 4
 MIN_RESULT = 400
 MIN_SAVED = 100
-# So many places with the same four lines are tried; files of equal lines would have thousands.
-PLACES = 4
+# So many occurrences of the same four lines are tried; files of equal lines would have thousands.
+MAX_OCCURRENCES = 4
 NAME_LENGTH = 120
 
 BEGIN = "[Repeated text: lines "
@@ -155,7 +155,7 @@ class _Texts:
     lines: list[_Lines] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     by_name: dict[str, int] = field(default_factory=dict)
-    places: dict[tuple[str, str, str, str], list[tuple[int, int]]] = field(default_factory=dict)
+    occurrences: dict[tuple[str, str, str, str], list[tuple[int, int]]] = field(default_factory=dict)
     uses: dict[str, int] = field(default_factory=dict)
     numbered: dict[int, dict[int, int]] = field(default_factory=dict)
 
@@ -175,12 +175,12 @@ class _Texts:
         self.lines.append(lines)
         self.names.append(name)
         self.by_name[name] = source
-        for place, key in enumerate(_runs(lines)):
-            known = self.places.get(key)
+        for index, key in enumerate(_runs(lines)):
+            known = self.occurrences.get(key)
             if known is None:
-                self.places[key] = [(source, place)]
-            elif len(known) < PLACES:
-                known.append((source, place))
+                self.occurrences[key] = [(source, index)]
+            elif len(known) < MAX_OCCURRENCES:
+                known.append((source, index))
 
     def fold(self, text: str) -> str:
         """Return ``text`` with references; the same object where nothing is repeated."""
@@ -190,23 +190,23 @@ class _Texts:
         keys = list(_runs(lines))
         written = lines.written
         out: list[str] = []
-        place = 0
+        index = 0
         is_folded = False
-        while place < len(written):
-            places = self.places.get(keys[place], ()) if place < len(keys) else ()
-            match = self._longest(places, lines, place) if places else None
+        while index < len(written):
+            occurrences = self.occurrences.get(keys[index], ()) if index < len(keys) else ()
+            match = self._longest(occurrences, lines, index) if occurrences else None
             if match is None:
-                out.append(written[place])
-                place += 1
+                out.append(written[index])
+                index += 1
                 continue
-            reference = self._write(match, lines.numbers.get(place))
-            size = sum(map(len, written[place : place + match.length])) + match.length - 1
+            reference = self._write(match, lines.numbers.get(index))
+            size = sum(map(len, written[index : index + match.length])) + match.length - 1
             if size - len(reference) >= MIN_SAVED:
                 out.append(reference)
                 is_folded = True
             else:
-                out += written[place : place + match.length]
-            place += match.length
+                out += written[index : index + match.length]
+            index += match.length
         return "\n".join(out) if is_folded else text
 
     def expand_line(self, line: str) -> Iterator[str]:
@@ -217,20 +217,20 @@ class _Texts:
             yield line
             return
         first, last = int(found[2]), int(found[3])
-        place = self._numbers_of(source)[first] if found[1] else first - 1
+        index = self._numbers_of(source)[first] if found[1] else first - 1
         lines = self.lines[source]
         for count in range(last - first + 1):
             if found[7]:
                 width = len(found[6]) + len(found[7])
-                yield f"{int(found[7]) + count:>{width}}{found[8]}{lines.bare[place + count]}"
+                yield f"{int(found[7]) + count:>{width}}{found[8]}{lines.bare[index + count]}"
             else:
-                yield (lines.bare if found[5] else lines.written)[place + count]
+                yield (lines.bare if found[5] else lines.written)[index + count]
 
-    def _longest(self, places: Sequence[tuple[int, int]], lines: _Lines, place: int) -> _Match | None:
+    def _longest(self, occurrences: Sequence[tuple[int, int]], lines: _Lines, index: int) -> _Match | None:
         best: _Match | None = None
-        for source, first in places:
+        for source, first in occurrences:
             for is_same in (True, False):
-                count = _count_equal(self.lines[source], first, lines, place, is_same=is_same)
+                count = _count_equal(self.lines[source], first, lines, index, is_same=is_same)
                 if count >= MIN_RUN and (best is None or count > best.length):
                     best = _Match(source, first, count, is_same)
         return best
@@ -241,12 +241,12 @@ class _Texts:
             numbering = ", unnumbered"
         elif not match.is_same and number is not None:
             numbering = f', numbered from "{number.value:>{number.width}}{number.mark}"'
-        return f"[Repeated text: lines {self._place_of(match)} of {self.names[match.source]}{numbering}]"
+        return f"[Repeated text: lines {self._line_range(match)} of {self.names[match.source]}{numbering}]"
 
-    def _place_of(self, match: _Match) -> str:
-        """Name lines by their own numbers where they have some, as a reader would; else by their place in the text."""
+    def _line_range(self, match: _Match) -> str:
+        """Name lines by their own numbers where they have some, as a reader would; else by their indexes."""
         numbers = self.lines[match.source].numbers
-        run = [numbers.get(place) for place in range(match.first, match.first + match.length)]
+        run = [numbers.get(index) for index in range(match.first, match.first + match.length)]
         if run[0] is not None and self._numbers_of(match.source)[run[0].value] == match.first:
             start = run[0].value
             if all(number is not None and number.value == start + count for count, number in enumerate(run)):
@@ -254,11 +254,11 @@ class _Texts:
         return f"{match.first + 1} to {match.first + match.length}"
 
     def _numbers_of(self, source: int) -> dict[int, int]:
-        """Map the numbers of a text's lines to the first place of each."""
+        """Map the numbers of a text's lines to the index of the first line with each."""
         if source not in self.numbered:
-            places = self.numbered[source] = {}
-            for place, number in self.lines[source].numbers.items():
-                places.setdefault(number.value, place)
+            first_lines = self.numbered[source] = {}
+            for index, number in self.lines[source].numbers.items():
+                first_lines.setdefault(number.value, index)
         return self.numbered[source]
 
 
@@ -268,14 +268,14 @@ def _read(text: str) -> _Lines:
     bare = written
     if "\t" in text or "→" in text:
         bare = written.copy()
-        for place, line in enumerate(written):
+        for index, line in enumerate(written):
             found = _NUMBER.match(line)
             if found is not None:
-                numbers[place] = _Number(int(found[1]), found.end(1), found[2])
-                bare[place] = line[found.end() :]
+                numbers[index] = _Number(int(found[1]), found.end(1), found[2])
+                bare[index] = line[found.end() :]
     references: frozenset[int] = frozenset()
     if BEGIN in text:
-        references = frozenset(place for place, line in enumerate(written) if _REFERENCE.fullmatch(line))
+        references = frozenset(index for index, line in enumerate(written) if _REFERENCE.fullmatch(line))
     return _Lines(written, bare, numbers, references)
 
 
@@ -285,15 +285,15 @@ def _runs(lines: _Lines) -> Iterator[tuple[str, str, str, str]]:
     return zip(bare, bare[1:], bare[2:], bare[3:], strict=False)
 
 
-def _count_equal(source: _Lines, first: int, lines: _Lines, place: int, *, is_same: bool) -> int:
+def _count_equal(source: _Lines, first: int, lines: _Lines, index: int, *, is_same: bool) -> int:
     """Return how many lines are equal from there on: with their numbers, or with numbers that go on one by one."""
     there, here = (source.written, lines.written) if is_same else (source.bare, lines.bare)
-    start = None if is_same else lines.numbers.get(place)
-    most = min(len(there) - first, len(here) - place)
+    start = None if is_same else lines.numbers.get(index)
+    most = min(len(there) - first, len(here) - index)
     for count in range(most):
-        if there[first + count] != here[place + count] or first + count in source.references:
+        if there[first + count] != here[index + count] or first + count in source.references:
             return count
-        if not is_same and not _goes_on(start, lines.numbers.get(place + count), count):
+        if not is_same and not _goes_on(start, lines.numbers.get(index + count), count):
             return count
     return most
 

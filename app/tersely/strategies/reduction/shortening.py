@@ -195,7 +195,7 @@ def _shorten_words(entry: Entry, parts: tuple[Part, ...], tiers: Sequence[Tier])
     shorter = shorten_text(words, tier, entry)
     if shorter is words:
         return parts
-    first = next(place for place, part in enumerate(parts) if isinstance(part, Text))
+    first = next(index for index, part in enumerate(parts) if isinstance(part, Text))
     rest = [part for part in parts[first:] if not isinstance(part, Text)]
     kept = parts[first]
     assert isinstance(kept, Text)

@@ -183,7 +183,7 @@ def _bare(line: str) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
     section: str
-    place: int
+    index: int
     text: str
 
 
@@ -214,7 +214,7 @@ def _by_turns(sections: Mapping[str, list[str]]) -> Iterator[_Line]:
 
 def _preferred(section: str, lines: Sequence[str]) -> Iterator[_Line]:
     """Names as they are ranked; of everything else the first line, then the newest backwards."""
-    placed = [_Line(section=section, place=place, text=text) for place, text in enumerate(lines)]
+    placed = [_Line(section=section, index=index, text=text) for index, text in enumerate(lines)]
     if section == NAMES:
         return iter(placed)
     return iter([*placed[:1], *reversed(placed[1:])])
@@ -223,7 +223,7 @@ def _preferred(section: str, lines: Sequence[str]) -> Iterator[_Line]:
 def _write(chosen: Sequence[_Line]) -> str:
     pieces = []
     for name in SECTIONS:
-        lines = sorted((line for line in chosen if line.section == name), key=lambda line: line.place)
+        lines = sorted((line for line in chosen if line.section == name), key=lambda line: line.index)
         if lines:
             pieces.append("\n".join([f"## {name}", *(f"- {line.text}" for line in lines)]))
     return "\n".join(pieces)

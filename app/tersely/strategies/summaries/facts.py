@@ -131,9 +131,9 @@ def _bounded(facts: Sequence[Fact]) -> Iterator[Fact]:
 
 
 def _goals(turns: Sequence[Turn]) -> Iterator[Fact]:
-    for place, turn in enumerate(turns):
+    for index, turn in enumerate(turns):
         for number, entry in enumerate(turn.opening):
-            question = clip_line(_words(entry), TASK if place == 0 and number == 0 else LINE)
+            question = clip_line(_words(entry), TASK if index == 0 and number == 0 else LINE)
             if question:
                 yield _fact(entry, question)
 
