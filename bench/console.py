@@ -90,11 +90,11 @@ def fill_sessions(http: httpx.Client, dsn: str) -> None:
 def fill_long(http: httpx.Client) -> None:
     """Make a session of many messages, with two calls that cut it and one that sends it whole."""
     for start in range(0, MESSAGES, BATCH):
-        said = [
+        result = [
             {"role": ("user", "assistant")[n % 2], "content": f"Message {n}: " + "some words of it " * 12}
             for n in range(start, start + BATCH)
         ]
-        http.post("/api/sessions/long/messages", json={"messages": said}).raise_for_status()
+        http.post("/api/sessions/long/messages", json={"messages": result}).raise_for_status()
     for strategy in ("slim", "slim", "full"):
         headers = {"x-tersely-session": "long", "x-tersely-strategy": strategy}
         http.post("/v1/chat/completions", json=CALL, headers=headers).raise_for_status()

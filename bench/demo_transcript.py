@@ -259,7 +259,7 @@ SHOPS = ("alder", "birch", "cedar", "elm", "hazel", "linden", "maple", "rowan")
 class Step:
     """What the agent says before a tool call, the call, and the tool's output."""
 
-    said: str
+    text: str
     tool: str
     given: dict[str, str]
     output: str
@@ -269,22 +269,22 @@ class Step:
 class Task:
     """The user's words, the steps, and the closing words."""
 
-    asked: str
+    question: str
     steps: tuple[Step, ...]
     answer: str
 
 
-def _read(path: str, said: str) -> Step:
+def _read(path: str, text: str) -> Step:
     lines = FILES[path].splitlines()
-    return Step(said, "read_file", {"path": path}, "\n".join(f"{n:4d}  {line}" for n, line in enumerate(lines, 1)))
+    return Step(text, "read_file", {"path": path}, "\n".join(f"{n:4d}  {line}" for n, line in enumerate(lines, 1)))
 
 
-def _run(command: str, said: str, output: str) -> Step:
-    return Step(said, "run", {"command": command}, output)
+def _run(command: str, text: str, output: str) -> Step:
+    return Step(text, "run", {"command": command}, output)
 
 
-def _edit(path: str, said: str, old: str, new: str) -> Step:
-    return Step(said, "edit_file", {"path": path, "old": old, "new": new}, f"{path}: 1 replacement")
+def _edit(path: str, text: str, old: str, new: str) -> Step:
+    return Step(text, "edit_file", {"path": path, "old": old, "new": new}, f"{path}: 1 replacement")
 
 
 def _chance(*seed: object) -> int:
@@ -320,11 +320,11 @@ def _pytest(passed: int, *failed: str) -> str:
         f"tests/{name}.py {'.' * (6 + _chance(name) % 30)} [{(place + 1) * 14:3d}%]" for place, name in enumerate(names)
     ]
     lines += [f"FAILED {each}" for each in failed]
-    told = f"{len(failed)} failed, " if failed else ""
+    failures = f"{len(failed)} failed, " if failed else ""
     return "\n".join(
         [
             *lines,
-            f"===================== {told}{passed} passed in 3.{_chance(passed) % 90 + 10}s =====================",
+            f"===================== {failures}{passed} passed in 3.{_chance(passed) % 90 + 10}s =====================",
         ]
     )
 
@@ -350,10 +350,10 @@ def _grep(pattern: str, count: int) -> str:
     )
 
 
-def _audit(shop: str, night: int, *, asked: str, cause: str, path: str, old: str, new: str, passed: int) -> Task:
+def _audit(shop: str, night: int, *, question: str, cause: str, path: str, old: str, new: str, passed: int) -> Task:
     """Return the task that checks one shop: read its log and orders, find the fault, change the code, run the tests."""
     return Task(
-        asked,
+        question,
         (
             _run(
                 f"orderflow import --config config/staging.toml --shop {shop} --night 2026-03-{night:02d} --verbose",
@@ -380,32 +380,32 @@ def _audit(shop: str, night: int, *, asked: str, cause: str, path: str, old: str
 
 AUDITS = (
     _audit(
-        "linden", 12, asked="Linden was the slowest. Go through it by itself, and look at what it writes.",
+        "linden", 12, question="Linden was the slowest. Go through it by itself, and look at what it writes.",
         cause="It sends each order twice when its own export is retried, and both are looked up.",
         path="orderflow/write.py", old="    for order in orders:", new="    for order in unique(orders):", passed=23,
     ),
     _audit(
-        "maple", 12, asked="Now maple the same way: its totals do not match the shop's own invoice.",
+        "maple", 12, question="Now maple the same way: its totals do not match the shop's own invoice.",
         cause="Its totals have a comma for the decimals since 2 March.",
         path="orderflow/rows.py", old='.replace(",", "")', new=".replace(*DECIMALS[shop])", passed=27,
     ),
     _audit(
-        "rowan", 13, asked="Rowan next. They say that orders of the last hour of a day are missing.",
+        "rowan", 13, question="Rowan next. They say that orders of the last hour of a day are missing.",
         cause="It writes local times without an offset, so that its last hour counts as the next day.",
         path="orderflow/times.py", old="tzinfo=UTC", new="tzinfo=ZONES[shop]", passed=31,
     ),
     _audit(
-        "hazel", 13, asked="And hazel: why are there so many unknown customers?",
+        "hazel", 13, question="And hazel: why are there so many unknown customers?",
         cause="Its ids have a check digit since the move to the new shop system.",
         path="orderflow/customers.py", old='.lstrip("0")', new='.lstrip("0").partition("-")[0]', passed=35,
     ),
     _audit(
-        "elm", 14, asked="Elm too, please. Its file has been twice as large since Tuesday.",
+        "elm", 14, question="Elm too, please. Its file has been twice as large since Tuesday.",
         cause="It sends the whole month each night; all but the last day is known already.",
         path="orderflow/bucket.py", old="    yield from rows", new="    yield from newer(rows, than=seen)", passed=38,
     ),
     _audit(
-        "birch", 14, asked="Last of all birch, then we have seen every shop that had a warning.",
+        "birch", 14, question="Last of all birch, then we have seen every shop that had a warning.",
         cause="Its header has a byte order mark in the middle of the file, where two exports were joined.",
         path="orderflow/rows.py", old="csv.DictReader(file)", new="csv.DictReader(without_marks(file))", passed=42,
     ),
@@ -634,7 +634,7 @@ def _script() -> Iterator[dict[str, Any]]:
         for step in task.steps:
             number += 1
             call = {"type": "tool_use", "id": f"toolu_{number:04d}", "name": step.tool, "input": step.given}
-            yield {"role": "assistant", "content": [{"type": "text", "text": step.said}, call]}
+            yield {"role": "assistant", "content": [{"type": "text", "text": step.text}, call]}
         yield {"role": "assistant", "content": [{"type": "text", "text": task.answer}]}
 
 
@@ -655,18 +655,18 @@ async def make() -> dict[str, Any]:
         messages.append(dict(reply.message))
 
     for task in TASKS:
-        messages.append({"role": "user", "content": task.asked})
+        messages.append({"role": "user", "content": task.question})
         for step in task.steps:
             await ask()
             call = messages[-1]["content"][1]["id"]
             result = {"type": "tool_result", "tool_use_id": call, "content": step.output}
             messages.append({"role": "user", "content": [result]})
         await ask()
-    at, asked = BEGAN, 0
+    at, questions = BEGAN, 0
     for message in messages:
         is_task = isinstance(message["content"], str)
-        asked += is_task
-        at += PAUSE if is_task and asked == PAUSE_BEFORE else timedelta(seconds=4 + _chance(at.isoformat()) % 20)
+        questions += is_task
+        at += PAUSE if is_task and questions == PAUSE_BEFORE else timedelta(seconds=4 + _chance(at.isoformat()) % 20)
         message[TIME] = at.isoformat()
     return {
         "id": "demo",

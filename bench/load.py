@@ -175,10 +175,10 @@ class AnthropicConversation(Conversation):
     def ask(self) -> bytes:
         self.key = texts.mark(*self.keys, self.turn)
         self.turn += 1
-        asked = self._blocks(_message(b"user", texts.question(self.key, self.shape.question_bytes)))
-        marked = asked[: -len(b"}]}")] + _BREAKPOINT + b"}]}"
+        question = self._blocks(_message(b"user", texts.question(self.key, self.shape.question_bytes)))
+        marked = question[: -len(b"}]}")] + _BREAKPOINT + b"}]}"
         body = b'{"messages":[' + b",".join([*self.parts, marked]) + self.tail
-        self.parts.append(asked)
+        self.parts.append(question)
         return body
 
     @override
@@ -206,7 +206,7 @@ class Client(asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
         self.finished: asyncio.Future[None] = self.loop.create_future()
         self.warm: asyncio.Future[None] = self.loop.create_future()
-        self.asked = 0
+        self.requests = 0
         self.played = 0
         self.talk: Conversation | None = None
         self.content = _TEXT if plan.url.endswith("/messages") else _CONTENT
@@ -275,18 +275,18 @@ class Client(asyncio.Protocol):
 
     def next(self) -> None:
         """Send the next request, or stop."""
-        if not self.warm.done() and self.asked == self.plan.warm_up:
+        if not self.warm.done() and self.requests == self.plan.warm_up:
             self.warm.set_result(None)
             if self.plan.warm_up:
                 return
         late = self.stop_at and time.perf_counter() >= self.stop_at
         enough = self.plan.requests and self.tally.started >= self.plan.requests
-        enough = enough or (self.plan.calls and self.asked >= self.plan.warm_up + self.plan.calls)
+        enough = enough or (self.plan.calls and self.requests >= self.plan.warm_up + self.plan.calls)
         if late or enough or self.transport.is_closing():
             self.close()
             return
         self.tally.started += 1
-        self.asked += 1
+        self.requests += 1
         if self.talk is None or self.talk.over:
             self.talk = self.begin()
         body = self.talk.ask()
@@ -315,11 +315,11 @@ class Client(asyncio.Protocol):
             return f"status {status}: {body[:200]!r}"
         if self.talk.stream and _DONE not in body[-64:] and _STOPPED not in body[-64:]:
             return f"no [DONE]: {body[-100:]!r}"
-        said = b"".join(self.content.findall(body)).removesuffix(b"\\n")
+        text = b"".join(self.content.findall(body)).removesuffix(b"\\n")
         expected = texts.answer(self.talk.key)
-        if said != expected:
-            return f"wrong text: {said[:40]!r}...{said[-60:]!r} for {expected[:40]!r}...{expected[-60:]!r}"
-        self.talk.hear(said)
+        if text != expected:
+            return f"wrong text: {text[:40]!r}...{text[-60:]!r} for {expected[:40]!r}...{expected[-60:]!r}"
+        self.talk.hear(text)
         return ""
 
     def count(self, now: float) -> None:

@@ -251,12 +251,12 @@ def draw_savings(results: Sequence[dict[str, Any]]) -> str:
             value = price[file, f"slim, {policy}"]
             parts.append(bar(left, y + offset, scale * value, 13, kind))
             parts.append(text(left + scale * value + 6, y + offset + 11, f"{value:.2f}", kind="small"))
-    said = "; ".join(f"{f}: {price[f, 'slim, auto']:.2f} and {price[f, 'slim, every_request']:.2f}" for f in files)
+    listed = "; ".join(f"{f}: {price[f, 'slim, auto']:.2f} and {price[f, 'slim, every_request']:.2f}" for f in files)
     return svg(
         780,
         top + height + 34,
         "Price of the input by data set",
-        f"With epochs and rebuilt at every request: {said}.",
+        f"With epochs and rebuilt at every request: {listed}.",
         parts,
     )
 

@@ -249,9 +249,9 @@ def _count_lost(
 def _count_edits(tally: Tally, reply: Message, context: Sequence[ContextMessage]) -> None:
     wanted = [texts for call in reply.calls if (texts := replaced_texts(call))]
     if wanted:
-        said = [readable_text(each.message) if isinstance(each, Entry) else each.text for each in context]
+        texts = [readable_text(each.message) if isinstance(each, Entry) else each.text for each in context]
         tally.edits += len(wanted)
-        tally.ready += sum(all(stands_in(text, said) for text in texts) for texts in wanted)
+        tally.ready += sum(all(stands_in(text, texts) for text in texts) for texts in wanted)
 
 
 VARIANTS: tuple[tuple[str, Strategy, Policy], ...] = (

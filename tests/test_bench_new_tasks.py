@@ -22,10 +22,10 @@ def test_missing_data_is_named_and_nothing_is_written(tmp_path: Path, monkeypatc
 
 
 def test_labels_and_moved_messages_are_counted(tmp_path: Path) -> None:
-    said = ["fix the parser", "continue", "New task: write a poem"]
+    questions = ["fix the parser", "continue", "New task: write a poem"]
     messages = [
         message
-        for text in said
+        for text in questions
         for message in ({"role": "user", "content": text}, {"role": "assistant", "content": "done"})
     ]
     for name in (*new_tasks.SETS, *new_tasks.FURTHER):

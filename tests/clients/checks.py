@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from tersely.dialects.registry import DIALECTS
+from tersely.dialects.registry import DIALECTS, dialect_named
 from tersely.domain.history.chain import canonical
 from tests.clients.program import Program
 from tests.clients.relay import Seen
@@ -89,10 +89,10 @@ def _check_nothing_twice(
     most: Counter[bytes] = Counter()
     for call in calls:
         most |= Counter(sent(call))
-    told = [each for each in stored if each["turn"] and each["client_visible"]]
+    shown = [each for each in stored if each["turn"] and each["client_visible"]]
     # The newest replies have not been sent again yet.
-    most |= Counter({view(each): 1 for each in told if each["role"] == "assistant"})
-    again = Counter(view(each) for each in told) - most
+    most |= Counter({view(each): 1 for each in shown if each["role"] == "assistant"})
+    again = Counter(view(each) for each in shown) - most
     again.pop(b"", None)
     if again.total() > program.moved:
         outcome.faults.append(f"{name}: {again.total()} messages stored twice: {list(again)[:2]}"[:600])
@@ -114,7 +114,7 @@ def _check_history(outcome: Outcome, name: str, last: Seen, stored: Sequence[Map
 
 def sent(call: Seen) -> list[bytes]:
     """The history of a request as identities; instructions and injected context are no part of it."""
-    messages = DIALECTS[call.dialect].read_request(call.body).messages  # type: ignore[index]
+    messages = dialect_named(call.dialect).read_request(call.body).messages
     return [identity for message in messages if (identity := canonical(message))]
 
 
@@ -127,10 +127,10 @@ def view(stored: Mapping[str, Any]) -> bytes:
 def _check_log(outcome: Outcome, log: Path) -> None:
     for line in log.read_text(errors="replace").splitlines():
         try:
-            said = json.loads(line)
+            entry = json.loads(line)
         except ValueError:
             continue
-        if isinstance(said, dict) and said.get("level") not in ("info", "debug"):
+        if isinstance(entry, dict) and entry.get("level") not in ("info", "debug"):
             outcome.faults.append(f"in the log: {line[:400]}")
 
 

@@ -136,12 +136,12 @@ async def _take(outcome: Outcome, step: Step, number: int, place: Path, work: Pa
     output = place / f"step{number}.txt"
     started = time.monotonic()
     code = await (_on_terminal if step.keys else _in_shell)(step, output, work, env)
-    said = output.read_text(errors="replace")
+    text = output.read_text(errors="replace")
     took = time.monotonic() - started
     if code != 0:
-        outcome.faults.append(f"step {number} ended with {code} after {took:.0f} s: {said[-400:]!r}")
-    outcome.faults += [f"step {number}: {words!r} is not in its output" for words in step.expects if words not in said]
-    if "<terse>" in said:
+        outcome.faults.append(f"step {number} ended with {code} after {took:.0f} s: {text[-400:]!r}")
+    outcome.faults += [f"step {number}: {words!r} is not in its output" for words in step.expects if words not in text]
+    if "<terse>" in text:
         outcome.faults.append(f"step {number}: a tag was shown")
 
 
@@ -180,17 +180,19 @@ async def _on_terminal(step: Step, output: Path, work: Path, env: Mapping[str, s
 async def _listen(terminal: int, file: BinaryIO, answer: str, limit: float) -> None:
     """Until the program has said ``answer`` and then nothing for a while."""
     end = time.monotonic() + limit
-    last, heard = time.monotonic(), b""
-    while time.monotonic() < end and (not heard or answer.encode() not in heard or time.monotonic() < last + SILENCE):
+    last, received = time.monotonic(), b""
+    while time.monotonic() < end and (
+        not received or answer.encode() not in received or time.monotonic() < last + SILENCE
+    ):
         with contextlib.suppress(BlockingIOError, OSError):
-            if said := os.read(terminal, 65536):
-                file.write(said)
-                heard += said
+            if read := os.read(terminal, 65536):
+                file.write(read)
+                received += read
                 last = time.monotonic()
                 # What terminals are asked for: where the cursor is, and what they are.
-                if b"\x1b[6n" in said:
+                if b"\x1b[6n" in read:
                     os.write(terminal, b"\x1b[1;1R")
-                if b"\x1b[c" in said:
+                if b"\x1b[c" in read:
                     os.write(terminal, b"\x1b[?62;c")
         await asyncio.sleep(0.05)
 
@@ -241,8 +243,8 @@ async def serving(data: Path, log: Path, epoch: str) -> AsyncIterator[str]:
 async def _address(log: Path, process: asyncio.subprocess.Process) -> str:
     """Where it serves, once it says so."""
     for _ in range(1200):
-        if said := SERVES.search(log.read_text(errors="replace")):
-            return said[1]
+        if found := SERVES.search(log.read_text(errors="replace")):
+            return found[1]
         if process.returncode is not None:
             break
         await asyncio.sleep(0.1)

@@ -163,9 +163,9 @@ def test_rows_come_as_they_are_scrolled_to(watched: Watched, demo: Demo) -> None
 
 def test_text_of_messages_is_text(watched: Watched, demo: Demo) -> None:
     page = watched.open("console/session", id=demo.hostile)
-    said = page.locator(".row", has_text="alert(1)").first
-    expect(said).to_contain_text("<script>alert(1)</script>")
-    expect(said).to_contain_text("␛[31mred")
+    line = page.locator(".row", has_text="alert(1)").first
+    expect(line).to_contain_text("<script>alert(1)</script>")
+    expect(line).to_contain_text("␛[31mred")
     assert page.locator(".row script, .row img").count() == 0
     page = watched.open("console/sessions")
     expect(page.get_by_role("link", name=HOSTILE[:25])).to_be_visible()
@@ -466,9 +466,9 @@ def test_live_shows_states_and_refusals(watched: Watched, demo: Demo) -> None:
     demo.upstream.state.first_delay = 4.0
     body = {"model": "slow", "stream": True, "messages": [{"role": "user", "content": "Slowly, please."}]}
     with ThreadPoolExecutor(max_workers=1) as thread:
-        asked = thread.submit(httpx.post, url, json=body, timeout=60)
+        call = thread.submit(httpx.post, url, json=body, timeout=60)
         expect(page.locator("[data-running]")).to_contain_text("waiting", timeout=10_000)
-        assert asked.result().status_code == 200
+        assert call.result().status_code == 200
     demo.upstream.state.first_delay, demo.upstream.state.script = 0.0, script
     expect(page.locator("[data-none]")).to_be_visible(timeout=10_000)
 

@@ -77,12 +77,12 @@ async def test_preview_says_what_the_action_does(fronting: Service, strategy: st
         done = await http.post(f"/api/sessions/{session}/{act}", json={})
         assert done.status_code == 200, done.text
         report = done.json()["report"]
-        said = number_in(shown["The next context"])
+        tokens = number_in(shown["The next context"])
         if shown["The next context"].startswith("about"):
             assert strategy in {"compact", "trim"}
-            assert said <= 4 * report["tokens_after"]
+            assert tokens <= 4 * report["tokens_after"]
         else:
-            assert said == report["tokens_after"]
+            assert tokens == report["tokens_after"]
         left = await query(
             fronting,
             "SELECT count(*) AS messages, sum(tokens)::int AS tokens FROM messages "

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tersely.dialects.dialect import Dialect, ToolOffer
-from tersely.dialects.registry import DIALECTS
+from tersely.dialects.registry import DIALECTS, dialect_named
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.messages import Dialect as DialectName
 
@@ -31,8 +31,8 @@ WITHOUT: dict[str, dict[str, Any]] = {
     "gemini": {"contents": []},
     "gemini_gca": {"request": {"contents": []}},
 }
-NAMED = [pytest.param(DIALECTS[name], body, id=name) for name, body in BODIES.items()]  # type: ignore[index]
-BARE = [pytest.param(DIALECTS[name], body, id=name) for name, body in WITHOUT.items()]  # type: ignore[index]
+NAMED = [pytest.param(dialect_named(name), body, id=name) for name, body in BODIES.items()]
+BARE = [pytest.param(dialect_named(name), body, id=name) for name, body in WITHOUT.items()]
 
 
 def names(body: bytes) -> list[str]:

@@ -73,7 +73,7 @@ class Round:
 
     number: int
     faults: tuple[str, ...]
-    asked: int
+    requests: int
     acknowledged: int
     outage: float
     out: str
@@ -84,14 +84,14 @@ class Round:
     errors: tuple[str, ...]
 
     def line(self) -> str:
-        said = "; ".join(self.errors) if self.errors else "ok"
+        result = "; ".join(self.errors) if self.errors else "ok"
         if self.outage > HEALTHY:
             failed = {name: count for name, count in self.statuses.items() if not name.startswith("ok ")}
-            said = f"{self.out} {failed} {said}"
+            result = f"{self.out} {failed} {result}"
         return (
-            f"{self.number:5} {' + '.join(self.faults):45} asked {self.asked:4} acknowledged {self.acknowledged:4} "
+            f"{self.number:5} {' + '.join(self.faults):45} asked {self.requests:4} acknowledged {self.acknowledged:4} "
             f"outage {self.outage:5.2f} healthy {self.healthy:5.2f} spool {self.spool:4.2f} took {self.seconds:5.1f} s "
-            f"{said}"
+            f"{result}"
         )
 
 
@@ -118,7 +118,7 @@ class Driver:
         chosen = list(dict.fromkeys(rng.choices(names, weights, k=rng.choices((1, 2), (3, 1))[0])))
         began, since = time.monotonic(), datetime.now(UTC) - timedelta(seconds=30)
         self._fill(rng)
-        before = {id(each): (each.conversation.asked, len(each.conversation.acknowledged)) for each in self._talkers}
+        before = {id(each): (each.conversation.requests, len(each.conversation.acknowledged)) for each in self._talkers}
         for each in self._talkers:
             each.outage, each.statuses = 0.0, Counter()
         stopping = asyncio.Event()
@@ -151,7 +151,7 @@ class Driver:
         done = Round(
             number=number,
             faults=tuple(chosen),
-            asked=sum(each.conversation.asked - before[id(each)][0] for each in self._talkers),
+            requests=sum(each.conversation.requests - before[id(each)][0] for each in self._talkers),
             acknowledged=sum(len(each.conversation.acknowledged) - before[id(each)][1] for each in self._talkers),
             outage=longest.outage,
             out=longest.conversation.kind,
@@ -233,7 +233,8 @@ class Summary:
             for name in each.faults:
                 by_fault.setdefault(name, []).append(each)
         lines = [
-            f"rounds {len(done)}, asked {sum(r.asked for r in done)}, acknowledged {sum(r.acknowledged for r in done)}",
+            f"rounds {len(done)}, asked {sum(r.requests for r in done)}, "
+            f"acknowledged {sum(r.acknowledged for r in done)}",
             f"rounds with a finding {sum(bool(r.errors) for r in done)}",
             f"longest outage of a client {max(r.outage for r in done):.1f} s",
             f"not healthy within {HEALTHY:.0f} s: {sum(r.healthy > HEALTHY for r in done)}",

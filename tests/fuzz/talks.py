@@ -63,8 +63,8 @@ def script(received: Received) -> ScriptedReply | None:
         for _ in range(rng.choice((0, 0, 1, 1, 2, 3)))
         if b"read_file" in body and b"list_files" in body
     ]
-    said = text(rng, "a") if not calls or rng.random() < 0.5 else None
-    return ScriptedReply(message={"role": "assistant", "content": said, **({"tool_calls": calls} if calls else {})})
+    content = text(rng, "a") if not calls or rng.random() < 0.5 else None
+    return ScriptedReply(message={"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})})
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +120,25 @@ def _gemini_results(reply: list[Any], new: Callable[[], str]) -> list[Any]:
     return [{"role": "user", "parts": parts}] if parts else []
 
 
-def _gemini_user(said: str) -> Any:
-    return {"role": "user", "parts": [{"text": said}]}
+def _gemini_user(content: str) -> Any:
+    return {"role": "user", "parts": [{"text": content}]}
 
 
 WIRES = {
     "openai_chat": Wire(
-        lambda said: {"role": "user", "content": said},
+        lambda content: {"role": "user", "content": content},
         _chat,
         lambda reply: [reply["choices"][0]["message"]],
         _chat_results,
     ),
     "openai_responses": Wire(
-        lambda said: {"role": "user", "content": said}, _responses, lambda reply: reply["output"], _responses_results
+        lambda content: {"role": "user", "content": content},
+        _responses,
+        lambda reply: reply["output"],
+        _responses_results,
     ),
     "anthropic": Wire(
-        lambda said: {"role": "user", "content": said},
+        lambda content: {"role": "user", "content": content},
         _anthropic,
         lambda reply: [{"role": "assistant", "content": reply["content"]}],
         _anthropic_results,

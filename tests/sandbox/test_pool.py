@@ -90,9 +90,9 @@ async def test_rows_are_added_changed_and_cleared() -> None:
     ]
     await child.feed(frame({"add": rows}))
     await child.ready()
-    told = await child.run("SELECT id, tool_name, created_at FROM messages WHERE turn = 1")
+    result = await child.run("SELECT id, tool_name, created_at FROM messages WHERE turn = 1")
     time = "2026-01-01 10:00:00"
-    assert told["rows"] == [[2, "read_file", time], [3, "read_file", time], [4, None, time]]
+    assert result["rows"] == [[2, "read_file", time], [3, "read_file", time], [4, None, time]]
     await child.feed(frame({"mark": {"dropped": [3], "removed": [4]}}))
     assert (await child.run("SELECT id, status FROM messages"))["rows"] == [[2, "live"], [3, "dropped"]]
     await child.feed(frame({"mark": {"dropped": [], "removed": []}}))

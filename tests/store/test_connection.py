@@ -16,6 +16,10 @@ from tersely.store.db.server import Server
 from tersely.store.history import sessions
 from tersely.store.history.sessions import Configuration
 from tests import conftest
+from tests.store.test_distribution import on_one_server
+
+# Between Tersely and the nodes of a distributed one there is no pooler.
+pytestmark = on_one_server
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 WHO = "SELECT current_user::text || ' ' || current_setting('app.tenant')"

@@ -14,6 +14,10 @@ from tersely.store.commit import decisions, epochs, late_writes, turns
 from tersely.store.history import messages, sessions, terse
 from tersely.store.history.sessions import in_flight
 from tests.conftest import Database
+from tests.store.test_distribution import on_one_server
+
+# A node of a distributed one keeps its plans to itself.
+pytestmark = on_one_server
 
 TENANT = "north"
 CHAIN = b"chain of one row"

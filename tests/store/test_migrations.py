@@ -13,6 +13,7 @@ import pytest
 from tersely.store.db import migrations
 from tersely.store.db.migrations import SCRIPTS, current_revision, known_revisions, migrate
 from tests.conftest import OWNER, Database, Server
+from tests.store.test_distribution import on_one_server
 from tests.support.http import STORED
 from tests.support.services import serve
 from tests.support.upstreams import scripted
@@ -129,6 +130,7 @@ async def test_this_version_serves_on_a_newer_schema_and_says_so(database: Datab
         assert answer.headers["x-tersely-context"] in STORED
 
 
+@on_one_server  # Citus' coordinator is asked as the owner of the tables
 async def test_readiness_names_an_older_schema(database: Database, monkeypatch: pytest.MonkeyPatch):
     async def away(dsn: str) -> None:
         raise TimeoutError

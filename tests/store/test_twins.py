@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from statistics import median
@@ -18,6 +19,7 @@ from tersely.store.history import lookups, sessions
 from tersely.store.history.lookups import Lookups
 from tersely.store.history.tail_cache import TailCache
 from tests.conftest import Database
+from tests.store.test_distribution import on_one_server
 from tests.support.stores import open_store
 
 TWINS = 50_000
@@ -96,10 +98,11 @@ async def test_finding_a_session_costs_the_same_beside_50_000_twins(
             began = perf_counter()
             await lookup.find("default", [b"unknown", chain], None)
             taken.append(perf_counter() - began)
-    # Before, it took hundreds of times as long.
-    assert median(times[SHARED]) < 3 * median(times[alone])
+    # Before, it took hundreds of times as long. A distributed Postgres is asked in two steps, or in six beside twins.
+    assert median(times[SHARED]) < (9 if "TERSELY_TEST_DISTRIBUTED_URL" in os.environ else 3) * median(times[alone])
 
 
+@on_one_server  # a node of a distributed one keeps its plans to itself
 @pytest.mark.parametrize("is_analysed", [False, True])
 @pytest.mark.parametrize("last_seq", [2, 4])
 async def test_lookups_read_few_rows_of_many_twins(

@@ -48,13 +48,13 @@ def script(received: Received) -> ScriptedReply | None:
     """Answer with the mark of the newest question; where it speaks of TOOL, after a call to a tool of Tersely's."""
     request = received.request or {}
     request = request.get("request") or request  # the envelope of Code Assist
-    said = json.dumps(request.get("messages") or request.get("input") or request.get("contents") or [])
-    marks = list(_MARK.finditer(said))
+    sent = json.dumps(request.get("messages") or request.get("input") or request.get("contents") or [])
+    marks = list(_MARK.finditer(sent))
     if not marks:
         return None
     last = marks[-1]
     messages = request.get("messages") or [{}]
-    if f"TOOL {last[0]}" in said and messages[-1].get("role") != "tool" and "manage_scratchpad" in json.dumps(request):
+    if f"TOOL {last[0]}" in sent and messages[-1].get("role") != "tool" and "manage_scratchpad" in json.dumps(request):
         call = {"id": f"c{last[1]}{last[2]}", "type": "function", "function": _PAD}
         return ScriptedReply(message={"role": "assistant", "content": None, "tool_calls": [call]})
     return ScriptedReply(message={"role": "assistant", "content": f"the answer to {last[0]}"}, delay=0.002)
@@ -81,7 +81,7 @@ class Conversation:
     kind: str
     name: str = field(default_factory=lambda: secrets.token_hex(8))
     acknowledged: list[int] = field(default_factory=list)
-    asked: int = 0
+    requests: int = 0
     history: list[tuple[str, str]] = field(default_factory=list)
     reply_id: str = ""
     log: list[str] = field(default_factory=list)
@@ -93,8 +93,8 @@ class Conversation:
 
     async def ask(self, http: aiohttp.ClientSession) -> Got:
         """Ask the next question."""
-        number = self.asked
-        self.asked += 1
+        number = self.requests
+        self.requests += 1
         text = f"{'TOOL ' if 'tools' in self.kind else ''}Q:{self.name}:{number}."
         path, body, headers = self._request(text)
         try:
@@ -113,16 +113,16 @@ class Conversation:
     def _request(self, text: str) -> tuple[str, dict[str, Any], dict[str, str]]:
         streams = "stream" in self.kind
         history = [] if self.is_delta else self.history
-        said = [*history, ("user", text)]
+        turns = [*history, ("user", text)]
         headers = {"X-Tersely-Session": self.name} if "delta" in self.kind else {}
         if self.kind.startswith(("gemini", "code assist")):
             method = "streamGenerateContent?alt=sse" if streams else "generateContent"
             roles = {"user": "user", "assistant": "model"}
-            inner = {"contents": [{"role": roles[role], "parts": [{"text": each}]} for role, each in said]}
+            inner = {"contents": [{"role": roles[role], "parts": [{"text": each}]} for role, each in turns]}
             if self.kind.startswith("gemini"):
                 return f"/v1beta/models/{GEMINI}:{method}", inner, headers
             return f"/v1internal:{method}", {"model": GEMINI, "project": "p", "request": inner}, headers
-        messages = [{"role": role, "content": each} for role, each in said]
+        messages = [{"role": role, "content": each} for role, each in turns]
         if self.kind.startswith("responses"):
             named = {"previous_response_id": self.reply_id} if "named" in self.kind and self.reply_id else {}
             return "/v1/responses", {"model": CHAT, "input": messages, "stream": streams, **named}, headers
@@ -148,42 +148,42 @@ async def _fetch(http: aiohttp.ClientSession, url: str, body: Mapping[str, Any],
         return got
 
 
-def _whole(said: dict[str, Any], context: str, session: str) -> Got:
-    said = said.get("response", said)
+def _whole(reply: dict[str, Any], context: str, session: str) -> Got:
+    reply = reply.get("response", reply)
     text = ""
-    if "choices" in said:
-        text = said["choices"][0]["message"]["content"] or ""
-    elif "output" in said:
-        parts = [part for item in said["output"] for part in item.get("content", ())]
+    if "choices" in reply:
+        text = reply["choices"][0]["message"]["content"] or ""
+    elif "output" in reply:
+        parts = [part for item in reply["output"] for part in item.get("content", ())]
         text = "".join(part.get("text", "") for part in parts)
-    elif "candidates" in said:
-        text = "".join(part.get("text", "") for part in said["candidates"][0]["content"]["parts"])
+    elif "candidates" in reply:
+        text = "".join(part.get("text", "") for part in reply["candidates"][0]["content"]["parts"])
     else:
-        text = "".join(part.get("text", "") for part in said["content"])
-    return Got(status=200, context=context, session=session, text=text, id=str(said.get("id", "")), has_ended=True)
+        text = "".join(part.get("text", "") for part in reply["content"])
+    return Got(status=200, context=context, session=session, text=text, id=str(reply.get("id", "")), has_ended=True)
 
 
 def _event(data: bytes, got: Got) -> None:
     if data == b"[DONE]":
         got.has_ended = not got.error
         return
-    said = json.loads(data)
-    kind = said.get("type", "")
+    event = json.loads(data)
+    kind = event.get("type", "")
     if not kind:
-        said = said.get("response", said)
-    if "error" in said or kind in ("error", "response.failed"):
+        event = event.get("response", event)
+    if "error" in event or kind in ("error", "response.failed"):
         got.error, got.has_ended = data.decode(), False
-    for choice in said.get("choices", ()):
+    for choice in event.get("choices", ()):
         got.text += (choice.get("delta") or {}).get("content") or ""
-    for candidate in said.get("candidates", ()):
+    for candidate in event.get("candidates", ()):
         got.text += "".join(part.get("text", "") for part in candidate["content"].get("parts", ()))
         got.has_ended = got.has_ended or bool(candidate.get("finishReason"))
     if kind == "content_block_delta":
-        got.text += said["delta"].get("text", "")
+        got.text += event["delta"].get("text", "")
     elif kind == "response.output_text.delta":
-        got.text += said["delta"]
+        got.text += event["delta"]
     elif kind == "response.completed":
-        got.id, got.has_ended = said["response"]["id"], True
+        got.id, got.has_ended = event["response"]["id"], True
     elif kind == "message_stop":
         got.has_ended = True
 

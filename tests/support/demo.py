@@ -66,14 +66,14 @@ class CachingModel:
                 "type": "function",
                 "function": {"name": "read_file", "arguments": json.dumps({"path": path})},
             }
-            said: dict[str, Any] = {"role": "assistant", "content": f"I look at {path}.", "tool_calls": [call]}
+            reply: dict[str, Any] = {"role": "assistant", "content": f"I look at {path}.", "tool_calls": [call]}
         else:
-            said = {
+            reply = {
                 "role": "assistant",
                 "content": f"Step {turn} is done: `rows.py` skipped rows before it had read their order id. "
                 f"<terse>Fixed step {turn}: rows.py kept rows without customer id.</terse>",
             }
-        return ScriptedReply(message=said, usage=usage)
+        return ScriptedReply(message=reply, usage=usage)
 
 
 async def play(
@@ -97,11 +97,11 @@ async def play(
                     answer = await response.json()
                     assert response.status == 200, answer
                     session = response.headers["x-tersely-session"]
-                said = answer["choices"][0]["message"]
-                messages.append({name: value for name, value in said.items() if value is not None})
-                if not said.get("tool_calls"):
+                message = answer["choices"][0]["message"]
+                messages.append({name: value for name, value in message.items() if value is not None})
+                if not message.get("tool_calls"):
                     break
-                for call in said["tool_calls"]:
+                for call in message["tool_calls"]:
                     path = json.loads(call["function"]["arguments"])["path"]
                     messages.append({"role": "tool", "tool_call_id": call["id"], "content": _file(path, number, lines)})
     return session

@@ -12,7 +12,7 @@ from tests.support.http import Answered, post
 from tests.support.services import Service
 
 # Who says what, in order: a question by the user or a reply of the model.
-Said = tuple[str, str]
+Spoken = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +22,9 @@ class Wire:
     path: str
     stream_path: str = ""
 
-    def body(self, said: str | Sequence[Said], *, stream: bool = False, **more: Any) -> bytes:
-        """Write a request. A text is the user's; ``said`` alternates ``("user", text)`` and ``("assistant", text)``."""
-        history = [("user", said)] if isinstance(said, str) else said
+    def body(self, history: str | Sequence[Spoken], *, stream: bool = False, **more: Any) -> bytes:
+        """Write a request. ``history``: the user's text, or pairs ``("user", text)`` and ``("assistant", text)``."""
+        history = [("user", history)] if isinstance(history, str) else history
         messages = [{"role": role, "content": text} for role, text in history]
         match self.path.rpartition("/")[2]:
             case "messages":
@@ -40,11 +40,11 @@ class Wire:
         return json.dumps({**given, **more}).encode()
 
     async def send(
-        self, service: Service, said: str | Sequence[Said], *, stream: bool = False, **headers: Any
+        self, service: Service, history: str | Sequence[Spoken], *, stream: bool = False, **headers: Any
     ) -> Answered:
         """Send a request; underscores in header names stand for hyphens."""
         path = self.stream_path if stream and self.stream_path else self.path
-        return await post(service, self.body(said, stream=stream), path=path, **headers)
+        return await post(service, self.body(history, stream=stream), path=path, **headers)
 
 
 WIRES = {

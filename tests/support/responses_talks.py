@@ -39,23 +39,23 @@ class Talk:
         self.session = ""
         self.source = ""
 
-    def say(self, said: Any, **more: Any) -> Any:
-        """The reply to ``said``."""
+    def say(self, content: Any, **more: Any) -> Any:
+        """The reply to ``content``."""
         named = {"previous_response_id": self.last.id} if self.last is not None else {}
-        asked = {"model": MODEL, "input": said, "user": self.key, **named, **self.more, **more}
+        request = {"model": MODEL, "input": content, "user": self.key, **named, **self.more, **more}
         with client_of(self.service) as client:
             if self.streams:
-                with client.responses.with_streaming_response.create(stream=True, **asked) as response:
+                with client.responses.with_streaming_response.create(stream=True, **request) as response:
                     headers = response.headers
                     events = list(response.parse())
                 assert events[-1].type == "response.completed"
-                told = {e.response.previous_response_id for e in events if getattr(e, "response", None)}
-                assert told == {asked.get("previous_response_id")}
+                previous_ids = {e.response.previous_response_id for e in events if getattr(e, "response", None)}
+                assert previous_ids == {request.get("previous_response_id")}
                 self.last = events[-1].response
             else:
-                raw = client.responses.with_raw_response.create(**asked)
+                raw = client.responses.with_raw_response.create(**request)
                 headers, self.last = raw.headers, raw.parse()
-        assert self.last.previous_response_id == asked.get("previous_response_id")
+        assert self.last.previous_response_id == request.get("previous_response_id")
         self.session, self.source = headers["x-tersely-session"], headers["x-tersely-session-source"]
         return self.last
 
@@ -69,8 +69,8 @@ def calls_in(reply: Any) -> list[Any]:
 
 def upstream_input(model: Model, key: str) -> list[Any]:
     """The items of the newest request of ``key``; a string is one."""
-    said = json.loads(model.requests(key)[-1].body)["input"]
-    return [{"role": "user", "content": said}] if isinstance(said, str) else said
+    items = json.loads(model.requests(key)[-1].body)["input"]
+    return [{"role": "user", "content": items}] if isinstance(items, str) else items
 
 
 def words(items: list[Any]) -> list[str]:
@@ -80,7 +80,7 @@ def words(items: list[Any]) -> list[str]:
 
 def whole_input(model: Model, key: str) -> list[Any]:
     """What the model was shown by the newest request of ``key``: with what the host had of it."""
-    asked = json.loads(model.requests(key)[-1].body)
-    named = asked.get("previous_response_id")
+    request = json.loads(model.requests(key)[-1].body)
+    named = request.get("previous_response_id")
     before = list(model.state.kept.replies[named].items) if named else []
     return before + upstream_input(model, key)

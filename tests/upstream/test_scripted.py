@@ -69,7 +69,7 @@ async def test_scripted_model_calls_tools_and_writes_tags_on_request():
 
 
 @pytest.mark.parametrize(
-    ("said", "called"),
+    ("content", "called"),
     [
         ("CALL ls", ("ls", "{}")),
         ('It is Monday.\n"call ls {"path": "."}"\nBe brief.', ("ls", '{"path": "."}')),
@@ -78,10 +78,10 @@ async def test_scripted_model_calls_tools_and_writes_tags_on_request():
         ("to call ls {}", None),
     ],
 )
-async def test_finds_the_line_that_asks_for_a_call(said: str, called: tuple[str, str] | None):
+async def test_finds_the_line_that_asks_for_a_call(content: str, called: tuple[str, str] | None):
     async with run_scripted() as server, openai.AsyncOpenAI(base_url=server.base_url, api_key="x") as client:
         messages: Any = [
-            {"role": "user", "content": [{"type": "text", "text": "Today."}, {"type": "text", "text": said}]}
+            {"role": "user", "content": [{"type": "text", "text": "Today."}, {"type": "text", "text": content}]}
         ]
         reply = await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)
         calls: Any = reply.choices[0].message.tool_calls or []

@@ -18,8 +18,8 @@ def _gemini_call(call_id: str) -> dict[str, Any]:
 
 
 def _gemini_results(*call_ids: str) -> dict[str, Any]:
-    said = [{"functionResponse": {"id": each, "name": "look", "response": {"ok": True}}} for each in call_ids]
-    return {"role": "user", "parts": said}
+    results = [{"functionResponse": {"id": each, "name": "look", "response": {"ok": True}}} for each in call_ids]
+    return {"role": "user", "parts": results}
 
 
 ASKED = {"role": "user", "parts": [{"text": "Look twice."}]}
@@ -36,8 +36,8 @@ def test_gemini_takes_neighbouring_contents_of_calls_as_one_turn() -> None:
 @pytest.mark.parametrize("kind", ["tool_search_tool_result", "text_editor_code_execution_tool_result"])
 def test_anthropic_takes_results_of_its_own_tools(kind: str) -> None:
     reply = {"role": "assistant", "content": [{"type": kind, "tool_use_id": "srvtoolu_1", "content": {}}]}
-    said = [{"role": "user", "content": "Hello."}, reply, {"role": "user", "content": "Go on."}]
-    assert strict_anthropic.check({"model": "m", "max_tokens": 5, "messages": said}) is None
+    messages = [{"role": "user", "content": "Hello."}, reply, {"role": "user", "content": "Go on."}]
+    assert strict_anthropic.check({"model": "m", "max_tokens": 5, "messages": messages}) is None
 
 
 async def test_geminis_signature_on_an_empty_text_is_streamed() -> None:

@@ -25,6 +25,14 @@ DIALECTS: dict[DialectName, Dialect] = {
     each.name: each for each in (OPENAI_CHAT, OPENAI_RESPONSES, ANTHROPIC, GEMINI, GEMINI_GCA)
 }
 
+_BY_STORED_NAME: dict[str, Dialect] = dict(DIALECTS.items())
+
+
+def dialect_named(name: str) -> Dialect:
+    """Return a dialect by its stored name. Raises `KeyError`."""
+    return _BY_STORED_NAME[name]
+
+
 # Code Assist is missing: a request in its envelope needs the caller's project.
 COMPLETIONS: dict[DialectName, CompletionFormat] = {
     OPENAI_CHAT.name: CHAT_COMPLETION,

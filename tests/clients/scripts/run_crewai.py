@@ -15,7 +15,9 @@ def weather(city: str) -> str:
 
 llm = LLM(model="openai/scripted", base_url=os.environ["OPENAI_BASE_URL"], api_key="key")
 agent = Agent(role="teller", goal="tell", backstory="You answer briefly.", llm=llm, tools=[weather])
-tasks = [Task(description=f"Answer.\n{asked}", expected_output="an answer", agent=agent) for asked in QUESTIONS[:3]]
+tasks = [
+    Task(description=f"Answer.\n{question}", expected_output="an answer", agent=agent) for question in QUESTIONS[:3]
+]
 print(Crew(agents=[agent], tasks=tasks).kickoff().raw)
 for task in tasks:
     print(task.output.raw)

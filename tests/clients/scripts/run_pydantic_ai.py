@@ -14,12 +14,12 @@ async def main(mode: str) -> None:
     for question in QUESTIONS:
         if mode == "streamed":
             async with agent.run_stream(question, message_history=history) as result:
-                said = await result.get_output()
+                answer = await result.get_output()
         else:
             result = await agent.run(question, message_history=history)
-            said = result.output
+            answer = result.output
         history = result.all_messages()
-        print(said)
+        print(answer)
 
 
 asyncio.run(main(sys.argv[1]))

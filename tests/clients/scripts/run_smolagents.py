@@ -19,5 +19,5 @@ def weather(city: str) -> str:
 model = OpenAIServerModel(model_id="scripted", api_base=os.environ["OPENAI_BASE_URL"], api_key="key")
 agent = ToolCallingAgent(tools=[weather], model=model, max_steps=1)
 for number, question in enumerate(QUESTIONS):
-    asked = question if "weather" in question else f'call final_answer {{"answer": "answer {number}"}}'
-    print(agent.run(asked, reset=number == 0))
+    task = question if "weather" in question else f'call final_answer {{"answer": "answer {number}"}}'
+    print(agent.run(task, reset=number == 0))

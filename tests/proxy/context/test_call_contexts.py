@@ -98,10 +98,11 @@ class Recorder:
         assert covered == set(range(len(elements)))
         return members
 
-    async def compare_all(self) -> None:
-        """Every call so far still gives what it sent."""
+    async def compare_all(self) -> int:
+        """Every call so far still gives what it sent. Return how many calls there are."""
         for number in self.sent:
             await self.compare(number)
+        return len(self.sent)
 
 
 async def session_of(service: Service, name: str) -> str:
@@ -167,7 +168,7 @@ async def test_history_with_another_spelling_is_recognised(store: Database) -> N
                 await noted.note(session)
                 del question["content"][0]["cache_control"]  # type: ignore[attr-defined]
                 history += [question, {"role": "assistant", "content": reply["content"]}]
-        await noted.compare_all()
+        assert await noted.compare_all() == 5
 
 
 async def test_another_process_gives_the_same(store: Database, answering: Model) -> None:
@@ -182,7 +183,8 @@ async def test_another_process_gives_the_same(store: Database, answering: Model)
                 for _ in range(2):
                     await talk.ask(http)
                     await noted.note(await session_of(service, talk.name))
-            await noted.compare_all()
+            assert await noted.compare_all() == len(sent)
+    assert [*sent] == [1, 2, 3, 4, 5, 6]
 
 
 async def test_calls_have_their_cost(fronting: Service, answering: Model) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tersely.dialects.registry import DIALECTS
+from tersely.dialects.registry import dialect_named
 from tersely.fakellm.scripted import ScriptedReply
 from tersely.strategies.prompts import HISTORY_GUIDELINES, TERSE_INSTRUCTIONS
 from tests.conftest import Database
@@ -64,12 +64,12 @@ async def talk(
 
 
 def sent_messages(dialect: str, body: bytes) -> list[bytes]:
-    return [message.raw for message in DIALECTS[dialect].read_request(body).messages]  # type: ignore[index]
+    return [message.raw for message in dialect_named(dialect).read_request(body).messages]
 
 
 def front(dialect: str, body: bytes) -> tuple[list[bytes], bytes]:
     """Instructions and tools of a request."""
-    request = DIALECTS[dialect].read_request(body)  # type: ignore[index]
+    request = dialect_named(dialect).read_request(body)
     return [message.raw for message in request.messages if message.is_instruction], request.tools
 
 

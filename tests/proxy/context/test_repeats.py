@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tersely.dialects.registry import DIALECTS
+from tersely.dialects.registry import dialect_named
 from tests.conftest import Database
 from tests.support.dialect_wires import WIRES
 from tests.support.http import post
@@ -64,7 +64,7 @@ def body_for(dialect: str, key: str, steps: int, *, stream: bool) -> bytes:
 
 
 def sent(dialect: str, body: bytes) -> list[bytes]:
-    return [message.raw for message in DIALECTS[dialect].read_request(body).messages]  # type: ignore[index]
+    return [message.raw for message in dialect_named(dialect).read_request(body).messages]
 
 
 @pytest.mark.parametrize("strategy", ["full", "slim"])

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from tersely.dialects.dialect import UNCHANGED
-from tersely.dialects.registry import DIALECTS
+from tersely.dialects.registry import dialect_named
 from tersely.fakellm.scripted import ScriptedReply
 from tests.conftest import Database
 from tests.support.http import post
@@ -78,7 +78,7 @@ class Client:
         return json.dumps({"model": model, "messages": listed, **limit, **more}).encode()
 
     def _read(self, body: bytes) -> str:
-        dialect = DIALECTS[self.dialect]  # type: ignore[index]
+        dialect = dialect_named(self.dialect)
         if not self.streams:
             reply = dialect.split_reply(body, UNCHANGED)[1]
         else:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tersely.dialects.registry import DIALECTS
+from tersely.dialects.registry import dialect_named
 from tersely.service.proxy.stream_end import terminal_detector, whole_events
 from tests.support.http import post, request_bytes, wire
 from tests.support.rows import messages_by_number
@@ -215,7 +215,7 @@ def test_an_end_is_held_wherever_the_stream_is_cut(name: str) -> None:
     speaker = SPEAKERS[name]
     stream = speaker.beginning + speaker.end
     for size in (1, 2, 3, 7, 64, len(stream)):
-        end = terminal_detector(DIALECTS[name].streaming)  # type: ignore[index]
+        end = terminal_detector(dialect_named(name).streaming)
         pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
         out = b"".join([end.hold(piece) for piece in pieces])
         assert out + end.held == stream

@@ -81,7 +81,8 @@ async def test_pipelined_requests_are_counted_one_by_one(patient: Service) -> No
             while line.got.count(b"HTTP/1.1 200") < 4:
                 line.got += await line.reader.read(65536)
         await line.send(START + b"x-long: " + b"a" * (40 * KILO) + b"\r\n\r\n")
-        await line.until(b"HTTP/1.1 431")
+        got = await line.until(b"HTTP/1.1 431")
+    assert re.findall(rb"HTTP/1\.1 (\d+)", got) == [b"200"] * 4 + [b"431"]
 
 
 async def test_trailers_are_no_headers(patient: Service, model: Model, key: str) -> None:

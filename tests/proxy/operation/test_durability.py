@@ -261,7 +261,7 @@ async def test_a_delta_waits_for_the_spool_of_another_machine(
         await waits_for_spool(one.url)
         await speak(conversation, other)
         if "delta" in kind:  # a named history is the host's own
-            assert all(f":{number}." in model.last.body.decode() for number in (0, 1, conversation.asked - 1))
+            assert all(f":{number}." in model.last.body.decode() for number in (0, 1, conversation.requests - 1))
         await stored_right(one, database, [conversation])
         marks = await query(one, "SELECT id FROM replays WHERE id LIKE 'waiting:%'")
         assert marks == []
@@ -286,7 +286,7 @@ async def test_a_delta_waits_for_a_spool_whose_database_was_never_away(
             assert model.state.calls == calls
         await speak(conversation, other)
         if "delta" in kind:  # a named history is the host's own
-            assert all(f":{number}." in model.last.body.decode() for number in (0, 1, conversation.asked - 1))
+            assert all(f":{number}." in model.last.body.decode() for number in (0, 1, conversation.requests - 1))
         await stored_right(one, database, [conversation])
 
 
@@ -415,7 +415,7 @@ async def test_the_client_edits_its_history_meanwhile(
     conversation = Conversation(one.url, kind)
     await speak(conversation, one)
     assert await lose(conversation, one, way, model) in STORED
-    edited = Conversation(other.url, "chat", name=conversation.name, history=conversation.history[:2], asked=7)
+    edited = Conversation(other.url, "chat", name=conversation.name, history=conversation.history[:2], requests=7)
     await speak(edited, other)
     way.restore()
     await waits_for_spool(one.url)

@@ -92,20 +92,20 @@ async def test_a_delta_is_never_forwarded_without_its_history(
     service, way = away
     first = await post(service, body_of("one", user=key), X_Tersely_Session=key)
     assert first.context in STORED
-    asked = json.dumps({"model": "gpt-4o-mini", "input": "one", "user": key}).encode()
-    reply = (await post(service, asked, path="/v1/responses")).json["id"]
+    by_reference = json.dumps({"model": "gpt-4o-mini", "input": "one", "user": key}).encode()
+    reply = (await post(service, by_reference, path="/v1/responses")).json["id"]
     before = model.state.calls
     getattr(way, how)()
     named = json.dumps({"model": "gpt-4o-mini", "input": "two", "user": key, "previous_response_id": reply}).encode()
     referring = {"type": "item_reference", "id": "msg_1"}
     items = [{"role": "user", "content": "one"}, referring, {"role": "user", "content": "two"}]
-    said = {"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": [{"role": "user", "content": "two"}]}
+    anthropic = {"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": [{"role": "user", "content": "two"}]}
     refused = [
         await post(service, body_of("two", user=key), X_Tersely_Session=key),
         await post(service, named, path="/v1/responses"),
-        await post(service, json.dumps({**json.loads(asked), "input": items}).encode(), path="/v1/responses"),
+        await post(service, json.dumps({**json.loads(by_reference), "input": items}).encode(), path="/v1/responses"),
         await post(service, body_of("two", user=key, stream=True), X_Tersely_Session=key),
-        await post(service, json.dumps(said).encode(), path="/v1/messages", X_Tersely_Session=key),
+        await post(service, json.dumps(anthropic).encode(), path="/v1/messages", X_Tersely_Session=key),
         *[
             await WIRES["gemini"].send(service, "two", stream=streams, X_Tersely_Session=key)
             for streams in (False, True)
@@ -130,8 +130,11 @@ async def test_away_from_the_start(store: Database, model: Model, key: str, how:
         with serve(store, model.url, dsn=way.dsn, database_timeout=LIMIT) as service:
             await goes_through(service, model, key, within=LIMIT + 1)
             await goes_through(service, model, key, within=0.5)
+            assert len(model.requests(key)) == 2, "both went to the model"
             way.restore()
             await healed(service, key)
+            await waits_for_spool(service.url)
+            assert await stored_words(service, key) == {"user": 2, "assistant": 2}
 
 
 @pytest.mark.parametrize("how", ["cut", "freeze"])
@@ -236,3 +239,4 @@ async def test_a_client_that_leaves_during_a_freeze(away: tuple[Service, Relay],
             await line.send(request_bytes(body_of("never mind", stream=True), X_Tersely_Session=key))
     way.restore()
     await healed(service, key)
+    assert (await post(service, b"", method="GET", path="/readyz?strict=1")).status == 200

@@ -27,7 +27,7 @@ REPLY = {
 }
 
 
-def asked(model: Model) -> list[str]:
+def models_of(model: Model) -> list[str]:
     """The models that a host was asked for."""
     return [str((each.request or {}).get("model")) for each in model.state.received if each.method == "POST"]
 
@@ -48,7 +48,7 @@ async def test_the_model_chooses_the_host(store: Database, key: str):
                 assert answer.status == 200
                 history.append(answer.json["choices"][0]["message"])
                 assert answer.headers["x-tersely-session-source"] == ("new" if len(history) == 2 else "lineage")
-        assert (asked(main), asked(local), asked(router)) == (
+        assert (models_of(main), models_of(local), models_of(router)) == (
             ["gpt-5", "gpt-5"],
             ["llama3.3", "qwen3-8b"],
             ["meta/llama"],
@@ -66,8 +66,10 @@ async def test_the_path_names_the_host(store: Database):
         }
         with serve(store, main.url, upstreams=upstreams) as service:
             with openai.OpenAI(base_url=f"{service.url}/u/local/v1", api_key="none", max_retries=0) as client:
-                said = client.chat.completions.create(model="llama", messages=[{"role": "user", "content": "hello"}])
-                assert said.choices[0].message.content
+                response = client.chat.completions.create(
+                    model="llama", messages=[{"role": "user", "content": "hello"}]
+                )
+                assert response.choices[0].message.content
                 client.models.list()
                 events = client.responses.create(model="llama", input="hello", stream=True)
                 assert [event.type for event in events][-1] == "response.completed"
@@ -89,9 +91,9 @@ async def test_azure_s_own_paths_and_version_pass(store: Database, raw: RawUpstr
         client = openai.AzureOpenAI(azure_endpoint=service.url, api_key="mine", api_version="2024-10-21", max_retries=0)
         with client:
             messages: list[Any] = [{"role": "user", "content": "hello"}]
-            said = client.chat.completions.with_raw_response.create(model="my-deployment", messages=messages)
-        assert said.parse().choices[0].message.content == "from azure"
-        assert said.headers["x-tersely-session-source"] == "new", "it is stored"
+            response = client.chat.completions.with_raw_response.create(model="my-deployment", messages=messages)
+        assert response.parse().choices[0].message.content == "from azure"
+        assert response.headers["x-tersely-session-source"] == "new", "it is stored"
         request = raw.requests[-1]
         assert request.target == "/openai/deployments/my-deployment/chat/completions?api-version=2024-10-21"
         assert request.headers["api-key"] == "operators"
@@ -118,7 +120,7 @@ async def test_tenants_reach_permitted_paths_of_a_named_account(store: Database)
             own = await post(service, b"", path="/v1/models", method="GET", X_Tersely_Key=one.key)
             assert own.status == 200
             assert (await post(service, body_of("hello"), path="/u/shared/v1/chat/completions")).status == 401
-        assert asked(shared) == ["llama"]
+        assert models_of(shared) == ["llama"]
 
 
 def test_settings_of_hosts_are_checked(tmp_path, monkeypatch: pytest.MonkeyPatch):
@@ -158,7 +160,7 @@ async def test_summaries_of_a_session_come_from_its_host(store: Database, key: s
                 answer = await post(service, body, path=path, X_Tersely_Session=key)
                 assert answer.status == 200
                 history.append(answer.json["choices"][0]["message"])
-            assert len(asked(router)) == 6
+            assert len(models_of(router)) == 6
             history.append({"role": "user", "content": "/context rebuild"})
             body = json.dumps({"model": "meta/llama", "messages": history}).encode()
             answer = await post(service, body, path=path, X_Tersely_Session=key)
@@ -167,10 +169,10 @@ async def test_summaries_of_a_session_come_from_its_host(store: Database, key: s
             assert done.status == 200
             calls = await post(service, b"", path=f"/api/sessions/{key}/calls", method="GET")
             assert [each["host"] for each in calls.json["items"]] == ["router"] * 6
-        assert len(asked(router)) == 8, answer.body
+        assert len(models_of(router)) == 8, answer.body
         assert "/context rebuild" not in str(router.state.received[-1].request)
         assert {each.headers["Authorization"] for each in router.state.received} == {"Bearer sk-router"}
-        assert asked(main) == []
+        assert models_of(main) == []
 
 
 async def converse(service: Service, key: str, prefix: str, model: str, **headers: str) -> None:
@@ -202,10 +204,10 @@ async def test_commands_over_rest_ask_the_host_of_the_last_call(store: Database,
                 done = await post(service, b"{}", path=f"/api/sessions/{key}/{command}")
                 assert done.status == 200, (command, done.body)
         host, other = (named, default) if prefix else (default, named)
-        assert len(asked(host)) > 6, "summaries were asked for"
-        assert set(asked(host)) == {"claude-x"}
+        assert len(models_of(host)) > 6, "summaries were asked for"
+        assert set(models_of(host)) == {"claude-x"}
         assert {each.headers["X-Api-Key"] for each in host.state.received} == {"sk-named" if prefix else "sk-default"}
-        assert (asked(main), asked(other)) == ([], []), "no other host has read anything"
+        assert (models_of(main), models_of(other)) == ([], []), "no other host has read anything"
 
 
 async def test_session_that_moved_is_summarised_where_it_is(store: Database, key: str):
@@ -219,10 +221,10 @@ async def test_session_that_moved_is_summarised_where_it_is(store: Database, key
                 body = json.dumps({"model": "m", "messages": history}).encode()
                 answer = await post(service, body, path=f"{prefix}/v1/chat/completions", X_Tersely_Session=key)
                 history.append(answer.json["choices"][0]["message"])
-                before = len(asked(main)), len(asked(local))
+                before = len(models_of(main)), len(models_of(local))
                 if len(history) > 2:
                     assert (await post(service, b"{}", path=f"/api/sessions/{key}/compact")).status == 200
-                    after = len(asked(main)), len(asked(local))
+                    after = len(models_of(main)), len(models_of(local))
                     asked_more = [then - now for now, then in zip(before, after, strict=True)]
                     assert asked_more[bool(prefix)] >= 1
                     assert asked_more[not prefix] == 0

@@ -206,8 +206,8 @@ class Talk:
     def anthropic_body(self, messages: list[dict[str, Any]], *, stream: bool) -> bytes:
         """The same in Anthropic's format, with a breakpoint on the last message, or on the last ones of the user."""
         written = as_anthropic(messages)
-        asked = [message for message in written if message["role"] == "user"]
-        for message in asked[-self.marks :] if self.marks else ():
+        users = [message for message in written if message["role"] == "user"]
+        for message in users[-self.marks :] if self.marks else ():
             if isinstance(message["content"], str):
                 message["content"] = [{"type": "text", "text": message["content"]}]
             message["content"][-1]["cache_control"] = {"type": "ephemeral"}
@@ -327,8 +327,10 @@ def as_anthropic(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if calls := message.get("tool_calls"):
             content = [{"type": "text", "text": content}] if content else []
             for call in calls:
-                asked = json.loads(call["function"]["arguments"] or "{}")
-                content.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": asked})
+                arguments = json.loads(call["function"]["arguments"] or "{}")
+                content.append(
+                    {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": arguments}
+                )
         elif isinstance(content, list):
             content = [dict(part) for part in content]
         written.append({"role": message["role"], "content": content})
@@ -348,8 +350,8 @@ def read_anthropic(blocks: list[dict[str, Any]]) -> dict[str, Any] | None:
     words = "".join(block["text"] for block in blocks if block["type"] == "text")
     if not (words or calls):
         return None
-    said: dict[str, Any] = {"role": "assistant", "content": words or None}
-    return {**said, "tool_calls": calls} if calls else said
+    message: dict[str, Any] = {"role": "assistant", "content": words or None}
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def read_anthropic_stream(answer: str) -> dict[str, Any] | None:
@@ -377,10 +379,10 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = datetime(2026, 3, 1, 12, 0, 10, tzinfo=UTC)
-        self.asked = count(1)
+        self.ticks = count(1)
 
     def __call__(self) -> datetime:
-        return self.now + timedelta(microseconds=next(self.asked))
+        return self.now + timedelta(microseconds=next(self.ticks))
 
 
 class Player:
@@ -446,13 +448,13 @@ class Player:
             sent = {"content-type": "application/json", **script, **talk.headers, **named}
             answer = side.post(talk.path_of(stream=stream), content=body, headers=sent)
             side.model.replies.pop(talk.key, None)
-            talk.sessions[index] = answer.headers.get("x-tersely-session", talk.sessions[index])
-            told = {
+            talk.sessions[index] = answer.reply_headers.get("x-tersely-session", talk.sessions[index])
+            reply_headers = {
                 name: value
-                for name, value in answer.headers.items()
+                for name, value in answer.reply_headers.items()
                 if name.startswith("x-tersely") and name not in UNEQUAL
             }
-            found.append((answer.status_code, told, self.read(answer, talk.dialect, stream=stream)))
+            found.append((answer.status_code, reply_headers, self.read(answer, talk.dialect, stream=stream)))
         assert found[0] == found[1], self.done
         return found[0][2]
 
@@ -499,8 +501,8 @@ class Player:
                         call["function"][name] = call["function"].get(name, "") + value
         if not (content or calls):
             return None
-        said: dict[str, Any] = {"role": "assistant", "content": content or None}
-        return {**said, "tool_calls": list(calls.values())} if calls else said
+        reply: dict[str, Any] = {"role": "assistant", "content": content or None}
+        return {**reply, "tool_calls": list(calls.values())} if calls else reply
 
     def hear(self, talk: Talk, reply: dict[str, Any] | None) -> None:
         if reply is None:
@@ -520,7 +522,7 @@ class Player:
         parts = [{"type": "text", "text": words}, {"type": "text", "text": "Thanks."}]
         return {"role": "user", "content": parts if self.draw.random() < 0.2 else words}
 
-    def said(self) -> ScriptedReply:
+    def text_reply(self) -> ScriptedReply:
         words = text(self.draw, self.draw.choice((8, 30, 150)))
         tag = self.draw.choice(("", "", f"\n<terse>{text(self.draw, 4)}</terse>"))
         return ScriptedReply(message={"content": words + tag})
@@ -564,7 +566,7 @@ class Player:
         if self.draw.random() < 0.3:
             reminder = f"<system-reminder>{text(self.draw, 6)}</system-reminder>"
             talk.messages.append({"role": "user", "content": f"{reminder}\n{text(self.draw, 5)}"})
-            self.hear(talk, self.send(talk, replies=(self.said(),)))
+            self.hear(talk, self.send(talk, replies=(self.text_reply(),)))
         self.talks.append(talk)
         self.append(talk)
 
@@ -572,7 +574,7 @@ class Player:
         for _ in range(self.draw.choice((1, 2, 4))):
             if not self.is_open(talk):
                 talk.messages.append(self.question())
-            self.hear(talk, self.send(talk, replies=(self.said(),)))
+            self.hear(talk, self.send(talk, replies=(self.text_reply(),)))
 
     def work(self, talk: Talk) -> None:
         if not talk.tools:
@@ -584,25 +586,26 @@ class Player:
             self.hear(talk, self.send(talk, replies=(self.calling(count=self.draw.choice((1, 1, 2))),)))
 
     def edit(self, talk: Talk) -> None:
-        asked = [index for index, message in enumerate(talk.messages) if message["role"] == "user"]
-        if asked:
-            index = self.draw.choice(asked)
+        users = [index for index, message in enumerate(talk.messages) if message["role"] == "user"]
+        if users:
+            index = self.draw.choice(users)
             talk.messages[index:] = [self.question()]
-            self.hear(talk, self.send(talk, replies=(self.said(),)))
+            self.hear(talk, self.send(talk, replies=(self.text_reply(),)))
 
     def regenerate(self, talk: Talk) -> None:
         while talk.messages and talk.messages[-1]["role"] != "user":
             talk.messages.pop()
         if talk.messages:
-            self.hear(talk, self.send(talk, replies=(self.said(),)))
+            self.hear(talk, self.send(talk, replies=(self.text_reply(),)))
 
     def retry(self, talk: Talk) -> None:
         if not self.is_open(talk):
             talk.messages.append(self.question())
-        replies = (self.said(),)
+        replies = (self.text_reply(),)
         self.send(talk, replies=replies)
         self.hear(
-            talk, self.send(talk, replies=(self.said(),), headers={"x-stainless-retry-count": self.draw.choice("01")})
+            talk,
+            self.send(talk, replies=(self.text_reply(),), headers={"x-stainless-retry-count": self.draw.choice("01")}),
         )
 
     def rest(self, talk: Talk, method: str, path: str, **more: Any) -> None:
@@ -690,7 +693,9 @@ class Player:
         if not talk.sessions[0] or self.is_open(talk):
             return
         message = self.question()
-        reply = self.send(talk, messages=[message], replies=(self.said(),), headers={"x-tersely-session": "SESSION"})
+        reply = self.send(
+            talk, messages=[message], replies=(self.text_reply(),), headers={"x-tersely-session": "SESSION"}
+        )
         if reply is not None:
             talk.messages += [message, reply]
 
@@ -703,25 +708,25 @@ class Player:
                 "content": f"<system-reminder>{text(self.draw, 6)}</system-reminder>\n{text(self.draw, 5)}",
             }
         )
-        self.hear(talk, self.send(talk, replies=(self.said(),)))
+        self.hear(talk, self.send(talk, replies=(self.text_reply(),)))
 
     def search(self, talk: Talk) -> None:
         """The model calls a tool of ours, where it is offered one; else the call is the client's to answer."""
         if not self.is_open(talk):
             talk.messages.append(self.question())
         call = self.calling("context_search", mode="search", query=self.draw.choice(WORDS))
-        reply = self.send(talk, replies=(call, self.said()))
+        reply = self.send(talk, replies=(call, self.text_reply()))
         self.hear(talk, reply)
 
     def side_call(self, talk: Talk) -> None:
-        self.send(talk, messages=[{"role": "user", "content": "quota"}], replies=(self.said(),))
+        self.send(talk, messages=[{"role": "user", "content": "quota"}], replies=(self.text_reply(),))
 
     def several(self, talk: Talk) -> None:
         """Several messages at once, and a reply that the service has not seen."""
         if self.is_open(talk):
             return
         talk.messages += [self.question(), {"role": "assistant", "content": text(self.draw, 9)}, self.question()]
-        self.hear(talk, self.send(talk, replies=(self.said(),)))
+        self.hear(talk, self.send(talk, replies=(self.text_reply(),)))
 
     def break_off(self, talk: Talk) -> None:
         if not self.is_open(talk):
@@ -735,14 +740,14 @@ class Player:
             talk.messages.append(self.question())
         error = {"message": "This model's maximum context length", "code": "context_length_exceeded"}
         refusal = ScriptedReply(status=400, body=json.dumps({"error": error}).encode())
-        self.hear(talk, self.send(talk, replies=(refusal, self.said())))
+        self.hear(talk, self.send(talk, replies=(refusal, self.text_reply())))
 
     def fail(self, talk: Talk) -> None:
         if not self.is_open(talk):
             talk.messages.append(self.question())
         refusal = ScriptedReply(status=self.draw.choice((400, 429, 500)), body=b'{"error":{"message":"No."}}')
         self.send(talk, replies=(refusal,))
-        self.hear(talk, self.send(talk, replies=(self.said(),)))
+        self.hear(talk, self.send(talk, replies=(self.text_reply(),)))
 
     def cut_off(self, talk: Talk) -> None:
         """A stream breaks off; the client asks again."""
@@ -752,7 +757,7 @@ class Player:
             talk.messages.append(self.question())
         words = text(self.draw, 60)
         self.send(talk, replies=(ScriptedReply(message={"content": words}, break_after=4, break_with="error"),))
-        self.hear(talk, self.send(talk, replies=(self.said(),)))
+        self.hear(talk, self.send(talk, replies=(self.text_reply(),)))
 
 
 def _loaded(value: str) -> object:

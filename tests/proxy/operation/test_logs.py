@@ -42,7 +42,7 @@ async def test_log_contains_no_message_content(store: Database, raw: RawUpstream
     key = f"sk-{word}"
     tsk = f"tsk_0123456789abcdef_{word}{'s' * 30}"
     headers = {"Authorization": f"Bearer {key}", "X-Tersely-Session": f"s{secrets.token_hex(4)}"}
-    said = body_of(f"{word} in a question", stream=True, user=word, model=word)
+    body = body_of(f"{word} in a question", stream=True, user=word, model=word)
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     replies = [
         (http_head(), sse(f"{word} in an answer<terse>{word}</terse>", role=True), sse(finish="stop"), DONE),
@@ -62,14 +62,14 @@ async def test_log_contains_no_message_content(store: Database, raw: RawUpstream
             raw.answer(*pieces)
             for path in ("/v1/chat/completions", f"/v1/{word}?{word}={word}"):
                 with contextlib.suppress(aiohttp.ClientPayloadError):
-                    await post(service, said, path=path, **headers)
+                    await post(service, body, path=path, **headers)
         for body in (f'{{"{word}":'.encode(), f'{{"messages":"{word}"}}'.encode(), b"\xff" + word.encode()):
             await post(service, body, **headers)
-        await post(service, said, X_Tersely_Strategy=word)
-        await post(service, said, X_Tersely_Bypass=word)
+        await post(service, body, X_Tersely_Strategy=word)
+        await post(service, body, X_Tersely_Bypass=word)
         raw.answer(http_head(), sse(word, role=True), 5.0)
         async with wire(service) as line:
-            await line.send(request_bytes(said, **headers))
+            await line.send(request_bytes(body, **headers))
             await line.until(word.encode())
         async with wire(service) as line:
             await line.send(f"{word} {word}\r\n\r\n".encode())
@@ -77,14 +77,14 @@ async def test_log_contains_no_message_content(store: Database, raw: RawUpstream
         way.cut()
         raw.answer(*replies[0])
         for _ in range(3):
-            await post(service, said, **headers)
-        await post(service, said, **{name: value for name, value in headers.items() if name != "X-Tersely-Session"})
+            await post(service, body, **headers)
+        await post(service, body, **{name: value for name, value in headers.items() if name != "X-Tersely-Session"})
         with serve(store, raw.url, dsn=way.dsn, auth="keys") as locked:
-            await post(locked, said, X_Tersely_Key=tsk)
+            await post(locked, body, X_Tersely_Key=tsk)
             way.restore()
             await asyncio.sleep(0.3)
-            await post(locked, said, X_Tersely_Key=tsk)
-            await post(locked, said, Authorization=f"Bearer {key}")
+            await post(locked, body, X_Tersely_Key=tsk)
+            await post(locked, body, Authorization=f"Bearer {key}")
 
     assert "forwarding without the store" in logged.getvalue(), "there is something to look at"
     assert word not in logged.getvalue()

@@ -268,10 +268,10 @@ async def test_unknown_ids_and_foreign_ids_get_the_same_error(shared: Service, o
     answers = [
         await ask(shared, theirs, RESPONSES, response("?", previous_response_id=each)) for each in (made, unknown)
     ]
-    said = [
+    refusals = [
         each.json["error"]["message"].replace(name, "") for each, name in zip(answers, (made, unknown), strict=True)
     ]
-    assert said[0] == said[1]
+    assert refusals[0] == refusals[1]
 
 
 @pytest.mark.parametrize("store_it", [True, False])
@@ -659,13 +659,13 @@ async def test_a_container_belongs_to_the_tenant_whose_reply_named_it(
     note = {"type": "container_file_citation", "container_id": container, "file_id": file, "filename": "a.png"}
     text = {"type": "output_text", "text": "done", "annotations": [note]}
     call = {"type": "code_interpreter_call", "id": f"ci_{key}", "container_id": container, "code": "1", "outputs": []}
-    said = {"type": "message", "id": f"msg_{key}", "role": "assistant", "status": "completed", "content": [text]}
-    reply = {"id": f"resp_{key}", "object": "response", "status": "completed", "model": "m", "output": [call, said]}
+    message = {"type": "message", "id": f"msg_{key}", "role": "assistant", "status": "completed", "content": [text]}
+    reply = {"id": f"resp_{key}", "object": "response", "status": "completed", "model": "m", "output": [call, message]}
     model.script(key, ScriptedReply(status=200, body=json.dumps(reply).encode()))
     first = response("draw", user=key, tools=[{"type": "code_interpreter", "container": {"type": "auto"}}])
     assert (await ask(shared, ours, RESPONSES, first, **bypass)).status == 200
 
-    again = {**first, "user": "", "input": [*first["input"], call, said, {"role": "user", "content": "more"}]}
+    again = {**first, "user": "", "input": [*first["input"], call, message, {"role": "user", "content": "more"}]}
     named = response("go on", tools=[{"type": "code_interpreter", "container": container}])
     for body in (again, named):
         assert (await ask(shared, theirs, RESPONSES, body)).status == 404

@@ -126,12 +126,12 @@ async def test_a_container_of_anthropic_belongs_to_the_tenant_whose_reply_named_
         host.stream(MESSAGES, as_events(reply))
     else:
         host.give(MESSAGES, reply)
-    asked = [{"role": "user", "content": f"draw {key}"}]
-    first = {"model": "m", "max_tokens": 9, "messages": asked, "stream": streams}
+    messages = [{"role": "user", "content": f"draw {key}"}]
+    first = {"model": "m", "max_tokens": 9, "messages": messages, "stream": streams}
     assert (await ask(shared, ours, MESSAGES, first, **bypass)).status == 200
 
     host.give(MESSAGES, message(f"{key}2", [{"type": "text", "text": "More."}]))
-    more = [*asked, {"role": "assistant", "content": reply["content"]}, {"role": "user", "content": "more"}]
+    more = [*messages, {"role": "assistant", "content": reply["content"]}, {"role": "user", "content": "more"}]
     plain = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": f"more {key}"}]}
     for body in (
         {**plain, "container": container["id"]},
@@ -151,8 +151,8 @@ def output_of(key: str, file: str) -> list[dict[str, Any]]:
         "results": [{"file_id": file, "filename": "a.md", "score": 1, "text": "words", "attributes": {"file_id": "x"}}],
     }  # fmt: skip
     text = {"type": "output_text", "text": "It says so.", "annotations": notes}
-    said = {"type": "message", "id": f"msg_{key}", "role": "assistant", "status": "completed", "content": [text]}
-    return [search, said]
+    message = {"type": "message", "id": f"msg_{key}", "role": "assistant", "status": "completed", "content": [text]}
+    return [search, message]
 
 
 @pytest.mark.parametrize("bypass", BYPASS, ids=["built", "bypass"])

@@ -282,11 +282,11 @@ async def test_replies_that_are_no_completions_pass(behind_raw: Service, raw: Ra
     answer = await post(behind_raw, body_of("odd"), X_Tersely_Session=key)
 
     assert (answer.status, answer.body) == (200, reply)
-    asked, *said = await messages_by_number(behind_raw, key)
-    assert asked.role == "user"
-    assert [(each.role, each.status, each.finish) for each in said] == [("assistant", "superseded", "unread")] * bool(
-        reply
-    )
+    question, *replies = await messages_by_number(behind_raw, key)
+    assert question.role == "user"
+    assert [(each.role, each.status, each.finish) for each in replies] == [
+        ("assistant", "superseded", "unread")
+    ] * bool(reply)
 
 
 @pytest.mark.parametrize(

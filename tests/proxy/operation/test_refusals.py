@@ -88,8 +88,8 @@ async def test_refusal_is_searchable_and_becomes_text_in_other_dialects(
 ) -> None:
     model.script(key, ScriptedReply(message={"content": None, "refusal": WORDS}))
     await post(service, in_chat(key, user("do it")), X_Tersely_Session=key)
-    asked = json.dumps({"model": "claude-x", "max_tokens": 9, "messages": [user("please")]}).encode()
-    answer = await post(service, asked, path="/v1/messages", X_Tersely_Session=key)
+    body = json.dumps({"model": "claude-x", "max_tokens": 9, "messages": [user("please")]}).encode()
+    answer = await post(service, body, path="/v1/messages", X_Tersely_Session=key)
     assert answer.status == 200, answer.body
     assert any(WORDS in json.dumps(each) for each in said_to(model, "messages"))
     wanted = json.dumps({"mode": "search", "query": "not able to help"}).encode()

@@ -65,28 +65,28 @@ class Talk:
         return session
 
 
-def body_for(dialect: str, said: Sequence[tuple[str, str]], *, stream: bool) -> bytes:
+def body_for(dialect: str, history: Sequence[tuple[str, str]], *, stream: bool) -> bytes:
     if dialect == "gemini_gca":
-        inner = json.loads(WIRES["gemini"].body(said))
+        inner = json.loads(WIRES["gemini"].body(history))
         return json.dumps({"model": "gemini-3-flash", "project": "p", "request": inner}).encode()
-    return WAYS[dialect].body(said, stream=stream)
+    return WAYS[dialect].body(history, stream=stream)
 
 
 async def talk(
     services: Sequence[Service], model: Model, key: str, dialect: str, *, stream: bool, turns: int, **headers: str
 ) -> Talk:
-    way, said, found, subject = WAYS[dialect], [], Talk(), next(SUBJECTS)
+    way, history, found, subject = WAYS[dialect], [], Talk(), next(SUBJECTS)
     for turn in range(turns):
-        said.append(("user", f"Question {turn} of {subject}. {PADDING}"))
+        history.append(("user", f"Question {turn} of {subject}. {PADDING}"))
         model.script(key, ScriptedReply(message={"role": "assistant", "content": f"Answer {turn}."}))
-        body = body_for(dialect, said, stream=stream)
+        body = body_for(dialect, history, stream=stream)
         path = way.stream_path if stream and way.stream_path else way.path
         answer = await post(services[turn % len(services)], body, path=path, X_Script=key, **headers)
         assert answer.status == 200, answer.body
         found.given.append(body)
         found.sent.append(model.last.body)
         found.answers.append(answer)
-        said.append(("assistant", f"Answer {turn}."))
+        history.append(("assistant", f"Answer {turn}."))
     return found
 
 
@@ -181,13 +181,13 @@ async def test_calls_that_use_what_is_cut_are_counted_in_all_views(
     assert shadow["edits"] == {"calls": 1, "ready": 0, "full_ready": 1}
     assert 0 < shadow["relative_price"] < 1
     price = f"{shadow['relative_price']:.2f}"
-    told = f"this session would have cost {price} of what it cost, and 1 of 17 calls used something that would have"
-    assert shadow["text"].startswith(told)
+    expected = f"this session would have cost {price} of what it cost, and 1 of 17 calls used something that would have"
+    assert shadow["text"].startswith(expected)
     total = (await get(replicas[0], "/api/savings"))["total"]["shadow"]
     assert total["calls"] >= len(steps)
     assert total["missing_calls"] >= 1
     page = await post(replicas[0], b"", method="GET", path=f"/console/session/savings?id={session}")
-    assert told in page.body.decode()
+    assert expected in page.body.decode()
     listed = await post(replicas[0], b"", method="GET", path="/console/sessions")
     assert f"shadow {price}" in listed.body.decode()
 
@@ -215,14 +215,14 @@ async def test_a_session_is_switched_from_shadow_to_real(
         assert (await post(replicas[0], b'{"strategy": "slim"}', method="PATCH", path=path)).status == 200
     else:
         assert await click(replicas[0], tried.session) == 303
-    said = [(message["role"], message["content"]) for message in json.loads(tried.given[-1])["messages"]]
-    said += [("assistant", f"Answer {TURNS - 1}."), ("user", "And now?")]
+    history = [(message["role"], message["content"]) for message in json.loads(tried.given[-1])["messages"]]
+    history += [("assistant", f"Answer {TURNS - 1}."), ("user", "And now?")]
     whole = await post(
         replicas[0],
         json.dumps({"messages": [{"role": "user", "content": "And now?"}], "model": "gpt-4o-mini"}).encode(),
         path=f"/api/sessions/{tried.session}/context",
     )
-    answer = await post(replicas[1], WIRES["openai_chat"].body(said), X_Script=key, X_Tersely_Shadow="slim")
+    answer = await post(replicas[1], WIRES["openai_chat"].body(history), X_Script=key, X_Tersely_Shadow="slim")
 
     assert answer.session == tried.session
     assert answer.context == "built"

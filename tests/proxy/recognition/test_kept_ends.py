@@ -94,18 +94,18 @@ class Pi:
         assert received["messages"][-len(self.history) :] == self.history, "the model got what the client sent"
 
     async def title(self) -> None:
-        asked = {"role": "user", "content": "Generate a title for this conversation:\n"}
-        assert not (await self._send(TITLE, asked, reply={"role": "assistant", "content": "A title"})).session
+        message = {"role": "user", "content": "Generate a title for this conversation:\n"}
+        assert not (await self._send(TITLE, message, reply={"role": "assistant", "content": "A title"})).session
 
     async def compact(self, kept_from: int | None) -> None:
         """Summarise all before the message ``kept_from``; None: everything."""
-        asked = {
+        message = {
             "role": "user",
             "content": f"<conversation>\n{transcript(self.log[:kept_from])}\n</conversation>\n\nSum up.",
         }
         summary = f"Summary {len(self.openings) + 1} of {self.key}: there were questions, and all were answered."
         system = {"role": "system", "content": self.summarizes}
-        assert not (await self._send(system, asked, reply={"role": "assistant", "content": summary})).session
+        assert not (await self._send(system, message, reply={"role": "assistant", "content": summary})).session
         self.kept = [] if kept_from is None else self.log[kept_from:]
         self.opening, self.compacted_at = self.open_with(summary), len(self.log)
         self.openings += self.opening
@@ -191,12 +191,16 @@ async def test_turns_stay_behind_a_clients_own_compactions(
     assert [(each.seq, each.turn, content(each)) for each in stored[: len(before)]] == [
         (each.seq, each.turn, content(each)) for each in before
     ], "what was said before stays as it was"
-    told = [content(each) for each in stored]
-    assert not any("<conversation>" in (text or "") or text == "A title" for _, text in told), "a side call was stored"
+    contents = [content(each) for each in stored]
+    assert not any("<conversation>" in (text or "") or text == "A title" for _, text in contents), (
+        "a side call was stored"
+    )
     for message in [*client.log, *client.openings]:
-        said = (message["role"], message["content"])
-        copies = sum((each["role"], each["content"]) == said for each in client.log)
-        assert told.count(said) >= 1 if message in client.openings else told.count(said) == copies, said
+        content_sent = (message["role"], message["content"])
+        copies = sum((each["role"], each["content"]) == content_sent for each in client.log)
+        assert (
+            contents.count(content_sent) >= 1 if message in client.openings else contents.count(content_sent) == copies
+        ), content_sent
     _check_turns(stored, client)
 
 
@@ -226,13 +230,13 @@ async def test_taking_out_a_kept_turn_leaves_the_clients_summary(
 
 def _check_turns(stored: list[StoredMessage], client: Pi) -> None:
     """Every reply is in the turn of its question, and every new question has a turn of its own."""
-    asked: dict[str, set[int]] = {}
+    turns: dict[str, set[int]] = {}
     for each in stored:
         if each.role == "user" and each.message not in client.openings:
-            asked.setdefault(each.message["content"], set()).add(each.turn)
+            turns.setdefault(each.message["content"], set()).add(each.turn)
     for each in stored:
         text = each.message.get("content") or ""
         if each.role == "assistant" and text.startswith("Reply"):
-            assert each.turn in asked[text.partition(" to ")[2]]
+            assert each.turn in turns[text.partition(" to ")[2]]
     questions = [each["content"] for each in client.log if each["role"] == "user" and each not in client.openings]
-    assert sum(map(len, asked.values())) == len(set().union(*asked.values())) == len(questions)
+    assert sum(map(len, turns.values())) == len(set().union(*turns.values())) == len(questions)

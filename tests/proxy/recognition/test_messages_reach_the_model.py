@@ -121,8 +121,8 @@ STEPS = st.lists(
 )
 
 
-def made_of(history: list[Wire], how: str, place: int) -> list[Wire]:
-    at = place % max(1, len(history))
+def made_of(history: list[Wire], how: str, index: int) -> list[Wire]:
+    at = index % max(1, len(history))
     match how:
         case "beginning":
             return history[: at + 1]
@@ -148,7 +148,8 @@ async def test_every_message_of_a_request_reaches_the_model(
     headers: dict[str, Any] = {"X_Session_Id": key} if named else {}
     client = Client(service, model, key, X_Tersely_Strategy=strategy, **headers)
     history = [user(f"Question {key}.")]
-    await talk(client, history, steps)
+    texts = await talk(client, history, steps)
+    assert await client.live() == texts
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -162,15 +163,20 @@ async def test_the_current_history_is_the_sent_one_after_cuts_too(
     history = [user(f"Question {key}.")]
     for _ in range(turns):
         history = [*history, assistant(await client.send(history)), user(f"Question {next(_numbers)}.")]
-    await talk(client, history, steps)
+    texts = await talk(client, history, steps)
+    assert await client.live() == texts
 
 
-async def talk(client: Client, history: list[Wire], steps: list[Any]) -> None:
+async def talk(client: Client, history: list[Wire], steps: list[Any]) -> list[str]:
+    """Take ``steps``, each checked by `Client.send`. Return the texts of the last request and its reply, if any."""
     histories = [[*history, assistant(await client.send(history))]]
-    for back, how, place, asks, fails in steps:
-        history = made_of(histories[-1 - back % len(histories)], how, place)
+    last = histories[0]
+    for back, how, index, asks, fails in steps:
+        history = made_of(histories[-1 - back % len(histories)], how, index)
         if asks or not history or history[-1]["role"] == "assistant":
             history = [*history, user(f"Question {next(_numbers)}.")]
         reply = await client.send(history, fails=fails)
+        last = history if fails else [*history, assistant(reply)]
         if not fails:
-            histories.append([*history, assistant(reply)])
+            histories.append(last)
+    return [message["content"] for message in last]

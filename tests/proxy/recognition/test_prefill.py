@@ -23,10 +23,10 @@ SETTINGS: dict[str, dict[str, str]] = {
     "full": {"X_Tersely_Strategy": "full"},
     "cut at once": {"X_Tersely_Strategy": '{"name": "slim", "recent_turns": 1}', "X_Tersely_Epoch": "every_request"},
 }
-Said = list[tuple[str, str]]
+History = list[tuple[str, str]]
 
 
-def request(dialect: str, history: Said) -> bytes:
+def request(dialect: str, history: History) -> bytes:
     if dialect == "gemini":
         roles = {"user": "user", "assistant": "model"}
         return json.dumps({"contents": [{"role": roles[r], "parts": [{"text": t}]} for r, t in history]}).encode()
@@ -47,7 +47,7 @@ class Client:
 
     def __init__(self, service: Service, model: Model, key: str, dialect: str, *, joins: bool = True) -> None:
         self.service, self.model, self.key, self.dialect, self.joins = service, model, key, dialect, joins
-        self.history: Said = []
+        self.history: History = []
 
     async def ask(self, text: str, prefill: str, reply: str, *, shown: str | None = None, **headers: Any) -> Answered:
         self.model.script(self.key, ScriptedReply(message={"role": "assistant", "content": reply}))

@@ -181,7 +181,7 @@ def talked_with(request: pytest.FixtureRequest, store: Database, model: Model) -
         yield running, model, TAGS.get(request.param.partition(",")[0], "")
 
 
-def check_same(talked_with: TalkedWith, steps: list[Step]) -> None:
+def two_ways(talked_with: TalkedWith, steps: list[Step]) -> tuple[Client, Client]:
     """Have a client that names replies and one that sends everything take the same steps."""
     key = f"k{secrets.token_hex(4)}{next(_numbers):04}"
     service, model, tag = talked_with
@@ -191,7 +191,7 @@ def check_same(talked_with: TalkedWith, steps: list[Step]) -> None:
         named.do(step)
         resent.do(step)
         assert named.shown == resent.shown
-    assert named.stored() == resent.stored()
+    return named, resent
 
 
 as_property = settings(
@@ -214,13 +214,15 @@ def say(words: str, at: int = 0) -> Step:
 @example([say(LONG) for _ in range(6)] + [say("back", 4), say("more"), say("again", 2), say("on", 1), say("more")])
 @given(steps=BRANCHES)
 def test_branches_by_ids_as_resent(talked_with: TalkedWith, steps: list[Step]) -> None:
-    check_same(talked_with, steps)
+    named, resent = two_ways(talked_with, steps)
+    assert named.stored() == resent.stored()
 
 
 @as_property
 @given(steps=NOTES)
 def test_notes_by_ids_as_resent(talked_with: TalkedWith, steps: list[Step]) -> None:
-    check_same(talked_with, steps)
+    named, resent = two_ways(talked_with, steps)
+    assert named.stored() == resent.stored()
 
 
 def names_reply(service: Service, key: str, words: str, reply: str = "") -> Answered:

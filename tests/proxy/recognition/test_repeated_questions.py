@@ -11,7 +11,7 @@ import pytest
 
 from tersely.fakellm.scripted import Received, ScriptedReply
 from tests.conftest import Database
-from tests.support.dialect_wires import WIRES, Said, Wire, listed
+from tests.support.dialect_wires import WIRES, Spoken, Wire, listed
 from tests.support.http import Answered, post
 from tests.support.services import Service, serve
 from tests.support.upstreams import Model, scripted
@@ -29,18 +29,18 @@ class Answers:
         model.state.script = self._answer
 
     def _answer(self, received: Received) -> ScriptedReply:
-        name = [name for kind, name in self._said(received) if kind == "question"][-1]
+        name = [name for kind, name in self._spoken(received) if kind == "question"][-1]
         self._count += 1
         return ScriptedReply(message={"content": f"answer <{name}-{self._count if self.are_numbered else 'same'}>"})
 
     @staticmethod
-    def _said(received: Received) -> list[Said]:
+    def _spoken(received: Received) -> list[Spoken]:
         return NAME.findall(json.dumps(received.request))
 
     @property
-    def last_sent(self) -> list[Said]:
+    def last_sent(self) -> list[Spoken]:
         """What the newest request upstream says."""
-        return self._said(self.model.last)
+        return self._spoken(self.model.last)
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +75,12 @@ class Talk:
     def __init__(self, service: Service, dialect: Wire, key: str, *, sends_all: bool, streams: bool) -> None:
         self.service, self.dialect, self.key = service, dialect, key
         self.sends_all, self.streams = sends_all, streams
-        self.history: list[Said] = []
+        self.history: list[Spoken] = []
         self.session = ""
 
     async def ask(self, name: str) -> str:
         """Ask; the name of the answer."""
-        question: Said = ("user", f"question <{name}>")
+        question: Spoken = ("user", f"question <{name}>")
         headers: dict[str, Any] = {} if self.sends_all else {"X_Tersely_Session": self.key}
         messages = [*self.history, question] if self.sends_all else [question]
         answered = await self.dialect.send(self.service, messages, stream=self.streams, **headers)
@@ -102,7 +102,7 @@ class Talk:
         assert done.status in {200, 204}, done.body
 
 
-def named(*pairs: tuple[str, str]) -> list[Said]:
+def named(*pairs: tuple[str, str]) -> list[Spoken]:
     return [entry for question, answer in pairs for entry in (("question", question), ("answer", answer))]
 
 

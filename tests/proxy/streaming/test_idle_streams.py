@@ -189,6 +189,8 @@ async def test_a_slow_host(
     play(raw, (speaker.beginning, 0.8, speaker.end))
     got = await ask(offering if is_offered else behind_raw, speaker, key, LAST_CHUNK)
     check_only(got, speaker, speaker.beginning + speaker.end)
+    assert got.endswith(LAST_CHUNK)
+    assert (speaker.heartbeat or b"") in got
 
 
 @by_kind

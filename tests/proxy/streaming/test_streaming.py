@@ -175,7 +175,8 @@ async def test_words_about_the_end_mark_are_not_the_end(behind_raw: Service, raw
     async with wire(behind_raw) as line:
         await line.send(request_bytes(body_of("go", stream=True), X_Tersely_Session=key, X_Tersely_Strategy=strategy))
         await line.until(b"[DONE] on a line", limit=1)
-        await line.until(b" and so on", limit=1)
+        got = await line.until(b" and so on", limit=1)
+    assert got.count(b"[DONE]") == 1, "the text alone; the host has not ended the stream"
 
 
 @pytest.mark.parametrize("strategy", ["slim", "full"])

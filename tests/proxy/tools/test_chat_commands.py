@@ -59,11 +59,11 @@ def openai_chat(service: Service, headers: dict[str, str], *, streams: bool) -> 
             chunks = list(client.chat.completions.create(**options, stream=True, stream_options=wants))
             assert chunks[-1].usage is not None
             assert chunks[-2].choices[0].finish_reason == "stop"
-            said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+            reply = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
         else:
-            said = client.chat.completions.create(**options).choices[0].message.content
-        history.append({"role": "assistant", "content": said})
-        return str(said)
+            reply = client.chat.completions.create(**options).choices[0].message.content
+        history.append({"role": "assistant", "content": reply})
+        return str(reply)
 
     return say
 
@@ -155,9 +155,9 @@ async def test_a_command_between_two_turns(
     before = [(each.role, each.text) for each in await messages_by_number(commanded, session)]
     assert [role for role, _ in before] == ["system", "user", "assistant"]
 
-    said = say("second question")
+    reply = say("second question")
 
-    assert said.startswith(f"I was sent {3 + (chat is openai_chat)} messages. You said: second question")
+    assert reply.startswith(f"I was sent {3 + (chat is openai_chat)} messages. You said: second question")
     sent = received(model, key)[-1].body
     assert MARK.encode() not in sent
     assert b"/message" not in sent
@@ -284,8 +284,8 @@ async def test_only_a_command_with_its_answer_is_removed(commanded: Service, mod
     ]
     await post(commanded, body_of(*history), X_Tersely_Session=key, X_Script=key)
     sent = json.loads(received(model, key)[-1].body)["messages"]
-    said = [each["content"] for each in sent if each["role"] != "system"]
-    assert said == ["hello", f"{MARK}\nis what I call it", "/undo", "bye"]
+    contents = [each["content"] for each in sent if each["role"] != "system"]
+    assert contents == ["hello", f"{MARK}\nis what I call it", "/undo", "bye"]
 
 
 async def test_text_beside_a_command_stays(commanded: Service, model: Model, key: str) -> None:
@@ -307,8 +307,8 @@ async def test_chain_of_responses_continues_from_the_providers_id(commanded: Ser
     unknown = await ask("/context", None)
     first = await ask("hello", unknown["id"])
     assert "previous_response_id" not in json.loads(received(model, key)[-1].body)
-    told = await ask("/context", first["id"])
-    assert told["id"] == first["id"]
+    report = await ask("/context", first["id"])
+    assert report["id"] == first["id"]
 
 
 @pytest.mark.parametrize("method", ["generateContent", "streamGenerateContent", "streamGenerateContent?alt=sse"])
@@ -392,8 +392,8 @@ async def test_calls_beside_the_chat_carry_no_trace_and_are_no_commands(
     answer = await post(commanded, body_of(title, "/context"), X_Script=key)
     assert answer.context == "passthrough"
     summary = {"role": "system", "content": "You are a context summarization agent."}
-    told = {"role": "assistant", "content": f"{MARK}\n1 messages"}
-    await post(commanded, body_of(summary, "hello", "/context", told, "Summarise."), X_Script=key)
+    echoed = {"role": "assistant", "content": f"{MARK}\n1 messages"}
+    await post(commanded, body_of(summary, "hello", "/context", echoed, "Summarise."), X_Script=key)
     assert len(received(model, key)) == 2
     sent = json.loads(received(model, key)[-1].body)["messages"]
     assert [each["content"] for each in sent[1:]] == ["hello", "Summarise."]
@@ -411,8 +411,8 @@ async def test_the_effect_of_a_command_holds_when_clients_resend_everything(
         say(words)
     say(command)
     say(f"number three of {key}")
-    said = say(f"number four of {key}")
-    assert said.rstrip().endswith(f"number four of {key}")
+    reply = say(f"number four of {key}")
+    assert reply.rstrip().endswith(f"number four of {key}")
     sent = json.loads(received(model, key)[-1].body)["messages"]
-    asked = [each["content"].split()[1] for each in sent if each["role"] == "user"]
-    assert asked == [*left, "three", "four"]
+    questions = [each["content"].split()[1] for each in sent if each["role"] == "user"]
+    assert questions == [*left, "three", "four"]

@@ -49,7 +49,7 @@ def workers(store: Database, model: Model, slow: Model) -> Iterator[tuple[Servic
         yield one, other
 
 
-async def told(service: Service, *words: str) -> list[object]:
+async def talk(service: Service, *words: str) -> list[object]:
     """A history of these turns, with their replies."""
     history: list[object] = []
     for each in words:
@@ -67,7 +67,7 @@ def text_of(answer: Answered) -> str:
 
 
 async def test_a_retry_at_another_worker_gets_the_same_answer(workers: tuple[Service, Service], key: str) -> None:
-    history = await told(workers[0], f"one of {key}", "two", "three")
+    history = await talk(workers[0], f"one of {key}", "two", "three")
     first = await post(workers[0], body_of(*history, "/undo"))
     again = await post(workers[1], body_of(*history, "/undo"), **RETRY)
 
@@ -76,7 +76,7 @@ async def test_a_retry_at_another_worker_gets_the_same_answer(workers: tuple[Ser
 
 
 async def test_a_key_names_one_command(workers: tuple[Service, Service], key: str) -> None:
-    history = await told(workers[0], f"one of {key}", "two", "three")
+    history = await talk(workers[0], f"one of {key}", "two", "three")
     first = await post(workers[0], body_of(*history, "/undo"), Idempotency_Key="a")
     again = await post(workers[1], body_of(*history, "/undo"), Idempotency_Key="a")
     assert text_of(again) == text_of(first)
@@ -86,7 +86,7 @@ async def test_a_key_names_one_command(workers: tuple[Service, Service], key: st
 
 
 async def test_the_same_once_more_without_a_word_about_it(workers: tuple[Service, Service], key: str) -> None:
-    history = await told(workers[0], f"one of {key}", "two", "three")
+    history = await talk(workers[0], f"one of {key}", "two", "three")
     first = await post(workers[0], body_of(*history, "/undo"))
     again = await post(workers[1], body_of(*history, "/undo"))
 
@@ -95,7 +95,7 @@ async def test_the_same_once_more_without_a_word_about_it(workers: tuple[Service
 
 
 async def test_a_command_sent_twice_at_once_runs_once(workers: tuple[Service, Service], key: str) -> None:
-    history = await told(workers[0], f"one of {key}", "two", "three", "four")
+    history = await talk(workers[0], f"one of {key}", "two", "three", "four")
     body = body_of(*history, "/undo")
     answers = await asyncio.gather(*(post(workers[n % 2], body, **RETRY) for n in range(8)))
 
@@ -104,7 +104,7 @@ async def test_a_command_sent_twice_at_once_runs_once(workers: tuple[Service, Se
 
 
 async def test_command_typed_twice_runs_twice(workers: tuple[Service, Service], key: str) -> None:
-    history = await told(workers[0], f"one of {key}", "two", "three")
+    history = await talk(workers[0], f"one of {key}", "two", "three")
     first = await post(workers[0], body_of(*history, "/undo"))
     exchange = ["/undo", first.json["choices"][0]["message"]]
     second = await post(workers[1], body_of(*history, *exchange, "/undo"))
@@ -168,7 +168,7 @@ async def test_a_client_that_loses_patience_gets_the_answer_of_its_first_try(
     workers: tuple[Service, Service], slow: Model, key: str
 ) -> None:
     await post(workers[0], body_of("one"), X_Tersely_Session=key)
-    asked = len(slow.state.received)
+    before = len(slow.state.received)
     async with openai.AsyncOpenAI(
         base_url=workers[0].base_url, api_key="k", timeout=SLOW * 0.7, max_retries=4
     ) as client:
@@ -178,7 +178,7 @@ async def test_a_client_that_loses_patience_gets_the_answer_of_its_first_try(
             extra_headers={"X-Tersely-Session": key},
         )
     assert "Goal: a slow one" in str(answer.choices[0].message.content)
-    assert len(slow.state.received) == asked + 1
+    assert len(slow.state.received) == before + 1
 
 
 STREAMS = [
@@ -195,9 +195,9 @@ async def test_a_slow_command_keeps_its_stream_alive(
     workers: tuple[Service, Service], key: str, path: str, body: dict[str, Any], beat: bytes
 ) -> None:
     await post(workers[0], body_of("one"), X_Tersely_Session=key)
-    said = {"role": "user", "content": "/context rebuild", "parts": [{"text": "/context rebuild"}]}
-    del said["content" if "contents" in body else "parts"]
-    sent = {name: [said] if value == [] else value for name, value in body.items()}
+    command = {"role": "user", "content": "/context rebuild", "parts": [{"text": "/context rebuild"}]}
+    del command["content" if "contents" in body else "parts"]
+    sent = {name: [command] if value == [] else value for name, value in body.items()}
     if "contents" not in body:
         sent["stream"] = True
     answer = await post(workers[0], json.dumps(sent).encode(), path=path, X_Tersely_Session=key)

@@ -84,7 +84,7 @@ PAD = ("c1", "manage_scratchpad", {"action": "update", "content": "remember the 
 NOTING = {"name": PAD[1], "arguments": json.dumps(PAD[2])}
 
 
-def said(client: openai.OpenAI, streams: bool, **request: Any) -> dict[str, Any]:
+def ask(client: openai.OpenAI, streams: bool, **request: Any) -> dict[str, Any]:
     """The assistant's message as the official client puts it together, with finish, id and usage."""
     if not streams:
         answer: ChatCompletion = client.chat.completions.create(**request)
@@ -112,7 +112,7 @@ def test_own_tool_call_is_answered_within_one_reply(client: openai.OpenAI, model
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
     model.script(key, calling(PAD, content="Let me note that.", usage=usage), saying("Noted.", usage=usage))
     first = [{"role": "user", "content": f"note this {key}"}]
-    seen = said(client, streams, model=MODEL, messages=first, user=key)
+    seen = ask(client, streams, model=MODEL, messages=first, user=key)
     assert seen["content"] == "Let me note that.\n\nNoted."
     assert "tool_calls" not in seen
     assert seen["finish"] == "stop"
@@ -134,7 +134,7 @@ def test_own_tool_call_is_answered_within_one_reply(client: openai.OpenAI, model
 
     model.script(key, saying("Milk."))
     echo = {"role": "assistant", "content": seen["content"]}
-    said(client, streams, model=MODEL, messages=[*first, echo, {"role": "user", "content": "what?"}], user=key)
+    ask(client, streams, model=MODEL, messages=[*first, echo, {"role": "user", "content": "what?"}], user=key)
     third = requested(model, key)[2]
     assert third["messages"][:3] == second["messages"]
     assert third["messages"][3] == {"role": "assistant", "content": "Noted."}
@@ -145,7 +145,7 @@ def test_own_tool_call_is_answered_within_one_reply(client: openai.OpenAI, model
 def test_of_a_mixed_reply_the_client_sees_its_own_calls(client: openai.OpenAI, model: Model, key: str, streams: bool):
     model.script(key, calling(PAD, ("c2", "add", {"a": 1}), ("c3", "retrieve_memos", {"query": "x"})))
     first = [{"role": "user", "content": f"do both {key}"}]
-    seen = said(client, streams, model=MODEL, messages=first, user=key, tools=[THEIRS])
+    seen = ask(client, streams, model=MODEL, messages=first, user=key, tools=[THEIRS])
     assert [call["id"] for call in seen["tool_calls"]] == ["c2"]
     assert seen["finish"] == "tool_calls"
     assert len(model.requests(key)) == 1
@@ -154,7 +154,7 @@ def test_of_a_mixed_reply_the_client_sees_its_own_calls(client: openai.OpenAI, m
     echo = {key_: value for key_, value in seen.items() if key_ in {"role", "content", "tool_calls"}}
     echo.setdefault("content", None)
     history = [*first, echo, {"role": "tool", "tool_call_id": "c2", "content": "2"}]
-    assert said(client, streams, model=MODEL, messages=history, user=key, tools=[THEIRS])["content"] == "Both done."
+    assert ask(client, streams, model=MODEL, messages=history, user=key, tools=[THEIRS])["content"] == "Both done."
     sent = requested(model, key)[1]["messages"]
     assert [call["id"] for call in sent[1]["tool_calls"]] == ["c1", "c2", "c3"]
     assert [message.get("tool_call_id") for message in sent[2:]] == ["c1", "c3", "c2"]
@@ -177,8 +177,8 @@ async def test_of_a_mixed_reply_queries_and_people_see_all_calls(offering: Servi
         f'Look.\nmanage_scratchpad {NOTING["arguments"]}\nadd {{"a": 1}}',
     ]
     assert result[:2] == ["tool_result", "manage_scratchpad"]
-    told = httpx.post(f"{path}/commands", json={"text": "/message show t1"}).json()["text"]
-    assert told.index("[call c1] manage_scratchpad") < told.index("[call c2] add") < told.index("[result of c1]")
+    text = httpx.post(f"{path}/commands", json={"text": "/message show t1"}).json()["text"]
+    assert text.index("[call c1] manage_scratchpad") < text.index("[call c2] add") < text.index("[result of c1]")
     for view, expected in (("client", ["c2"]), ("model", ["c1", "c2"])):
         reply = next(each for each in stored(offering, key, view) if each["role"] == "assistant")
         assert [each["id"] for each in reply["raw"]["tool_calls"]] == expected
@@ -201,7 +201,7 @@ def test_parallel_calls_and_bad_arguments_get_answers_that_help(
         ),
         saying("Fine."),
     )
-    seen = said(client, streams, model=MODEL, messages=[user(f"go {key}")], user=key)
+    seen = ask(client, streams, model=MODEL, messages=[user(f"go {key}")], user=key)
     assert seen["content"] == "Fine."
     results = sent(model, key, 1)[2:]
     assert [each["tool_call_id"] for each in results] == ["a", "b", "c", "d"]
@@ -215,7 +215,7 @@ def test_parallel_calls_and_bad_arguments_get_answers_that_help(
 def test_a_tool_of_the_clients_keeps_its_name(client: openai.OpenAI, model: Model, key: str, streams: bool):
     own = {"type": "function", "function": {"name": "manage_scratchpad", "parameters": {"type": "object"}}}
     model.script(key, calling(PAD))
-    seen = said(client, streams, model=MODEL, messages=[user(f"go {key}")], user=key, tools=[own])
+    seen = ask(client, streams, model=MODEL, messages=[user(f"go {key}")], user=key, tools=[own])
     assert [call["function"]["name"] for call in seen["tool_calls"]] == ["manage_scratchpad"]
     names = [each["function"]["name"] for each in requested(model, key)[0]["tools"]]
     assert names.count("manage_scratchpad") == 1
@@ -224,28 +224,28 @@ def test_a_tool_of_the_clients_keeps_its_name(client: openai.OpenAI, model: Mode
 
 def test_an_unknown_name_is_the_clients_business(client: openai.OpenAI, model: Model, key: str):
     model.script(key, calling(("x", "no_such_tool", {})))
-    seen = said(client, False, model=MODEL, messages=[user(f"go {key}")], user=key)
+    seen = ask(client, False, model=MODEL, messages=[user(f"go {key}")], user=key)
     assert [call["function"]["name"] for call in seen["tool_calls"]] == ["no_such_tool"]
 
 
 def test_own_tools_are_offered_for_any_tool_choice_but_not_for_several_replies(
     client: openai.OpenAI, model: Model, key: str
 ):
-    asked: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key, "tools": [THEIRS]}
+    request: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key, "tools": [THEIRS]}
     for choice in ("auto", "none", {"type": "function", "function": {"name": "add"}}):
-        client.chat.completions.create(**(asked | {"tool_choice": choice}))
+        client.chat.completions.create(**(request | {"tool_choice": choice}))
     first, *others = [each["tools"] for each in requested(model, key)]
     assert first[0] == THEIRS
     assert len(first) == 5
     assert all(tools == first for tools in others)
-    client.chat.completions.create(**asked, n=2)
+    client.chat.completions.create(**request, n=2)
     assert requested(model, key)[-1]["tools"] == [THEIRS]
 
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_after_eight_rounds_the_model_has_to_answer(client: openai.OpenAI, model: Model, key: str, streams: bool):
     model.script(key, *[calling(PAD, content=f"r{number}") for number in range(12)])
-    seen = said(client, streams, model=MODEL, messages=[user(f"go {key}")], user=key)
+    seen = ask(client, streams, model=MODEL, messages=[user(f"go {key}")], user=key)
     assert seen["content"] == "\n\n".join(f"r{number}" for number in range(9))
     assert seen["finish"] == "stop"
     assert "tool_calls" not in seen
@@ -259,8 +259,8 @@ def test_required_tool_choice_drops_own_tools_in_the_last_round(
     client: openai.OpenAI, model: Model, key: str, streams: bool
 ):
     model.script(key, *[calling(PAD) for _ in range(8)], calling(("t", "add", {"a": 1})))
-    asked: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key, "tools": [THEIRS]}
-    seen = said(client, streams, **asked, tool_choice="required")
+    request: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key, "tools": [THEIRS]}
+    seen = ask(client, streams, **request, tool_choice="required")
     assert [call["id"] for call in seen["tool_calls"]] == ["t"]
     last = requested(model, key)[-1]
     assert (last["tool_choice"], last["tools"]) == ("required", [THEIRS])
@@ -269,11 +269,11 @@ def test_required_tool_choice_drops_own_tools_in_the_last_round(
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_call_that_is_not_whole_never_happened(client: openai.OpenAI, model: Model, key: str, streams: bool):
     model.script(key, calling(("c", PAD[1], '{"action": "up'), finish_reason="length"))
-    asked: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key, "stream": streams}
+    request: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key, "stream": streams}
     if streams:
-        whole = "".join(chunk.model_dump_json() for chunk in client.chat.completions.create(**asked))
+        whole = "".join(chunk.model_dump_json() for chunk in client.chat.completions.create(**request))
     else:
-        whole = client.chat.completions.create(**asked).model_dump_json()
+        whole = client.chat.completions.create(**request).model_dump_json()
     assert "manage_scratchpad" not in whole
     assert '"finish_reason":"length"' in whole
     assert len(model.requests(key)) == 1
@@ -284,12 +284,12 @@ def test_an_error_in_a_later_round_is_the_clients_and_nothing_half_is_kept(
 ):
     refusal = ScriptedReply(status=429, body=b'{"error":{"message":"slow down","type":"rate_limit"}}')
     model.script(key, calling(PAD, content="one moment"), refusal)
-    asked: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key}
+    request: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key}
     with pytest.raises(openai.RateLimitError, match="slow down"):
-        client.chat.completions.create(**asked, extra_headers={"X-Tersely-Session": key})
+        client.chat.completions.create(**request, extra_headers={"X-Tersely-Session": key})
     assert [each["role"] for each in stored(offering, key, "all")] == ["user"]
     model.script(key, calling(PAD), saying("Done."))
-    assert said(client, False, **asked, extra_headers={"X-Tersely-Session": key})["content"] == "Done."
+    assert ask(client, False, **request, extra_headers={"X-Tersely-Session": key})["content"] == "Done."
     assert [each["role"] for each in stored(offering, key, "model")] == ["user", "assistant", "tool", "assistant"]
 
 
@@ -298,15 +298,15 @@ def test_an_error_in_a_later_round_of_a_stream_ends_it_with_an_error(
 ):
     refusal = ScriptedReply(status=500, body=b'{\n  "error": {\n    "message": "broken"\n  }\n}')
     model.script(key, calling(PAD, content="one moment"), refusal)
-    asked: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key}
-    heard = ""
-    stream = client.chat.completions.create(**asked, stream=True, extra_headers={"X-Tersely-Session": key})
+    request: dict[str, Any] = {"model": MODEL, "messages": [user(f"go {key}")], "user": key}
+    received = ""
+    stream = client.chat.completions.create(**request, stream=True, extra_headers={"X-Tersely-Session": key})
     try:
         for chunk in stream:
-            heard += chunk.choices[0].delta.content or ""
+            received += chunk.choices[0].delta.content or ""
     except openai.APIError as error:
-        heard += f" / {error.message}"
-    assert heard == "one moment / broken"
+        received += f" / {error.message}"
+    assert received == "one moment / broken"
     kept = stored(offering, key, "all")
     assert [(each["role"], each["raw"].get("content")) for each in kept] == [
         ("user", f"go {key}"),
@@ -322,10 +322,10 @@ def test_a_later_round_that_overflows_is_tried_with_less(client: openai.OpenAI, 
     for number in range(6):
         history += [user(f"question {number} {key} " + "word " * 300)]
         model.script(key, saying(f"answer {number} " + "word " * 300))
-        answer = said(client, streams, model=MODEL, messages=history, user=key)
+        answer = ask(client, streams, model=MODEL, messages=history, user=key)
         history.append({"role": "assistant", "content": answer["content"]})
     model.script(key, calling(PAD), ScriptedReply(status=400, body=body), saying("Less."))
-    assert said(client, streams, model=MODEL, messages=[*history, user("and now")], user=key)["content"] == "Less."
+    assert ask(client, streams, model=MODEL, messages=[*history, user("and now")], user=key)["content"] == "Less."
     *_, second, third = [each["messages"] for each in requested(model, key)]
     assert len(third) < len(second)
     assert third[-2:] == second[-2:]
@@ -383,8 +383,8 @@ def test_the_history_is_whole_for_the_model_and_clean_for_the_client(
 ):
     headers = {"X-Tersely-Session": key}
     model.script(key, calling(PAD, content="First."), calling(PAD, ("t", "add", {"a": 1})))
-    asked: dict[str, Any] = {"model": MODEL, "user": key, "tools": [THEIRS], "extra_headers": headers}
-    seen = said(client, streams, **asked, messages=[user("go")])
+    request: dict[str, Any] = {"model": MODEL, "user": key, "tools": [THEIRS], "extra_headers": headers}
+    seen = ask(client, streams, **request, messages=[user("go")])
     assert seen["content"] == "First."
 
     assert [each["seq"] for each in stored(offering, key, "client")] == [1, 4]
@@ -398,7 +398,7 @@ def test_the_history_is_whole_for_the_model_and_clean_for_the_client(
         store, model.url, strategy="window", instructions="off", epoch=FROM_THE_START
     ) as other:  # which remembers nothing
         at_another = openai.OpenAI(base_url=other.base_url, api_key="sk", max_retries=0)
-        assert said(at_another, streams, **asked, messages=history)["content"] == "Two."
+        assert ask(at_another, streams, **request, messages=history)["content"] == "Two."
     messages = sent(model, key, 2)
     assert messages[:3] == sent(model, key, 1)
     assert [call["id"] for call in messages[3]["tool_calls"]] == ["c1", "t"]
@@ -408,7 +408,7 @@ def test_the_history_is_whole_for_the_model_and_clean_for_the_client(
 
     # Only what is new: the stored history has it all.
     model.script(key, saying("Yes."))
-    said(client, streams, **asked, messages=[user("sure?")])
+    ask(client, streams, **request, messages=[user("sure?")])
     assert sent(model, key, 3)[: len(messages)] == messages
 
 
@@ -416,16 +416,16 @@ def test_the_history_is_whole_for_the_model_and_clean_for_the_client(
 def test_a_body_sent_again_does_not_run_its_turn_into_the_history_twice(
     client: openai.OpenAI, model: Model, offering: Service, key: str, streams: bool
 ):
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "model": MODEL,
         "user": key,
         "messages": [user(f"go {key}")],
         "extra_headers": {"X-Tersely-Session": key},
     }
     model.script(key, calling(PAD), saying("First."), calling(PAD), saying("Second."))
-    assert said(client, streams, **asked)["content"] == "First."
-    again = {**asked, "extra_headers": {**asked["extra_headers"], "x-stainless-retry-count": "1"}}
-    assert said(client, streams, **again)["content"] == "Second."
+    assert ask(client, streams, **request)["content"] == "First."
+    again = {**request, "extra_headers": {**request["extra_headers"], "x-stainless-retry-count": "1"}}
+    assert ask(client, streams, **again)["content"] == "Second."
     live = stored(offering, key, "model")
     assert [each["role"] for each in live] == ["user", "assistant", "tool", "assistant"]
     assert live[-1]["raw"]["content"] == "Second."
@@ -434,7 +434,7 @@ def test_a_body_sent_again_does_not_run_its_turn_into_the_history_twice(
     # And back to the first reply: what was hidden beside it comes back with it.
     model.script(key, saying("Third."))
     back = [user(f"go {key}"), {"role": "assistant", "content": "First."}, user("more")]
-    said(client, streams, model=MODEL, user=key, messages=back)
+    ask(client, streams, model=MODEL, user=key, messages=back)
     shown = sent(model, key, 4)[-5:]  # behind the scratchpad
     assert [each["role"] for each in shown] == ["user", "assistant", "tool", "assistant", "user"]
     assert shown[3]["content"] == "First."
@@ -477,7 +477,7 @@ async def test_partial_reply_is_stored_when_the_client_leaves(offering: Service,
 
 def test_slim_offers_search_once_messages_are_omitted(service: Service, model: Model, key: str):
     client = openai.OpenAI(base_url=service.base_url, api_key="sk", max_retries=0)
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "model": MODEL,
         "user": key,
         "extra_headers": {"X-Tersely-Epoch": '{"high": 1500, "low": 500}'},
@@ -487,13 +487,13 @@ def test_slim_offers_search_once_messages_are_omitted(service: Service, model: M
     for number in range(8):
         history.append(user(f"question {number} {key} " + "word " * 200))
         model.script(key, saying(f"answer {number}"))
-        history.append({"role": "assistant", "content": said(client, False, **asked, messages=history)["content"]})
+        history.append({"role": "assistant", "content": ask(client, False, **request, messages=history)["content"]})
         offered.append("tools" in requested(model, key)[-1])
     assert offered == sorted(offered)
     assert offered[0] is False
     assert offered[-1] is True
     model.script(key, calling(("s", "context_search", {"mode": "search", "query": "question 0"})), saying("There."))
-    seen = said(client, True, **asked, messages=[*history, user("what was the first?")])
+    seen = ask(client, True, **request, messages=[*history, user("what was the first?")])
     assert seen["content"] == "There."
     assert f"question 0 {key}" in sent(model, key, -1)[-1]["content"]
 
@@ -501,7 +501,7 @@ def test_slim_offers_search_once_messages_are_omitted(service: Service, model: M
 def test_tools_can_be_switched_off(store: Database, model: Model, key: str):
     with serve(store, model.url, strategy="window", instructions="off", epoch=FROM_THE_START, tools="off") as running:
         client = openai.OpenAI(base_url=running.base_url, api_key="sk", max_retries=0)
-        said(client, False, model=MODEL, user=key, messages=[user(f"go {key}")])
+        ask(client, False, model=MODEL, user=key, messages=[user(f"go {key}")])
     assert "tools" not in requested(model, key)[0]
 
 
@@ -527,7 +527,7 @@ def test_hint_is_shown_only_to_models_with_the_tool(store: Database, model: Mode
             ]
             model.script(key, saying(f"a{number}"))
             request = {"model": MODEL, "user": key, "tools": [THEIRS], "messages": history, "extra_headers": headers}
-            history.append({"role": "assistant", "content": said(client, False, **request)["content"]})
+            history.append({"role": "assistant", "content": ask(client, False, **request)["content"]})
     text = json.dumps(sent(model, key, -1))
     assert "TRUNCATED" in text
     assert ("query_db" in text) is is_on
@@ -535,10 +535,10 @@ def test_hint_is_shown_only_to_models_with_the_tool(store: Database, model: Mode
 
 async def test_calls_of_tools_are_counted(client: openai.OpenAI, offering: Service, model: Model, key: str):
     model.script(key, calling(PAD, ("b", "save_memo", {})), saying("ok"))
-    said(client, False, model=MODEL, user=key, messages=[user(f"go {key}")])
-    told = httpx.get(f"{offering.url}/metrics").text
-    assert re.search(r'tersely_tool_calls_total{result="ok",tool="manage_scratchpad"} [1-9]', told)
-    assert re.search(r'tersely_tool_calls_total{result="error",tool="save_memo"} [1-9]', told)
+    ask(client, False, model=MODEL, user=key, messages=[user(f"go {key}")])
+    metrics = httpx.get(f"{offering.url}/metrics").text
+    assert re.search(r'tersely_tool_calls_total{result="ok",tool="manage_scratchpad"} [1-9]', metrics)
+    assert re.search(r'tersely_tool_calls_total{result="error",tool="save_memo"} [1-9]', metrics)
 
 
 # Other dialects
@@ -548,14 +548,14 @@ async def test_calls_of_tools_are_counted(client: openai.OpenAI, offering: Servi
 def test_anthropics_client_sees_one_message_too(offering: Service, model: Model, key: str, streams: bool):
     own: Any = {"name": "add", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
     headers = {"X-Tersely-Session": key, "X-Script": key}
-    asked: dict[str, Any] = {"model": "claude-opus-test", "max_tokens": 100, "tools": [own], "extra_headers": headers}
+    request: dict[str, Any] = {"model": "claude-opus-test", "max_tokens": 100, "tools": [own], "extra_headers": headers}
     client = anthropic.Anthropic(base_url=offering.url, api_key="sk", max_retries=0)
 
     def ask(*messages: Any) -> anthropic.types.Message:
         if not streams:
-            whole: anthropic.types.Message = client.messages.create(**asked, messages=messages)
+            whole: anthropic.types.Message = client.messages.create(**request, messages=messages)
             return whole
-        with client.messages.stream(**asked, messages=messages) as stream:
+        with client.messages.stream(**request, messages=messages) as stream:
             final: anthropic.types.Message = stream.get_final_message()
             return final
 
@@ -598,8 +598,8 @@ async def test_geminis_client_sees_one_content_too(
             request = {"model": "gemini-test", "project": "p", "request": request}
         answer = await post(offering, json.dumps(request).encode(), path=path, X_Tersely_Session=key, X_Script=key)
         assert answer.status == 200, answer.body
-        told = [json.loads(line[6:]) for line in answer.body.splitlines() if line.startswith(b"data: ")]
-        bodies = [each["response"] if wrapped else each for each in told or [answer.json]]
+        events = [json.loads(line[6:]) for line in answer.body.splitlines() if line.startswith(b"data: ")]
+        bodies = [each["response"] if wrapped else each for each in events or [answer.json]]
         parts = [part for body in bodies for part in body["candidates"][0]["content"]["parts"]]
         assert len({body.get("responseId") for body in bodies}) == 1
         return parts, bodies[-1]["candidates"][0]

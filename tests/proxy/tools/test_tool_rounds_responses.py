@@ -70,7 +70,7 @@ def called(name: str, tool: str, given: Any) -> dict[str, Any]:
     return {**head, "name": tool, "arguments": arguments}
 
 
-def said(*items: dict[str, Any], **more: Any) -> ScriptedReply:
+def reply_of(*items: dict[str, Any], **more: Any) -> ScriptedReply:
     return ScriptedReply(message={"output": list(items)}, **more)
 
 
@@ -100,8 +100,8 @@ def ask(client: openai.OpenAI, streams: bool, **request: Any) -> Response:
     done = [event for event in events if event.type == "response.output_item.done"]
     assert [event.output_index for event in done] == list(range(len(done)))
     assert [(event.item.type, event.item.id) for event in done] == [(item.type, item.id) for item in final.output]
-    told = "".join(event.model_dump_json(warnings=False) for event in events)
-    assert not any(f'"{name}"' in told for name in OURS)
+    written = "".join(event.model_dump_json(warnings=False) for event in events)
+    assert not any(f'"{name}"' in written for name in OURS)
     return final
 
 
@@ -146,13 +146,13 @@ def test_own_tool_call_is_answered_within_one_response(
 ) -> None:
     model.script(
         key,
-        said(thought("1"), words("1", "Let me note that."), noting("c1"), usage=USAGE),
-        said(thought("2"), noting("c2"), usage=USAGE),
-        said(thought("3"), words("3", "Noted."), usage=USAGE),
+        reply_of(thought("1"), words("1", "Let me note that."), noting("c1"), usage=USAGE),
+        reply_of(thought("2"), noting("c2"), usage=USAGE),
+        reply_of(thought("3"), words("3", "Noted."), usage=USAGE),
     )
-    asked: dict[str, Any] = {"user": key, "tools": [THEIRS], "instructions": "Be kind.", "tool_choice": "auto"}
+    request: dict[str, Any] = {"user": key, "tools": [THEIRS], "instructions": "Be kind.", "tool_choice": "auto"}
     first = [user(f"note this {key}")]
-    seen = ask(client, streams, input=first, **asked)
+    seen = ask(client, streams, input=first, **request)
     assert [item.id for item in seen.output] == ["rs_1", "msg_1", "rs_3", "msg_3"]
     assert (seen.status, seen.instructions, [tool.name for tool in seen.tools]) == ("completed", "Be kind.", ["add"])  # type: ignore[union-attr]
     assert seen.usage is not None
@@ -167,8 +167,8 @@ def test_own_tool_call_is_answered_within_one_response(
     assert third[4]["output"].startswith("Saved.")
     assert [requested(model, key)[n]["tools"] for n in (1, 2)] == [requested(model, key)[0]["tools"]] * 2
 
-    model.script(key, said(words("4", "Milk.")))
-    ask(client, streams, input=[*first, *echo(seen), user("what?")], **asked)
+    model.script(key, reply_of(words("4", "Milk.")))
+    ask(client, streams, input=[*first, *echo(seen), user("what?")], **request)
     fourth = sent(model, key, 3)
     assert fourth[: len(third)] == third
     assert [item.get("id") for item in fourth[len(third) :]] == ["rs_3", "msg_3", None]
@@ -179,15 +179,15 @@ def test_own_tool_call_is_answered_within_one_response(
 def test_of_a_mixed_reply_the_client_sees_its_own_calls(
     client: openai.OpenAI, model: Model, key: str, streams: bool
 ) -> None:
-    model.script(key, said(thought("1"), noting("c1"), called("c2", "add", {"a": 1}), called("c3", "query_db", {})))
-    asked: dict[str, Any] = {"user": key, "tools": [THEIRS]}
+    model.script(key, reply_of(thought("1"), noting("c1"), called("c2", "add", {"a": 1}), called("c3", "query_db", {})))
+    request: dict[str, Any] = {"user": key, "tools": [THEIRS]}
     first = [user(f"do both {key}")]
-    seen = ask(client, streams, input=first, **asked)
+    seen = ask(client, streams, input=first, **request)
     assert [item.id for item in seen.output] == ["rs_1", "fc_c2"]
     assert len(model.requests(key)) == 1
 
-    model.script(key, said(words("2", "Both done.")))
-    assert ask(client, streams, input=[*first, *echo(seen), answer("c2", "2")], **asked).output_text == "Both done."
+    model.script(key, reply_of(words("2", "Both done.")))
+    assert ask(client, streams, input=[*first, *echo(seen), answer("c2", "2")], **request).output_text == "Both done."
     items = sent(model, key, 1)
     assert kinds(items)[1:] == ["reasoning", *["function_call"] * 3, *["function_call_output"] * 3]
     assert [item["call_id"] for item in items[2:]] == ["c1", "c2", "c3", "c1", "c3", "c2"]
@@ -198,23 +198,23 @@ def test_turns_with_calls_of_both_kinds_hang_together(
     client: openai.OpenAI, model: Model, offering: Service, store: Database, key: str, streams: bool
 ) -> None:
     headers = {"X-Tersely-Session": key}
-    asked: dict[str, Any] = {"user": key, "tools": [THEIRS], "extra_headers": headers}
+    request: dict[str, Any] = {"user": key, "tools": [THEIRS], "extra_headers": headers}
     model.script(
-        key, said(words("1", "First."), noting("c1")), said(thought("2"), noting("c2"), called("t", "add", {}))
+        key, reply_of(words("1", "First."), noting("c1")), reply_of(thought("2"), noting("c2"), called("t", "add", {}))
     )
     history = [user("go")]
-    seen = ask(client, streams, input=history, **asked)
+    seen = ask(client, streams, input=history, **request)
     assert [item.id for item in seen.output] == ["msg_1", "rs_2", "fc_t"]
     assert [each["seq"] for each in stored(offering, key, "client")] == [1, 4]
     assert [each["seq"] for each in stored(offering, key, "model")] == [1, 2, 3, 4, 5]
 
     history += [*echo(seen), answer("t", "2")]
-    model.script(key, said(noting("c3")), said(words("4", "Two.")))
+    model.script(key, reply_of(noting("c3")), reply_of(words("4", "Two.")))
     with serve(
         store, model.url, strategy="window", instructions="off", epoch=FROM_THE_START
     ) as other:  # which remembers nothing
         at_another = openai.OpenAI(base_url=other.base_url, api_key="sk", max_retries=0)
-        seen = ask(at_another, streams, input=history, **asked)
+        seen = ask(at_another, streams, input=history, **request)
     assert seen.output_text == "Two."
     history += echo(seen)
     items = sent(model, key, 3)
@@ -224,11 +224,13 @@ def test_turns_with_calls_of_both_kinds_hang_together(
 
     for number in range(2):
         history.append(user(f"more {number}"))
-        model.script(key, said(thought(f"m{number}"), noting(f"m{number}")), said(words(f"n{number}", f"Ok {number}.")))
-        history += echo(ask(client, streams, input=history, **asked))
+        model.script(
+            key, reply_of(thought(f"m{number}"), noting(f"m{number}")), reply_of(words(f"n{number}", f"Ok {number}."))
+        )
+        history += echo(ask(client, streams, input=history, **request))
     # Only what is new: the stored history has it all.
-    model.script(key, said(words("z", "Yes.")))
-    ask(client, streams, input=[user("sure?")], **asked)
+    model.script(key, reply_of(words("z", "Yes.")))
+    ask(client, streams, input=[user("sure?")], **request)
     whole = sent(model, key, -1)
     assert [item["call_id"] for item in whole if item.get("type") == "function_call"][-2:] == ["m0", "m1"]
     assert whole[: len(items)] == items
@@ -238,15 +240,15 @@ def test_turns_with_calls_of_both_kinds_hang_together(
 async def test_asynchronous_stream_delivers_text_at_once(offering: Service, model: Model, key: str) -> None:
     model.script(
         key,
-        said(words("1", "one two three four"), noting("c1"), delay=0.05, chunk_chars=4),
-        said(words("2", "five"), first_delay=0.5),
+        reply_of(words("1", "one two three four"), noting("c1"), delay=0.05, chunk_chars=4),
+        reply_of(words("2", "five"), first_delay=0.5),
     )
     loop = asyncio.get_running_loop()
     async with openai.AsyncOpenAI(base_url=offering.base_url, api_key="sk", max_retries=0) as client:
         stream = await client.responses.create(model=MODEL, input=f"count {key}", user=key, stream=True)
-        heard = [(loop.time(), event.delta) async for event in stream if event.type == "response.output_text.delta"]
-    assert "".join(text for _, text in heard) == "one two three fourfive"
-    times = [at for at, _ in heard]
+        deltas = [(loop.time(), event.delta) async for event in stream if event.type == "response.output_text.delta"]
+    assert "".join(text for _, text in deltas) == "one two three fourfive"
+    times = [at for at, _ in deltas]
     assert times[1] - times[0] > 0.03
     assert times[-1] - times[-2] > 0.4
 
@@ -257,9 +259,9 @@ def test_the_clients_items_can_be_sent_to_the_provider_unchanged(
 ) -> None:
     model.script(
         key,
-        said(thought("1"), noting("c1")),
-        said(thought("2"), words("2", "So."), thought("2b"), noting("c2")),
-        said(thought("3"), noting("c3"), thought("3b"), called("t", "add", {}), noting("c4")),
+        reply_of(thought("1"), noting("c1")),
+        reply_of(thought("2"), words("2", "So."), thought("2b"), noting("c2")),
+        reply_of(thought("3"), noting("c3"), thought("3b"), called("t", "add", {}), noting("c4")),
     )
     history = [user(f"go {key}")]
     seen = ask(client, streams, input=history, user=key, tools=[THEIRS])
@@ -272,7 +274,7 @@ def test_the_clients_items_can_be_sent_to_the_provider_unchanged(
 def test_items_before_the_rounds_stay_before_them(client: openai.OpenAI, model: Model, key: str) -> None:
     late = {"role": "developer", "content": "Be brief from now on."}
     history = [user(f"go {key}"), late]
-    model.script(key, said(words("1", "So."), noting("c1")), said(noting("c2")), said(words("3", "There.")))
+    model.script(key, reply_of(words("1", "So."), noting("c1")), reply_of(noting("c2")), reply_of(words("3", "There.")))
     seen = ask(client, False, input=history, user=key)
     ask(client, False, input=[*history, *echo(seen), user("on")], user=key)
     *_, last, following = [each["input"] for each in requested(model, key)]
@@ -287,8 +289,8 @@ def test_state_block_of_any_round_is_stripped(
     state = "\n\n### STATE\nGoal: milk\nContext: {}\nResolved: none\nTechnical Anchors: none"
     model.script(
         key,
-        said(thought("1"), words("1", "Noting." + state.format("one")), noting("c1"), chunk_chars=5),
-        said(words("2", "Noted." + state.format("two")), chunk_chars=5),
+        reply_of(thought("1"), words("1", "Noting." + state.format("one")), noting("c1"), chunk_chars=5),
+        reply_of(words("2", "Noted." + state.format("two")), chunk_chars=5),
     )
     headers = {"X-Tersely-Session": key}
     history = [user("go")]
@@ -315,19 +317,21 @@ async def test_codex_sees_one_response_and_continues_from_it(
 
     async def turn(*items: Any) -> list[dict[str, Any]]:
         request = json.dumps({**body, "input": [*body["input"], *items]}).encode()
-        told = await post(offering, request, path="/v1/responses", **headers)
-        events = [json.loads(line[6:]) for line in told.body.splitlines() if line.startswith(b"data: ")]
+        reply = await post(offering, request, path="/v1/responses", **headers)
+        events = [json.loads(line[6:]) for line in reply.body.splitlines() if line.startswith(b"data: ")]
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
-        assert not any(f'"{name}"'.encode() in told.body for name in OURS)
+        assert not any(f'"{name}"'.encode() in reply.body for name in OURS)
         assert events[-1]["response"]["tools"] == body.get("tools", [])
         done: list[dict[str, Any]] = [each["item"] for each in events if each["type"] == "response.output_item.done"]
         return [{**item, "content": None} if item["type"] == "reasoning" else item for item in done]
 
     own = {"type": "custom_tool_call", "id": "ctc_1", "call_id": "t", "name": "exec", "input": "ls"}
-    model.script(key, said(thought("1"), noting("c1")), said(thought("2"), words("2", "Look."), noting("c2"), own))
+    model.script(
+        key, reply_of(thought("1"), noting("c1")), reply_of(thought("2"), words("2", "Look."), noting("c2"), own)
+    )
     seen = await turn()
     assert [item["id"] for item in seen] == ["rs_2", "msg_2", "ctc_1"]
-    model.script(key, said(thought("3"), words("3", "There.")))
+    model.script(key, reply_of(thought("3"), words("3", "There.")))
     result = {"type": "custom_tool_call_output", "call_id": "t", "output": "a.txt"}
     assert [item["id"] for item in await turn(*seen, result)] == ["rs_3", "msg_3"]
 
@@ -349,16 +353,16 @@ async def test_codex_sees_one_response_and_continues_from_it(
 
 def test_session_switching_to_chat_completions_keeps_only_text(client: openai.OpenAI, model: Model, key: str) -> None:
     headers = {"X-Tersely-Session": key}
-    model.script(key, said(thought("1"), words("1", "Noting."), noting("c1")), said(words("2", "Noted.")))
+    model.script(key, reply_of(thought("1"), words("1", "Noting."), noting("c1")), reply_of(words("2", "Noted.")))
     seen = ask(client, True, input=[user("go")], user=key, extra_headers=headers)
     model.script(key, ScriptedReply(message={"role": "assistant", "content": "Milk."}))
     history: list[Any] = [user("go"), {"role": "assistant", "content": "Noting.\nNoted."}, user("what?")]
     client.chat.completions.create(model=MODEL, messages=history, user=key, extra_headers=headers)
-    told = requested(model, key)[-1]["messages"]
-    assert [message["role"] for message in told] == ["user", "assistant", "user"]
-    assert "tool_calls" not in told[1]
-    assert "Noted." in told[1]["content"]
-    model.script(key, said(words("4", "Yes.")))
+    messages = requested(model, key)[-1]["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+    assert "tool_calls" not in messages[1]
+    assert "Noted." in messages[1]["content"]
+    model.script(key, reply_of(words("4", "Yes.")))
     later = [user("go"), *echo(seen), user("what?"), {"role": "assistant", "content": "Milk."}, user("sure?")]
     ask(client, False, input=later, user=key, extra_headers=headers)
     assert kinds(sent(model, key, -1)) == [
@@ -372,17 +376,17 @@ def test_a_body_sent_again_has_another_reply_and_the_first_can_come_back(
     client: openai.OpenAI, model: Model, offering: Service, key: str, streams: bool
 ) -> None:
     headers = {"X-Tersely-Session": key}
-    asked: dict[str, Any] = {"input": [user(f"go {key}")], "user": key}
-    model.script(key, said(words("a", "One."), noting("c1")), said(words("b", "First.")))
-    first = ask(client, streams, **asked, extra_headers=headers)
-    model.script(key, said(thought("c"), noting("c2")), said(words("d", "Second.")))
-    again = ask(client, streams, **asked, extra_headers={**headers, "x-stainless-retry-count": "1"})
+    request: dict[str, Any] = {"input": [user(f"go {key}")], "user": key}
+    model.script(key, reply_of(words("a", "One."), noting("c1")), reply_of(words("b", "First.")))
+    first = ask(client, streams, **request, extra_headers=headers)
+    model.script(key, reply_of(thought("c"), noting("c2")), reply_of(words("d", "Second.")))
+    again = ask(client, streams, **request, extra_headers={**headers, "x-stainless-retry-count": "1"})
     assert [item.id for item in again.output] == ["msg_d"]
     assert sent(model, key, 2) == [user(f"go {key}")]
     assert [each["role"] for each in stored(offering, key, "model")] == ["user", "assistant", "tool", "assistant"]
 
-    model.script(key, said(words("e", "Third.")))
-    ask(client, streams, input=[*asked["input"], *echo(first), user("more")], user=key)
+    model.script(key, reply_of(words("e", "Third.")))
+    ask(client, streams, input=[*request["input"], *echo(first), user("more")], user=key)
     shown = sent(model, key, 4)
     assert [item["id"] for item in shown if "id" in item and "role" in item] == ["msg_a", "msg_b"]
     assert [item["call_id"] for item in shown if "call_id" in item] == ["c1", "c1"]
@@ -390,18 +394,18 @@ def test_a_body_sent_again_has_another_reply_and_the_first_can_come_back(
 
 def test_slim_offers_search_once_messages_are_omitted(service: Service, model: Model, key: str) -> None:
     client = openai.OpenAI(base_url=service.base_url, api_key="sk", max_retries=0)
-    asked: dict[str, Any] = {"user": key, "extra_headers": {"X-Tersely-Epoch": '{"high": 1500, "low": 500}'}}
+    request: dict[str, Any] = {"user": key, "extra_headers": {"X-Tersely-Epoch": '{"high": 1500, "low": 500}'}}
     history: list[dict[str, Any]] = []
     for number in range(8):
         history.append(user(f"question {number} {key} " + "word " * 200))
-        model.script(key, said(words(f"h{number}", f"answer {number}<terse>told {number}</terse>")))
-        history += echo(ask(client, True, input=history, **asked))
+        model.script(key, reply_of(words(f"h{number}", f"answer {number}<terse>told {number}</terse>")))
+        history += echo(ask(client, True, input=history, **request))
     assert "tools" not in requested(model, key)[0]
     assert [tool["name"] for tool in requested(model, key)[-1]["tools"]] == ["context_search"]
     search = called("s", "context_search", {"mode": "search", "query": "question 0"})
-    late = said(words("z", "There.<terse>found</terse>"), chunk_chars=3, crlf=True)
-    model.script(key, said(words("y", "A moment.<terse>looked</terse>"), search, chunk_chars=3, crlf=True), late)
-    seen = ask(client, True, input=[*history, user("what was the first?")], **asked)
+    late = reply_of(words("z", "There.<terse>found</terse>"), chunk_chars=3, crlf=True)
+    model.script(key, reply_of(words("y", "A moment.<terse>looked</terse>"), search, chunk_chars=3, crlf=True), late)
+    seen = ask(client, True, input=[*history, user("what was the first?")], **request)
     assert [item["content"][0]["text"] for item in echo(seen)] == ["A moment.", "There."]
     assert f"question 0 {key}" in sent(model, key, -1)[-1]["output"]
 
@@ -410,16 +414,16 @@ def test_slim_offers_search_once_messages_are_omitted(service: Service, model: M
 def test_client_that_continues_by_id_keeps_the_whole_history(
     client: openai.OpenAI, model: Model, key: str, streams: bool
 ) -> None:
-    asked: dict[str, Any] = {"user": key, "tools": [THEIRS]}
+    request: dict[str, Any] = {"user": key, "tools": [THEIRS]}
     model.script(
-        key, said(words("1", "First."), noting("c1")), said(thought("2"), noting("c2"), called("t", "add", {}))
+        key, reply_of(words("1", "First."), noting("c1")), reply_of(thought("2"), noting("c2"), called("t", "add", {}))
     )
-    seen = ask(client, streams, input=[user(f"go {key}")], **asked)
-    model.script(key, said(noting("c3")), said(words("4", "Two.")))
-    seen = ask(client, streams, input=[answer("t", "2")], previous_response_id=seen.id, **asked)
+    seen = ask(client, streams, input=[user(f"go {key}")], **request)
+    model.script(key, reply_of(noting("c3")), reply_of(words("4", "Two.")))
+    seen = ask(client, streams, input=[answer("t", "2")], previous_response_id=seen.id, **request)
     assert [item.id for item in seen.output] == ["msg_4"]
-    model.script(key, said(words("5", "Yes.")))
-    seen = ask(client, streams, input="sure?", previous_response_id=seen.id, **asked)
+    model.script(key, reply_of(words("5", "Yes.")))
+    seen = ask(client, streams, input="sure?", previous_response_id=seen.id, **request)
     assert seen.output_text == "Yes."
     *_, before, whole = requested(model, key)
     assert "previous_response_id" not in whole
@@ -435,10 +439,12 @@ def test_client_that_continues_by_id_keeps_the_whole_history(
 @pytest.mark.parametrize("streams", [False, True])
 def test_host_side_history_continues_over_rounds(client: openai.OpenAI, model: Model, key: str, streams: bool) -> None:
     conversation = f"conv_{key}"
-    asked: dict[str, Any] = {"user": key, "tools": [THEIRS], "conversation": conversation}
+    request: dict[str, Any] = {"user": key, "tools": [THEIRS], "conversation": conversation}
     for number in range(3):
-        model.script(key, said(words(f"a{number}", "So."), noting(f"c{number}")), said(words(f"b{number}", "There.")))
-        seen = ask(client, streams, input=f"go {number}", **asked)
+        model.script(
+            key, reply_of(words(f"a{number}", "So."), noting(f"c{number}")), reply_of(words(f"b{number}", "There."))
+        )
+        seen = ask(client, streams, input=f"go {number}", **request)
         assert [item.id for item in seen.output] == [f"msg_a{number}", f"msg_b{number}"]
     whole = sent(model, key, -1)
     assert [item["call_id"] for item in whole if item.get("type") == "function_call"] == ["c0", "c1", "c2"]
@@ -453,13 +459,13 @@ def test_parallel_calls_and_bad_arguments_get_answers_that_help(
 ) -> None:
     model.script(
         key,
-        said(
+        reply_of(
             called("a", "manage_scratchpad", "{not json"),
             called("b", "manage_scratchpad", {"action": "read"}),
             called("c", "query_db", {"sql": "DROP TABLE messages"}),
             {"type": "custom_tool_call", "id": "ct", "call_id": "d", "name": "save_memo", "input": "x"},
         ),
-        said(words("2", "Fine.")),
+        reply_of(words("2", "Fine.")),
     )
     assert ask(client, streams, input=[user(f"go {key}")], user=key).output_text == "Fine."
     results = sent(model, key, 1)[5:]
@@ -489,7 +495,7 @@ NAMED: dict[str, dict[str, Any]] = {
 def test_a_tool_of_the_clients_keeps_its_name(
     client: openai.OpenAI, model: Model, key: str, streams: bool, named: str
 ) -> None:
-    model.script(key, said(noting("c1")))
+    model.script(key, reply_of(noting("c1")))
     headers = {"X-Tersely-Session": key}
     whole = client.responses.create(
         **{
@@ -510,13 +516,13 @@ def test_a_tool_of_the_clients_keeps_its_name(
 
 
 def test_own_tools_are_offered_for_any_tool_choice(client: openai.OpenAI, model: Model, key: str) -> None:
-    asked: dict[str, Any] = {"model": MODEL, "input": [user(f"go {key}")], "user": key, "tools": [THEIRS]}
+    request: dict[str, Any] = {"model": MODEL, "input": [user(f"go {key}")], "user": key, "tools": [THEIRS]}
     one = {"type": "function", "name": "add"}
     allowed = {"type": "allowed_tools", "mode": "required", "tools": [one]}
     for choice in ("auto", "none", one, allowed, allowed | {"mode": "auto"}):
-        seen = client.responses.create(**(asked | {"tool_choice": choice}))
+        seen = client.responses.create(**(request | {"tool_choice": choice}))
         assert seen.to_dict()["tool_choice"] == choice
-    client.responses.create(**asked, parallel_tool_calls=False)
+    client.responses.create(**request, parallel_tool_calls=False)
     first, *others = [each["tools"] for each in requested(model, key)]
     assert first[0] == THEIRS
     assert {each["name"] for each in first[1:]} == OURS
@@ -536,15 +542,15 @@ def test_own_tools_are_offered_for_any_tool_choice(client: openai.OpenAI, model:
 def test_no_tools_are_offered_where_rounds_would_be_visible(
     client: openai.OpenAI, model: Model, key: str, more: dict[str, Any]
 ) -> None:
-    asked: dict[str, Any] = {"model": MODEL, "input": [user(f"go {key}")], "user": key, **more}
-    client.responses.create(**asked)
+    request: dict[str, Any] = {"model": MODEL, "input": [user(f"go {key}")], "user": key, **more}
+    client.responses.create(**request)
     assert "tools" not in requested(model, key)[0]
 
 
 def test_a_plain_format_is_no_structured_one(client: openai.OpenAI, model: Model, key: str) -> None:
     text = {"format": {"type": "text"}, "verbosity": "low"}
-    asked: dict[str, Any] = {"model": MODEL, "input": [user(f"go {key}")], "user": key, "text": text}
-    client.responses.create(**asked)
+    request: dict[str, Any] = {"model": MODEL, "input": [user(f"go {key}")], "user": key, "text": text}
+    client.responses.create(**request)
     assert len(requested(model, key)[0]["tools"]) == len(OURS)
 
 
@@ -552,7 +558,7 @@ def test_a_plain_format_is_no_structured_one(client: openai.OpenAI, model: Model
 def test_after_eight_rounds_the_model_has_to_answer(
     client: openai.OpenAI, model: Model, key: str, streams: bool
 ) -> None:
-    model.script(key, *[said(thought(f"{n}"), words(f"{n}", f"r{n}"), noting(f"c{n}")) for n in range(12)])
+    model.script(key, *[reply_of(thought(f"{n}"), words(f"{n}", f"r{n}"), noting(f"c{n}")) for n in range(12)])
     seen = ask(client, streams, input=[user(f"go {key}")], user=key)
     assert seen.output_text == "".join(f"r{number}" for number in range(9))
     assert {item.type for item in seen.output} == {"reasoning", "message"}
@@ -565,7 +571,7 @@ def test_after_eight_rounds_the_model_has_to_answer(
 def test_required_tool_choice_drops_own_tools_in_the_last_round(
     client: openai.OpenAI, model: Model, key: str, streams: bool
 ) -> None:
-    model.script(key, *[said(noting(f"c{n}")) for n in range(8)], said(called("t", "add", {"a": 1})))
+    model.script(key, *[reply_of(noting(f"c{n}")) for n in range(8)], reply_of(called("t", "add", {"a": 1})))
     seen = ask(client, streams, input=[user(f"go {key}")], user=key, tools=[THEIRS], tool_choice="required")
     assert [item.id for item in seen.output] == ["fc_t"]
     last = requested(model, key)[-1]
@@ -575,9 +581,11 @@ def test_required_tool_choice_drops_own_tools_in_the_last_round(
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_call_that_is_not_whole_never_happened(client: openai.OpenAI, model: Model, key: str, streams: bool) -> None:
     cut = called("c", PAD[0], '{"action": "up') | {"status": "incomplete"}
-    model.script(key, said(words("1", "Hm."), noting("c1")), said(thought("2"), cut, finish_reason="max_output_tokens"))
-    asked: dict[str, Any] = {"model": MODEL, "input": [user("go")], "user": key, "stream": streams}
-    whole = client.responses.create(**asked, extra_headers={"X-Tersely-Session": key})
+    model.script(
+        key, reply_of(words("1", "Hm."), noting("c1")), reply_of(thought("2"), cut, finish_reason="max_output_tokens")
+    )
+    request: dict[str, Any] = {"model": MODEL, "input": [user("go")], "user": key, "stream": streams}
+    whole = client.responses.create(**request, extra_headers={"X-Tersely-Session": key})
     if streams:
         events = list(whole)
         assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -586,7 +594,7 @@ def test_a_call_that_is_not_whole_never_happened(client: openai.OpenAI, model: M
     assert whole.incomplete_details.reason == "max_output_tokens"
     assert [item.id for item in whole.output] == ["msg_1"]
     assert len(model.requests(key)) == 2
-    model.script(key, said(words("3", "Then.")))
+    model.script(key, reply_of(words("3", "Then.")))
     ask(
         client,
         streams,
@@ -605,19 +613,19 @@ def test_an_error_in_a_later_round_is_the_clients_and_nothing_half_is_kept(
     tools = [{"type": "function", "name": name} for name in OURS]
     failed = {"id": "resp_x", "status": "failed", "error": error, "output": [], "tools": tools}
     refusal = ScriptedReply(status=429, body=b'{"error":{"message":"slow down","type":"rate_limit"}}')
-    model.script(key, said(noting("c1")), ScriptedReply(body=json.dumps(failed).encode()) if is_late else refusal)
-    asked: dict[str, Any] = {"model": MODEL, "input": [user("go")], "user": key}
-    asked["extra_headers"] = {"X-Tersely-Session": key}
+    model.script(key, reply_of(noting("c1")), ScriptedReply(body=json.dumps(failed).encode()) if is_late else refusal)
+    request: dict[str, Any] = {"model": MODEL, "input": [user("go")], "user": key}
+    request["extra_headers"] = {"X-Tersely-Session": key}
     if is_late:
-        told = client.responses.create(**asked)
-        assert told.status == "failed"
-        assert not any(name in told.model_dump_json() for name in OURS)
+        reply = client.responses.create(**request)
+        assert reply.status == "failed"
+        assert not any(name in reply.model_dump_json() for name in OURS)
     else:
         with pytest.raises(openai.RateLimitError, match="slow down"):
-            client.responses.create(**asked)
+            client.responses.create(**request)
     assert [each["role"] for each in stored(offering, key, "all")] == ["user"]
-    model.script(key, said(noting("c2")), said(words("2", "Done.")))
-    assert client.responses.create(**asked).output_text == "Done."
+    model.script(key, reply_of(noting("c2")), reply_of(words("2", "Done.")))
+    assert client.responses.create(**request).output_text == "Done."
     assert [each["role"] for each in stored(offering, key, "model")] == ["user", "assistant", "tool", "assistant"]
 
 
@@ -628,22 +636,22 @@ def test_an_error_in_a_later_round_of_a_stream_ends_it_with_an_error(
     late = {
         "status": ScriptedReply(status=500, body=b'{\n  "error": {\n    "message": "broken"\n  }\n}'),
         "odd": ScriptedReply(status=500, body=b'{"detail": "broken"}'),
-        "event": said(words("2", "half a word"), break_after=5, break_with="error"),
-        "disconnect": said(words("2", "half a word"), break_after=5, break_with="disconnect"),
+        "event": reply_of(words("2", "half a word"), break_after=5, break_with="error"),
+        "disconnect": reply_of(words("2", "half a word"), break_after=5, break_with="disconnect"),
     }[how]
-    model.script(key, said(words("1", "one moment"), noting("c1")), late)
-    heard = told = ""
-    asked: dict[str, Any] = {"model": MODEL, "input": [user("go")], "user": key, "stream": True}
+    model.script(key, reply_of(words("1", "one moment"), noting("c1")), late)
+    text = error_text = ""
+    request: dict[str, Any] = {"model": MODEL, "input": [user("go")], "user": key, "stream": True}
     is_failed = False
     try:
-        for event in client.responses.create(**asked, extra_headers={"X-Tersely-Session": key}):
-            heard += event.delta if event.type == "response.output_text.delta" else ""
+        for event in client.responses.create(**request, extra_headers={"X-Tersely-Session": key}):
+            text += event.delta if event.type == "response.output_text.delta" else ""
             is_failed = event.type in {"response.failed", "error"}
     except openai.APIError as error:
-        is_failed, told = True, error.message
+        is_failed, error_text = True, error.message
     assert is_failed
-    assert {"status": "broken", "odd": "the upstream refused"}.get(how, told) == told
-    assert heard.startswith("one moment")
+    assert {"status": "broken", "odd": "the upstream refused"}.get(how, error_text) == error_text
+    assert text.startswith("one moment")
     kept = stored(offering, key, "all")
     assert [each["role"] for each in kept][:2] == ["user", "assistant"]
     assert "manage_scratchpad" not in json.dumps(stored(offering, key, "client"))
@@ -658,9 +666,11 @@ def test_a_later_round_that_overflows_is_tried_with_less(
     history: list[dict[str, Any]] = []
     for number in range(6):
         history += [user(f"question {number} {key} " + "word " * 300)]
-        model.script(key, said(words(f"h{number}", f"answer {number} " + "word " * 300)))
+        model.script(key, reply_of(words(f"h{number}", f"answer {number} " + "word " * 300)))
         history += echo(ask(client, streams, input=history, user=key))
-    model.script(key, said(thought("1"), noting("c1")), ScriptedReply(status=400, body=body), said(words("2", "Less.")))
+    model.script(
+        key, reply_of(thought("1"), noting("c1")), ScriptedReply(status=400, body=body), reply_of(words("2", "Less."))
+    )
     assert ask(client, streams, input=[*history, user("and now")], user=key).output_text == "Less."
     *_, second, third = [each["input"] for each in requested(model, key)]
     assert len(third) < len(second)
@@ -669,7 +679,9 @@ def test_a_later_round_that_overflows_is_tried_with_less(
 
 
 async def test_partial_reply_is_stored_when_the_client_leaves(offering: Service, model: Model, key: str) -> None:
-    model.script(key, said(thought("1"), words("1", "Wait."), noting("c1")), said(words("2", "never"), first_delay=5))
+    model.script(
+        key, reply_of(thought("1"), words("1", "Wait."), noting("c1")), reply_of(words("2", "never"), first_delay=5)
+    )
     body = json.dumps({"model": MODEL, "input": [user("go")], "user": key, "stream": True}).encode()
     async with wire(offering) as there:
         await there.send(request_bytes(body, path="/v1/responses", X_Tersely_Session=key))
@@ -683,7 +695,7 @@ async def test_partial_reply_is_stored_when_the_client_leaves(offering: Service,
     kept = stored(offering, key, "all")[1]
     assert [item["id"] for item in kept["raw"]["output"]] == ["rs_1", "msg_1"]
     assert kept["finish"] == "client_left"
-    model.script(key, said(words("3", "Back.")))
+    model.script(key, reply_of(words("3", "Back.")))
     answer = await post(
         offering,
         json.dumps({"model": MODEL, "input": [user("more")], "user": key}).encode(),
@@ -696,7 +708,7 @@ async def test_partial_reply_is_stored_when_the_client_leaves(offering: Service,
 
 async def test_long_own_round_sends_heartbeats(offering: Service, model: Model, key: str) -> None:
     long = called("c1", PAD[0], {"action": "append", "content": "x" * 400})
-    model.script(key, said(thought("1"), long, delay=0.05, chunk_chars=20), said(words("2", "Ok.")))
+    model.script(key, reply_of(thought("1"), long, delay=0.05, chunk_chars=20), reply_of(words("2", "Ok.")))
     body = json.dumps({"model": MODEL, "input": [user(f"go {key}")], "user": key, "stream": True}).encode()
     answer = await post(offering, body, path="/v1/responses")
     assert b": keep-alive" in answer.body

@@ -11,7 +11,7 @@ count too: standing instructions, short questions, the speaker.
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest, nsmallest
@@ -177,12 +177,12 @@ def _weight(having: int, total: int) -> float:
 
 def expand(query: Mapping[str, float], best: Iterable[tuple[float, Sequence[str]]], corpus: Corpus) -> dict[str, float]:
     """Return ``weights`` with the terms that mark the ``best`` documents, given as (score, terms)."""
-    shares: Counter[str] = Counter()
+    shares: defaultdict[str, float] = defaultdict(float)
     for score, document in best:
         for term, times in Counter(document).items():
             if is_mark(term):
                 continue
-            shares[term] += score * min(times, FEEDBACK_TIMES) / max(FEEDBACK_LENGTH, len(document))  # type: ignore[assignment]
+            shares[term] += score * min(times, FEEDBACK_TIMES) / max(FEEDBACK_LENGTH, len(document))
     weights = idf_weights(shares, corpus)
     marks = sorted((-share * weights[term], term) for term, share in shares.items() if term not in query)
     marks = marks[:FEEDBACK_TERMS]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tersely.dialects.registry import DIALECTS
+from tersely.dialects.registry import dialect_named
 from tersely.domain.history.context import ContextMessage
 from tersely.domain.history.history import (
     ClientView,
@@ -37,5 +37,5 @@ def _has_more(texts: Sequence[str], view: ClientView, marker: str) -> bool:
     count = sum(text.count(marker) for text in texts)
     if not count or not view.raw:
         return count > 0
-    reply = DIALECTS[view.dialect].read_reply(view.raw)  # type: ignore[index]
+    reply = dialect_named(view.dialect).read_reply(view.raw)
     return count > reply.text.count(marker)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tersely.dialects.dialect import Dialect
-from tersely.dialects.registry import DIALECTS
+from tersely.dialects.registry import dialect_named
 from tersely.domain.history.chain import CALLS_AS_TEXT
 from tersely.domain.history.isolation import StoredInDialect, share_messages, text_only
 from tersely.domain.messages import (
@@ -25,7 +25,7 @@ def restore_reply(dialect: Dialect, echo: Message, model_raw: bytes, model_diale
     if not share_messages(model_dialect, dialect.name):
         if not echo.raw:
             return NOT_ECHOED
-        text = DIALECTS[model_dialect].read_reply(model_raw).text  # type: ignore[index]
+        text = dialect_named(model_dialect).read_reply(model_raw).text
         return dialect.read_message(dialect.with_text(echo.raw, text))
     if echo.role == "user":
         return dialect.read_message(model_raw)
@@ -58,7 +58,7 @@ def read_client_view(stored: StoredMessage, dialect: Dialect) -> StoredInDialect
 
 def _read_view(stored: StoredMessage, raw: bytes, dialect: Dialect) -> StoredInDialect:
     if not share_messages(stored.dialect, dialect.name):
-        own = DIALECTS[stored.dialect]  # type: ignore[index]
+        own = dialect_named(stored.dialect)
         return StoredInDialect(
             message=own.read_reply(raw) if stored.role == "assistant" else own.read_message(raw), is_own=False
         )
@@ -69,5 +69,5 @@ def stored_instruction(stored: StoredMessage, dialect: Dialect) -> bytes:
     """Return stored instructions in the wire form of ``dialect``."""
     if share_messages(stored.dialect, dialect.name):
         return stored.raw
-    text = DIALECTS[stored.dialect].read_message(stored.raw).text  # type: ignore[index]
+    text = dialect_named(stored.dialect).read_message(stored.raw).text
     return dialect.write_text("system", text)

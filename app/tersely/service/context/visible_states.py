@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tersely.dialects.registry import DIALECTS
+from tersely.dialects.registry import dialect_named
 from tersely.domain.history.history import Entry
 from tersely.domain.history.sessions import Session
 from tersely.domain.text.state import HEADING, StateBlock, strip_state
@@ -26,7 +26,7 @@ def read_visible_states(entries: Iterable[Entry]) -> tuple[StateBlock, ...]:
             continue
         view = entry.client_view
         if view is not None:
-            shown = DIALECTS[view.dialect].read_reply(view.raw).text if view.raw else ""  # type: ignore[index]
+            shown = dialect_named(view.dialect).read_reply(view.raw).text if view.raw else ""
             if shown.count(HEADING) < message.text.count(HEADING):
                 continue
         if text := read_state(message.text):
@@ -44,7 +44,7 @@ async def take_visible_states(connection: Connection, tenant: str, session: Sess
     """Store the state blocks of the session's replies from sequence number ``since`` on."""
     found = []
     for stored in await messages.live_replies_with(connection, tenant, session.id, HEADING.encode(), since):
-        dialect = DIALECTS[stored.dialect]  # type: ignore[index]
+        dialect = dialect_named(stored.dialect)
         if text := read_state(dialect.read_reply(stored.raw).text):
             found.append(StateBlock(text=text, seq=stored.seq, source="model", created_at=stored.created_at))
     await states.add_found(connection, tenant, session.id, found)

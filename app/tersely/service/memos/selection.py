@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tersely.dialects.registry import DIALECTS
+from tersely.dialects.registry import dialect_named
 from tersely.domain.history.history import Entry, Epoch, Prefix
 from tersely.domain.tokens import estimate_text
 from tersely.service.memos.memos import relevant
@@ -52,7 +52,7 @@ def memos_in_message(model_raw: bytes, client_text: str) -> str:
     """Return the memos that were stored with a user's message, from the model's view of it. ``client_text``:
     its dialect.
     """
-    return memos_in(DIALECTS[client_text].read_message(model_raw).text)  # type: ignore[index]
+    return memos_in(dialect_named(client_text).read_message(model_raw).text)
 
 
 def memos_in_epoch(entries: Sequence[Entry], strategy: Strategy, epoch: Epoch | None) -> list[Entry]:

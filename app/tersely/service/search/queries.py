@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tersely.dialects.registry import DIALECTS
+from tersely.dialects.registry import dialect_named
 from tersely.domain.errors import Busy, InvalidRequest, NotFound, StoreUnavailable
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Media, Message, searchable_text, with_all_calls
@@ -214,7 +214,7 @@ def _frame(rows: Sequence[QueryRow]) -> bytes:
 
 def _row(row: QueryRow) -> list[Any]:
     """Return a message as a child's row: its columns, its calls, and the calls that it answers."""
-    dialect = DIALECTS[row.dialect]  # type: ignore[index]
+    dialect = dialect_named(row.dialect)
     message = dialect.read_reply(row.raw)
     if row.model_raw is not None:
         message = with_all_calls(message, dialect.read_reply(row.model_raw))

@@ -15,7 +15,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
-from tersely.dialects.registry import DIALECTS
+from tersely.dialects.registry import dialect_named
 from tersely.domain.errors import InvalidRequest, NotFound
 from tersely.domain.history.message_numbers import MessageNumbers, NumberingException
 from tersely.domain.history.sessions import Session
@@ -392,7 +392,7 @@ def searchable_text_of(content: pages.Content) -> str:
     if content.turn == 0 or not content.raw:
         return ""
     try:
-        return fold(searchable_text(DIALECTS[content.dialect].read_reply(content.raw)))  # type: ignore[index]
+        return fold(searchable_text(dialect_named(content.dialect).read_reply(content.raw)))
     except InvalidRequest:
         return ""
 
@@ -470,7 +470,7 @@ def _mode(lookup: Lookup) -> str:
 def _read(stored: StoredMessage) -> Message:
     if not stored.raw:  # removed meanwhile
         return Message(role=stored.role, parts=(), raw=b"")  # type: ignore[arg-type]
-    return DIALECTS[stored.dialect].read_reply(stored.raw)  # type: ignore[index]
+    return dialect_named(stored.dialect).read_reply(stored.raw)
 
 
 def _bound(ranges: Sequence[Range], limit: int, *, newest: bool) -> tuple[tuple[Range, ...], list[str]]:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from weakref import WeakValueDictionary
 
-from tersely.dialects.registry import DIALECTS
+from tersely.dialects.registry import dialect_named
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Message
@@ -154,7 +154,7 @@ def _read(content: pages.Content) -> Message | None:
     if content.turn == 0 or not content.raw:
         return None
     try:
-        return DIALECTS[content.dialect].read_reply(content.raw)  # type: ignore[index]
+        return dialect_named(content.dialect).read_reply(content.raw)
     except InvalidRequest:
         return None
 

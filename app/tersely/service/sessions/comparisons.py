@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tersely.dialects.registry import DIALECTS
+from tersely.dialects.registry import dialect_named
 from tersely.domain.errors import NotFound, TerselyError
 from tersely.domain.history.history import DEFAULT_PRIORITY
 from tersely.domain.messages import Media, Message, Part, Reasoning, Text, ToolCall, ToolResult
@@ -144,7 +144,7 @@ def blocks_of(raw: bytes, dialect: str, role: str, most: int = MAX_CHARS) -> tup
     if not raw:
         return ()
     try:
-        form = DIALECTS[dialect]  # type: ignore[index]
+        form = dialect_named(dialect)
         message = form.read_reply(raw) if role == "assistant" else form.read_message(raw)
     except (TerselyError, ValueError, KeyError):
         return (_block("text", raw.decode("utf-8", "replace"), most=most),)

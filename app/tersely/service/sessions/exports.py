@@ -22,7 +22,7 @@ from typing import Any
 
 from tersely.dialects.detection import detect_dialect
 from tersely.dialects.dialect import Dialect
-from tersely.dialects.registry import DIALECTS
+from tersely.dialects.registry import DIALECTS, dialect_named
 from tersely.dialects.wire import raw_json
 from tersely.domain.errors import Conflict, InvalidRequest, NotFound
 from tersely.domain.history.history import TerseEntry
@@ -223,7 +223,7 @@ def _words(stored: StoredMessage) -> bytes:
     """Return the model's view of a reply if only tags separate it from the client's view, else the client's view."""
     if stored.model_raw is None or stored.role != "assistant":
         return stored.raw
-    if DIALECTS[stored.dialect].read_reply(stored.raw).is_malformed:  # type: ignore[index]
+    if dialect_named(stored.dialect).read_reply(stored.raw).is_malformed:
         return stored.model_raw
     shown = split_appended_reply(stored.model_raw, dialect_of(stored.dialect), TERSE).client_message
     return stored.model_raw if shown == stored.raw else stored.raw
@@ -233,7 +233,7 @@ def _has_tags(stored: StoredMessage) -> bool:
     # A quick look first; escapes may hide the bracket, but not the word.
     if stored.role != "assistant" or b"terse" not in stored.raw:
         return False
-    return OPEN in DIALECTS[stored.dialect].read_reply(stored.raw).text  # type: ignore[index]
+    return OPEN in dialect_named(stored.dialect).read_reply(stored.raw).text
 
 
 def _read_tags(raw: bytes, index: int) -> _Tagged:

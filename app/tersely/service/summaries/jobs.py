@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from tersely.dialects.registry import DIALECTS
+from tersely.dialects.registry import dialect_named
 from tersely.domain.errors import NotFound
 from tersely.domain.history.history import Entry, Summary
 from tersely.domain.history.runs import Run, runs_of, subtract
@@ -232,7 +232,7 @@ async def earlier_of(connection: Connection, job: Job) -> Summary | None:
 
 
 def _entry(stored: StoredMessage) -> Entry:
-    dialect = DIALECTS[stored.dialect]  # type: ignore[index]
+    dialect = dialect_named(stored.dialect)
     # The text in front of a user's text consists of memos, which are no part of the conversation.
     raw = stored.raw if stored.model_raw is None or stored.role == "user" else stored.model_raw
     if stored.role == "assistant":

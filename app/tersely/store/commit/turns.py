@@ -6,10 +6,10 @@ next context starts a new epoch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import structs
 
@@ -159,14 +159,14 @@ async def between(connection: Connection, tenant: str, session_id: str, first: i
     terse: dict[int, list[str]] = {}
     for record in await connection.fetch(TERSE, *arguments):
         terse.setdefault(record["turn"], []).append(record["text"].decode("utf-8", "replace"))
-    best: dict[int, dict[str, object]] = {}
+    best: dict[int, dict[str, Any]] = {}
     for record in await connection.fetch(GROUPS, *arguments):
         row = dict(record)
         known = best.get(row["turn"])
         if known is None or _rank(row["status"]) < _rank(known["status"]):
             best[row["turn"]] = row
     return [
-        TurnRow(**row, usage=usage.get(turn, TurnUsage()), terse=tuple(terse.get(turn, ())))  # type: ignore[arg-type]
+        TurnRow(**row, usage=usage.get(turn, TurnUsage()), terse=tuple(terse.get(turn, ())))
         for turn, row in sorted(best.items())
         if row["status"] != "removed"
     ]
@@ -180,8 +180,8 @@ def _rank(status: object) -> int:
     return PRECEDENCE.index(status)
 
 
-def _usage(row: dict[str, int | None]) -> TurnUsage:
-    return TurnUsage(**{name: value for name, value in row.items() if name != "turn"})  # type: ignore[arg-type]
+def _usage(row: Mapping[str, Any]) -> TurnUsage:
+    return TurnUsage(**{name: value for name, value in row.items() if name != "turn"})
 
 
 async def lock(connection: Connection, tenant: str, session_id: str) -> Session | None:

@@ -17,7 +17,7 @@ from tersely.domain.history.links import StoredLink
 from tersely.domain.history.sessions import Session
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history.messages import RAN_OUT, UNKNOWN, TailRow, tail_rows_in_steps
-from tersely.store.history.sessions import COLUMNS, ReplyMatch, best_match, session_from
+from tersely.store.history.sessions import COLUMNS, TWINS, ReplyMatch, best_match, session_from
 from tersely.store.history.tail_cache import CachedTail, TailCache, cached_tail
 
 MAX_BATCH = 64
@@ -70,9 +70,23 @@ SELECT $4::integer AS request, h.*, t.* FROM (
 """
 
 # The same in steps, each a look at one table, for a distributed Postgres.
-REPLIES = """
+MAX_REPLIES, FEW = 32, 8
+REPLIES = f"""
 SELECT $3::integer AS request, session_id, seq, chain, status FROM messages
-WHERE tenant_id = $1 AND chain = ANY($2::bytea[])
+WHERE tenant_id = $1 AND chain = ANY($2::bytea[]) LIMIT {MAX_REPLIES + 1}
+"""
+# Of more replies, for one chain: the newest, and those in the client's own sessions. The expression keeps the planner
+# from reading all replies of the chain.
+NEWEST_REPLIES = """
+SELECT session_id, seq, chain, status FROM messages
+WHERE tenant_id = $1 AND chain = $2::bytea ORDER BY created_at DESC LIMIT $3::integer
+"""
+OWN_SESSIONS = f"""
+SELECT id FROM sessions WHERE tenant_id = $1 AND client_id = $2::text ORDER BY updated_at DESC LIMIT {TWINS}
+"""
+OWN_REPLIES = """
+SELECT session_id, seq, chain, status FROM messages
+WHERE tenant_id = $1 AND session_id = ANY($2::text[]) AND substring(chain FROM 1) = $3::bytea
 """
 SESSIONS = f"SELECT {COLUMNS} FROM sessions WHERE tenant_id = $1 AND id = ANY($2::text[])"
 
@@ -159,15 +173,18 @@ class Lookups:
     async def _find_in_steps(
         self, connection: Connection, tenant: str, questions: dict[int, _Question]
     ) -> dict[int, ReplyMatch]:
-        asked = [(tenant, question.chains, number) for number, question in questions.items()]
-        replies = await connection.fetchmany(REPLIES, asked)
-        if not replies:
-            return {}
-        ids = sorted({reply["session_id"] for reply in replies})
-        sessions = {row["id"]: session_from(row) for row in await connection.fetch(SESSIONS, tenant, ids)}
+        parameters = [(tenant, question.chains, number) for number, question in questions.items()]
+        rows: dict[int, list[Record]] = {number: [] for number in questions}
+        for reply in await connection.fetchmany(REPLIES, parameters):
+            rows[reply["request"]].append(reply)
+        few = {number: replies for number, replies in rows.items() if len(replies) <= MAX_REPLIES}
+        sessions = await _sessions_of(connection, tenant, [reply for replies in few.values() for reply in replies])
         found: dict[int, ReplyMatch] = {}
         for number, question in questions.items():
-            hit = _preferred(question, [reply for reply in replies if reply["request"] == number], sessions)
+            if number in few:
+                hit = _preferred(question, few[number], sessions)
+            else:
+                hit = await _find_among_twins(connection, tenant, question)
             if hit is not None:
                 found[number] = await self._with_tail(connection, tenant, hit, question)
         return found
@@ -227,6 +244,38 @@ def _fail(questions: list[_Question], error: StoreUnavailable) -> None:
     for question in questions:
         if not question.answer.done():
             question.answer.set_exception(error)
+
+
+async def _find_among_twins(connection: Connection, tenant: str, question: _Question) -> ReplyMatch | None:
+    """Return the match of a history that very many sessions have in part. Its chains are tried in turn."""
+    for chain in question.chains:
+        replies = await connection.fetch(NEWEST_REPLIES, tenant, chain, FEW)
+        sessions = await _sessions_of(connection, tenant, replies)
+        last = [reply for reply in replies if _is_last_of_own(question, reply, sessions.get(reply["session_id"]))]
+        if not last and len(replies) == FEW:
+            replies = await connection.fetch(NEWEST_REPLIES, tenant, chain, TWINS)
+            if question.client_id is not None:
+                own = [row["id"] for row in await connection.fetch(OWN_SESSIONS, tenant, question.client_id)]
+                replies = [*replies, *await connection.fetch(OWN_REPLIES, tenant, own, chain)]
+            sessions = await _sessions_of(connection, tenant, replies)
+        hit = _preferred(question, last or replies, sessions)
+        if hit is not None:
+            return hit
+    return None
+
+
+def _is_last_of_own(question: _Question, reply: Record, session: Session | None) -> bool:
+    """Return whether no other reply would be preferred, but a newer one."""
+    if session is None or reply["seq"] != session.last_seq:
+        return False
+    return question.client_id is None or session.client_id == question.client_id
+
+
+async def _sessions_of(connection: Connection, tenant: str, replies: Sequence[Record]) -> dict[str, Session]:
+    ids = sorted({reply["session_id"] for reply in replies})
+    if not ids:
+        return {}
+    return {row["id"]: session_from(row) for row in await connection.fetch(SESSIONS, tenant, ids)}
 
 
 def _preferred(question: _Question, replies: Sequence[Record], sessions: Mapping[str, Session]) -> ReplyMatch | None:

@@ -6,9 +6,10 @@ migration that adds the ranks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from tersely.domain.history.sessions import Session
 from tersely.store.db.connection import Connection
@@ -157,13 +158,13 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
 
 
-def _listed_from(row: dict[str, object]) -> ListedSession:
+def _listed_from(row: Mapping[str, Any]) -> ListedSession:
     figures = {name: row[name] for name in FIGURES.split(", ")}
-    models = tuple(row["models"])  # type: ignore[arg-type, var-annotated]
+    models = tuple(row["models"])
     return ListedSession(
-        session=session_from(row),  # type: ignore[arg-type]
-        host=row["host"],  # type: ignore[arg-type]
+        session=session_from(row),
+        host=row["host"],
         rank=row["rank"],
         value=row["value"],
-        **{**figures, "models": models},  # type: ignore[arg-type]
+        **{**figures, "models": models},
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 from asyncpg import Record
@@ -35,7 +36,7 @@ def read_epoch(plan: bytes) -> Epoch:
     return _epoch_decoder.decode(plan)
 
 
-def session_from(row: Record) -> Session:
+def session_from(row: Record | Mapping[str, Any]) -> Session:
     """Return a row with `COLUMNS` as a value."""
     return Session(
         id=row["id"],

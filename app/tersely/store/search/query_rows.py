@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from asyncpg import Record
+
 from tersely.domain.history.history import Status
 from tersely.store.db.connection import Connection
 
@@ -101,5 +103,5 @@ async def instructions(connection: Connection, tenant: str, session_id: str) -> 
     return _rows(await connection.fetch(INSTRUCTIONS, tenant, session_id))
 
 
-def _rows(records: Sequence[object]) -> list[QueryRow]:
-    return [QueryRow(**dict(record)) for record in records]  # type: ignore[call-overload]
+def _rows(records: Sequence[Record]) -> list[QueryRow]:
+    return [QueryRow(**dict(record)) for record in records]

@@ -177,8 +177,8 @@ def parse_policy(value: object, *, field: str = "epoch") -> Policy:
 def check_number(name: str, value: object, bounds: tuple[float, float], *, whole: bool, field: str) -> None:
     """Raise `InvalidRequest` unless ``value`` is a number within ``bounds`` (inclusive), whole if asked."""
     low, high = bounds
-    fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    if not fits or not low <= value <= high:  # type: ignore[operator]
+    number = value if isinstance(value, int if whole else int | float) and not isinstance(value, bool) else None
+    if not isinstance(number, int | float) or not low <= number <= high:
         kind = "an integer" if whole else "a number"
         span = " to ".join(str(int(bound)) if float(bound).is_integer() else str(bound) for bound in bounds)
         raise InvalidRequest(f"{name} must be {kind} from {span}, not {str(value)[:40]!r}", field=field)
