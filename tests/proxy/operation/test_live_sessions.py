@@ -448,10 +448,10 @@ class Player:
             sent = {"content-type": "application/json", **script, **talk.headers, **named}
             answer = side.post(talk.path_of(stream=stream), content=body, headers=sent)
             side.model.replies.pop(talk.key, None)
-            talk.sessions[index] = answer.reply_headers.get("x-tersely-session", talk.sessions[index])
+            talk.sessions[index] = answer.headers.get("x-tersely-session", talk.sessions[index])
             reply_headers = {
                 name: value
-                for name, value in answer.reply_headers.items()
+                for name, value in answer.headers.items()
                 if name.startswith("x-tersely") and name not in UNEQUAL
             }
             found.append((answer.status_code, reply_headers, self.read(answer, talk.dialect, stream=stream)))
