@@ -101,7 +101,7 @@ class Settings(BaseSettings):
     )
     database_pool: int = Field(default=10, ge=1, le=500)
     database_timeout: float = Field(default=5.0, gt=0, le=60)
-    database_pooler: OnOff = "off"
+    database_pooler: Literal["off", "on", "prepared"] = "off"
     data_dir: Path | None = None
 
     openai_base_url: str = "https://api.openai.com/v1"

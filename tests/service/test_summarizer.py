@@ -191,7 +191,7 @@ async def test_after_repeated_failures_no_replica_asks_until_the_pause_is_over(f
     assert done.result == "model"
     async with pool.transaction("north") as connection:
         assert not await breakers.is_open(connection, "north", "scripted", clock.now)
-        assert await connection.fetchval("SELECT count(*) FROM breakers") == 0
+        assert await connection.fetchval("SELECT count(*) FROM breakers WHERE tenant_id = 'north'") == 0
 
 
 async def test_summarizer_without_a_model_sends_no_request(fill, host, start):
@@ -347,7 +347,7 @@ async def test_a_long_summary_of_a_short_range_is_no_fault_of_the_models(fill, h
     done = await (await start()).run_now(job(last_seq=2))
     assert (done.result, done.error) == ("extractive", "not shorter")
     assert done.tokens_after <= 30
-    assert await admin.fetchval("SELECT count(*) FROM breakers") == 0
+    assert await admin.fetchval("SELECT count(*) FROM breakers WHERE tenant_id = 'north'") == 0
 
 
 async def test_a_range_without_messages_is_empty(fill, start):

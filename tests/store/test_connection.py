@@ -50,7 +50,7 @@ async def opened(
     stubs: dict[str, Dial] = {"pooler that refuses": _refuse, "pooler that ignores": _ignore}
     if request.param in stubs:
         monkeypatch.setattr(Server, "_dial", stubs[request.param])
-    one = Database(dsn=database.dsn, size=1, timeout=20, pooler=request.param == "pooler")
+    one = Database(dsn=database.dsn, size=1, timeout=20, pooler="on" if request.param == "pooler" else "off")
     await one.open()
     for tenant in ("north", "south"):
         async with one.transaction(tenant) as connection:

@@ -127,9 +127,9 @@ def _epoch(number: int, *, cut: int, at: datetime) -> NewEpoch:
     return NewEpoch(epoch=epoch, plan=write_epoch(epoch), tokens_before=9, tokens_after=2)
 
 
-@pytest.fixture(params=[False, True], ids=["", "pooler"])
+@pytest.fixture(params=["", "on"], ids=["", "pooler"])
 async def database(request: pytest.FixtureRequest, database: conftest.Database) -> AsyncIterator[Database]:
-    opened = Database(dsn=database.dsn, timeout=20, pooler=request.param)
+    opened = Database(dsn=database.dsn, timeout=20, pooler=request.param or "off")
     await opened.open()
     yield opened
     await opened.close()

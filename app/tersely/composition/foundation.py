@@ -91,7 +91,7 @@ def build_foundation(
         dsn=database_url,
         size=settings.database_pool,
         timeout=settings.database_timeout,
-        pooler=settings.database_pooler == "on",
+        pooler=settings.database_pooler,
     )
     data_dir = settings.data_dir or default_data_dir()
     metrics = Metrics(version=__version__, data_dir=data_dir)

@@ -32,6 +32,14 @@ ROOT = Path(__file__).resolve().parents[3]
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="pgbouncer is not installed")
 
+
+def _version() -> tuple[int, ...]:
+    if PROGRAM is None:
+        return ()
+    text = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=True).stdout
+    return tuple(int(number) for number in text.split()[1].split("."))
+
+
 # What an operator may have set so that any client gets in.
 IGNORING = "ignore_startup_parameters = role,plan_cache_mode,extra_float_digits"
 
@@ -54,7 +62,11 @@ class Bouncer:
         self.process = self.start()
 
 
-@pytest.fixture(params=["refuses parameters", "ignores parameters", "is small"])
+# PgBouncer keeps prepared statements from 1.21 on.
+KEEPS = "keeps statements"
+
+
+@pytest.fixture(params=["refuses parameters", "ignores parameters", "is small", KEEPS])
 def bouncer(
     request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Bouncer]:
@@ -64,11 +76,14 @@ def bouncer(
     if "host" not in query:
         pytest.skip("the tests' server has no socket directory")
     owner = Path(query["host"][0]).stat()
+    if request.param == KEEPS and _version() < (1, 21):
+        pytest.skip("this pgbouncer keeps no prepared statements")
     home = tmp_path_factory.mktemp("bouncer")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     (home / "users").write_text(f'"{OWNER}" "{server.password}"\n')
-    more = {"refuses parameters": "", "ignores parameters": IGNORING, "is small": "max_client_conn = 3"}[request.param]
+    keeps = "max_prepared_statements = 200" if request.param == KEEPS else ""
+    more = {"ignores parameters": IGNORING, "is small": "max_client_conn = 3"}.get(request.param, keeps)
     (home / "pgbouncer.ini").write_text(
         f"[databases]\n* = host={query['host'][0]} port={query['port'][0]}\n[pgbouncer]\n"
         f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = trust\n"
@@ -151,6 +166,41 @@ async def test_calls_are_stored_through_it(bouncer: Bouncer, database: Database,
         assert (await compare(database.admin_dsn, made)).is_right
         again = Conversation(service.url, "chat")
         assert {got.context for got in await hold(again, 2)} <= STORED
+
+
+async def test_declared_as_keeping_statements_it_is_used_as_it_is(
+    bouncer: Bouncer, database: Database, model: Model, tmp_path: Path
+) -> None:
+    """One that keeps none is found out at the first statement that it does not know."""
+    dsn = bouncer.dsn(database.name)
+    with serve(
+        database, model.url, dsn=dsn, data_dir=tmp_path, database_timeout=3.0, database_pooler="prepared"
+    ) as service:
+        made = [Conversation(service.url, kind) for kind in ("chat", "chat delta", "anthropic stream", "responses") * 4]
+        await asyncio.gather(*(hold(each, 3) for each in made))
+        await waits_for_spool(service.url)
+        again = [Conversation(service.url, "chat") for _ in range(4)]
+        for found in await asyncio.gather(*(hold(each, 3) for each in again)):
+            assert {got.context for got in found} <= STORED, found
+        assert (await compare(database.admin_dsn, [*made, *again])).is_right
+
+
+async def test_statements_outlive_transactions_where_it_keeps_them(
+    request: pytest.FixtureRequest, bouncer: Bouncer, database: Database
+) -> None:
+    if request.node.callspec.params["bouncer"] != KEEPS:
+        pytest.skip("it keeps none")
+    store = Store(dsn=bouncer.dsn(database.name), size=1, timeout=5, pooler="prepared")
+    await store.open()
+    try:
+        for _ in range(3):
+            async with store.statements("north") as connection:
+                assert await connection.fetchval("SELECT count(*) FROM sessions") == 0
+        async with store.statements("north") as connection:
+            kept = await connection.fetch("SELECT statement, generic_plans FROM pg_prepared_statements")
+        assert [row["generic_plans"] for row in kept if row["statement"] == "SELECT count(*) FROM sessions"] == [3]
+    finally:
+        await store.close()
 
 
 async def test_two_services_share_its_connections(

@@ -109,7 +109,7 @@ def _database(settings: Settings) -> Finding:
     async def read(url: str) -> str | None:
         if not await has_tables(url, HOST_SECONDS):
             return EMPTY
-        database = Database(dsn=url, size=1, timeout=HOST_SECONDS, pooler=settings.database_pooler == "on")
+        database = Database(dsn=url, size=1, timeout=HOST_SECONDS, pooler=settings.database_pooler)
         await database.open()
         try:
             return await database.read_revision()

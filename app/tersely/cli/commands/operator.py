@@ -236,7 +236,7 @@ def with_database(work: Callable[[Database], Awaitable[T]]) -> T:
 
         async def run() -> T:
             await up_to_date(url)
-            database = Database(dsn=url, size=2, pooler=Settings().database_pooler == "on")
+            database = Database(dsn=url, size=2, pooler=Settings().database_pooler)
             await database.open()
             try:
                 return await work(database)

@@ -14,7 +14,7 @@ import asyncpg
 from tersely.domain.errors import StoreUnavailable
 from tersely.store.db.cluster import HAS_EXTENSION, IS_DISTRIBUTED, VERSION, Address, Cluster, plan_cache_mode
 from tersely.store.db.pool import Connection
-from tersely.store.db.server import TENANT, Kind, Server, refusal
+from tersely.store.db.server import TENANT, Kind, Pooler, Server, refusal
 
 __all__ = ["TENANT", "Connection", "Database", "refusal", "to_json"]
 
@@ -27,10 +27,8 @@ class Database:
     Transactions and their time limits are those of `tersely.store.db.server.Server`.
     """
 
-    def __init__(self, *, dsn: str, size: int = 10, timeout: float = 5.0, pooler: bool = False) -> None:
-        """``size``: connections to each server. ``pooler``: the server is a transaction pooler, so nothing may outlive
-        a transaction.
-        """
+    def __init__(self, *, dsn: str, size: int = 10, timeout: float = 5.0, pooler: Pooler = "off") -> None:
+        """``size``: connections to each server."""
         self._dsn = dsn
         self._size = size
         self._timeout = timeout

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import asyncpg
 
@@ -74,6 +74,11 @@ PROBE_TIMEOUT = 1.0
 _POOLER_IS_FULL = "no more connections allowed"
 
 
+# A transaction pooler in front of the server: "on", nothing may outlive a transaction; "prepared", it keeps prepared
+# statements (PgBouncer from 1.21 on, with `max_prepared_statements`), and nothing else.
+Pooler = Literal["off", "on", "prepared"]
+
+
 class Kind(Enum):
     """What a server is, and so how a transaction on it begins."""
 
@@ -107,22 +112,20 @@ class Server:
         dsn: str,
         size: int,
         timeout: float,
-        pooler: bool = False,
+        pooler: Pooler = "off",
         kind: Kind = Kind.ALONE,
         address: tuple[str, int] | None = None,
         plan_cache_mode: str = "auto",
     ) -> None:
-        """``pooler``: the server is a transaction pooler, so nothing may outlive a transaction. ``address``: host and
-        port in place of those of ``dsn``. ``plan_cache_mode``: of a node.
-        """
+        """``address``: host and port in place of those of ``dsn``. ``plan_cache_mode``: of a node."""
         self._dsn = dsn
         self._address: dict[str, Any] = {"host": address[0], "port": address[1]} if address else {}
         self._kind = kind
         self._node_settings = {"role": _ROLE, "plan_cache_mode": plan_cache_mode}
         self._timeout = timeout
         self._probe_timeout = min(PROBE_TIMEOUT, timeout / 2)
-        self._may_own = kind is Kind.ALONE and not pooler
-        self._statements = 0 if pooler else 256
+        self._may_own = kind is Kind.ALONE and pooler == "off"
+        self._statements = 0 if pooler == "on" else 256
         self._pool = Pool(self._connect_and_note, size)
         self._is_open = False
         self._ending: set[asyncio.Task[None]] = set()
