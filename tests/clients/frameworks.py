@@ -24,8 +24,7 @@ def _modes(
             pip=pip,
             env=KEYS | env,
             steps=(Step(command=f"python $SCRIPTS/{script} {mode}", expects=ANSWERS),),
-            # With nothing left but its own summary a history cannot be told to be the same: it begins a new session.
-            turns=(1, 3, 3) if (name, mode) == ("llamaindex", "summary") else turns,
+            turns=turns,
             # What summarises by itself need not outgrow the window.
             has_cuts=mode != "summary",
             loose="it sends only what is new" if mode == "previous" else "",
