@@ -24,7 +24,8 @@ def _modes(
             pip=pip,
             env=KEYS | env,
             steps=(Step(command=f"python $SCRIPTS/{script} {mode}", expects=ANSWERS),),
-            turns=turns,
+            # A summary in front of a reply whose question it covers is a turn of its own.
+            turns=(8,) if (name, mode) == ("langchain", "summary") else turns,
             # What summarises by itself need not outgrow the window.
             has_cuts=mode != "summary",
             loose="it sends only what is new" if mode == "previous" else "",

@@ -6,6 +6,7 @@ opencode 1.18.33 and pi 0.73.1 sent. At the next compaction of opencode the earl
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -20,6 +21,15 @@ from tests.support.services import FROM_THE_START, Service, serve
 from tests.support.upstreams import Model
 
 Wire = dict[str, Any]
+SMALL = '{"high": 1000, "low": 500}'
+STRATEGIES = {
+    "full": "full",
+    "slim": '{"name": "slim", "recent_turns": 1}',
+    "window": '{"name": "window", "context_size": 2}',
+    "trim": '{"name": "trim", "max_context_turns": 3}',
+    "compact": '{"name": "compact", "max_tokens": 1000}',
+    "tiered": '{"name": "tiered", "total_budget": 1000, "working_budget": 500, "session_budget": 300}',
+}
 RULES = {"role": "system", "content": "You are an interactive CLI tool that helps users with software."}
 TITLE = {"role": "system", "content": "You are a title generator. You output ONLY a thread title. Nothing else."}
 WHAT = {"role": "user", "content": "What did we do so far?"}
@@ -48,6 +58,7 @@ class Pi:
 
     def __init__(self, service: Service, model: Model, key: str, *, streams: bool, context: str) -> None:
         self.service, self.model, self.key, self.streams, self.context = service, model, key, streams, context
+        self.strategy = ""
         self.log: list[Wire] = []
         self.opening: list[Wire] = []
         self.openings: list[Wire] = []
@@ -68,6 +79,8 @@ class Pi:
         stream = {"stream": True, "stream_options": {"include_usage": True}} if self.streams else {}
         body = body_of(*messages, user=self.key, **stream)
         headers = {name: value.format(key=self.key) for name, value in self.headers.items()}
+        if self.strategy:
+            headers |= {"x_tersely_strategy": self.strategy, "x_tersely_epoch": SMALL}
         answer = await post(self.service, body, **headers)
         assert answer.status == 200, answer.body
         return answer
@@ -88,6 +101,8 @@ class Pi:
         answer = await self._send(RULES, *self.history, reply=reply)
         self.session = self.session or answer.session
         assert answer.session == self.session
+        if self.strategy:
+            return  # the context is cut
         assert answer.context == self.context
         received = self.model.requests(self.key)[-1].request
         assert received is not None
@@ -202,6 +217,26 @@ async def test_turns_stay_behind_a_clients_own_compactions(
             contents.count(content_sent) >= 1 if message in client.openings else contents.count(content_sent) == copies
         ), content_sent
     _check_turns(stored, client)
+
+
+@pytest.mark.parametrize("program", [Opencode, Pi])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_every_strategy_cuts_a_history_with_a_clients_summary(
+    service: Service, model: Model, key: str, program: type[Pi], strategy: str
+) -> None:
+    """A reply whose question went into the summary stands alone in its turn; the host refuses what it cannot read."""
+    client = program(service, model, key, streams=False, context="")
+    client.strategy = STRATEGIES[strategy]
+    for number in range(3):
+        for question in range(3):
+            await client.ask(f"Question {3 * number + question} of {key}. " + "Tell me. " * 60, uses_tool=question == 1)
+        await client.compact(len(client.log) - 3 if number % 2 == 0 else len(client.log) - 1)
+    await client.ask(f"The last question of {key}")
+    sent = json.dumps((model.requests(key)[-1].request or {})["messages"])
+    assert f"The last question of {key}" in sent
+    path = f"/api/sessions/{client.session}/messages?view=client&limit=200"
+    page = await post(service, b"", method="GET", path=path)
+    assert [each["raw"] for each in page.json["items"] if each["turn"]] == client.history
 
 
 @pytest.mark.parametrize("program", [Opencode, Pi])
