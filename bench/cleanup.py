@@ -5,14 +5,16 @@ Every session is a copy of one with three calls: its rows in all tables.
 
 import argparse
 import asyncio
-import os
-import subprocess
 import time
+from datetime import UTC, datetime
 
 import asyncpg
 import httpx
 
-from bench.console import CALL, COMMAND, service
+from bench.console import CALL, service
+from tersely.service.context.context_configs import ContextConfigs
+from tersely.service.sessions.cleanup import Cleanup
+from tersely.store.db.connection import Database
 
 IDLE_DAYS = 60
 TABLES = """
@@ -48,6 +50,19 @@ async def fill(dsn: str, count: int) -> int:
     return rows
 
 
+async def clean(dsn: str) -> tuple[int, float]:
+    """Delete the idle sessions as the service does. Return their number, and the seconds."""
+    configs = ContextConfigs(strategy="slim", epoch="auto", references=None, instructions=True, derive_terse=True)
+    database = Database(dsn=dsn, size=2)
+    await database.open()
+    try:
+        cleanup = Cleanup(database, configs, clock=lambda: datetime.now(UTC), days=IDLE_DAYS // 2)
+        began = time.perf_counter()
+        return await cleanup.run(), time.perf_counter() - began
+    finally:
+        await database.close()
+
+
 async def count_sessions(dsn: str) -> int:
     """Return how many sessions there are."""
     connection = await asyncpg.connect(dsn)
@@ -71,14 +86,11 @@ def main() -> None:
                 answer.raise_for_status()
                 history += [answer.json()["choices"][0]["message"], {"role": "user", "content": f"And then {number}?"}]
         rows = asyncio.run(fill(dsn, count))
-        began = time.perf_counter()
-        command = [COMMAND, "cleanup", "--days", str(IDLE_DAYS // 2)]
-        subprocess.run(command, env={**os.environ, "DATABASE_URL": dsn}, check=True, capture_output=True)
-        took = time.perf_counter() - began
+        deleted, took = asyncio.run(clean(dsn))
         left = asyncio.run(count_sessions(dsn))
         if left != 1:
             raise RuntimeError(f"{left - 1} of {count} idle sessions are still there")
-        print(f"{count} sessions of {rows} rows in {took:.1f} s with the command's start: {count / took:.0f} a second")
+        print(f"{deleted} sessions of {rows} rows in {took:.1f} s: {deleted / took:.0f} a second")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -115,6 +116,23 @@ async def test_a_live_call_has_the_same_steps(database: Database, model: Model, 
         collector.wait(3)
     for call in collector.calls():
         assert {child.name for child in collector.children(call) if child.kind == 1} == STEPS
+
+
+async def test_a_live_call_whose_host_is_gone_is_a_failed_span(database: Database, collector: Receiver) -> None:
+    with ExitStack() as running:
+        model = running.enter_context(scripted())
+        with serve(database, model.url, live_sessions="64") as service, httpx.Client(base_url=service.url) as http:
+            messages = [{"role": "user", "content": "One?"}]
+            answer = http.post("/v1/chat/completions", json={"model": MODEL, "messages": messages}, timeout=30)
+            messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": "Two?"}]
+            running.close()
+            lost = http.post("/v1/chat/completions", json={"model": MODEL, "messages": messages}, timeout=30)
+            assert lost.status_code == 502
+            collector.wait(2)
+    failed = next(call for call in collector.calls() if call.has_failed)
+    (upstream,) = [child for child in collector.children(failed) if child.kind == 3]
+    assert upstream.has_failed
+    assert upstream.attributes["error.type"] == "UpstreamUnavailable"
 
 
 async def test_traces_mark_failures_without_message_text(database: Database, model: Model, collector: Receiver) -> None:
