@@ -53,10 +53,10 @@ def run(scratch: Path, cells: Sequence[str], reps: int, variants: Sequence[str])
             if name == "bare":
                 chosen[name] = servers.bare(host, scratch)
             else:
-                own = scratch / name
-                own.mkdir()
-                own.chmod(0o755)
-                chosen[name] = servers.tersely(host, own, {"TERSELY_LIVE_SESSIONS": name})
+                home = scratch / name
+                home.mkdir()
+                home.chmod(0o755)
+                chosen[name] = servers.tersely(host, home, {"TERSELY_LIVE_SESSIONS": name})
             started.append(chosen[name])
         for server in chosen.values():
             cpu_of(server, "grow4k", LONG, connections=8, stream="no", seed="warm")

@@ -122,11 +122,11 @@ _VARIANTS: Final = _NAMES | {
 def _grid(data: dict[str, Any]) -> list[str]:
     """The speed grid: one line for each cell and variant."""
     out = ["## Speed", "", *_targets(data["summary"])]
-    keys = ("cpu_us", "cpu_to_bare", "postgres_us", "rps", "p50_ms", "p99_ms", "first_byte_p50_ms")
+    keys = ["cpu_us", "cpu_to_bare", "postgres_us", "rps", "p50_ms", "p99_ms", "first_byte_p50_ms"]
     head = ["calls", "variant", "CPU us", "/ bare", "Postgres us", "requests/s", "p50 ms", "p99 ms", "first byte ms"]
     has_others = bool(data["servers"])
     head += ["requests/s / LiteLLM", "added p50 / LiteLLM"] if has_others else []
-    keys += ("rps_to_litellm", "added_to_litellm") if has_others else ()
+    keys += ["rps_to_litellm", "added_to_litellm"] if has_others else []
     rows = [
         [row["cell"], _VARIANTS[row["variant"]], *(_number(row[key]) for key in keys), str(row["errors"])]
         for row in data["rows"]

@@ -41,8 +41,8 @@ def test_questions_about_the_whole_conversation_ask_for_an_overview(question: st
     assert is_about_whole(question)
     assert parse_lookup({"mode": "relevant", "query": question}) == OverviewSearch(query=question, most=1_000)
     assert parse_lookup({"mode": "relevant", "query": question, "first": 3}) == OverviewSearch(query=question, most=3)
-    asked = {"mode": "relevant", "query": question, "before": 2}
-    assert parse_lookup(asked) == RelevanceSearch(query=question, before=2)
+    arguments = {"mode": "relevant", "query": question, "before": 2}
+    assert parse_lookup(arguments) == RelevanceSearch(query=question, before=2)
 
 
 @pytest.mark.parametrize(

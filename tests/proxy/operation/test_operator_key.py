@@ -707,8 +707,8 @@ async def test_ids_of_a_clients_choice_go_with_their_session(
     shared: Service, theirs: Tenant, key: str, streams: bool
 ) -> None:
     for session in ("one", "other"):
-        asked = bringing(f"msg_{key}", stream=streams)
-        assert (await ask(shared, theirs, RESPONSES, asked, X_Tersely_Session=f"{key}-{session}")).status == 200
+        request = bringing(f"msg_{key}", stream=streams)
+        assert (await ask(shared, theirs, RESPONSES, request, X_Tersely_Session=f"{key}-{session}")).status == 200
     assert [each for each in await provider_ids(shared, theirs) if key in each[1]] == [
         (f"{key}-one", f"msg_{key}"),
         (f"{key}-other", f"msg_{key}"),
