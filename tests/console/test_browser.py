@@ -83,7 +83,7 @@ def pages(demo: Demo) -> list[tuple[str, dict[str, object]]]:
         ("console/replay", {}),
         ("console/operator", {}),
         ("docs", {}),
-        *[(f"docs/{name}", {}) for name in ("search_session", "create_chat_completion", "list_sessions")],
+        *[(f"docs/{name}", {}) for name in ("search_session", "create_chat_completion", "set_message_priority")],
     ]
 
 
