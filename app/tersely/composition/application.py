@@ -61,8 +61,8 @@ def build(
         max_messages=settings.max_messages,
     )
     mcp = McpEndpoint(abilities.tools, guard)
-    remembering = MemoryUpdates(base.database, base.summarizer, clock=base.clock)
-    services = build_services(settings, base, abilities, configs, remembering)
+    memory_updates = MemoryUpdates(base.database, base.summarizer, clock=base.clock)
+    services = build_services(settings, base, abilities, configs, memory_updates)
     telemetry = Telemetry()
     cleanup = Cleanup(base.database, configs, clock=base.clock, days=settings.cleanup_days, name=new_id())
     shared = share(settings, base, abilities, configs, services.commands)
@@ -82,7 +82,7 @@ def build(
         base.limiter.keep_current,
         partial(base.calibrations.keep_shared, base.database, base.clock),
         partial(report_pool, base.database.sizes, base.metrics),
-        remembering.keep_resuming,
+        memory_updates.keep_resuming,
     ]
     shutdown = Shutdown([upstream.interrupt for upstream in base.upstreams()], grace=settings.shutdown_grace)
     rest = FastAPI(

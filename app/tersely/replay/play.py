@@ -105,7 +105,7 @@ class _Call:
     """
 
     step: RecordedCall
-    asked: tuple[bytes, ...]
+    sent_history: tuple[bytes, ...]
     given: Shown
     sent: Shown
     epoch: str
@@ -147,8 +147,8 @@ async def play(
             faults += _count(stage, played, call, past, answer)
             if conversation.is_recording:
                 if step.dialect == "openai_responses" and step.reply is not None:
-                    played.histories[step.index] = (*call.asked, _recorded_reply(step))
-                played.sessions[answer.session].sent.update(call.asked)
+                    played.histories[step.index] = (*call.sent_history, _recorded_reply(step))
+                played.sessions[answer.session].sent.update(call.sent_history)
                 played.sessions[answer.session].dialects.add(step.dialect)
             played.tally += Tally(overflows=int(is_mended(turned)))
         elif answer.message is not None:
@@ -204,7 +204,7 @@ def _look_at(
         sent_messages = ()
     return _Call(
         step=step,
-        asked=(*history, *sent_messages),
+        sent_history=(*history, *sent_messages),
         given=take_apart(request.body, step.dialect),
         sent=take_apart(turned.body, step.dialect),
         epoch=answer.epoch,
@@ -265,7 +265,7 @@ async def _look_into_store(
     dialect = last.step.dialect
     if last.step.reply is None:
         stored = stored[:-1]  # nobody knows what the reply was
-    expected = [*last.asked, *([_recorded_reply(last.step)] if last.step.reply is not None else [])]
+    expected = [*last.sent_history, *([_recorded_reply(last.step)] if last.step.reply is not None else [])]
     if len(session.dialects) > 1:
         return  # a message of one dialect is written again in another
     if conversation.is_recording:

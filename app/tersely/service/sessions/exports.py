@@ -34,7 +34,7 @@ from tersely.domain.text.terse import OPEN
 from tersely.domain.times import to_stored_time
 from tersely.service.common import tokens
 from tersely.service.recognition.incoming_history import digest
-from tersely.service.sessions import snapshots as copies
+from tersely.service.sessions import snapshots
 from tersely.service.sessions.messages import Messages, dialect_of, read_messages, split_appended_reply
 from tersely.service.sessions.sessions import Change, Sessions
 from tersely.store.commit import imports
@@ -119,7 +119,7 @@ class Exports:
                 yield (b"" if is_first else b",") + written
                 is_first = False
         yield b'],"tersely":'
-        async for piece in copies.write_snapshot(self._database, tenant, session_id):
+        async for piece in snapshots.write_snapshot(self._database, tenant, session_id):
             yield piece
         yield b"}"
 
@@ -169,18 +169,18 @@ class Exports:
     async def _take_copy(self, tenant: str, session_id: str, given: Import, written: dict[str, Any]) -> Session:
         tagged = await asyncio.to_thread(lambda: [_read_tags(raw, index) for index, raw in enumerate(given.context)])
         raws, turns = [each.raw for each in tagged], [each.turn for each in tagged]
-        copy = await asyncio.to_thread(copies.read_snapshot, written, raws, turns)
-        configuration = self._sessions.configure(_over(copy.change, given.configuration))
-        self._sessions.check_settings(*copy.last_call)
+        snapshot = await asyncio.to_thread(snapshots.read_snapshot, written, raws, turns)
+        configuration = self._sessions.configure(_over(snapshot.change, given.configuration))
+        self._sessions.check_settings(*snapshot.last_call)
         async with self._database.transaction(tenant, limit=IMPORT_LIMIT) as connection:
-            parent = given.parent or copy.parent
+            parent = given.parent or snapshot.parent
             if parent is not None and await sessions.get(connection, tenant, parent) is None:
                 if given.parent is not None:
                     raise InvalidRequest("parent: there is no such session", field="parent")
                 parent = None
             if not await sessions.add(connection, tenant, session_id, parent, configuration, self._clock()):
                 raise Conflict("that session id is taken", field="id")
-            await copies.store_snapshot(connection, tenant, session_id, copy)
+            await snapshots.store_snapshot(connection, tenant, session_id, snapshot)
             made = await sessions.get(connection, tenant, session_id)
         assert made is not None
         return made

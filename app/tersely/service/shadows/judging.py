@@ -147,11 +147,11 @@ def _uses(call: AnsweredCall, context: Sequence[ContextMessage]) -> tuple[Losses
     wanted = [edit for reply in call.replies for edit in edits_of(reply)]
     if not wanted:
         return losses, Edits(), Edits()
-    said = [readable_text(each.message) if isinstance(each, Entry) else each.text for each in context]
-    edits = judge_edits(wanted, said)
+    texts = [readable_text(each.message) if isinstance(each, Entry) else each.text for each in context]
+    edits = judge_edits(wanted, texts)
     if edits.ready == edits.calls:
         return losses, edits, edits
-    return losses, edits, judge_edits(wanted, [*said, *(readable_text(entry.message) for entry in gone)])
+    return losses, edits, judge_edits(wanted, [*texts, *(readable_text(entry.message) for entry in gone)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

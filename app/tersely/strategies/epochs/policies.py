@@ -205,8 +205,8 @@ def compute_watermarks(snapshot: Snapshot, policy: Policy, needs: Needs, *, halv
 
     ``halved``: the context must shrink to at most half of its size, whatever the policy.
     """
-    marks = _watermarks(snapshot, policy, needs, count_entries(must_stay(snapshot.kept, snapshot.entries)))
-    return replace(marks, low=min(marks.low, content_tokens(snapshot) // 2)) if halved else marks
+    watermarks = _watermarks(snapshot, policy, needs, count_entries(must_stay(snapshot.kept, snapshot.entries)))
+    return replace(watermarks, low=min(watermarks.low, content_tokens(snapshot) // 2)) if halved else watermarks
 
 
 def _watermarks(snapshot: Snapshot, policy: Policy, needs: Needs, floor: int) -> Watermarks:
@@ -264,11 +264,11 @@ def _decide_cut(snapshot: Snapshot, policy: Stride | Auto, needs: Needs, now: da
     content = content_tokens(snapshot)
     if isinstance(policy, Auto) and _is_small(snapshot, policy, needs, content):
         return Keep()
-    marks = compute_watermarks(snapshot, policy, needs)
-    if marks.room is not None and content > marks.room:
+    watermarks = compute_watermarks(snapshot, policy, needs)
+    if watermarks.room is not None and content > watermarks.room:
         return Advance(reason="window")
     if isinstance(policy, Auto) or not needs.by_turns:
-        return _decide_auto(snapshot, policy, needs, marks, now)
+        return _decide_auto(snapshot, policy, needs, watermarks, now)
     turns = len({entry.turn for entry in snapshot.entries})
     return Advance(reason="stride") if turns >= needs.recent_turns + policy.stride else Keep()
 
@@ -325,17 +325,17 @@ def keeps_by_sums(
     content = head + sums.kept + sums.tail
     if _is_small(snapshot, policy, needs, content):
         return True
-    marks = _watermarks(snapshot, policy, needs, sums.floor)
-    if content > marks.high or (marks.room is not None and content > marks.room):
+    watermarks = _watermarks(snapshot, policy, needs, sums.floor)
+    if content > watermarks.high or (watermarks.room is not None and content > watermarks.room):
         return False
-    if content <= marks.low * COLD_MARGIN or not needs.saves:
+    if content <= watermarks.low * COLD_MARGIN or not needs.saves:
         return True
     if _is_cold(snapshot, policy, now):
         return False
     # A cut leaves at least this much, since it leaves the longest tail that fits. The more it leaves, the less it pays.
-    target = max(0, marks.low - head)
+    target = max(0, watermarks.low - head)
     left = head + max(0, int(min(TURN_CUT_FILL * target, target - widest, sums.tail)))
-    return not _pays(snapshot, policy, marks, sums, content, left)
+    return not _pays(snapshot, policy, watermarks, sums, content, left)
 
 
 def _planned_tokens(snapshot: Snapshot, watermarks: Watermarks, needs: Needs) -> int:
