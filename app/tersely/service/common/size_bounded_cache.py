@@ -33,10 +33,11 @@ class SizeBoundedCache(Generic[V]):
         return value
 
     def put(self, key: Hashable, value: V, size: int) -> None:
-        """Remember a value."""
+        """Remember a value, unless it is larger than a generation."""
+        if size > self._half:
+            return
         with self._changing:
             if self._size + size > self._half:
                 self._old, self._young, self._size = self._young, {}, 0
-            if size <= self._half:
-                self._young[key] = value
-                self._size += size
+            self._young[key] = value
+            self._size += size
