@@ -28,6 +28,7 @@ import httpx
 ROOT = Path(__file__).resolve().parents[1]
 EPOCHS = ROOT / "bench" / "epochs.json"
 RESULTS = ROOT / "bench" / "replay.json"
+MARKS = ROOT / "bench" / "marks.json"
 PICTURES = ROOT / "docs" / "pictures"
 README = ROOT / "README.md"
 REPLAY_PAGE = ROOT / "docs" / "replay.md"
@@ -43,6 +44,8 @@ STYLE = """
   .tip { fill: #59636e }  .grid { stroke: #d1d9e0 }  .mark { stroke: #8c959f; stroke-dasharray: 3 4 }
   .everything { stroke: #818b98; fill: none; stroke-width: 2 }  .everything-box { fill: #818b98 }
   .cached { fill: #54aeff }  .fresh { fill: #bc4c00 }  .auto { fill: #0969da }  .each { fill: #d4a72c }
+  .curve { fill: none; stroke-width: 2 }  .first { stroke: #0969da }  .second { stroke: #bc4c00 }
+  .third { stroke: #1a7f37 }  .fourth { stroke: #8250df }
   @media (prefers-color-scheme: dark) {
     text { fill: #e6edf3 }  .small { fill: #9198a1 }  .page { fill: #0d1117 }  .box { fill: #161b22; stroke: #6e7681 }
     .axis, .arrow { stroke: #9198a1 }  .tip { fill: #9198a1 }  .grid { stroke: #2a313c }  .mark { stroke: #6e7681 }
@@ -261,6 +264,93 @@ def draw_savings(results: Sequence[dict[str, Any]]) -> str:
     )
 
 
+CURVES = ("first", "second", "third", "fourth")
+READY_FROM = 0.5
+
+
+def mark_curves(rows: Sequence[dict[str, Any]], file: str) -> dict[tuple[float, float], list[dict[str, Any]]]:
+    """Return the measured rows of a file by cache prices, for each low mark the row of the least price."""
+    curves: dict[tuple[float, float], dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        if row["file"] == file:
+            best = curves.setdefault((row["write"], row["read"]), {})
+            if row["low"] not in best or row["price"] < best[row["low"]]["price"]:
+                best[row["low"]] = row
+    return {prices: [best[low] for low in sorted(best)] for prices, best in curves.items()}
+
+
+def draw_marks(rows: Sequence[dict[str, Any]]) -> str:
+    """Draw price against ready edits by watermarks, for each file, one curve for each pair of cache prices."""
+    parts = [text(20, 24, "Price and ready edits by the low watermark", kind="bold")]
+    said = []
+    for panel, file in enumerate(sorted({row["file"] for row in rows})):
+        left, top, width, height = 64 + 370 * panel, 76, 290, 230
+        curves = mark_curves(rows, file)
+        most = max(row["price"] for curve in curves.values() for row in curve) * 1.1
+
+        def x(price: float, left: float = left, most: float = most, width: float = width) -> float:
+            return left + width * price / most
+
+        def y(row: dict[str, Any], top: float = top, height: float = height) -> float:
+            return float(top + height * (1 - (row["ready"] / row["edits"] - READY_FROM) / (1 - READY_FROM)))
+
+        parts.append(text(left, 62, file, kind="bold"))
+        for tenth in range(5, 11):
+            at = top + height * (10 - tenth) / 5
+            parts.append(line(left, at, left + width, at, "grid"))
+            parts.append(text(left - 8, at + 4, f"{tenth / 10:.1f}", kind="small", anchor="end"))
+        for number, (prices, curve) in enumerate(sorted(curves.items())):
+            points = " ".join(f"{x(row['price']):.1f},{y(row):.1f}" for row in curve)
+            parts.append(f'<polyline class="curve {CURVES[number]}" points="{points}"/>')
+            for row in curve:
+                words = f"{row['low'] // 1000}k"
+                parts.append(text(x(row["price"]) + 4, y(row) + 4, words, kind="small"))
+            said.append(
+                f"{file}, write {prices[0]:g}, read {prices[1]:g}: "
+                + ", ".join(f"{row['low']:,}: {row['price']:.3f}, {row['ready']} of {row['edits']}" for row in curve)
+            )
+        for share in (0, 0.5, 1):
+            at = left + width * share
+            parts.append(text(at, top + height + 18, f"{most * share:.2f}", kind="small", anchor="middle"))
+        parts.append(text(left + width / 2, top + height + 36, "price", kind="small", anchor="middle"))
+    for number, prices in enumerate(sorted({(row["write"], row["read"]) for row in rows})):
+        at = 330 + 112 * number
+        parts.append(line(at, 20, at + 18, 20, f"curve {CURVES[number]}"))
+        parts.append(text(at + 22, 24, f"write {prices[0]:g}, read {prices[1]:g}", kind="small"))
+    return svg(
+        780,
+        360,
+        "Price and ready edits by watermarks",
+        "Cheapest high watermark for each low one. " + "; ".join(said),
+        parts,
+    )
+
+
+def marks_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the table of watermarks: for each pair of cache prices and low mark, the cheapest high one of all files
+    together.
+    """
+    files = sorted({row["file"] for row in rows})
+    lines = [
+        "| cache: write, read | high / low | " + " | ".join(f"{f}: price | ready | lost" for f in files) + " |",
+        "|---|---|" + "---:|" * 3 * len(files),
+    ]
+    found = {(r["write"], r["read"], r["low"], r["high"], r["file"]): r for r in rows}
+    sums: dict[tuple[float, float, int], dict[int, float]] = {}
+    for (write, read, low, high, _), row in found.items():
+        by_high = sums.setdefault((write, read, low), {})
+        by_high[high] = by_high.get(high, 0.0) + row["price"]
+    for (write, read, low), by_high in sorted(sums.items()):
+        high = min(by_high, key=lambda each: by_high[each])
+        chosen = [found[write, read, low, high, file] for file in files]
+        cells = [
+            f"{row['price']:.3f} | {row['ready']} of {row['edits']} | {row['lost']} of {row['pointing']}"
+            for row in chosen
+        ]
+        lines.append(f"| {write:g}, {read:g} | {high:,} / {low:,} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def summary_table(results: Sequence[dict[str, Any]], policy: str) -> str:
     """Return the table of prices, shares of tokens and lost references under one policy."""
     found = {(each["file"], each["strategy"]): each for each in results}
@@ -362,6 +452,8 @@ def documents() -> dict[Path, str]:
     """Return every generated file with its content."""
     measured, results = json.loads(EPOCHS.read_text()), json.loads(RESULTS.read_text())
     page = REPLAY_PAGE.read_text(encoding="utf-8")
+    marks = json.loads(MARKS.read_text())
+    page = fill(page, "marks", marks_table(marks))
     page = fill(page, "auto", summary_table(results, "auto"))
     page = fill(page, "slim", slim_table(results))
     page = fill(page, "every_request", summary_table(results, "every_request"))
@@ -371,6 +463,7 @@ def documents() -> dict[Path, str]:
         PICTURES / "layers.svg": draw_layers(),
         PICTURES / "epochs.svg": draw_epochs(measured),
         PICTURES / "savings.svg": draw_savings(results),
+        PICTURES / "marks.svg": draw_marks(marks),
         REPLAY_PAGE: page,
         README: fill(README.read_text(encoding="utf-8"), "slim", slim_table(results)),
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tersely.strategies.presets import STRATEGIES
+from tersely.strategies.presets import DEFAULT_FILES, DEFAULT_REFERENCES, STRATEGIES
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ def test_every_rule_names_its_code_and_its_test_or_a_reason() -> None:
 
 def default(field: Field[Any]) -> str:
     if field.default is None:
-        return "0 or 2,000"
+        return f"0 or {DEFAULT_FILES if field.name == 'files' else DEFAULT_REFERENCES:,}"
     if isinstance(field.default, bool):
         return str(field.default).lower()
     return f"{field.default:,}" if isinstance(field.default, int) else str(field.default)

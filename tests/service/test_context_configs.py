@@ -30,7 +30,9 @@ def test_requested_index_is_present_under_every_policy():
 def test_the_request_goes_before_the_configuration():
     config = make(strategy="full").choose(strategy='{"name": "slim", "recent_turns": 5}', epoch='{"stride": 4}')
 
-    assert fingerprint_of(config.strategy, config.policy).startswith("slim(derive_terse=True, recent_turns=5")
+    assert fingerprint_of(config.strategy, config.policy).startswith(
+        "slim(derive_terse=True, files=None, recent_turns=5"
+    )
 
 
 def test_the_cache_stays_warm_as_long_as_the_operator_says():

@@ -88,7 +88,7 @@ def test_a_fingerprint_tells_configurations_apart() -> None:
     ]
     assert len(set(every)) == len(every)
     assert fingerprint("slim()", Auto()) == (
-        "slim() auto(high=32000.0, low=12000.0, write_price=1.25, read_price=0.1, cache_ttl=300.0)"
+        "slim() auto(high=32000.0, low=9000.0, write_price=1.25, read_price=0.1, cache_ttl=300.0)"
     )
 
 

@@ -32,8 +32,8 @@ def write(number: int, path: str, text: str) -> list[Message]:
     return [assistant(None, call(f"w{number}", "write", {"path": path, "content": text})), result(f"w{number}", "done")]
 
 
-def head_after_a_cut(*work: Message, files: int = 2_000) -> str:
-    history = place(user("Begin."), *work, *[assistant("x" * 12_000), user("Go on."), assistant("y"), user("Next?")])
+def head_after_a_cut(*work: Message, files: int | None = 2_000, last: str = "y") -> str:
+    history = place(user("Begin."), *work, *[assistant("x" * 12_000), user("Go on."), assistant(last), user("Next?")])
     context = call_model(
         load(history, None), strategy=Slim(files=files), policy=Auto(high=3_000, low=2_400), material=EpochInputs()
     )
@@ -100,10 +100,23 @@ def test_a_cleared_context_has_no_excerpts() -> None:
     assert after.head == ()
 
 
-def test_without_the_parameter_nothing_changes() -> None:
+def test_excerpts_are_on_by_default_and_off_in_literal_contexts() -> None:
+    assert "--- a.py (t1)\ntext" in head_after_a_cut(*read(1, "a.py", "text"), files=None)
+    history = place(user("Begin."), *read(1, "a.py", "text"), *[user(f"Next {n}?") for n in range(9)])
+    literal = call_model(load(history, None), strategy=Slim(), policy=EveryRequest(), material=EpochInputs())
+    assert literal.epoch.cut > 3
+    assert all(message.layer != LAYER for message in literal.epoch.head)
+
+
+def test_a_text_that_the_tail_shows_is_not_repeated() -> None:
+    head = head_after_a_cut(*read(1, "a.py", "kept = 1"), *read(2, "b.py", "gone = 1"), last="I read kept = 1 again.")
+    assert "--- a.py" not in head
+    assert "--- b.py (t1)\ngone = 1" in head
+
+
+def test_with_no_room_there_are_no_excerpts() -> None:
     assert head_after_a_cut(*read(1, "a.py", "text"), files=0) == ""
-    assert strategy_text(Slim()) == strategy_text(Slim(files=0))
-    assert strategy_text(Slim()) != strategy_text(Slim(files=1))
+    assert len({strategy_text(each) for each in (Slim(), Slim(files=0), Slim(files=1))}) == 3
     assert parse_strategy({"name": "slim", "files": 4000}) == Slim(files=4_000)
 
 

@@ -78,7 +78,7 @@ def test_defaults_are_those_of_the_documents() -> None:
 
 def test_strategy_has_name_and_parameters() -> None:
     assert strategy_name(Full()) == "full"
-    assert strategy_text(Slim()) == "slim(derive_terse=True, recent_turns=3, references=None)"
+    assert strategy_text(Slim(files=0)) == "slim(derive_terse=True, recent_turns=3, references=None)"
     assert needs_of(Slim(recent_turns=5)).recent_turns == 5
     assert not needs_of(Full()).cuts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from time import perf_counter
 
@@ -110,11 +111,17 @@ def index(references: tuple[Reference, ...], **values: object) -> list[str]:
     return render_references(references, **settings_).splitlines()  # type: ignore[arg-type]
 
 
-def test_the_index_is_one_name_and_turn_per_line() -> None:
-    history = place(user("src/app.py"), user("src/b.py"))
-    assert index(gather((), history)) == ["[Index]", "src/b.py t2", "src/app.py t1"]
-    assert index(gather((), history), shown=visible_names(history[1:])) == ["[Index]", "src/app.py t1"]
+def test_the_index_has_one_line_per_turn() -> None:
+    history = place(user("src/app.py and some_name"), user("src/b.py"))
+    assert index(gather((), history)) == ["[Index]", "t1: src/app.py some_name", "t2: src/b.py"]
+    assert index(gather((), history), shown=visible_names(history[1:])) == ["[Index]", "t1: src/app.py some_name"]
+    assert index(gather((), history), head="read src/app.py") == ["[Index]", "t1: some_name", "t2: src/b.py"]
     assert index(gather((), history), limit=3) == []
+
+
+def test_a_name_inside_a_longer_listed_name_is_not_repeated() -> None:
+    known = (Reference(text="src/deep/app.py", turn=3, last_seq=9, mentions=9, used_by_model=True),)
+    assert index(gather(known, place(user("app.py other.py")))) == ["[Index]", "t1: other.py", "t3: src/deep/app.py"]
 
 
 @settings(deadline=None, max_examples=50)
@@ -123,7 +130,7 @@ def test_the_index_is_bounded_and_names_never_break_a_line(texts: list[str], lim
     references = gather((), place(*(user(text + " some_name") for text in texts)))
     lines = index(references, limit=limit)
     assert estimate_text("\n".join(lines)) <= limit
-    assert all(len(line.split(" ")) == 2 for line in lines[1:])
+    assert all(re.fullmatch(r"t\d+:( \S+)+", line) for line in lines[1:])
 
 
 @pytest.mark.parametrize(

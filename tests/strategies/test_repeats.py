@@ -198,7 +198,7 @@ def test_results_of_terselys_own_tools_stay() -> None:
 def test_an_epoch_that_loses_the_first_copy_writes_it_out() -> None:
     long = PLAIN + "\n" + "x" * 3_000
     batches = [[user("Read.")], read(1, long), read(2, PLAIN), read(3, "y" * 2_800, path="b.py"), [user("Next?")]]
-    contexts = play(batches, Slim(references=0), Auto(high=2_200, low=1_650))
+    contexts = play(batches, Slim(references=0, files=0), Auto(high=2_200, low=1_650))
 
     def copies(context: Context) -> list[str]:
         return texts(tuple(m for m in context.messages if isinstance(m, Entry)))

@@ -74,7 +74,7 @@ def test_literal_context_has_an_index_only_on_request() -> None:
     context = call_model(load(history, None), strategy=Slim(recent_turns=1, references=500), policy=LITERAL)
     assert shape(plain) == ["activity_log/user", "activity_log/assistant", "3 user"]
     assert shape(context)[2:] == ["references/user", "references/assistant", "3 user"]
-    assert head_texts(context)[2].splitlines()[1:] == ["src/app.py t1"]
+    assert head_texts(context)[2].splitlines()[1:] == ["t1: src/app.py"]
 
 
 def test_a_turn_without_an_entry_is_not_missing_from_the_log_unless_so_configured() -> None:
@@ -122,7 +122,7 @@ def test_the_first_epoch_of_a_long_history_is_cut_as_well() -> None:
 
 def test_a_long_turn_is_cut_by_steps_and_keeps_its_task() -> None:
     history = work(40)
-    context = call_model(load(history, None), strategy=Slim(), policy=SMALL)
+    context = call_model(load(history, None), strategy=Slim(files=0), policy=SMALL)
     kinds = shape(context)
     assert kinds[:5] == [
         "activity_log/user",

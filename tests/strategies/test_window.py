@@ -103,4 +103,4 @@ def test_names_of_shortened_messages_are_in_the_index_of_names() -> None:
     history = place(user("go"), *messages, assistant("done"), user("next " + "y" * 6_000))
     context = call_model(load(history, None), strategy=Window(references=300), policy=Auto(high=2_500, low=1_800))
     index = next(m.text for m in context.messages if isinstance(m, HeadMessage) and m.layer == "references")
-    assert "src/deep/module_seven.py t1" in index
+    assert "t1: src/deep/module_seven.py" in index

@@ -43,7 +43,7 @@ def build(
     """
     base = build_foundation(settings, database_url, openai_base_url or settings.openai_base_url, clock=clock)
     abilities = build_abilities(settings, base)
-    configs = configs_of(settings, abilities.tools)
+    configs = configs_of(settings, base.prices, abilities.tools)
     auth = Auth(
         base.database,
         required=settings.auth == "keys",

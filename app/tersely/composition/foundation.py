@@ -83,6 +83,11 @@ class Foundation:
         return Part(self.summarizer.open, self.summarizer.close)
 
 
+def prices_of(settings: Settings) -> Prices:
+    """Return the prices of models: the table's, and before it those of the operator's file."""
+    return Prices(read_prices(settings.prices) if settings.prices else None)
+
+
 def build_foundation(
     settings: Settings, database_url: str, openai_base_url: str, *, clock: Callable[[], datetime]
 ) -> Foundation:
@@ -104,7 +109,7 @@ def build_foundation(
         named=summary_hosts(settings, further),
         metrics=metrics,
     )
-    prices = Prices(read_prices(settings.prices) if settings.prices else None)
+    prices = prices_of(settings)
     limiter = Limiter(
         database,
         metrics,

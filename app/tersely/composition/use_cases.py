@@ -15,6 +15,8 @@ from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.context.retrieval import Retriever
 from tersely.service.limits.tenants import Tenants
 from tersely.service.memos.memos import Memos
+from tersely.service.money.model_marks import policy_for_model
+from tersely.service.money.prices import Prices
 from tersely.service.money.savings import Savings
 from tersely.service.search.queries import Queries
 from tersely.service.search.session_search import Searcher
@@ -92,8 +94,8 @@ def build_abilities(settings: Settings, base: Foundation) -> Abilities:
     )
 
 
-def configs_of(settings: Settings, tools: Tools | None = None) -> ContextConfigs:
-    """Strategies and policies as configured; ``tools`` are offered to models."""
+def configs_of(settings: Settings, prices: Prices, tools: Tools | None = None) -> ContextConfigs:
+    """Strategies and policies as configured; ``tools`` are offered to models, ``prices`` choose watermarks by model."""
     return ContextConfigs(
         offers=None if tools is None else tools.offers,
         offers_always=settings.offered_tools is not None,
@@ -105,6 +107,7 @@ def configs_of(settings: Settings, tools: Tools | None = None) -> ContextConfigs
         shadow=settings.shadow,
         derive_terse=settings.derive_terse == "on",
         cache_ttl=settings.cache_ttl,
+        policy_for_model=policy_for_model(prices),
     )
 
 

@@ -35,7 +35,17 @@ from tersely.strategies.head.layers import (
     insert_text,
 )
 from tersely.strategies.pipeline import Draft, Stage, count_entries
-from tersely.strategies.presets import DEFAULT_REFERENCES, Compact, Full, Slim, Strategy, Tiered, Trim, Window
+from tersely.strategies.presets import (
+    DEFAULT_FILES,
+    DEFAULT_REFERENCES,
+    Compact,
+    Full,
+    Slim,
+    Strategy,
+    Tiered,
+    Trim,
+    Window,
+)
 from tersely.strategies.reduction.archiving import TOOL_RESULT, archive_results
 from tersely.strategies.reduction.compacting import effective_limit, split_by_count, split_by_tokens, tokens_to_keep
 from tersely.strategies.reduction.shortening import (
@@ -128,9 +138,17 @@ class Start:
         default = 0 if isinstance(self.policy, EveryRequest) else DEFAULT_REFERENCES
         return self.share(default if configured is None else configured)
 
-    def files_limit(self, configured: int) -> int:
-        """Return the tokens of excerpts of files: at most their share of the low watermark."""
-        return min(configured, int(self.watermarks.low * FILES_SHARE))
+    def files_limit(self, configured: int | None) -> int:
+        """Return the tokens of excerpts of files: at most their share of the low watermark. Default: none under
+        ``every_request``.
+        """
+        default = 0 if isinstance(self.policy, EveryRequest) else DEFAULT_FILES
+        return min(default if configured is None else configured, int(self.watermarks.low * FILES_SHARE))
+
+    @property
+    def uses_files(self) -> bool:
+        """Return whether there may be texts of files: no conversation without tool calls has any."""
+        return bool(self.draft.excerpts) or any(entry.message.calls for entry in self.draft.entries)
 
     def references(self, configured: int | None) -> Stage:
         """Make the stage that indexes the identifiers of what this epoch cuts or shortens."""
@@ -270,7 +288,7 @@ def closing_of(strategy: Strategy, encode: Encode) -> tuple[Stage, ...]:
 
 def _slim(strategy: Slim, start: Start) -> Composition:
     log_limit = start.share(LOG_LIMIT)
-    files = start.files_limit(strategy.files)
+    files = start.files_limit(strategy.files) if start.uses_files else 0
     log = insert_activity_log(
         start.inputs,
         limit=log_limit,
@@ -281,7 +299,8 @@ def _slim(strategy: Slim, start: Start) -> Composition:
     turns = () if isinstance(start.policy, Auto) else (keep_recent_turns(strategy.recent_turns),)
     return Composition(
         shape=turns,
-        head=(log, start.references(strategy.references), insert_file_excerpts(limit=files, encode=start.encode)),
+        # The index comes last: it leaves out names that the other layers show.
+        head=(log, insert_file_excerpts(limit=files, encode=start.encode), start.references(strategy.references)),
         recent_turns=strategy.recent_turns,
         head_reserve=start.index_limit(strategy.references) + log_limit // 4 + files // 2,
     )

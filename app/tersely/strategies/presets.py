@@ -12,6 +12,7 @@ from tersely.domain.text.tool_output import LEAST_SPILLED
 from tersely.strategies.epochs.policies import check_number
 
 DEFAULT_REFERENCES = 2_000
+DEFAULT_FILES = 4_000
 MAX_REFERENCES = 100_000
 _MANY = 10_000_000
 
@@ -29,6 +30,11 @@ def _index() -> Any:
     return field(default=None, metadata={"bounds": (0, MAX_REFERENCES)})
 
 
+def _files() -> Any:
+    """Return the tokens of excerpts of files. None: the policy's default, 0 under ``every_request``, else 4,000."""
+    return field(default=None, metadata={"bounds": (0, MAX_REFERENCES)})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Full:
     """Keep everything (flo.monster, "Full Mode"). Only an overflow reported by the upstream causes a cut."""
@@ -41,7 +47,7 @@ class Slim:
     recent_turns: int = _number(3, 1, 10)
     references: int | None = _index()
     derive_terse: bool = True
-    files: int = _number(0, 0, MAX_REFERENCES)
+    files: int | None = _files()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +132,7 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
     "compact": Compact,
     "tiered": Tiered,
 }
-# Parameters that stored fingerprints of earlier releases do not name: 0 is what these did.
+# Parameters that stored fingerprints of earlier releases do not name: with 0 their epochs go on.
 _LATER = frozenset({"files"})
 _NAMES = {kind: name for name, kind in STRATEGIES.items()}
 
@@ -138,7 +144,7 @@ def strategy_name(strategy: Strategy) -> str:
 
 def strategy_text(strategy: Strategy) -> str:
     """Name and parameters, for fingerprints and answers: ``slim(derive_terse=True, recent_turns=3, ...)``."""
-    given = {name: value for name, value in asdict(strategy).items() if value or name not in _LATER}
+    given = {name: value for name, value in asdict(strategy).items() if value != 0 or name not in _LATER}
     values = ", ".join(f"{name}={value}" for name, value in sorted(given.items()))
     return f"{strategy_name(strategy)}({values})"
 

@@ -13,6 +13,7 @@ from tersely import __version__
 from tersely.api.openapi.document import openapi_document
 from tersely.composition.application import build
 from tersely.composition.clock import clock
+from tersely.composition.foundation import prices_of
 from tersely.composition.use_cases import configs_of
 from tersely.embedded_postgres import default_data_dir, upgrade_cluster
 from tersely.server.errors import CommandError
@@ -72,7 +73,7 @@ def cleanup(days: int | None, tenant: str | None) -> int:
 
     async def work(database: Database) -> int:
         settings = Settings()
-        configs = configs_of(settings)
+        configs = configs_of(settings, prices_of(settings))
         return await Cleanup(database, configs, clock=clock, days=settings.cleanup_days).run(days, tenant=tenant)
 
     return with_database(work)

@@ -22,7 +22,7 @@ DEMO_EPOCH = '{"high": 12000, "low": 5000}'
 REPLAY_POLICIES = {
     "": "as configured",
     DEMO_EPOCH: "small: cut at 12,000 tokens down to 5,000",
-    '{"high": 32000, "low": 12000}': "default: cut at 32,000 tokens down to 12,000",
+    '{"high": 32000, "low": 9000}': "default: cut at 32,000 tokens down to 9,000",
     "every_request": "a new epoch at every call",
 }
 PATIENCE = 8.0

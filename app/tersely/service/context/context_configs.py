@@ -45,6 +45,7 @@ class ContextConfigs:
         offers_always: bool = False,
         repeats: bool = False,
         shadow: str | None = None,
+        policy_for_model: Callable[[str], Auto] | None = None,
     ) -> None:
         """Set the defaults.
 
@@ -53,8 +54,10 @@ class ContextConfigs:
         summaries. ``offers``: maps a strategy's name to the tools that it offers to models. ``offers_always``:
         from the first request of a session on. ``repeats``: whether repeated text is replaced by references.
         ``shadow``: the strategy that is tried out where nothing names another one, `METER` or None.
+        ``policy_for_model``: marks and prices where a policy names a model; None: always the constant ones.
         """
         self._shadow = shadow
+        self._policy_for_model = policy_for_model
         self._cache_ttl = int(cache_ttl)
         self._offers = offers or _none
         self._offers_always = offers_always
@@ -154,7 +157,7 @@ class ContextConfigs:
             self._read_policy(epoch)
 
     def _parse_policy(self, text: str) -> Policy:
-        policy = parse_policy(text)
+        policy = parse_policy(text, policy_for_model=self._policy_for_model)
         if isinstance(policy, Auto) and "cache_ttl" not in text:
             return replace(policy, cache_ttl=self._cache_ttl)
         return policy

@@ -8,7 +8,7 @@ After a cut to a fraction ``q`` the remaining prefix costs ``w*q`` instead of ``
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from typing import Literal, NamedTuple, assert_never, get_args
@@ -38,6 +38,8 @@ Reason = Literal[
 ]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
+# Characters of a model's name in a policy.
+MAX_MODEL = 200
 # A cut must bring the content below this share of its size. Otherwise a single message above the watermark would start
 # an epoch at every call.
 PROGRESS = 0.85
@@ -71,7 +73,7 @@ class Auto:
     """
 
     high: int = 32_000
-    low: int = 12_000
+    low: int = 9_000
     write_price: float = 1.25
     read_price: float = 0.1
     cache_ttl: int = 300
@@ -147,10 +149,14 @@ class Watermarks:
     room: int | None
 
 
-def parse_policy(value: object, *, field: str = "epoch") -> Policy:
-    """``"auto"``, ``"every_request"``, ``{"high": 32000, "low": 12000}`` or ``{"stride": 8}``, or such as JSON text.
+def parse_policy(
+    value: object, *, field: str = "epoch", policy_for_model: Callable[[str], Auto] | None = None
+) -> Policy:
+    """``"auto"``, ``"every_request"``, ``{"high": 32000, "low": 12000}``, ``{"model": "gpt-4o"}`` or ``{"stride": 8}``,
+    or such as JSON text.
 
-    Raises `InvalidRequest` with the name, the value and the range of what is wrong.
+    ``policy_for_model`` gives marks and prices for a model that ``model`` names; other members win. Raises
+    `InvalidRequest` with the name, the value and the range of what is wrong.
     """
     if isinstance(value, str):
         value = _read_policy_text(value, field)
@@ -160,6 +166,8 @@ def parse_policy(value: object, *, field: str = "epoch") -> Policy:
         return EveryRequest()
     if not isinstance(value, Mapping) or not value:
         raise InvalidRequest(_expected_policy(value, field), field=field)
+    if "model" in value:
+        value = _for_model(value, policy_for_model, field)
     kind: type[Stride] | type[Auto] = Stride if "stride" in value else Auto
     known = {known.name: known.type for known in fields(kind)}
     for name, given in value.items():
@@ -393,6 +401,24 @@ def _remaining_calls(snapshot: Snapshot, watermarks: Watermarks, sums: TokenSums
     """
     growth = sums.tail / max(1, sums.steps)
     return min(max(snapshot.calls, sums.steps) / 2, max(0, watermarks.high - content) / max(1.0, growth))
+
+
+def _for_model(
+    value: Mapping[str, object], policy_for_model: Callable[[str], Auto] | None, field: str
+) -> dict[str, object]:
+    """Return ``value`` with the marks and prices of the model instead of its name."""
+    model = value["model"]
+    if not isinstance(model, str) or not 0 < len(model) <= MAX_MODEL:
+        raise InvalidRequest(f"{field}.model must be a model's name, not {str(model)[:40]!r}", field=field)
+    chosen = policy_for_model(model) if policy_for_model is not None else Auto()
+    rest = {name: given for name, given in value.items() if name != "model"}
+    return {
+        "high": chosen.high,
+        "low": chosen.low,
+        "write_price": chosen.write_price,
+        "read_price": chosen.read_price,
+        **rest,
+    }
 
 
 def _read_policy_text(text: str, field: str) -> object:

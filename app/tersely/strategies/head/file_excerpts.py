@@ -16,6 +16,7 @@ from typing import Any
 
 from msgspec import structs
 
+from tersely.domain.history.context_use import readable_text
 from tersely.domain.history.history import Entry, FileExcerpt
 from tersely.domain.messages import ToolCall
 from tersely.domain.tokens import Encode
@@ -53,7 +54,8 @@ def insert_file_excerpts(*, limit: int, encode: Encode) -> Stage:
         if limit <= 0 or draft.cut == 1:
             return draft
         known = follow(draft.excerpts, draft.gone)
-        chosen = _choose(known, limit=limit, encode=encode)
+        shown = [readable_text(entry.message) for entry in draft.entries]
+        chosen = _choose(known, shown, limit=limit, encode=encode)
         text = _render(chosen)
         return replace(draft, excerpts=chosen).with_head(*exchange(LAYER, text, prompts.FILES_ACK, encode))
 
@@ -105,8 +107,13 @@ def _excerpt(entry: Entry, path: str, text: str) -> FileExcerpt:
     return FileExcerpt(path=path, turn=entry.turn, seqs=(entry.seq,), text=text)
 
 
-def _choose(known: Sequence[FileExcerpt], *, limit: int, encode: Encode) -> tuple[FileExcerpt, ...]:
-    """Return what fits: open items of the files touched last, then the newest excerpts; in the order of ``known``."""
+def _choose(
+    known: Sequence[FileExcerpt], shown: Sequence[str], *, limit: int, encode: Encode
+) -> tuple[FileExcerpt, ...]:
+    """Return what fits: open items of the files touched last, then the newest excerpts; in the order of ``known``.
+
+    A text that one of the ``shown`` messages has is left out.
+    """
     left = limit - encode(prompts.FILES_TITLE) - encode(prompts.FILES_ACK)
     chosen: dict[int, FileExcerpt] = {}
 
@@ -116,6 +123,8 @@ def _choose(known: Sequence[FileExcerpt], *, limit: int, encode: Encode) -> tupl
             return False
         size = encode(excerpt.text) + encode(_title(excerpt))
         if size > min(left, most) or any(_covers(other, excerpt) for other in chosen.values()):
+            return False
+        if any(excerpt.text in text for text in shown):
             return False
         chosen[index] = excerpt
         left -= size

@@ -95,6 +95,7 @@ def insert_references(*, limit: int, encode: Encode, originals: Mapping[int, Ent
             limit=limit,
             encode=encode,
             shown=visible_names(draft.entries, names),
+            head="\n".join(message.text for message in draft.head),
         )
         found = replace(draft, references=references)
         return found.with_head(*exchange("references", text, prompts.REFERENCES_ACK, encode))

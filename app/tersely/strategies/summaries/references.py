@@ -191,21 +191,32 @@ def visible_names(entries: Iterable[Entry], names: IdentifierCache | None = None
 
 
 def render_references(
-    references: Sequence[Reference], *, title: str, limit: int, encode: Encode, shown: frozenset[str] = frozenset()
+    references: Sequence[Reference],
+    *,
+    title: str,
+    limit: int,
+    encode: Encode,
+    shown: frozenset[str] = frozenset(),
+    head: str = "",
 ) -> str:
-    """Return ``title`` and one line ``name t14`` for each of the best candidates, in at most ``limit`` tokens.
+    """Return ``title`` and one line ``t14: name other_name`` for each turn, in at most ``limit`` tokens.
 
-    Names in ``shown`` are passed over. Empty when not one name fits.
+    The best candidates are listed. Names in ``shown`` are passed over, and names that stand in ``head`` or in a longer
+    name of the index. Empty when not one name fits.
     """
-    lines = [title]
+    turns: dict[int, list[str]] = {}
+    listed = head
     spent = encode(title)
     for reference in references:
-        if reference.text in shown:
+        if reference.text in shown or reference.text in listed:
             continue
-        line = f"{reference.text} {write_turn_id(reference.turn)}"
-        cost = encode(line) + 1
+        cost = encode(f" {reference.text}")
+        if reference.turn not in turns:
+            cost += encode(f"\n{write_turn_id(reference.turn)}:")
         if spent + cost > limit:
             break
         spent += cost
-        lines.append(line)
-    return "\n".join(lines) if len(lines) > 1 else ""
+        turns.setdefault(reference.turn, []).append(reference.text)
+        listed = f"{listed}\n{reference.text}"
+    lines = [f"{write_turn_id(turn)}: {' '.join(names)}" for turn, names in sorted(turns.items())]
+    return "\n".join([title, *lines]) if lines else ""
