@@ -125,6 +125,35 @@ async def test_requests_go_up_byte_for_byte_and_figures_are_those_of_a_real_sess
     assert not await query(replicas[0], JUDGED, real.session)
 
 
+# Cut above about 2,000 tokens, as `POLICY` does for strategies that follow watermarks.
+SMALL: dict[str, dict[str, Any]] = {
+    "window": {"name": "window", "context_size": 6},
+    "trim": {"name": "trim", "max_context_tokens": 2_000},
+    "compact": {"name": "compact", "max_tokens": 1_500, "reserve_tokens": 126_000, "keep_recent_tokens": 600},
+    "tiered": {"name": "tiered", "total_budget": 2_000, "session_budget": 500, "working_budget": 800},
+}
+
+
+@pytest.mark.parametrize("dialect", ["openai_chat", "anthropic"])
+@pytest.mark.parametrize("strategy", SMALL)
+async def test_figures_of_every_strategy_are_those_of_a_real_session(
+    replicas: tuple[Service, Service], model: Model, key: str, strategy: str, dialect: str
+) -> None:
+    # What `compact` reserves counts from the model's window.
+    reserve = {"reserve_tokens": 198_500} if (strategy, dialect) == ("compact", "anthropic") else {}
+    setting = json.dumps(SMALL[strategy] | reserve)
+    tried = await talk(replicas, model, key, dialect, stream=False, turns=TURNS, X_Tersely_Shadow=setting)
+    real = await talk(replicas, model, key + "r", dialect, stream=False, turns=TURNS, X_Tersely_Strategy=setting)
+
+    assert tried.sent == tried.given
+    rows = await judged(replicas[0], tried.session, TURNS)
+    calls = (await get(replicas[0], f"/api/sessions/{real.session}/calls?limit=100"))["items"]
+    assert real.sent != real.given
+    assert calls[-1]["epoch"] > 1
+    assert {row["strategy"] for row in rows} == {strategy}
+    assert [(row["tokens"], row["epoch"]) for row in rows] == [(each["tokens_after"], each["epoch"]) for each in calls]
+
+
 async def test_tokens_of_a_shadow_repeat_within_an_epoch(
     replicas: tuple[Service, Service], model: Model, key: str
 ) -> None:
@@ -164,7 +193,9 @@ async def test_calls_that_use_what_is_cut_are_counted_in_all_views(
     replicas: tuple[Service, Service], model: Model, key: str
 ) -> None:
     line = "result = compute(first_value, second_value)"
-    steps = [step(0, "read", f"def run():\n    {line}\n", path="src/deep/engine.py")]
+    # Too long for an excerpt in the head.
+    text = f"def run():\n    {line}\n" + "".join(f"    first_value = advance(first_value, {n})\n" for n in range(60))
+    steps = [step(0, "read", text, path="src/deep/engine.py")]
     steps += [step(n, "look", f"{n} {PADDING}" * 3, word=f"word{n}") for n in range(1, 16)]
     steps.append(step(16, "edit", "done", path="src/deep/engine.py", old_string=line, new_string="result = 1"))
 
