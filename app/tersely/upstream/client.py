@@ -26,6 +26,9 @@ MAX_INFLATED = 1024 * 1024
 MAX_TRAILER = 64 * 1024
 # The pieces of a larger reply are joined in a thread.
 LARGE_REPLY = 1024 * 1024
+# Seconds. A timer of uvloop counts whole milliseconds and may fire so much early: if the rest of a millisecond were
+# awaited again and again, each time would send a heartbeat.
+TIMER_STEP = 0.002
 # Methods that may be sent again if it is unknown whether the host received the request.
 _REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -144,7 +147,7 @@ class UpstreamReply:
             while True:
                 if (chunk := await self._next(min(self._now() + pause, last_arrival + self._idle))) is None:
                     silence = self._now() - last_arrival
-                    if silence >= self._idle:
+                    if silence >= self._idle - TIMER_STEP:
                         raise UpstreamUnavailable(f"the model host was silent for {silence:.0f} s")
                     yield b""
                     continue
