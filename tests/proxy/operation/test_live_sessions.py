@@ -891,6 +891,52 @@ def test_a_live_call_stores_its_question_while_a_slow_model_works(server: Server
     assert 'tersely_live_sessions{state="held"} 1.0' in text
 
 
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_a_delta_that_is_sent_again_in_flight_is_one_turn(server: Server, is_elsewhere: bool) -> None:
+    """The first one continues a live session; the second one reaches the same replica, or another one."""
+    with ExitStack() as stack:
+        model = stack.enter_context(scripted())
+        database = stack.enter_context(new_database(server))
+        one, other = (stack.enter_context(serve(database, model.url, live_sessions="64")) for _ in range(2))
+        http = stack.enter_context(httpx.Client(timeout=60, headers={"x-tersely-session": "again"}))
+        for question in ("Where is the harbour?", "And the lighthouse?", "And the mill?"):
+            assert _send(http, one, [{"role": "user", "content": question}], user="again").status_code == 200
+        text = http.get(f"{one.url}/metrics").text
+        assert 'tersely_live_calls_total{result="hit"} 1.0' in text
+        replies = [ScriptedReply(message={"content": words}, first_delay=1.0) for words in ("The first.", "The other.")]
+        model.script("again", *replies)
+        repeated = [{"role": "user", "content": "the question in flight"}]
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(_send, http, one, repeated, user="again")
+            time.sleep(0.4)
+            second = pool.submit(_send, http, other if is_elsewhere else one, repeated, user="again")
+            assert (first.result().status_code, second.result().status_code) == (200, 200)
+        assert asyncio.run(_count(database, "the question in flight")) == 1
+        sent = [json.loads(each.body)["messages"] for each in list(model.state.received)[-2:]]
+        assert [messages[-1] for messages in sent] == repeated * 2
+        assert sent[0] == sent[1]
+
+
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_a_delta_beside_another_one_shows_its_question(server: Server, is_elsewhere: bool) -> None:
+    with ExitStack() as stack:
+        model = stack.enter_context(scripted())
+        database = stack.enter_context(new_database(server))
+        one, other = (stack.enter_context(serve(database, model.url, live_sessions="64")) for _ in range(2))
+        http = stack.enter_context(httpx.Client(timeout=60, headers={"x-tersely-session": "beside"}))
+        for question in ("Where is the harbour?", "And the lighthouse?", "And the mill?"):
+            assert _send(http, one, [{"role": "user", "content": question}], user="beside").status_code == 200
+        model.script("beside", ScriptedReply(message={"content": "At last."}, first_delay=1.5))
+        slow, quick = ({"role": "user", "content": words} for words in ("a slow question", "a quick question"))
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(_send, http, one, [slow], user="beside")
+            time.sleep(0.5)
+            assert _send(http, other if is_elsewhere else one, [quick], user="beside").status_code == 200
+            assert not asking.done()
+            assert asking.result().status_code == 200
+        assert json.loads(model.state.received[-1].body)["messages"][-2:] == [slow, quick]
+
+
 def test_what_another_replica_drops_is_sent_no_more_when_the_trust_ends(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,7 +152,10 @@ class Recorder:
             tokens=(*[0] * known, *[tokens.count_message(message, model) for message in new]),
             attributes=description.literals,
         )
-        call.alarm = asyncio.get_running_loop().call_later(HOLD, self._store_early, call)
+        if live.deltas is not None:
+            self._store_early(call)  # another delta of the session, on any replica, must find this question
+        else:
+            call.alarm = asyncio.get_running_loop().call_later(HOLD, self._store_early, call)
 
     def _store_early(self, call: LiveCall) -> None:
         call.alarm = None
