@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
@@ -27,6 +28,7 @@ class Demo:
     service: Service
     upstream: Model
     long: str
+    calls: int
     other: str
     hostile: str
 
@@ -54,7 +56,9 @@ def demo(store: Database) -> Iterator[Demo]:
         # The browser's driver keeps an event loop in this thread.
         with ThreadPoolExecutor(max_workers=1) as thread:
             long, other, hostile = thread.submit(asyncio.run, fill()).result()
-        yield Demo(service=service, upstream=upstream, long=long, other=other, hostile=hostile)
+        calls = httpx.get(f"{service.url}/api/sessions/{long}").json()["calls"]
+        assert calls > 30
+        yield Demo(service=service, upstream=upstream, long=long, calls=calls, other=other, hostile=hostile)
 
 
 @pytest.fixture(scope="module")

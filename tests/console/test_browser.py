@@ -122,7 +122,7 @@ def test_a_session_shows_both_sides_and_why(watched: Watched, demo: Demo) -> Non
     expect(first.locator(".sent")).to_contain_text("in the activity log")
     expect(page.locator(".kept-added").first).to_contain_text("activity log")
     assert page.locator(".kept-full").count() > 2
-    assert page.locator("context-strip .bar").count() == 36
+    assert page.locator("context-strip .bar").count() == demo.calls
     assert page.locator("context-strip .cut").count() >= 1
     expect(page.locator("dl.call").first).to_contain_text(EPOCH_REASONS["high_watermark"])
 
@@ -142,7 +142,7 @@ def test_the_slider_and_the_strip_choose_a_call(watched: Watched, demo: Demo) ->
     page = watched.open("console/session", id=demo.long)
     page.locator("context-strip .bar[data-call='7'] .hit").dispatch_event("click")
     page.wait_for_url(re.compile("call=7"))
-    expect(page.locator("output")).to_have_text("call 7 of 36")
+    expect(page.locator("output")).to_have_text(f"call 7 of {demo.calls}")
     slider = page.get_by_role("slider")
     slider.focus()
     slider.press("ArrowRight")
@@ -153,7 +153,7 @@ def test_the_slider_and_the_strip_choose_a_call(watched: Watched, demo: Demo) ->
 
 
 def test_rows_come_as_they_are_scrolled_to(watched: Watched, demo: Demo) -> None:
-    page = watched.open("console/session", id=demo.long, call=36)
+    page = watched.open("console/session", id=demo.long, call=demo.calls)
     expect(page.locator(".row")).to_have_count(60)
     gaps = page.locator(".gap").count()
     assert gaps >= 1
@@ -368,7 +368,7 @@ def test_dropped_file_is_played_or_its_error_is_shown(watched: Watched, demo: De
 
 
 def test_rows_far_away_are_put_away_and_come_back(watched: Watched, demo: Demo) -> None:
-    page = watched.open("console/session", id=demo.long, call=36)
+    page = watched.open("console/session", id=demo.long, call=demo.calls)
     page.set_viewport_size({"width": 900, "height": 70})
     page.locator(".gap").last.scroll_into_view_if_needed()
     page.locator(".chunk").last.locator(".row").last.scroll_into_view_if_needed()
@@ -418,7 +418,7 @@ def test_search_of_a_session_opens_a_hit_at_its_call(watched: Watched, demo: Dem
     expect(hit.locator(".near mark")).to_have_count(0)
     page.get_by_role("link", name=re.compile("Open at call 1 ?,")).first.click()
     expect(page.locator(".row.target")).to_contain_text("nightly import drops")
-    expect(page.locator("output")).to_have_text("call 1 of 36")
+    expect(page.locator("output")).to_have_text(f"call 1 of {demo.calls}")
 
 
 def test_subagents_are_folded_under_their_parent(watched: Watched, demo: Demo) -> None:
