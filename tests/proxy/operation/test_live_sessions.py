@@ -926,11 +926,11 @@ def test_a_delta_beside_another_one_shows_its_question(server: Server, is_elsewh
         http = stack.enter_context(httpx.Client(timeout=60, headers={"x-tersely-session": "beside"}))
         for question in ("Where is the harbour?", "And the lighthouse?", "And the mill?"):
             assert _send(http, one, [{"role": "user", "content": question}], user="beside").status_code == 200
-        model.script("beside", ScriptedReply(message={"content": "At last."}, first_delay=1.5))
+        model.script("beside", ScriptedReply(message={"content": "At last."}, first_delay=5.0))
         slow, quick = ({"role": "user", "content": words} for words in ("a slow question", "a quick question"))
         with ThreadPoolExecutor(1) as pool:
             asking = pool.submit(_send, http, one, [slow], user="beside")
-            time.sleep(0.5)
+            time.sleep(1.0)
             assert _send(http, other if is_elsewhere else one, [quick], user="beside").status_code == 200
             assert not asking.done()
             assert asking.result().status_code == 200
