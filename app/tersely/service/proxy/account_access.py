@@ -264,9 +264,9 @@ class AccountAccess:
     async def _remember(self, tenant: str, ids: Sequence[str], *, lists: Sequence[str] | None = None) -> None:
         """Store ids as the tenant's. If the database is away, other processes do not know them.
 
-        ``lists``: they stand in a list of what belongs to these objects, in which the host may repeat ids of the
-        caller's own choice. Those do not count, and none does if the database cannot say which they are: if it is away,
-        or if an object was deleted meanwhile, with its marks.
+        ``lists`` names the objects whose items the ids are, if the host listed them. Such a list may contain ids that
+        the caller chose itself: these are not stored. No id is stored if the database cannot tell which those are: it
+        is away, or one of the objects was deleted meanwhile.
         """
         usable = [name for name in ids if 0 < len(name) <= MAX_ID and name.isprintable()][:MAX_IDS]
         unknown = [name for name in usable if (tenant, name) not in self._trusted]

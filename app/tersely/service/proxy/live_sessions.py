@@ -30,6 +30,8 @@ from tersely.store.history.messages import TailRow
 # Measured on CPython 3.11, rounded up: bytes of a live session beside its contents, and of an entry with its message.
 SESSION_BYTES = 6_000
 ENTRY_BYTES = 1_800
+# A digest in a set.
+DIGEST_BYTES = 120
 # One session takes at most an eighth of the memory, so that a few huge sessions do not displace all others. The body of
 # a larger one is freed when its call ends.
 LARGEST_PART = 8
@@ -178,6 +180,8 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
         """Bytes of memory, about."""
         size = SESSION_BYTES + self.messages_size + len(self.body) + len(self.suffix) + len(self.sent_suffix)
         size += len(self.request.tools) + len(self.sent or b"") + len(self.reply.model_raw or b"")
+        if self.deltas is not None:
+            size += len(self.deltas.reply) + DIGEST_BYTES * len(self.deltas.digests)
         return size if self.frame is None else size + self.frame.size
 
 

@@ -16,7 +16,7 @@ from tersely.store.ops.calls import CallRow
 TOOLS_NOT_KEPT = (
     "which tools this call sent was not recorded: it was made by an earlier version, or failed before it left"
 )
-REMOVED = "parts of what this call sent were removed for good since"
+REMOVED = "some messages that this call sent have been deleted since"
 ALTERED = "what is stored now does not give what this call sent"
 
 

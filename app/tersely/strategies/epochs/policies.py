@@ -155,8 +155,8 @@ def parse_policy(
     """``"auto"``, ``"every_request"``, ``{"high": 32000, "low": 12000}``, ``{"model": "gpt-4o"}`` or ``{"stride": 8}``,
     or such as JSON text.
 
-    ``policy_for_model`` gives marks and prices for a model that ``model`` names; other members win. Raises
-    `InvalidRequest` with the name, the value and the range of what is wrong.
+    ``policy_for_model`` returns the marks and prices for the name in ``model``; other members override them. Raises
+    `InvalidRequest`, which names the invalid member, its value and the allowed range.
     """
     if isinstance(value, str):
         value = _read_policy_text(value, field)
