@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import msgspec
@@ -14,6 +14,7 @@ from tersely.dialects.clients import known as clients
 from tersely.dialects.clients.names import client_name
 from tersely.dialects.dialect import Dialect
 from tersely.dialects.wire.array_member import find_array, find_array_end
+from tersely.domain.history.context import LayerReport
 from tersely.domain.history.history import INCOMPLETE, WINDOW_FULL, Entry, Epoch, Snapshot
 from tersely.domain.history.links import StoredLink
 from tersely.domain.history.sessions import Session
@@ -177,35 +178,11 @@ class LiveKeeper:
         counts: dict[int, int],
         deltas: Deltas | None,
     ) -> LiveSession | None:
-        reply = rows[-1]
-        built, config, request = prepared.built, prepared.config, prepared.request
-        if built is None or not _is_plain_call(prepared):
+        reply, config, request = rows[-1], prepared.config, prepared.request
+        shown = _read_shown(prepared, session, reply, counts, is_delta=deltas is not None)
+        if shown is None:
             return None
-        epoch, context, before = session.plan, built.context, prepared.loaded.snapshot
-        if epoch is None or epoch.number != session.epoch or not _shows_plainly(epoch, built):
-            return None
-        around = _around_cut(epoch, before)
-        if around is None or not _are_plain(*around, epoch, reply):
-            return None
-        kept, tail = around
-        if shortens(epoch, (*kept, *tail)):
-            return None
-        if any(entry.seq not in counts for entry in tail) or _have_twins(kept, prepared):
-            return None
-        added, counted = count_additions(epoch, config), count_additions(before.epoch, config)
-        fixed = before.fixed_tokens + added.total - counted.total
-        older = 0 if epoch.cut == 1 else epoch.older_tokens
-        layers = context.report.layers
-        # Blocks in the head are written with words around them; their own tokens are among the fixed ones.
-        around_blocks = sum(layer.tokens for layer in layers if layer.name == BLOCK_LAYER)
-        around_blocks -= sum(block.tokens for block in before.injected) if around_blocks else 0
-        sums = _sums(epoch, kept, tail, around_blocks)
-        if not _is_as_summed(built, fixed, older, sums) or not layers or layers[-1].name != TAIL:
-            return None
-        # What was estimated before the call has been counted since.
-        tail, kept = _counted(tail, counts), _counted(kept, counts)
-        if deltas is None:  # otherwise it was loaded with its counts
-            tail, kept = count_apart(tail, kept, before.injected)
+        epoch, tail = shown.epoch, shown.snapshot.entries
         elements, volatile = _elements(prepared), _volatile(prepared, tail)
         if elements is None or volatile is None:
             return None
@@ -242,29 +219,17 @@ class LiveKeeper:
             first_messages=messages[:3] if deltas is None else (),
             last_question=next((each for each in reversed(messages) if each.role == "user"), None),
             config=config,
-            snapshot=replace(
-                before,
-                entries=tail,
-                kept=kept,
-                epoch=epoch,
-                fixed_tokens=fixed,
-                tool_tokens=before.tool_tokens + added.tools - counted.tools,
-                older_tokens=older,
-                edited=False,
-                ran_out=False,
-                calls=session.calls,
-                last_call_at=session.last_call_at,
-            ),
-            sums=_sums(epoch, kept, tail, around_blocks),
+            snapshot=shown.snapshot,
+            sums=shown.sums,
             is_verbatim=prepared.loaded.is_verbatim and epoch.cut == 1,
-            is_whole=context.is_whole,
+            is_whole=shown.is_whole,
             shown_kinds=prepared.shown_tags,
             strip_usage=prepared.strip_usage,
             tools=prepared.tools,
             reply=reply,
             chain=_chain_of(prepared, reply),
-            messages_size=size_of((*kept, *tail)),
-            layers=layers[:-1],
+            messages_size=size_of((*shown.snapshot.kept, *tail)),
+            layers=shown.layers,
             elements=elements,
             rows=list(rows),
             row_count=len(rows),
@@ -318,6 +283,73 @@ class LiveKeeper:
         )
         written = frame.write(self._dialect, [source.raw for source in sources[len(sources) - added :]])
         return frame if written is not None and written.body == prepared.body else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """What a call of the full path showed its model, as the next call goes on from it. ``snapshot`` has the messages
+    with the tokens that are stored; ``layers`` are those of the report before the tail.
+    """
+
+    epoch: Epoch
+    snapshot: Snapshot
+    sums: Sums
+    layers: tuple[LayerReport, ...]
+    is_whole: bool
+
+
+def _read_shown(
+    prepared: PreparedCall, session: Session, reply: TailRow, counts: Mapping[int, int], *, is_delta: bool
+) -> _Shown | None:
+    """Return what a call showed; None where the next call does not simply append to it."""
+    built, config = prepared.built, prepared.config
+    if built is None or not _is_plain_call(prepared):
+        return None
+    epoch, context, before = session.plan, built.context, prepared.loaded.snapshot
+    if epoch is None or epoch.number != session.epoch or not _shows_plainly(epoch, built):
+        return None
+    around = _around_cut(epoch, before)
+    if around is None or not _are_plain(*around, epoch, reply):
+        return None
+    kept, tail = around
+    if shortens(epoch, (*kept, *tail)):
+        return None
+    if any(entry.seq not in counts for entry in tail) or _have_twins(kept, prepared):
+        return None
+    added, counted = count_additions(epoch, config), count_additions(before.epoch, config)
+    fixed = before.fixed_tokens + added.total - counted.total
+    older = 0 if epoch.cut == 1 else epoch.older_tokens
+    layers = context.report.layers
+    # Blocks in the head are written with words around them; their own tokens are among the fixed ones.
+    around_blocks = sum(layer.tokens for layer in layers if layer.name == BLOCK_LAYER)
+    around_blocks -= sum(block.tokens for block in before.injected) if around_blocks else 0
+    sums = _sums(epoch, kept, tail, around_blocks)
+    if not _is_as_summed(built, fixed, older, sums) or not layers or layers[-1].name != TAIL:
+        return None
+    # What was estimated before the call has been counted since.
+    tail, kept = _counted(tail, counts), _counted(kept, counts)
+    if not is_delta:  # otherwise it was loaded with its counts
+        tail, kept = count_apart(tail, kept, before.injected)
+    snapshot = replace(
+        before,
+        entries=tail,
+        kept=kept,
+        epoch=epoch,
+        fixed_tokens=fixed,
+        tool_tokens=before.tool_tokens + added.tools - counted.tools,
+        older_tokens=older,
+        edited=False,
+        ran_out=False,
+        calls=session.calls,
+        last_call_at=session.last_call_at,
+    )
+    return _Shown(
+        epoch=epoch,
+        snapshot=snapshot,
+        sums=_sums(epoch, kept, tail, around_blocks),
+        layers=layers[:-1],
+        is_whole=context.is_whole,
+    )
 
 
 def _read_delta(
