@@ -145,7 +145,7 @@ async def test_removed_messages_are_not_reconstructed(fronting: Service, answeri
     shown_context = json.loads(await get(fronting, f"/sessions/{noted.session}/calls/3/context"))
     assert shown_context["exact"] is False
     assert shown_context["messages"] is None
-    assert "removed" in shown_context["reason"]
+    assert "deleted" in shown_context["reason"]
 
 
 async def test_history_with_another_spelling_is_recognised(store: Database) -> None:
@@ -320,4 +320,4 @@ async def test_tools_of_a_call_are_given_back_with_the_added_ones_named(store: D
         assert own[-1] == own[6] == ["context_search"]
         await look(service, "DELETE FROM attributes WHERE session_id = $1 AND kind = 'tools'", noted.session)
         context = json.loads(await get(service, f"/sessions/{noted.session}/calls/8/context"))
-        assert (context["tools"], "removed" in context["tools_reason"]) == (None, True), "nothing is guessed"
+        assert (context["tools"], "deleted" in context["tools_reason"]) == (None, True), "nothing is guessed"

@@ -63,8 +63,8 @@ async def test_log_contains_no_message_content(store: Database, raw: RawUpstream
             for path in ("/v1/chat/completions", f"/v1/{word}?{word}={word}"):
                 with contextlib.suppress(aiohttp.ClientPayloadError):
                     await post(service, body, path=path, **headers)
-        for body in (f'{{"{word}":'.encode(), f'{{"messages":"{word}"}}'.encode(), b"\xff" + word.encode()):
-            await post(service, body, **headers)
+        for broken in (f'{{"{word}":'.encode(), f'{{"messages":"{word}"}}'.encode(), b"\xff" + word.encode()):
+            await post(service, broken, **headers)
         await post(service, body, X_Tersely_Strategy=word)
         await post(service, body, X_Tersely_Bypass=word)
         raw.answer(http_head(), sse(word, role=True), 5.0)
