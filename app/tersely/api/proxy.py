@@ -202,7 +202,7 @@ class ProxyRoutes:
             by_headers = opening.known
             if route is not None:
                 headers, by_headers = without_account_headers(headers), {}
-            if (target.is_call or route is not None) and may_be_too_long(body, self._max_messages):
+            if route is not None and may_be_too_long(body, self._max_messages):
                 await run_in_thread_if_large(len(body), check_lengths, body, self._max_messages)
             call = Call(
                 tenant=caller.tenant,
@@ -216,6 +216,7 @@ class ProxyRoutes:
                 model=target.model,
                 streams=target.streams,
                 request_id=current.get(),
+                max_messages=self._max_messages,
                 by_headers=by_headers,
             )
             marks: list[str] = []

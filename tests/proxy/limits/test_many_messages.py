@@ -104,3 +104,21 @@ def test_the_limit_is_exact() -> None:
         check_lengths(json.dumps({"messages": elements}).encode(), 1000)
         with pytest.raises(TooLarge):
             check_lengths(json.dumps({"messages": [*elements, 1]}).encode(), 1000)
+
+
+async def test_the_limit_holds_for_calls_that_continue_a_live_session(store: Database, model: Model) -> None:
+    """New messages may be too many, whatever came before; commas in earlier texts are no elements."""
+    history: list[dict[str, object]] = [{"role": "user", "content": "one, two, " * 600}]
+    with serve(store, model.url, max_messages=1000) as service:
+        for number in range(4):
+            answer = await post(service, body_of(*history))
+            assert answer.status == 200
+            history += [
+                json.loads(answer.body)["choices"][0]["message"],
+                {"role": "user", "content": f"go on {number}"},
+            ]
+        parts = [{"type": "text", "text": "a"}] * 1001
+        refused = await post(service, body_of(*history[:-1], {"role": "user", "content": parts}))
+        metrics = (await post(service, b"", path="/metrics", method="GET")).body.decode()
+    assert refused.status == 413, refused.body
+    assert 'tersely_live_calls_total{result="hit"} 3.0' in metrics

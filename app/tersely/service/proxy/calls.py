@@ -32,8 +32,9 @@ class Call:
 
     Header names are in lower case; ``received`` is a monotonic time in seconds. ``key_headers`` carried a
     Tersely key and stay here. ``model`` and ``streams`` are what the address says, where the body does not.
-    ``host`` is the name of the model host; empty for the default one of the dialect. ``by_headers`` keeps what follows
-    from method, path and headers, for all calls that have the same.
+    ``host`` is the name of the model host; empty for the default one of the dialect. ``max_messages``: the most
+    elements of a list in the body; None: any number. ``by_headers`` keeps what follows from method, path and headers,
+    for all calls that have the same.
     """
 
     tenant: str
@@ -48,6 +49,7 @@ class Call:
     streams: bool = False
     request_id: str = ""
     host: str = ""
+    max_messages: int | None = None
     by_headers: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property

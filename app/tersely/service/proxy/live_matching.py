@@ -10,11 +10,12 @@ from tersely.dialects.clients import known as clients
 from tersely.dialects.dialect import Dialect
 from tersely.dialects.headers import Headers
 from tersely.dialects.wire.array_member import read_more
+from tersely.dialects.wire.lengths import check_lengths
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.history import Entry
 from tersely.domain.history.links import MessageIdentity
 from tersely.domain.messages import Message
-from tersely.service.common.offload import LONG
+from tersely.service.common.offload import LONG, run_in_thread_if_large
 from tersely.service.proxy.calls import Call
 from tersely.service.proxy.exchange_keeping import ExchangeKeeper
 from tersely.service.proxy.live_call import Continuation, Miss
@@ -49,12 +50,16 @@ class LiveMatcher:
         self._exchanges = exchanges
 
     async def match(self, call: Call, owner: int) -> Continuation | Miss:
-        """Return what ``call`` adds to a live session of ``owner``, or why there is none. Raises `StoreUnavailable`."""
+        """Return what ``call`` adds to a live session of ``owner``, or why there is none.
+
+        Raises `StoreUnavailable`, and `TooLarge` for a list with too many elements.
+        """
         candidates = self._sessions.find(call)
         reason: Miss = "unknown"
         for live in candidates:
             found = self._continue(call, live, owner)
             if not isinstance(found, str):
+                await _check_lengths(call, live)
                 if (live is candidates[0] and self._is_trusted(live)) or await self._is_current(live):
                     return found
                 return "moved"
@@ -179,6 +184,14 @@ class LiveMatcher:
             call.header_map, opening, has_tools=bool(request.tools), stops=request.stop, max_tokens=request.max_tokens
         )
         return kind is not None
+
+
+async def _check_lengths(call: Call, live: LiveSession) -> None:
+    """Raise `TooLarge` for a list with too many elements. Where that suffices, only the new messages are looked at."""
+    most = call.max_messages
+    if most is None or live.commas + call.body.count(b",", live.end, len(call.body) - len(live.suffix)) < most:
+        return
+    await run_in_thread_if_large(len(call.body), check_lengths, call.body, most)
 
 
 def hit_of(live: LiveSession) -> ReplyMatch:

@@ -105,6 +105,7 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     whose breakpoints the next body may move; ``suffix`` is what comes after the messages. ``sent``, ``sent_end`` and
     ``sent_suffix`` are the same of the body that went upstream (None: the client's own, or one of ``frame``);
     ``instructions`` are those beside the client's messages.
+    ``commas`` counts those of ``body`` up to ``end`` and of ``suffix``, in texts too: no list there has more elements.
     ``owner`` identifies the `LiveCalls` that prepared it, ``session`` is the session's row as it is known. The database
     was asked, or written to, at ``checked_at`` (loop time), when it counted so many ``changes`` of the tenant.
     ``headers`` are those of the last request (see `steady`), ``client_name`` names the program that sent it.
@@ -130,6 +131,7 @@ class LiveSession(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False)
     client: ClientIds
     body: bytes
     end: int
+    commas: int
     suffix: bytes
     sent: bytes | None
     sent_end: int

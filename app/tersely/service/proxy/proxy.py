@@ -28,6 +28,7 @@ from tersely.dialects.clients import known as clients
 from tersely.dialects.clients.command_traces import command_in
 from tersely.dialects.dialect import Dialect, Reply, Request
 from tersely.dialects.headers import CREDENTIALS, downstream_headers
+from tersely.dialects.wire.lengths import check_lengths, may_be_too_long
 from tersely.domain.errors import StoreUnavailable, UpstreamUnavailable
 from tersely.domain.history.history import EpochInputs
 from tersely.domain.messages import searchable_text
@@ -232,7 +233,8 @@ class Proxy:
     async def converse(self, call: Call) -> ProxyResponse:
         """Relay a model call with a context of its own, and store it.
 
-        Raises `InvalidRequest` for a body that cannot be read, `UpstreamUnavailable`, and `StoreUnavailable` if failing
+        Raises `InvalidRequest` for a body that cannot be read, `TooLarge` for a list with too many elements in it,
+        `UpstreamUnavailable`, and `StoreUnavailable` if failing
         open is off, or if the request does not carry its history.
         """
         if self._config.host:
@@ -246,6 +248,8 @@ class Proxy:
         live = await self._prepare_live(call)
         if live is not None:
             return await self._relay(await self._send_live(live))
+        if call.max_messages is not None and may_be_too_long(call.body, call.max_messages):
+            await run_in_thread_if_large(len(call.body), check_lengths, call.body, call.max_messages)
         incoming = await self._read(call)
         if not isinstance(incoming, IncomingCall):
             return incoming

@@ -19,7 +19,7 @@ from tersely.service.proxy.calls import Call
 from tersely.service.proxy.stages import IncomingCall, MatchedCall
 from tersely.service.recognition import session_lookup
 from tersely.service.recognition.incoming_history import NEWEST, IncomingHistory, hash_history
-from tersely.service.recognition.session_lookup import SessionHints, SessionMatch, idempotency_key
+from tersely.service.recognition.session_lookup import NewestMatch, SessionHints, SessionMatch, idempotency_key
 from tersely.store.db.connection import Database
 from tersely.store.history.lookups import Lookups
 
@@ -87,7 +87,8 @@ class SessionMatcher:
         """
         call, request, history = incoming.call, incoming.request, incoming.history
         now, restore = incoming.started, self._parse_cache.restore
-        match = await self._match_newest(incoming)
+        newest = await self._find_newest(incoming)
+        match = await self._continue_newest(incoming, newest)
         if match is not None:
             config = self._config.choose(call, request, match.session)
             budget = self._config.budget(request, history, config, now, match)
@@ -101,7 +102,7 @@ class SessionMatcher:
         async with self._database.reading(call.tenant) as connection:
             if match is None:
                 match = await session_lookup.find(
-                    connection, call.tenant, history, incoming.hints, now=now, new_id=self._new_id
+                    connection, call.tenant, history, incoming.hints, now=now, new_id=self._new_id, newest=newest
                 )
             config = self._config.choose(call, request, match.session)
             if match.needs_all(config.first_seq(epoch_of(match, config))):
@@ -115,14 +116,21 @@ class SessionMatcher:
         )
         return incoming.matched(match=match, config=config, budget=budget, loaded=loaded)
 
-    async def _match_newest(self, incoming: IncomingCall) -> SessionMatch | None:
-        """Match a history that continues the tail of its session; None if the call takes more than one lookup."""
-        history, hints = incoming.history, incoming.hints
-        chains = history.reply_chains()[:NEWEST] if hints.session_id is None else []
-        hit = await self._lookups.find(incoming.call.tenant, chains, hints.client.id) if chains else None
-        if hit is None:
+    async def _find_newest(self, incoming: IncomingCall) -> NewestMatch | None:
+        """Look up the newest replies of a history; None if there are none, or if the call names its session."""
+        hints = incoming.hints
+        chains = incoming.history.reply_chains()[:NEWEST] if hints.session_id is None else []
+        if not chains:
             return None
-        return await run_in_thread_if_large(len(incoming.call.body), session_lookup.continued, history, hints, hit)
+        return NewestMatch(await self._lookups.find(incoming.call.tenant, chains, hints.client.id))
+
+    async def _continue_newest(self, incoming: IncomingCall, newest: NewestMatch | None) -> SessionMatch | None:
+        """Match a history that continues the tail of its session; None if the call takes more than one lookup."""
+        if newest is None or newest.reply_match is None:
+            return None
+        return await run_in_thread_if_large(
+            len(incoming.call.body), session_lookup.continued, incoming.history, incoming.hints, newest.reply_match
+        )
 
 
 def with_address(request: Request, call: Call) -> Request:

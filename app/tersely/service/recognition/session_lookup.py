@@ -84,6 +84,13 @@ class SessionMatch:
         return self.session is not None and not self.is_delta and self.first_link > 0 and reach < self.session.cut
 
 
+@dataclass(frozen=True, slots=True)
+class NewestMatch:
+    """The answer to a lookup by the newest `NEWEST` replies of a history; ``reply_match`` is None if none is known."""
+
+    reply_match: ReplyMatch | None
+
+
 def idempotency_key(headers: Mapping[str, str]) -> str | None:
     """Return the stored form of a call's idempotency key; None if the client sent none."""
     key = clients.idempotency_key(headers)
@@ -98,11 +105,15 @@ async def find(
     *,
     now: datetime,
     new_id: Callable[[], str],
+    newest: NewestMatch | None = None,
 ) -> SessionMatch:
-    """Find the session by Tersely's own id, or else by lineage, within the client's own id if it sent one."""
+    """Find the session by Tersely's own id, or else by lineage, within the client's own id if it sent one.
+
+    ``newest`` is what was found by the newest replies of the history; None: they have not been looked up.
+    """
     if hints.session_id is not None:
         return await _by_own_id(connection, tenant, incoming, hints, hints.session_id, now)
-    found = await _by_lineage(connection, tenant, incoming, hints, now)
+    found = await _by_lineage(connection, tenant, incoming, hints, now, newest)
     return found or await _new(connection, tenant, incoming, hints, new_id)
 
 
@@ -302,13 +313,21 @@ async def with_everything(
 
 
 async def _by_lineage(
-    connection: Connection, tenant: str, incoming: IncomingHistory, hints: SessionHints, now: datetime
+    connection: Connection,
+    tenant: str,
+    incoming: IncomingHistory,
+    hints: SessionHints,
+    now: datetime,
+    newest: NewestMatch | None,
 ) -> SessionMatch | None:
     client = hints.client
     source: Source = client.source or "lineage"
     chains = incoming.reply_chains()[:MAX_CHAINS]
     for some in (chains[:NEWEST], chains[NEWEST:]):
-        reply_match = await sessions.find_by_chain(connection, tenant, some, client.id) if some else None
+        if newest is not None and some and some[0] == chains[0]:
+            reply_match = newest.reply_match
+        else:
+            reply_match = await sessions.find_by_chain(connection, tenant, some, client.id) if some else None
         if reply_match is None:
             continue
         tail: list[TailRow] | None = None
