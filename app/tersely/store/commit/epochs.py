@@ -11,14 +11,15 @@ from tersely.domain.history.sessions import Session
 from tersely.store.commit.apply import DERIVED_FROM
 from tersely.store.commit.records import NewEpoch
 from tersely.store.db.connection import Connection
+from tersely.store.db.ranges import END
 from tersely.store.history.sessions import read_epoch, write_epoch
 from tersely.store.notes import pending_memory, states
 
-TAIL_SIZE = """
+TAIL_SIZE = f"""
 SELECT coalesce(sum(tokens), 0)::bigint AS tokens, count(*) AS messages, count(DISTINCT turn) AS turns
 FROM (
     SELECT tokens, turn FROM messages
-    WHERE tenant_id = $1 AND session_id = $2 AND seq >= $3 AND turn > 0 AND status = 'live'
+    WHERE tenant_id = $1 AND session_id = $2 AND seq BETWEEN $3 AND {END} AND turn > 0 AND status = 'live'
     UNION ALL
     SELECT tokens, turn FROM messages
     WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($4::bigint[]) AND seq < $3 AND turn > 0 AND status = 'live'

@@ -8,38 +8,46 @@ from tersely.domain.history.reply_placement import ReplyNeighbours, ReplyPlaceme
 from tersely.store.commit import epochs
 from tersely.store.commit.records import Outcome, ReplyWrite
 from tersely.store.db.connection import Connection
+from tersely.store.db.ranges import END
+from tersely.store.history.messages import HERE, IS_EXCEPTION
 
 SET_STATUS = """
 UPDATE messages SET status = $4 WHERE tenant_id = $1 AND session_id = $2 AND seq = ANY($3::bigint[])
 """
-# What the model did beside its replies, hidden from the client, goes the way of the replies. The condition is that of
-# the index `messages_exceptions`, word for word.
-SET_STATUS_OF_HIDDEN = """
+# What the model did beside its replies, hidden from the client, goes the way of the replies.
+SET_STATUS_OF_HIDDEN = f"""
 UPDATE messages SET status = $4 WHERE tenant_id = $1 AND session_id = $2 AND status = $5 AND NOT client_visible
-  AND CASE WHEN status <> 'live' OR turn = 0 OR place <> seq::float8 OR NOT client_visible OR NOT model_visible
-      THEN 1 ELSE 0 END = 1
+  AND {IS_EXCEPTION}
   AND call IN (SELECT r.call FROM messages r
                WHERE r.tenant_id = $1 AND r.session_id = $2 AND r.seq = ANY($3::bigint[]) AND r.call > 0)
 """
+# There is no index of places. Nearly all messages are in the place of their number, the others are in the index of
+# exceptions: so each question is asked of both. For one row in order the planner takes an index, whatever it expects.
+_WORDS = "status = 'live' AND role <> 'assistant' AND client_visible AND turn > 0"
 AROUND_REPLY = f"""
-SELECT a.status,
-    (SELECT min(n.place) FROM messages n
-     WHERE n.tenant_id = $1 AND n.session_id = $2 AND n.place > a.place AND n.turn > 0) AS next_position,
+SELECT a.status, least(
+        (SELECT seq FROM messages
+         WHERE {HERE} AND seq > floor(a.place)::bigint AND place = seq AND turn > 0 ORDER BY seq LIMIT 1),
+        (SELECT min(place) FROM messages WHERE {HERE} AND {IS_EXCEPTION} AND place > a.place AND turn > 0)
+    ) AS next_position,
     r.call AS rival, r.broke_off AS rival_broke_off
 FROM messages a LEFT JOIN LATERAL (
     SELECT n.call, coalesce(n.finish IN ('{BROKE_OFF}', '{CLIENT_LEFT}'), false) AS broke_off FROM messages n
     WHERE n.tenant_id = $1 AND n.session_id = $2 AND n.place > a.place AND n.turn = a.turn AND n.turn + 0 IS NOT NULL
         AND n.role = 'assistant' AND n.status = 'live' AND n.client_visible
-        AND NOT EXISTS (SELECT FROM messages b WHERE b.tenant_id = $1 AND b.session_id = $2 AND b.status = 'live'
-                        AND b.role <> 'assistant' AND b.client_visible AND b.turn > 0 AND b.place > a.place
-                        AND b.place < n.place)
+        AND (SELECT seq FROM messages
+             WHERE {HERE} AND seq > floor(a.place)::bigint AND seq < ceil(n.place)::bigint AND place = seq AND {_WORDS}
+             ORDER BY seq LIMIT 1) IS NULL
+        AND (SELECT min(seq) FROM messages
+             WHERE {HERE} AND {IS_EXCEPTION} AND place > a.place AND place < n.place AND {_WORDS}) IS NULL
     ORDER BY n.call DESC LIMIT 1
 ) AS r ON true
 WHERE a.tenant_id = $1 AND a.session_id = $2 AND a.seq = $3
 """
-SUPERSEDE_RIVAL = """
+# A reply, and what the model did beside it, have greater numbers than the question.
+SUPERSEDE_RIVAL = f"""
 UPDATE messages SET status = 'superseded'
-WHERE tenant_id = $1 AND session_id = $2 AND status = 'live' AND call = $3 RETURNING seq
+WHERE {HERE} AND seq BETWEEN $4 AND {END} AND status = 'live' AND call = $3 RETURNING seq
 """
 
 
@@ -66,6 +74,7 @@ async def place_late_reply(
     broke_off = any(reply.finish in INCOMPLETE for reply in write.replies)
     placement = place_reply(neighbours, call=outcome.call, broke_off=broke_off)
     if placement.replaces:
-        replaced = await connection.fetch(SUPERSEDE_RIVAL, tenant, session_id, placement.replaces)
+        after = outcome.answered_seq
+        replaced = await connection.fetch(SUPERSEDE_RIVAL, tenant, session_id, placement.replaces, after)
         await epochs.remove_from_plans(connection, tenant, session_id, [record["seq"] for record in replaced])
     return placement

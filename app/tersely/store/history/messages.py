@@ -14,6 +14,7 @@ from tersely.domain.history import failed_requests
 from tersely.domain.history.history import CLIENT_LEFT, DEFAULT_PRIORITY, WINDOW_FULL, Status
 from tersely.domain.history.links import StoredLink
 from tersely.store.db.connection import Connection
+from tersely.store.db.ranges import END
 from tersely.store.history import large_rows
 
 
@@ -55,11 +56,18 @@ FULL_COLUMNS = (
 )
 FULL = large_rows.columns(FULL_COLUMNS)
 HERE = "tenant_id = $1 AND session_id = $2"
+# The condition of the index `messages_exceptions`, word for word: messages other than live ones in their place.
+IS_EXCEPTION = """
+    CASE WHEN status <> 'live' OR turn = 0 OR place <> seq::float8 OR NOT client_visible OR NOT model_visible
+        THEN 1 ELSE 0 END = 1
+"""
 # Clients put their rules, skills and tools in front of the first question.
 FIRST_MESSAGES = 16
 
 # Instructions are found by an index of their own, so that the cost depends on the tail alone.
-TURNS_FROM = f"SELECT {TAIL} FROM messages WHERE {HERE} AND seq >= $3 AND status <> 'superseded' AND turn > 0"
+TURNS_FROM = (
+    f"SELECT {TAIL} FROM messages WHERE {HERE} AND seq BETWEEN $3 AND {END} AND status <> 'superseded' AND turn > 0"
+)
 CURRENT_INSTRUCTIONS = f"SELECT {TAIL} FROM messages WHERE {HERE} AND turn = 0 AND status = 'live'"
 TAIL_ROWS = f"{TURNS_FROM} UNION ALL {CURRENT_INSTRUCTIONS} ORDER BY place, seq"
 
@@ -76,7 +84,7 @@ ORDER BY place, seq
 
 LIVE_FROM = f"""
 SELECT {FULL} FROM messages
-WHERE {HERE} AND seq >= $3 AND status = 'live' AND model_visible AND turn > 0
+WHERE {HERE} AND seq BETWEEN $3 AND {END} AND status = 'live' AND model_visible AND turn > 0
 ORDER BY place, seq
 """
 LIVE_BETWEEN = f"""
@@ -87,7 +95,7 @@ WHERE {HERE} AND seq BETWEEN $3 AND $4 AND status = 'live' AND model_visible AND
 # The client's view. Text that was stripped from a reply is only in `model_raw`.
 REPLIES_WITH = f"""
 SELECT {FULL} FROM messages
-WHERE {HERE} AND seq >= $3 AND status = 'live' AND model_visible AND client_visible AND turn > 0
+WHERE {HERE} AND seq BETWEEN $3 AND {END} AND status = 'live' AND model_visible AND client_visible AND turn > 0
   AND role = 'assistant' AND position($4::bytea IN raw) > 0
 ORDER BY place, seq
 """
@@ -96,7 +104,8 @@ NEWEST_WITHIN = f"""
 SELECT coalesce(min(seq), $3) FROM (
     SELECT seq, sum(tokens) OVER (ORDER BY seq DESC) AS spent FROM (
         SELECT seq, tokens FROM messages
-        WHERE {HERE} AND seq >= $3 AND status = 'live' AND model_visible AND turn > 0 ORDER BY seq DESC LIMIT $5
+        WHERE {HERE} AND seq BETWEEN $3 AND {END} AND status = 'live' AND model_visible AND turn > 0
+        ORDER BY seq DESC LIMIT $5
     ) AS last
 ) AS counted WHERE spent <= $4
 """
@@ -125,7 +134,7 @@ INSTRUCTIONS = f"SELECT {FULL} FROM messages WHERE {HERE} AND turn = 0 AND statu
 
 LINKS_SINCE = f"""
 SELECT {TAIL} FROM messages
-WHERE {HERE} AND seq > $3 AND status = 'live' AND turn > 0 AND client_visible ORDER BY place, seq
+WHERE {HERE} AND seq > $3 AND seq <= {END} AND status = 'live' AND turn > 0 AND client_visible ORDER BY place, seq
 """
 
 INSTRUCTION_ROWS = f"{CURRENT_INSTRUCTIONS} ORDER BY place, seq"
@@ -135,16 +144,18 @@ INSTRUCTION_ROWS = f"{CURRENT_INSTRUCTIONS} ORDER BY place, seq"
 END_OF_CALL = f"""
 SELECT finish, created_at AS ended_at FROM messages WHERE {HERE} AND seq = $4
 UNION ALL
-SELECT NULL, max(finished_at) FROM calls WHERE {HERE} AND $4 = 0 AND number > $5 AND last_seq = $3
+SELECT NULL, max(finished_at) FROM calls WHERE {HERE} AND $4 = 0 AND number > $5 AND number <= {END} AND last_seq = $3
 """
 CALLS_LOOKED_AT = 1_000
-ENDED_CALLS = f"SELECT last_seq FROM calls WHERE {HERE} AND number > $4 AND last_seq = ANY($3::bigint[])"
+ENDED_CALLS = f"""
+SELECT last_seq FROM calls WHERE {HERE} AND number > $4 AND number <= {END} AND last_seq = ANY($3::bigint[])
+"""
 
 NEWEST_AT = f"SELECT created_at FROM messages WHERE {HERE} AND turn > 0 ORDER BY seq DESC LIMIT 1"
 
 HIDDEN_WORDS = f"""
 SELECT {FULL} FROM messages
-WHERE {HERE} AND status IN ('dropped', 'undone') AND role <> 'assistant' AND turn > 0
+WHERE {HERE} AND {IS_EXCEPTION} AND status IN ('dropped', 'undone') AND role <> 'assistant' AND turn > 0
 ORDER BY place, seq
 """
 
@@ -433,14 +444,22 @@ async def failed_links(
 
 
 # Text that was stripped from a reply is a row of `terse` or `states`, and part of the model's view of the reply.
-_TAKEN_OUT = """
-EXISTS (
-    SELECT FROM {table} t JOIN messages m ON m.tenant_id = t.tenant_id AND m.session_id = t.session_id AND m.seq = t.seq
-    WHERE t.tenant_id = $1 AND t.session_id = $2 AND t.source = 'model' AND (t.seq >= $3 OR t.seq = ANY($4::bigint[]))
-      AND m.status = 'live' AND m.model_raw IS NOT NULL
-)
+def _was_taken_out(rows: str) -> str:
+    """Return the condition that live replies have ``rows``: a table of taken-out text, joined with the messages."""
+    replies = f"""
+    EXISTS (
+        SELECT FROM messages m JOIN {rows}
+        WHERE m.tenant_id = $1 AND m.session_id = $2 AND m.seq {{which}} AND m.status = 'live'
+          AND m.model_raw IS NOT NULL AND t.source = 'model'
+    )"""
+    return replies.format(which=f"BETWEEN $3 AND {END}") + " OR" + replies.format(which="= ANY($4::bigint[])")
+
+
+_SAME = "t.tenant_id = m.tenant_id AND t.session_id = m.session_id AND t.seq = m.seq"
+TAKEN_OUT = f"""
+SELECT {_was_taken_out(f"terse t ON {_SAME} AND t.turn = m.turn")} AS terse,
+    {_was_taken_out(f"states t ON {_SAME}")} AS state
 """
-TAKEN_OUT = f"SELECT {_TAKEN_OUT.format(table='terse')} AS terse, {_TAKEN_OUT.format(table='states')} AS state"
 
 
 async def stripped_kinds(

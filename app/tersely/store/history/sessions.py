@@ -117,8 +117,8 @@ def best_match(chain: str, columns: str) -> str:
                 ORDER BY created_at DESC OFFSET {TWINS} LIMIT 1
             ) IS NOT NULL END OFFSET 0
      ) AS s CROSS JOIN LATERAL (
-        (SELECT {ends} AND seq <= {FIRST} OFFSET 0) UNION ALL
-        (SELECT {ends} AND seq > greatest({FIRST}, s.last_seq - {LAST}) OFFSET 0)
+        (SELECT {ends} AND seq <= {FIRST} ORDER BY seq LIMIT {FIRST}) UNION ALL
+        (SELECT {ends} AND seq > greatest({FIRST}, s.last_seq - {LAST}) ORDER BY seq LIMIT {LAST})
      ) AS m WHERE m.chain = {chain} ORDER BY m.seq = s.last_seq DESC, s.updated_at DESC, s.id LIMIT 1)
     UNION ALL
     (SELECT {s}, {hit} FROM {newest}

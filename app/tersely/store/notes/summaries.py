@@ -17,9 +17,7 @@ from asyncpg import Record
 from tersely.domain.history.history import Epoch, Summary, SummarySource
 from tersely.domain.history.runs import Run
 from tersely.store.db.connection import Connection
-from tersely.store.history.messages import FULL, StoredMessage, fetch_messages
-
-HERE = "tenant_id = $1 AND session_id = $2"
+from tersely.store.history.messages import FULL, HERE, IS_EXCEPTION, StoredMessage, fetch_messages
 
 
 def _basis(first: str, last: str) -> str:
@@ -31,12 +29,20 @@ def _basis(first: str, last: str) -> str:
         SELECT sha256(convert_to(coalesce(string_agg(m.seq::text, ',' ORDER BY m.seq), ''), 'UTF8'))
         FROM messages m
         WHERE m.tenant_id = $1 AND m.session_id = $2 AND m.seq BETWEEN {first} AND {last}
-          AND CASE WHEN status <> 'live' OR turn = 0 OR place <> seq::float8 OR NOT client_visible OR NOT model_visible
-              THEN 1 ELSE 0 END = 1
+          AND {IS_EXCEPTION}
           AND m.status <> 'live' AND m.turn > 0
     )"""
 
 
+# The messages of runs. The limit limits nothing: it has the planner read the index of numbers in order.
+_IN_RUNS = f"""
+unnest($3::bigint[], $4::bigint[]) AS run (first, last) CROSS JOIN LATERAL (
+    SELECT seq, tokens FROM messages
+    WHERE {HERE} AND seq BETWEEN run.first AND run.last
+      AND status = 'live' AND model_visible AND client_visible AND turn > 0
+    ORDER BY seq LIMIT greatest(0, run.last - run.first + 1)
+) AS of_run
+"""
 BASIS = f"SELECT {_basis('$3', '$4')}"
 IS_DONE = f"""
 SELECT EXISTS (
@@ -47,10 +53,7 @@ SELECT EXISTS (
 PIECES = f"""
 SELECT min(seq) AS first_seq, max(seq) AS last_seq FROM (
     SELECT seq, (row_number() OVER (ORDER BY seq DESC) - 1) / $5::integer AS piece FROM (
-        SELECT seq FROM messages
-        JOIN unnest($3::bigint[], $4::bigint[]) AS run (first, last) ON seq BETWEEN first AND last
-        WHERE {HERE} AND status = 'live' AND model_visible AND client_visible AND turn > 0
-        ORDER BY seq DESC LIMIT $5::integer * $6::integer
+        SELECT seq FROM {_IN_RUNS} ORDER BY seq DESC LIMIT $5::integer * $6::integer
     ) AS newest
 ) AS numbered GROUP BY piece ORDER BY 1
 """
@@ -79,12 +82,9 @@ WHERE {HERE} AND seq BETWEEN $3 AND $4 AND status = 'live' AND model_visible AND
 ORDER BY place, seq
 """
 OF_RUNS = f"""
-SELECT {FULL} FROM messages WHERE {HERE} AND seq IN (
-    SELECT seq FROM messages
-        JOIN unnest($3::bigint[], $4::bigint[]) AS run (first, last) ON seq BETWEEN first AND last
-    WHERE {HERE} AND status = 'live' AND model_visible AND client_visible AND turn > 0
-    ORDER BY seq DESC LIMIT $5
-)
+SELECT {FULL} FROM messages WHERE {HERE} AND seq = ANY(ARRAY(
+    SELECT seq FROM {_IN_RUNS} ORDER BY seq DESC LIMIT $5
+))
 ORDER BY place, seq
 """
 # The first and the newest messages of a range, whatever its length.
@@ -101,18 +101,20 @@ SELECT {FULL} FROM messages WHERE {HERE} AND seq IN (
 ORDER BY place, seq
 """
 SIZE_OF_RUNS = f"""
-SELECT count(*) AS messages, coalesce(sum(tokens), 0)::bigint AS tokens FROM messages
-    JOIN unnest($3::bigint[], $4::bigint[]) AS run (first, last) ON seq BETWEEN first AND last
-WHERE {HERE} AND status = 'live' AND model_visible AND client_visible AND turn > 0
+SELECT count(*) AS messages, coalesce(sum(tokens), 0)::bigint AS tokens FROM {_IN_RUNS}
 """
 COVERED_TOKENS = f"""
 SELECT coalesce(sum(tokens), 0)::bigint FROM messages
 WHERE {HERE} AND seq BETWEEN $3 AND $4 AND status = 'live' AND model_visible AND client_visible AND turn > 0
 """
 LEAVING = f"""
-SELECT count(*) AS messages, coalesce(sum(tokens), 0)::bigint AS tokens FROM messages
-WHERE {HERE} AND (seq >= $3 OR seq = ANY($4::bigint[])) AND seq < $5 AND NOT seq = ANY($6::bigint[])
-  AND status = 'live' AND model_visible AND turn > 0
+SELECT count(*) AS messages, coalesce(sum(tokens), 0)::bigint AS tokens FROM (
+    SELECT seq, tokens, status, model_visible, turn FROM messages WHERE {HERE} AND seq >= $3 AND seq < $5
+    UNION ALL
+    SELECT seq, tokens, status, model_visible, turn FROM messages
+    WHERE {HERE} AND seq = ANY($4::bigint[]) AND seq < $3 AND seq < $5
+) AS shown
+WHERE NOT seq = ANY($6::bigint[]) AND status = 'live' AND model_visible AND turn > 0
 """
 # The conditions on `turn` are those of the index of turns (see `messages_turn`).
 LAST_TURN_BEGINS = f"""
