@@ -29,7 +29,8 @@ ORDER BY created_at DESC, session_id DESC, number DESC LIMIT $5
 """
 SINCE = f"""
 SELECT {COLUMNS} FROM calls
-WHERE tenant_id = $1 AND created_at >= $2 AND finished_at > $3 ORDER BY finished_at, session_id, number LIMIT $4
+WHERE tenant_id = $1 AND created_at BETWEEN $2 AND 'infinity' AND finished_at > $3
+ORDER BY finished_at, session_id, number LIMIT $4
 """
 FIRST_WITH = f"""
 SELECT wanted.seq, (SELECT min(number) FROM calls WHERE {HERE} AND last_seq >= wanted.seq) AS number
