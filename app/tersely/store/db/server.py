@@ -14,6 +14,7 @@ from typing import Any, Literal
 import asyncpg
 
 from tersely.domain.errors import InvalidRequest, StoreRefused, StoreUnavailable
+from tersely.store.db.array_types import TypedConnection
 from tersely.store.db.pool import Connection, Pool, ServerFull, Slot, Wait
 
 # Postgres allows any text as a tenant's name; only these characters may stand unquoted in a statement.
@@ -181,6 +182,7 @@ class Server:
             timeout=self._timeout,
             statement_cache_size=self._statements,
             server_settings=settings,
+            connection_class=TypedConnection,
             **self._address,
         )
 
