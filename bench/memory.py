@@ -1,8 +1,8 @@
 """A soak: what one worker holds over many proxied calls, and how long they take. All of it must stay flat.
 
-`python -m bench.memory [--calls 100000]`: many short conversations, one in fifty of 200 KB, half of them streamed,
-over a few connections. Memory, descriptors, connections to Postgres and latency are read after 10, 25, 50 and 100 % of
-the calls.
+`python -m bench.memory [--calls 100000] [--live 64]`: many short conversations, one in fifty of 200 KB, half of them
+streamed, over a few connections. Memory, descriptors, connections to Postgres and latency are read after 20, 50 and
+100 % of the calls. Live sessions have so little memory that it is full by the first of these.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from bench.run import play
 from bench.servers import Server
 
 WARM_UP_CALLS: Final = 500
-SHARES: Final = (0.1, 0.25, 0.5, 1.0)
+SHARES: Final = (0.2, 0.5, 1.0)
 PLAN: Final = "4k:49,200k"
 FLAT_SHARE: Final = 0.05
 """Growth after the first stage that still counts as flat; allocators wander by a few per cent."""
@@ -78,12 +78,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=100_000)
     parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--live", type=int, default=64, help="MiB for live sessions")
     parser.add_argument("--variant", choices=["tersely", "bare"], default="tersely")
     args = parser.parse_args()
     with servers.scratch_dir() as scratch, servers.running([]) as started:
         started.append(servers.upstream(scratch))
-        starter = {"tersely": servers.tersely, "bare": servers.bare}[args.variant]
-        started.append(starter(started[0], scratch))
+        if args.variant == "bare":
+            started.append(servers.bare(started[0], scratch))
+        else:
+            started.append(servers.tersely(started[0], scratch, {"TERSELY_LIVE_SESSIONS": str(args.live)}))
         samples = run_stages(started[1], args.calls, args.connections)
     first, last = samples[1]["rss_mib"], samples[-1]["rss_mib"]
     data = {
@@ -93,7 +96,7 @@ def main() -> None:
         "growth_share": (last - first) / first,
         "flat": last <= first * (1 + FLAT_SHARE),
         "mix": "One conversation in fifty begins with 200 KB of history, the others with their first message; "
-        f"half are streamed; {args.connections} connections.",
+        f"half are streamed; {args.connections} connections; {args.live} MiB for live sessions.",
     }
     print("flat" if data["flat"] else "NOT flat")
     if args.variant == "tersely":
