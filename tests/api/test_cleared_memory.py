@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tersely.service.summaries import memory_updates as remembering
+from tersely.service.summaries import memory_updates
 from tersely.strategies.presets import STRATEGIES
 from tests.api.conftest import Api
 
@@ -104,8 +104,8 @@ async def test_hidden_messages_are_not_in_the_memory(
 
 
 async def test_a_long_session_is_remembered_piece_by_piece(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembering, "PIECE", 4)
-    monkeypatch.setattr(remembering, "MOST", 3)
+    monkeypatch.setattr(memory_updates, "PIECE", 4)
+    monkeypatch.setattr(memory_updates, "MOST", 3)
     await fill(api, 10)
     await clear(api)
     found = await entries(api)

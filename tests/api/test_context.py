@@ -38,8 +38,8 @@ async def fill(api: Api, turns: int = 6, session: str = "s") -> None:
         )
 
 
-async def build(api: Api, session: str = "s", **wish: object) -> Any:
-    answer = await api.http.post(f"/api/sessions/{session}/context", json=wish)
+async def build(api: Api, session: str = "s", **options: object) -> Any:
+    answer = await api.http.post(f"/api/sessions/{session}/context", json=options)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -87,15 +87,15 @@ async def test_full_is_everything_and_given_messages_come_last(api: Api) -> None
 async def test_building_changes_nothing(api: Api, database) -> None:
     await fill(api)
     before = await dump(database)
-    wishes: tuple[dict[str, Any], ...] = (
+    requests: tuple[dict[str, Any], ...] = (
         {},
         {"strategy": "slim", "epoch": "every_request", "model": "gpt-4o"},
         {"strategy": "full", "messages": [{"role": "user", "content": "unstored words"}]},
         {"max_tokens": 1000},
         *({"strategy": name, "epoch": epoch} for name in STRATEGIES for epoch in ("auto", "every_request")),
     )
-    for wish in wishes:
-        await build(api, **wish)
+    for options in requests:
+        await build(api, **options)
     for bad in ({"max_tokens": 5}, {"strategy": "none"}, {"messages": [{"role": "wizard"}]}):
         assert (await api.http.post("/api/sessions/s/context", json=bad)).status_code == 422
     assert await dump(database) == before
@@ -129,7 +129,7 @@ async def test_raw_bytes_of_messages_come_through(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "field"),
+    ("options", "field"),
     [
         ({"dialect": "smoke"}, "dialect"),
         ({"strategy": {"name": "slim", "recent_turns": 0}}, "strategy"),
@@ -143,9 +143,9 @@ async def test_raw_bytes_of_messages_come_through(api: Api) -> None:
         ({"store": True}, "store"),
     ],
 )
-async def test_bad_wishes_are_named(api: Api, wish: dict[str, object], field: str) -> None:
+async def test_bad_options_are_named(api: Api, options: dict[str, object], field: str) -> None:
     await fill(api, 1)
-    refused = await api.http.post("/api/sessions/s/context", json=wish)
+    refused = await api.http.post("/api/sessions/s/context", json=options)
     assert refused.status_code == 422
     assert refused.json()["field"] == field
 

@@ -97,8 +97,8 @@ async def execute(database: Any, statement: str) -> list[asyncpg.Record]:
         await admin.close()
 
 
-async def find(api: Api, query: str, **wish: object) -> list[int]:
-    body = {"mode": "relevant", "query": query, "before": 0, "after": 0, "first": 1, **wish}
+async def find(api: Api, query: str, **options: object) -> list[int]:
+    body = {"mode": "relevant", "query": query, "before": 0, "after": 0, "first": 1, **options}
     answer = await api.http.post("/api/sessions/s/search", json=body)
     assert answer.status_code == 200, answer.text
     return [message["seq"] for excerpt in answer.json()["excerpts"] for message in excerpt["messages"]]

@@ -55,10 +55,10 @@ async def test_hints_in_contexts_over_rest(api: Api, strategy: str) -> None:
     await api.append("s", *history(8))
     tools_named: set[str] = set()
     for offered in (None, *OFFERS):
-        wish: dict[str, Any] = {"model": MODEL, "max_tokens": 200_000}
+        options: dict[str, Any] = {"model": MODEL, "max_tokens": 200_000}
         if offered is not None:
-            wish["tools"] = sorted(offered)
-        contexts = [(await api.http.post("/api/sessions/s/context", json=wish)).text for _ in range(2)]
+            options["tools"] = sorted(offered)
+        contexts = [(await api.http.post("/api/sessions/s/context", json=options)).text for _ in range(2)]
         assert contexts[0] == contexts[1]
         named = named_in(contexts[0])
         assert named <= (offered or set())

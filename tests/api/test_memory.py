@@ -70,8 +70,8 @@ async def test_memory_is_listed_by_day(filled: Api) -> None:
 
 
 async def test_memory_is_searched(filled: Api) -> None:
-    async def search(**wish: object) -> list[str]:
-        return texts(await filled.http.post("/api/memory/search", json=wish))
+    async def search(**options: object) -> list[str]:
+        return texts(await filled.http.post("/api/memory/search", json=options))
 
     assert await search(query="which ports are for the service?") == ["Ports:"]
     assert await search(query="palettes") == ["The"]
@@ -95,8 +95,8 @@ async def test_the_oldest_entry_is_found_among_thousands(filled: Api, database: 
             )
     await store.close()
 
-    async def search(**wish: object) -> list[str]:
-        return texts(await filled.http.post("/api/memory/search", json=wish))
+    async def search(**options: object) -> list[str]:
+        return texts(await filled.http.post("/api/memory/search", json=options))
 
     assert (await search(query="palette of warm greens"))[0] == "The"
     assert await search(query="number7", limit=1) == ["Session"]

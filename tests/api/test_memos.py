@@ -14,8 +14,8 @@ async def save(api: Api, content: str, *tags: str, **more: object):
     return await api.http.post("/api/memos", json={"content": content, "tags": list(tags), **more})
 
 
-async def search(api: Api, **wish: object) -> list[str]:
-    answer = await api.http.post("/api/memos/search", json=wish)
+async def search(api: Api, **options: object) -> list[str]:
+    answer = await api.http.post("/api/memos/search", json=options)
     assert answer.status_code == 200, answer.text
     return [memo["content"] for memo in answer.json()["items"]]
 
@@ -116,8 +116,8 @@ async def test_another_tenant_s_memos_are_not_there(guarded: Api, new_tenant: Ne
     assert (await guarded.http.get("/api/memos/export", headers=yours)).text == ""
     for which in ("all=true", "tag=t"):
         assert (await guarded.http.delete(f"/api/memos?{which}", headers=yours)).json() == {"deleted": 0}
-    for wish in ({"query": "secret"}, {"tags": ["t"]}):
-        assert (await guarded.http.post("/api/memos/search", json=wish, headers=yours)).json()["items"] == []
+    for options in ({"query": "secret"}, {"tags": ["t"]}):
+        assert (await guarded.http.post("/api/memos/search", json=options, headers=yours)).json()["items"] == []
     assert (await guarded.http.get(f"/api/memos/{memo['id']}", headers=mine)).json() == memo
 
 

@@ -122,10 +122,10 @@ async def test_notes_are_in_the_context(api: Api) -> None:
     await api.http.post("/api/sessions", json={"id": "s", "strategy": "window", "epoch": "every_request"})
     await api.append("s", USER, {"role": "assistant", "content": "a\n\n### STATE\nGoal: from the model"})
     await put(api, "scratchpad", "- the plan")
-    wish = {"messages": [USER]}
-    sent = (await api.http.post("/api/sessions/s/context", json=wish)).text
+    options = {"messages": [USER]}
+    sent = (await api.http.post("/api/sessions/s/context", json=options)).text
     assert "Goal: from the model" in sent
     assert "- the plan" in sent
     await put(api, "state", "Goal: from the client")
-    sent = (await api.http.post("/api/sessions/s/context", json=wish)).text
+    sent = (await api.http.post("/api/sessions/s/context", json=options)).text
     assert "Goal: from the client" in sent

@@ -252,6 +252,6 @@ async def test_answers_have_the_described_shape(api: Api) -> None:
         ("context", {}, ContextOut),
         ("search", {"mode": "search", "query": "q"}, SearchOut),
     ]
-    for path, wish, model in requests:
-        answer = (await api.http.post(f"/api/sessions/s/{path}", json=wish)).json()
+    for path, options, model in requests:
+        answer = (await api.http.post(f"/api/sessions/s/{path}", json=options)).json()
         assert set(answer) == set(model.model_validate(answer).model_fields_set), path

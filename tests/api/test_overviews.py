@@ -11,8 +11,8 @@ QUESTION = "Can you summarize how my plans for the garden developed?"
 TOPICS = ("the garden beds and tomatoes", "the garden pond and frogs", "the garden fence and paint")
 
 
-async def find(api: Api, session: str, **wish: object) -> Any:
-    body = {"mode": "relevant", "query": QUESTION, **wish}
+async def find(api: Api, session: str, **options: object) -> Any:
+    body = {"mode": "relevant", "query": QUESTION, **options}
     answer = await api.http.post(f"/api/sessions/{session}/search", json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()

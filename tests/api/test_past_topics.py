@@ -32,8 +32,8 @@ OTHERS = 0.2
 async def test_every_reference_brings_its_topic_back_and_hardly_another(filled: Api) -> None:
     missing, others = [], 0
     for reference, topic in (*REFERENCES, *HELD_OUT):
-        wish = {"epoch": "every_request", "messages": [{"role": "user", "content": reference}]}
-        answer = await filled.http.post("/api/sessions/s/context", json=wish)
+        options = {"epoch": "every_request", "messages": [{"role": "user", "content": reference}]}
+        answer = await filled.http.post("/api/sessions/s/context", json=options)
         assert answer.status_code == 200, answer.text
         shown = json.dumps(answer.json()["messages"])
         found = {name for name, mark in MARKS.items() if mark in shown}
@@ -46,7 +46,7 @@ async def test_every_reference_brings_its_topic_back_and_hardly_another(filled: 
 
 async def test_short_follow_up_retrieves_no_topic_and_keeps_the_last_turns(filled: Api) -> None:
     for text in ("continue", "yes", "go on", "Please fix that"):
-        wish = {"epoch": "every_request", "messages": [{"role": "user", "content": text}]}
-        answer = await filled.http.post("/api/sessions/s/context", json=wish)
+        options = {"epoch": "every_request", "messages": [{"role": "user", "content": text}]}
+        answer = await filled.http.post("/api/sessions/s/context", json=options)
         shown = json.dumps(answer.json()["messages"])
         assert not any(mark in shown for mark in MARKS.values())

@@ -10,8 +10,8 @@ from tests.api.conftest import Api, NewKey
 from tests.support.chat_messages import assistant, user
 
 
-async def context(api: Api, session: str = "s", **wish: object):
-    answer = await api.http.post(f"/api/sessions/{session}/context", json=wish)
+async def context(api: Api, session: str = "s", **options: object):
+    answer = await api.http.post(f"/api/sessions/{session}/context", json=options)
     assert answer.status_code == 200, answer.text
     return answer.json()
 

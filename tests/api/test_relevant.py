@@ -17,8 +17,8 @@ from tests.api.conftest import Api, NewKey
 ASKED = {"mode": "relevant", "before": 0, "after": 0, "first": 1}
 
 
-async def find(api: Api, session: str, query: str, *, headers: dict[str, str] | None = None, **wish: object) -> Any:
-    body = {**ASKED, "query": query, **wish}
+async def find(api: Api, session: str, query: str, *, headers: dict[str, str] | None = None, **options: object) -> Any:
+    body = {**ASKED, "query": query, **options}
     answer = await api.http.post(f"/api/sessions/{session}/search", json=body, headers=headers)
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -87,12 +87,12 @@ async def test_small_talk_and_unknown_words_find_nothing(api: Api, query: str) -
 
 
 @pytest.mark.parametrize(
-    ("wish", "field"),
+    ("options", "field"),
     [({"query": None}, "query"), ({"query": " "}, "query"), ({"first": -1}, "first"), ({"before": "1"}, "before")],
 )
-async def test_bad_arguments_are_named(api: Api, wish: dict[str, object], field: str) -> None:
+async def test_bad_arguments_are_named(api: Api, options: dict[str, object], field: str) -> None:
     await talk(api)
-    refused = await api.http.post("/api/sessions/s/search", json={**ASKED, "query": "dentist", **wish})
+    refused = await api.http.post("/api/sessions/s/search", json={**ASKED, "query": "dentist", **options})
     assert (refused.status_code, refused.json()["field"]) == (422, field)
 
 

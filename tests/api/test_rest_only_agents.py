@@ -46,8 +46,8 @@ def says(turn: int) -> dict[str, Any]:
     return {"role": "assistant", "content": f"wombat_{turn:02} is done in src/mod_{turn}.py. {PADDING}"}
 
 
-async def context(api: Api, session: str = "s", **wish: Any) -> dict[str, Any]:
-    answer = await api.http.post(f"/api/sessions/{session}/context", json=wish)
+async def context(api: Api, session: str = "s", **options: Any) -> dict[str, Any]:
+    answer = await api.http.post(f"/api/sessions/{session}/context", json=options)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 

@@ -20,8 +20,8 @@ CALL = {
 }
 
 
-async def find(api: Api, session: str = "s", **wish: object) -> Any:
-    answer = await api.http.post(f"/api/sessions/{session}/search", json=wish)
+async def find(api: Api, session: str = "s", **options: object) -> Any:
+    answer = await api.http.post(f"/api/sessions/{session}/search", json=options)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -109,7 +109,7 @@ async def test_head_tail_and_turn(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "field"),
+    ("options", "field"),
     [
         ({}, "mode"),
         ({"mode": "all"}, "mode"),
@@ -126,9 +126,9 @@ async def test_head_tail_and_turn(api: Api) -> None:
         ({"mode": "head", "limit": 3}, "limit"),
     ],
 )
-async def test_bad_arguments_are_named(api: Api, wish: dict[str, object], field: str) -> None:
+async def test_bad_arguments_are_named(api: Api, options: dict[str, object], field: str) -> None:
     await small(api)
-    refused = await api.http.post("/api/sessions/s/search", json=wish)
+    refused = await api.http.post("/api/sessions/s/search", json=options)
     assert refused.status_code == 422
     assert refused.json()["field"] == field
 
@@ -239,9 +239,9 @@ async def test_a_rare_word_among_100_000_messages_is_found_quickly(api: Api, dat
         await find(api, "long", mode="search", query="XYLOPHONE")
         times.append(time.perf_counter() - start)
     assert statistics.median(times) < 0.1, times
-    for wish in ({"mode": "tail", "last": 5}, {"mode": "turn", "turnId": "t25000"}, {"mode": "head"}):
+    for options in ({"mode": "tail", "last": 5}, {"mode": "turn", "turnId": "t25000"}, {"mode": "head"}):
         start = time.perf_counter()
-        await find(api, "long", **wish)
+        await find(api, "long", **options)
         assert time.perf_counter() - start < 0.5
 
 

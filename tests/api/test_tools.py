@@ -123,8 +123,8 @@ async def test_read_artifact_in_pieces(api: Api) -> None:
         {"role": "assistant", "content": None, "tool_calls": [made]},
         {"role": "tool", "tool_call_id": "c", "content": output},
     )
-    wish = {"strategy": "compact", "tools": ["read_artifact"]}
-    context = (await api.http.post("/api/sessions/s/context", json=wish)).text
+    options = {"strategy": "compact", "tools": ["read_artifact"]}
+    context = (await api.http.post("/api/sessions/s/context", json=options)).text
     sha = context.split("sha256 ")[1][:64]
     first = await result_of(api, "read_artifact", {"sha256": sha})
     label, _, shown = first.partition("\n")
@@ -183,8 +183,8 @@ async def test_tools_on_another_tenants_session_are_404(guarded: Api, new_tenant
     await guarded.append("s", *turn, **north)
     await guarded.append("own", USER, **south)
     await call(guarded, "save_memo", {"content": "the secret port", "tags": ["net"]}, **north)
-    wish = {"strategy": "compact", "tools": ["read_artifact"]}
-    context = await guarded.http.post("/api/sessions/s/context", json=wish, headers=north)
+    options = {"strategy": "compact", "tools": ["read_artifact"]}
+    context = await guarded.http.post("/api/sessions/s/context", json=options, headers=north)
     sha = context.text.split("sha256 ")[1][:64]
     for name in TOOLS:
         path = f"/api/sessions/s/tools/{name}"

@@ -24,8 +24,8 @@ async def contents(api: Api, session: str = "s", view: str = "client") -> list[s
     return [item["raw"]["content"] for item in items if item["raw"]]
 
 
-async def context_text(api: Api, session: str = "s", **wish: object) -> str:
-    built = await api.http.post(f"/api/sessions/{session}/context", json=wish)
+async def context_text(api: Api, session: str = "s", **options: object) -> str:
+    built = await api.http.post(f"/api/sessions/{session}/context", json=options)
     assert built.status_code == 200, built.text
     return built.text
 

@@ -36,8 +36,8 @@ async def seqs(api: Api, view: str, session: str = "s") -> list[int]:
     return [item["seq"] for item in items]
 
 
-async def context(api: Api, session: str = "s", **wish: object) -> list[dict[str, Any]]:
-    made = await api.http.post(f"/api/sessions/{session}/context", json={"model": "gpt-4o", **wish})
+async def context(api: Api, session: str = "s", **options: object) -> list[dict[str, Any]]:
+    made = await api.http.post(f"/api/sessions/{session}/context", json={"model": "gpt-4o", **options})
     assert made.status_code == 200, made.text
     return list(made.json()["messages"])
 
@@ -56,14 +56,14 @@ async def filled(api: Api) -> Api:
 @pytest.mark.parametrize("strategy", ["full", "slim", "window", "trim", "compact", "tiered"])
 @pytest.mark.parametrize("epoch", ["auto", "every_request"])
 async def test_messages_hidden_from_the_model_are_in_no_context(filled: Api, strategy: str, epoch: str) -> None:
-    wish = {"strategy": strategy, "epoch": epoch}
-    assert "stork" in json.dumps(await context(filled, **wish))
+    options = {"strategy": strategy, "epoch": epoch}
+    assert "stork" in json.dumps(await context(filled, **options))
     for seq in (7, 8):
         changed = await change(filled, seq, model_visible=False)
         assert changed.status_code == 200, changed.text
         shown = {name: changed.json()[name] for name in ("status", "client_visible", "model_visible")}
         assert shown == {"status": "live", "client_visible": True, "model_visible": False}
-    assert "stork" not in json.dumps(await context(filled, **wish))
+    assert "stork" not in json.dumps(await context(filled, **options))
     assert await seqs(filled, "client") == list(range(1, 9))
     assert await seqs(filled, "model") == list(range(1, 7))
     assert not await found(filled, "stork")
@@ -71,7 +71,7 @@ async def test_messages_hidden_from_the_model_are_in_no_context(filled: Api, str
     assert "stork" not in rows.text
     for seq in (7, 8):
         assert (await change(filled, seq, model_visible=True)).status_code == 200
-    assert "stork" in json.dumps(await context(filled, **wish))
+    assert "stork" in json.dumps(await context(filled, **options))
     assert await found(filled, "stork")
 
 
@@ -79,11 +79,11 @@ async def test_messages_hidden_from_the_model_are_not_counted(api: Api) -> None:
     """A message of 9,000 tokens is over the limit of `compact` and asks for no compaction once it is hidden."""
     await api.append("c", {"role": "user", "content": "heron " * 9_000}, {"role": "assistant", "content": "Well."})
     await api.append("c", {"role": "user", "content": "and the stork?"})
-    wish = {"strategy": {"name": "compact", "max_tokens": 8_000}, "epoch": "every_request"}
-    before = (await api.http.post("/api/sessions/c/context", json=wish)).json()
+    options = {"strategy": {"name": "compact", "max_tokens": 8_000}, "epoch": "every_request"}
+    before = (await api.http.post("/api/sessions/c/context", json=options)).json()
     assert any("[Previous conversation summary]" in str(message) for message in before["messages"])
     assert (await change(api, 1, "c", model_visible=False)).status_code == 200
-    after = (await api.http.post("/api/sessions/c/context", json=wish)).json()
+    after = (await api.http.post("/api/sessions/c/context", json=options)).json()
     assert [message["content"] for message in after["messages"]] == ["Well.", "and the stork?"]
     assert after["report"]["tokens_before"] == after["report"]["tokens_after"] < 500
 

@@ -64,13 +64,13 @@ async def test_a_dropped_turn_is_not_sent_any_more(both) -> None:
 async def test_preview_equals_the_context_of_the_next_call(both) -> None:
     api, model = both
     await talk(api, model)
-    wish = {
+    options = {
         "strategy": {"name": "slim", "recent_turns": 1},
         "epoch": "every_request",
         "model": MODEL,
         "messages": [{"role": "user", "content": "next"}],
     }
-    preview = (await api.http.post("/api/sessions/s/context", json=wish)).json()
+    preview = (await api.http.post("/api/sessions/s/context", json=options)).json()
     await say(api, model, "next", ScriptedReply(message={"content": "ok."}), **STRATEGY)
     sent = model.requests("u")[-1].request
     assert sent is not None
@@ -148,8 +148,8 @@ async def test_figures_agree(both, strategy) -> None:
         messages.append(answer.json()["choices"][0]["message"])
         return int(answer.headers["x-tersely-tokens-before"]), int(answer.headers["x-tersely-tokens-after"])
 
-    async def preview(**wish: object) -> tuple[int, int]:
-        report = (await api.http.post("/api/sessions/s/context", json=wish)).json()["report"]
+    async def preview(**options: object) -> tuple[int, int]:
+        report = (await api.http.post("/api/sessions/s/context", json=options)).json()["report"]
         return report["tokens_before"], report["tokens_after"]
 
     for word in ("alpha", "beta", "gamma"):

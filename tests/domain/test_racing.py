@@ -57,17 +57,17 @@ class Session:
     def around(self, seq: int) -> ReplyNeighbours:
         question = self.rows[seq]
         behind = [row for row in self.in_order if row.position > question.position]
-        rival = None
+        current_call = None
         for row in behind:
             if row.status == "live" and row.role != "assistant":
                 break
             if row.status == "live" and row.turn == question.turn:
-                rival = row
+                current_call = row
         return ReplyNeighbours(
             status=question.status,
             next_position=behind[0].position if behind else None,
-            rival=rival.call if rival else None,
-            rival_broke_off=rival.seq in self.broke_off if rival else None,
+            current_call=current_call.call if current_call else None,
+            current_broke_off=current_call.seq in self.broke_off if current_call else None,
         )
 
 

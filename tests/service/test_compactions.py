@@ -12,7 +12,7 @@ from tersely.service.context.context_configs import ContextConfigs
 from tersely.service.context.retrieval import Retriever
 from tersely.service.search.session_search import Searcher
 from tersely.service.sessions.compactions import CompactionOptions, Compactions
-from tersely.service.sessions.epochs import EpochKeeper
+from tersely.service.sessions.epochs import EpochStarter
 from tersely.service.summaries.memory_updates import MemoryUpdates
 from tersely.service.summaries.prefetcher import SummaryPrefetcher
 from tersely.store.history import sessions
@@ -29,7 +29,7 @@ def say(host, text):
 def compactions_with(pool, summarizer, clock, strategy="compact"):
     configs = ContextConfigs(strategy=strategy, epoch="auto", references=None, instructions=True, derive_terse=True)
     metrics = Metrics()
-    keeper = EpochKeeper(
+    epoch_starter = EpochStarter(
         pool,
         configs,
         Calibrations(),
@@ -38,7 +38,9 @@ def compactions_with(pool, summarizer, clock, strategy="compact"):
         metrics,
         clock=clock,
     )
-    return Compactions(pool, configs, summarizer, keeper, MemoryUpdates(pool, summarizer, clock=clock), clock=clock)
+    return Compactions(
+        pool, configs, summarizer, epoch_starter, MemoryUpdates(pool, summarizer, clock=clock), clock=clock
+    )
 
 
 @pytest.fixture

@@ -164,7 +164,7 @@ async def test_a_model_that_takes_too_long_is_not_waited_for(fill, pool, host, s
 async def test_a_host_that_is_not_there_is_no_harm(fill, host, start):
     await fill()
     summarizer = await start()
-    upstream = summarizer._scribe._models._own.upstream
+    upstream = summarizer._summary_writer._models._own.upstream
     upstream._base = "http://127.0.0.1:9/v1"
     await upstream.open()
     done = await summarizer.run_now(job())
@@ -496,7 +496,7 @@ async def test_neither_keys_nor_content_are_logged_or_shown(fill, pool, host, st
         for last in (2, 4, 6, 8):
             summarizer.submit(job(last_seq=last, credentials=credentials))
         await until_done(summarizer)
-        monkeypatch.setattr(summarizer._scribe, "write", _explode)
+        monkeypatch.setattr(summarizer._summary_writer, "write", _explode)
         summarizer.submit(job(last_seq=10, credentials=credentials))
         await until_done(summarizer)
     finally:

@@ -20,7 +20,7 @@ NOW = datetime(2026, 5, 1, tzinfo=UTC)
 TRIM = '{"name": "trim", "max_steps": 3}'
 
 
-def keeper(database: Database, *, strategy: str = "slim", days: int | None = None) -> Cleanup:
+def cleanup_of(database: Database, *, strategy: str = "slim", days: int | None = None) -> Cleanup:
     configs = ContextConfigs(strategy=strategy, epoch="auto", references=None, instructions=True, derive_terse=True)
     return Cleanup(database, configs, clock=lambda: NOW, days=days)
 
@@ -63,7 +63,7 @@ async def two_tenants(database: Database) -> tuple[str, str]:
 async def test_sessions_under_trim_go_after_thirty_days_of_every_tenant(
     database: Database, two_tenants: tuple[str, str]
 ) -> None:
-    assert await keeper(database).run() >= 2
+    assert await cleanup_of(database).run() >= 2
     kept = {"new-trim", "old-slim", "old-plain"}
     assert await left(database, *two_tenants) == {f"{tenant}/{name}" for tenant in two_tenants for name in kept}
 
@@ -71,7 +71,7 @@ async def test_sessions_under_trim_go_after_thirty_days_of_every_tenant(
 async def test_the_configured_strategy_counts_for_sessions_without_their_own(
     database: Database, two_tenants: tuple[str, str]
 ) -> None:
-    assert await keeper(database, strategy="trim").run(tenant=two_tenants[0]) == 2
+    assert await cleanup_of(database, strategy="trim").run(tenant=two_tenants[0]) == 2
     assert await left(database, two_tenants[0]) == {f"{two_tenants[0]}/new-trim", f"{two_tenants[0]}/old-slim"}
 
 
@@ -79,10 +79,10 @@ async def test_the_operator_may_say_after_how_many_days_all_go_and_of_whom(
     database: Database, two_tenants: tuple[str, str]
 ) -> None:
     first, second = two_tenants
-    assert await keeper(database).run(30, tenant=first) == 3
+    assert await cleanup_of(database).run(30, tenant=first) == 3
     assert await left(database, first) == {f"{first}/new-trim"}
     assert len(await left(database, second)) == 4
-    assert await keeper(database, days=30).run(tenant=second) == 3
+    assert await cleanup_of(database, days=30).run(tenant=second) == 3
 
 
 async def test_a_session_that_is_used_again_meanwhile_stays(database: Database, two_tenants: tuple[str, str]) -> None:
@@ -102,20 +102,20 @@ async def test_a_tenant_may_have_a_retention_of_its_own(database: Database, two_
     first, second = two_tenants
     await limits.set_retention(database, first, 10, NOW)
     await limits.set_retention(database, second, 1_000, NOW)
-    assert await keeper(database, days=30).run() == 4
+    assert await cleanup_of(database, days=30).run() == 4
     assert await left(database, first) == set()
     assert len(await left(database, second)) == 4
     await limits.set_retention(database, second, None, NOW)
-    assert await keeper(database, days=30).run() == 3
+    assert await cleanup_of(database, days=30).run() == 3
 
 
 async def test_one_process_at_a_time_cleans_up(database: Database, two_tenants: tuple[str, str]) -> None:
     later = NOW + timedelta(minutes=10)
     assert await cleanup.take_lease(database, "first", until=later, now=NOW)
-    assert await keeper(database, days=30).run(has_lease=True) == 0
+    assert await cleanup_of(database, days=30).run(has_lease=True) == 0
     assert await cleanup.take_lease(database, "first", until=later, now=NOW)
     assert await cleanup.take_lease(database, "operator", until=later + timedelta(minutes=10), now=later)
-    assert await keeper(database, days=30).run(has_lease=True) > 0
+    assert await cleanup_of(database, days=30).run(has_lease=True) > 0
     assert len(await left(database, *two_tenants)) == 2
 
 

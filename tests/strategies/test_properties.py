@@ -118,7 +118,7 @@ def test_may_need_epoch_is_false_only_where_decide_keeps_the_epoch(
         sums = TokenSums(
             kept=count_entries(snapshot.kept),
             tail=count_entries(snapshot.entries),
-            floor=count_entries(must_stay(snapshot.kept, snapshot.entries)),
+            required=count_entries(must_stay(snapshot.kept, snapshot.entries)),
             steps=sum(entry.message.role == "assistant" for entry in snapshot.entries),
         )
         widest = widest_step(snapshot.entries)

@@ -19,7 +19,7 @@ from tersely.server.errors import CommandError
 
 DEFAULT_URL = "http://127.0.0.1:8484"
 # Time limits in seconds: to find out whether a service answers, and for a compaction.
-KNOCK, PATIENCE = 2.0, 600.0
+PROBE_TIMEOUT, REQUEST_TIMEOUT = 2.0, 600.0
 
 T = TypeVar("T")
 
@@ -151,21 +151,21 @@ def with_service(target: ServiceTarget, task: Callable[[Service], Awaitable[T]])
         with service.refusing():
             return await task(service)
 
-    async def there(url: str) -> T:
+    async def against_server(url: str) -> T:
         # Without TLS there is nothing to verify, and the certificates of the world need not be loaded.
         is_safe = url.startswith("https:")
-        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE, verify=is_safe) as http:
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=REQUEST_TIMEOUT, verify=is_safe) as http:
             return await run(http)
 
     headers = _key_header(target.key)
     upstream = None if target.upstream is None else _address(target.upstream, "--upstream")
     url = _service_at(target)
     if url is not None:
-        return asyncio.run(there(url))
+        return asyncio.run(against_server(url))
     # This import loads the whole service. Commands against a running service do not need it.
     from tersely.cli.in_process import run_in_process
 
-    return run_in_process(run, headers=headers, url=DEFAULT_URL, startup_seconds=PATIENCE, upstream=upstream)
+    return run_in_process(run, headers=headers, url=DEFAULT_URL, startup_seconds=REQUEST_TIMEOUT, upstream=upstream)
 
 
 def _key_header(key: str | None) -> dict[bytes, bytes]:
@@ -183,7 +183,7 @@ def _service_at(target: ServiceTarget) -> str | None:
     if target.url:
         return _address(target.url, "--url")
     try:
-        found = httpx.get(f"{DEFAULT_URL}/healthz", timeout=KNOCK, verify=False)  # noqa: S501 not TLS
+        found = httpx.get(f"{DEFAULT_URL}/healthz", timeout=PROBE_TIMEOUT, verify=False)  # noqa: S501 not TLS
     except httpx.HTTPError:
         return None
     return DEFAULT_URL if found.status_code == 200 else None

@@ -37,7 +37,7 @@ def run_in_process(
         log_as_json("error")
         with database_of(settings) as database_url, tempfile.TemporaryDirectory(prefix="tersely-") as directory:
 
-            async def here() -> T:
+            async def against_own_server() -> T:
                 await up_to_date(database_url)
                 application = build(settings, database_url=database_url, openai_base_url=upstream)
                 # In a directory of this user's alone.
@@ -53,4 +53,4 @@ def run_in_process(
                 ):
                     return await run(http)
 
-            return asyncio.run(here())
+            return asyncio.run(against_own_server())

@@ -28,7 +28,7 @@ from tersely.service.sessions.calls import Calls
 from tersely.service.sessions.commands import Commands
 from tersely.service.sessions.compactions import Compactions
 from tersely.service.sessions.comparisons import Comparisons
-from tersely.service.sessions.epochs import EpochKeeper
+from tersely.service.sessions.epochs import EpochStarter
 from tersely.service.sessions.event_stream import EventStream
 from tersely.service.sessions.exports import Exports
 from tersely.service.sessions.messages import Messages
@@ -112,12 +112,12 @@ def configs_of(settings: Settings, prices: Prices, tools: Tools | None = None) -
 
 
 def build_services(
-    settings: Settings, base: Foundation, abilities: Abilities, configs: ContextConfigs, remembering: MemoryUpdates
+    settings: Settings, base: Foundation, abilities: Abilities, configs: ContextConfigs, memory_updates: MemoryUpdates
 ) -> Services:
     """Return the use cases behind REST."""
     database = base.database
-    sessions = Sessions(database, configs, remembering, clock=base.clock, new_id=new_id)
-    keeper = EpochKeeper(
+    sessions = Sessions(database, configs, memory_updates, clock=base.clock, new_id=new_id)
+    epoch_starter = EpochStarter(
         database,
         configs,
         base.calibrations,
@@ -126,9 +126,9 @@ def build_services(
         base.metrics,
         clock=base.clock,
     )
-    messages = Messages(database, base.writer, configs, advance_epoch=keeper.advance_if_due, clock=base.clock)
+    messages = Messages(database, base.writer, configs, advance_epoch=epoch_starter.advance_if_due, clock=base.clock)
     previews = Previews(database, configs, base.calibrations, abilities.retriever, clock=base.clock)
-    compactions = Compactions(database, configs, base.summarizer, keeper, remembering, clock=base.clock)
+    compactions = Compactions(database, configs, base.summarizer, epoch_starter, memory_updates, clock=base.clock)
     marks = Pins(database, clock=base.clock)
     commands = Commands(
         database,

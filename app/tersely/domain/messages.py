@@ -14,7 +14,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 MediaKind = Literal["image", "audio", "file", "video", "other"]
 
 # The members under which the dialects wrap instructions that are outside of the messages.
-_STANDING = (b'{"system"', b'{"systemInstruction"', b'{"system_instruction"', b'{"instructions"')
+_INSTRUCTIONS = (b'{"system"', b'{"systemInstruction"', b'{"system_instruction"', b'{"instructions"')
 
 INSTRUCTION_ROLES: frozenset[Role] = frozenset({"system", "developer"})
 
@@ -140,7 +140,7 @@ class Message:
 
 def is_outside_messages(raw: bytes) -> bool:
     """Return whether a raw instruction stands outside the request's messages (``system``)."""
-    return raw.startswith(_STANDING)
+    return raw.startswith(_INSTRUCTIONS)
 
 
 def with_injected_text(message: Message) -> Message:

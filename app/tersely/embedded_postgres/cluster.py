@@ -90,7 +90,7 @@ def make_home(data_dir: Path) -> Path:
     return home
 
 
-def lay_out(home: Path, *, owner: Path | None = None) -> Layout:
+def choose_layout(home: Path, *, owner: Path | None = None) -> Layout:
     """Settle who runs the server of ``home`` and with which programs. Under the start lock.
 
     ``owner``: a cluster whose owner runs the server, if it is another one than that which is used. Raises

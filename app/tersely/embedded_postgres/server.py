@@ -28,9 +28,9 @@ from tersely.embedded_postgres.cluster import (
     PORT,
     SUPERUSER,
     Layout,
+    choose_layout,
     create_cluster,
     forget_dead_server,
-    lay_out,
     make_home,
     server_environment,
 )
@@ -145,7 +145,7 @@ class _Server:
         """Start or join."""
         self._start_lock = make_home(self._data_dir) / "start.lock"
         with self._deciding(self._start_timeout):
-            self._layout = lay_out(self._start_lock.parent)
+            self._layout = choose_layout(self._start_lock.parent)
             self._use = FileLock(self._layout.service_lock)
             try:
                 if not self._use.try_shared():

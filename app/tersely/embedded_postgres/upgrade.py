@@ -11,7 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from tersely.embedded_postgres.cluster import SUPERUSER, Layout, create_cluster, lay_out, make_home, run_program
+from tersely.embedded_postgres.cluster import SUPERUSER, Layout, choose_layout, create_cluster, make_home, run_program
 from tersely.embedded_postgres.errors import EmbeddedPostgresError
 from tersely.embedded_postgres.install import MAJOR
 from tersely.embedded_postgres.locks import FileLock, exclusive
@@ -29,7 +29,7 @@ def upgrade_cluster(data_dir: Path, old_programs: Path) -> int:
     home = make_home(data_dir)
     with exclusive(home / "start.lock", deadline=time.monotonic() + _PATIENCE, abandoned=lambda: False):
         old, major = _old_cluster(home)
-        layout = lay_out(home, owner=old)
+        layout = choose_layout(home, owner=old)
         _check_programs(layout, old_programs, major)
         locks = [FileLock(layout.service_lock), FileLock(old.with_suffix(".lock")), FileLock(layout.cluster_lock)]
         try:

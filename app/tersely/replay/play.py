@@ -177,9 +177,9 @@ def _reply_form(stage: Stage, conversation: Conversation, step: RecordedCall, se
     """
     if step.dialect in ARRAYS and chance("array", conversation.id, conversation.number) < HAS_OPTION:
         return ReplyForm(model=stage.model_name, is_streamed=True, has_option=True)
-    luck = chance("stream", *seed)
-    has_option = step.dialect not in ARRAYS and luck < STREAMED * HAS_OPTION
-    return ReplyForm(model=stage.model_name, is_streamed=luck < STREAMED, has_option=has_option)
+    draw = chance("stream", *seed)
+    has_option = step.dialect not in ARRAYS and draw < STREAMED * HAS_OPTION
+    return ReplyForm(model=stage.model_name, is_streamed=draw < STREAMED, has_option=has_option)
 
 
 def _check_session(played: Played, conversation: Conversation, answer: ClientReply) -> list[str]:

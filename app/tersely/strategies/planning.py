@@ -235,7 +235,7 @@ def plan_epoch(
     start = Start(
         draft=_starting_draft(snapshot),
         snapshot=snapshot,
-        inputs=_without_extracts(_above_floor(inputs, _floor(snapshot)), snapshot),
+        inputs=_without_extracts(_since_cleared(inputs, _cleared_at(snapshot)), snapshot),
         policy=policy,
         advance=advance,
         watermarks=compute_watermarks(snapshot, policy, needs, halved=advance.reason in {"overflow", "compact"}),
@@ -261,7 +261,7 @@ def plan_epoch(
         prefixes=draft.prefixes if note is None else (note, *draft.prefixes),
         retrieved=draft.retrieved,
         whole=_whole_turns(draft, snapshot),
-        cleared_at=draft.cut if advance.reason == "clear" else _floor(snapshot),
+        cleared_at=draft.cut if advance.reason == "clear" else _cleared_at(snapshot),
         summary_covers_to=draft.summary_covers_to,
         head_covers_to=draft.head_covers_to,
         covered=draft.covered,
@@ -301,21 +301,21 @@ def _whole_turns(draft: Draft, snapshot: Snapshot) -> tuple[int, ...]:
     return tuple(sorted((kept - partly) | (kept & set(draft.retrieved))))
 
 
-def _floor(snapshot: Snapshot) -> int:
+def _cleared_at(snapshot: Snapshot) -> int:
     return snapshot.epoch.cleared_at if snapshot.epoch else 1
 
 
-def _above_floor(inputs: EpochInputs, floor: int) -> EpochInputs:
+def _since_cleared(inputs: EpochInputs, cleared_at: int) -> EpochInputs:
     """Return ``inputs`` without anything from before the session was last cleared."""
-    if floor == 1:
+    if cleared_at == 1:
         return inputs
-    terse = tuple(entry for entry in inputs.terse if entry.seq >= floor)
+    terse = tuple(entry for entry in inputs.terse if entry.seq >= cleared_at)
     return replace(
         inputs,
         terse=terse,
         older_turns=inputs.older_turns if len(terse) == len(inputs.terse) > 0 else 0,
-        summaries=tuple(summary for summary in inputs.summaries if summary.first_seq >= floor),
-        past_turns=tuple(past for past in inputs.past_turns if past.entries[0].seq >= floor),
+        summaries=tuple(summary for summary in inputs.summaries if summary.first_seq >= cleared_at),
+        past_turns=tuple(past for past in inputs.past_turns if past.entries[0].seq >= cleared_at),
     )
 
 

@@ -48,7 +48,7 @@ class SummaryNeed:
     is_ahead: bool = False
 
 
-def foresees_summaries(strategy: Strategy) -> bool:
+def prefetches_summaries(strategy: Strategy) -> bool:
     """Return whether `upcoming_summaries` may return anything."""
     return isinstance(strategy, Trim | Compact)
 
@@ -86,8 +86,8 @@ def after_cut(
         left = [entry for entry in (*snapshot.kept, *snapshot.entries) if entry.seq in set(gone)]
         shown = {entry.turn for entry in snapshot.entries if entry.seq >= epoch.cut}
         covered = [(summary.first_seq, summary.last_seq) for summary in made if summary.purpose == TASKS]
-        untold = [e for e in left if e.turn not in shown and not any(a <= e.seq <= b for a, b in covered)]
-        return _tasks(group_turns(untold))
+        uncovered = [e for e in left if e.turn not in shown and not any(a <= e.seq <= b for a, b in covered)]
+        return _tasks(group_turns(uncovered))
     # Only the stored epochs show which messages were cut: another replica may have stored this one.
     return (SummaryNeed(purpose=MEMORY_UPDATE, first_seq=min(gone), last_seq=max(gone), epoch=epoch.number),)
 

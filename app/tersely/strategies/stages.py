@@ -18,13 +18,13 @@ from tersely.strategies.summaries.activity_log import (
 )
 
 
-def keep_all(floor: int = 1) -> Stage:
-    """Make a stage that keeps every loaded message from ``floor`` on, in order, and what is kept before it."""
+def keep_all(first_seq: int = 1) -> Stage:
+    """Make a stage that keeps every loaded message from ``first_seq`` on, in order, and what is kept before it."""
 
     def stage(draft: Draft) -> Draft:
-        kept = tuple(entry for entry in draft.kept if entry.seq < floor)
+        kept = tuple(entry for entry in draft.kept if entry.seq < first_seq)
         whole = (*draft.gone, *draft.kept, *draft.tail)
-        return replace(draft, cut=floor, kept=kept, tail=tuple(e for e in whole if e.seq >= floor), gone=())
+        return replace(draft, cut=first_seq, kept=kept, tail=tuple(e for e in whole if e.seq >= first_seq), gone=())
 
     return stage
 

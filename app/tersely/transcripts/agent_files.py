@@ -14,12 +14,12 @@ from tersely.domain.messages import Dialect as DialectName
 from tersely.transcripts.conversations import TIME
 
 Line = Mapping[str, Any]
-Found = tuple[DialectName, dict[str, Any]]
+AgentFile = tuple[DialectName, dict[str, Any]]
 
 _LOOKED_AT = 50
 
 
-def read_agent_file(lines: Sequence[Line]) -> Found | None:
+def read_agent_file(lines: Sequence[Line]) -> AgentFile | None:
     """Return the dialect and the conversation of an agent's own file; None for any other file."""
     for is_theirs, dialect, read in _AGENTS:
         if is_theirs(lines[:_LOOKED_AT]):

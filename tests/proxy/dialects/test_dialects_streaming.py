@@ -217,7 +217,7 @@ def test_an_end_is_held_wherever_the_stream_is_cut(name: str) -> None:
     for size in (1, 2, 3, 7, 64, len(stream)):
         end = terminal_detector(dialect_named(name).streaming)
         pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
-        out = b"".join([end.hold(piece) for piece in pieces])
+        out = b"".join([end.hold_back(piece) for piece in pieces])
         assert out + end.held == stream
         assert b"message_stop" not in out
         assert b"response.completed" not in out

@@ -20,7 +20,7 @@ from tersely.api.rest.services import AppServices
 from tersely.domain.errors import InvalidRequest
 from tersely.domain.history.turns import write_turn_id
 from tersely.service.search.tenant_search import FoundMessage, Passage
-from tersely.service.sessions.activity import Happening
+from tersely.service.sessions.activity import ActivityItem
 from tersely.service.sessions.call_infos import info
 from tersely.store.ops.calls import CallRow
 
@@ -109,7 +109,7 @@ def _write_found(message: FoundMessage) -> dict[str, Any]:
     }
 
 
-def write_happening(happening: Happening) -> dict[str, Any]:
+def write_happening(happening: ActivityItem) -> dict[str, Any]:
     """Return an event as JSON members."""
     data = happening.body
     if isinstance(data, CallRow):
@@ -117,9 +117,9 @@ def write_happening(happening: Happening) -> dict[str, Any]:
     return {**data, "session": happening.session_id, "created_at": write_time(happening.at)}
 
 
-async def _stream(news: AsyncIterator[list[Happening]]) -> AsyncIterator[bytes]:
+async def _stream(batches: AsyncIterator[list[ActivityItem]]) -> AsyncIterator[bytes]:
     quiet = 0
-    async for found in news:
+    async for found in batches:
         for each in found:
             data = write_happening(each)
             yield b"event: %b\ndata: %b\n\n" % (str(data["type"]).encode(), msgspec.json.encode(data))

@@ -40,7 +40,7 @@ async def build_context(
 
     422 with `needed` and `budget` if no valid context fits into `max_tokens`.
     """
-    wish = PreviewRequest(
+    options = PreviewRequest(
         dialect=body.dialect,
         strategy=body.strategy,
         epoch=body.epoch,
@@ -49,7 +49,7 @@ async def build_context(
         messages=await verbatim_items(request, "messages"),
         tools=body.tools,
     )
-    preview = await services.previews.build(tenant, session_id, wish)
+    preview = await services.previews.build(tenant, session_id, options)
     if body.format == "text" or accept.lower().startswith("text/plain"):
         return Response(printable(as_text(preview, body.dialect)), media_type="text/plain; charset=utf-8")
     return json_response(_write(preview))

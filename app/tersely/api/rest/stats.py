@@ -16,7 +16,7 @@ from tersely.api.rest.schemas.stats import EventPage, StatsOut
 from tersely.api.rest.services import AppServices
 from tersely.api.rest.sessions import write_money, write_shadow
 from tersely.domain.history.turns import write_turn_id
-from tersely.service.sessions.event_stream import Cursor, Happened
+from tersely.service.sessions.event_stream import Cursor, StreamItem
 from tersely.service.sessions.stats import Stats, TieredFigures
 from tersely.store.ops.events import Event
 from tersely.store.ops.stats import EpochRow
@@ -70,10 +70,10 @@ async def list_session_events(
     return StreamingResponse(stream, media_type=EVENT_STREAM, headers=headers)
 
 
-async def write_stream(news: AsyncIterator[list[Happened]]) -> AsyncIterator[bytes]:
+async def write_stream(batches: AsyncIterator[list[StreamItem]]) -> AsyncIterator[bytes]:
     """Server-sent events, and a comment now and then where nothing happens."""
     quiet = 0
-    async for found in news:
+    async for found in batches:
         for each, cursor in found:
             data = _write_happened(each)
             yield b"id: %b\nevent: %b\ndata: %b\n\n" % (

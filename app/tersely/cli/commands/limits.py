@@ -68,9 +68,9 @@ def _rows(whose: str, limits: Limits, used: Used, *, is_default: Limits | None =
         most = getattr(limits, name)
         if most is None:
             continue
-        come = getattr(used, name)
+        count = getattr(used, name)
         mark = " (default)" if is_default is not None and getattr(is_default, name) is None else ""
-        rows.append((whose, name, f"{most:,}{mark}", "" if come is None else f"{come:,}"))
+        rows.append((whose, name, f"{most:,}{mark}", "" if count is None else f"{count:,}"))
     return rows
 
 

@@ -78,10 +78,10 @@ class ViewGroup:
         )  # fmt: skip
 
 
-async def try_preview(of: Sources, tenant: str, session_id: str, wish: PreviewRequest) -> tuple[Preview | None, str]:
+async def try_preview(of: Sources, tenant: str, session_id: str, options: PreviewRequest) -> tuple[Preview | None, str]:
     """Return a preview, or why there is none. Raises `NotFound`."""
     try:
-        return await of.previews.build(tenant, session_id, wish), ""
+        return await of.previews.build(tenant, session_id, options), ""
     except NotFound:
         raise
     except TerselyError as error:

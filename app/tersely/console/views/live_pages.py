@@ -16,7 +16,7 @@ from tersely.console.router import PageRequest
 from tersely.console.views.base import ViewGroup
 from tersely.domain.errors import StoreUnavailable
 from tersely.service.common.call_board import Note, RunningCall
-from tersely.service.sessions.activity import Happening
+from tersely.service.sessions.activity import ActivityItem
 from tersely.service.sessions.comparisons import readable
 from tersely.store.ops.activity import RunningCall as StoredCall
 from tersely.store.ops.calls import CallRow
@@ -100,7 +100,7 @@ def _written(note: Note) -> dict[str, Any]:
     }
 
 
-def _event_row(happening: Happening) -> dict[str, Any]:
+def _event_row(happening: ActivityItem) -> dict[str, Any]:
     row = happening.body
     event: dict[str, Any] = {
         "kind": happening.kind,

@@ -30,8 +30,8 @@ class TrialPages(ViewGroup):
         present, trouble = await try_preview(self._of, page.tenant, session_id, PreviewRequest())
         other, other_trouble = None, ""
         if strategy or epoch:
-            wish = PreviewRequest(strategy=strategy or None, epoch=epoch or None)
-            other, other_trouble = await try_preview(self._of, page.tenant, session_id, wish)
+            options = PreviewRequest(strategy=strategy or None, epoch=epoch or None)
+            other, other_trouble = await try_preview(self._of, page.tenant, session_id, options)
         model = listed.models[-1] if listed.models else ""
         return self._render(
             page, "try.html", "sessions", tab="try", listed=listed, present=present, trouble=trouble, other=other,

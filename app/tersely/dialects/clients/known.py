@@ -271,8 +271,8 @@ def quoted_messages(messages: Sequence[Message]) -> list[Message]:
     quoted = text[len(form.opening) :].rpartition(form.closing)[0]
     parts = form.speaker.split(quoted)
     return [
-        Message(role=_SPEAKERS[speaker], parts=(Text(text=said),), raw=b"")
-        for speaker, said in zip(parts[1::2], parts[2::2], strict=True)
+        Message(role=_SPEAKERS[speaker], parts=(Text(text=words),), raw=b"")
+        for speaker, words in zip(parts[1::2], parts[2::2], strict=True)
         if speaker in _SPEAKERS
     ]
 

@@ -273,7 +273,7 @@ class _Candidate:
     tags: TagKinds
     finish: str = ""
     _contents: list[_Content] = field(default_factory=list)
-    _untold: list[_Piece] = field(default_factory=list)
+    _pending: list[_Piece] = field(default_factory=list)
     _shown: str = ""
     _stripper: TagStripper = field(init=False)
 
@@ -283,7 +283,7 @@ class _Candidate:
     def add(self, content: _Content) -> None:
         self._contents.append(content)
         for piece in content.pieces.values():
-            self._untold.append(piece)
+            self._pending.append(piece)
             self._shown += self._stripper.feed(piece.text)
             if not self._stripper.held_size:
                 self._share_shown_text()
@@ -295,12 +295,12 @@ class _Candidate:
 
     def _share_shown_text(self) -> None:
         """Distribute the visible text among its pieces: each gets its own beginning, the last one the rest."""
-        for piece in self._untold[:-1]:
+        for piece in self._pending[:-1]:
             piece.shown = _common_beginning(piece.text, self._shown)
             self._shown = self._shown[len(piece.shown) :]
-        if self._untold:
-            self._untold[-1].shown, self._shown = self._shown, ""
-            self._untold.clear()
+        if self._pending:
+            self._pending[-1].shown, self._shown = self._shown, ""
+            self._pending.clear()
 
     def to_choice(self, index: int) -> ReplyChoice:
         model = client = self._message([(content.raw, content.parts) for content in self._contents])

@@ -188,30 +188,30 @@ def _is_described_call(call: dict[str, Any]) -> bool:
     return isinstance(call.get("id"), str | None) and isinstance(arguments, str | None)
 
 
-def _mend_call(call: object) -> object:
+def _repair_call(call: object) -> object:
     """Return a call with its id and its arguments as texts."""
     if not isinstance(call, dict):
         return call
-    mended = {**call, "id": str(call["id"])} if isinstance(call.get("id"), int) else call
+    repaired = {**call, "id": str(call["id"])} if isinstance(call.get("id"), int) else call
     function = call.get("function")
     if isinstance(function, dict):
-        mended = {**mended, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
-    return mended
+        repaired = {**repaired, "function": {**function, "arguments": _arguments(function.get("arguments"))}}
+    return repaired
 
 
 def _mend_reply(raw: bytes) -> bytes:
     """Return the members of a reply's message that can be understood by themselves; of lists the elements."""
-    mended: dict[str, Any] = {"role": "assistant"}
+    repaired: dict[str, Any] = {"role": "assistant"}
     for key, value in raw_json.load(raw).items():
         kept = value
         if isinstance(value, list):
-            mend = _mend_call if key == "tool_calls" else _same
-            kept = [each for each in map(mend, value) if _is_described(key, [each])]
+            repair = _repair_call if key == "tool_calls" else _same
+            kept = [each for each in map(repair, value) if _is_described(key, [each])]
         elif key == "content" and isinstance(value, int | float):
             kept = json.dumps(value)
         if key != "role" and _is_described(key, kept):
-            mended[key] = kept
-    return raw_json.dump(mended)
+            repaired[key] = kept
+    return raw_json.dump(repaired)
 
 
 def _same(value: object) -> object:

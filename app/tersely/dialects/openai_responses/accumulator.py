@@ -66,17 +66,17 @@ class ItemAccumulator:
         self._output: list[bytes] = []
         self._items: dict[int, bytes] = {}
         self._ended: set[int] = set()
-        self._grown: dict[int, dict[tuple[str, ...], dict[int, list[str]]]] = defaultdict(dict)
+        self._partial: dict[int, dict[tuple[str, ...], dict[int, list[str]]]] = defaultdict(dict)
 
     def add_delta(self, delta: TextDelta) -> None:
         """Add words."""
         part = delta.content_index if delta.content_index is not None else delta.summary_index or 0
-        parts = self._grown[delta.output_index].setdefault(_GROWING[delta.type], {})
+        parts = self._partial[delta.output_index].setdefault(_GROWING[delta.type], {})
         parts.setdefault(part, []).append(delta.delta)
 
     def text(self, position: tuple[int, int]) -> str:
         """Return the text that deltas have built at a place."""
-        return "".join(self._grown.get(position[0], {}).get(_GROWING[TEXT_DELTA], {}).get(position[1], ()))
+        return "".join(self._partial.get(position[0], {}).get(_GROWING[TEXT_DELTA], {}).get(position[1], ()))
 
     def add(self, kind: str, members: dict[str, bytes]) -> None:
         """Add any other event. Raises ValueError for one of a shape nobody has described."""
@@ -90,7 +90,7 @@ class ItemAccumulator:
             self._items[position] = item
             if kind.endswith("done"):
                 self._ended.add(position)
-                self._grown.pop(position, None)
+                self._partial.pop(position, None)
         elif kind == "error" or (not kind and members.get("error", b"null") != b"null"):
             error = members.get("error", b"null")
             self.error = raw_json.join_object(members) if error == b"null" else error
@@ -129,13 +129,13 @@ class ItemAccumulator:
     @property
     def items(self) -> list[bytes]:
         """Return the items in order."""
-        indexes = sorted(self._items.keys() | self._grown.keys())
+        indexes = sorted(self._items.keys() | self._partial.keys())
         if len(self._output) > len(indexes) or not self._ended.issuperset(indexes):
             return self._output or [self._item(position) for position in indexes]
         return [self._items[position] for position in indexes]
 
     def _item(self, position: int) -> bytes:
-        grown = self._grown.get(position)
+        grown = self._partial.get(position)
         known = self._items.get(position)
         if not grown:
             return known or b"{}"

@@ -95,10 +95,10 @@ def repair(entries: Sequence[Entry]) -> tuple[tuple[Entry, ...], tuple[Repair, .
     A result may arrive after a request went out with a synthetic one. It then replaces the synthetic result, which
     changes the prompt's prefix once: correctness is worth more than the cache.
     """
-    mender = _Mender(entries)
+    repairer = _Repairer(entries)
     for index, entry in enumerate(entries):
-        mender.emit(index, entry)
-    return tuple(mender.out), tuple(mender.repairs)
+        repairer.emit(index, entry)
+    return tuple(repairer.out), tuple(repairer.repairs)
 
 
 def prove_pairing(messages: Sequence[Message]) -> None:
@@ -151,7 +151,7 @@ def _prove_results(index: int, message: Message, results: list[str], open_ids: s
         raise UnpairedMessages(f"message {index} stands between a call and its result")
 
 
-class _Mender:
+class _Repairer:
     """The entries that one pass of `repair` has produced so far."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:

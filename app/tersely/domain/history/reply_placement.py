@@ -12,14 +12,14 @@ class ReplyNeighbours:
     """The state around a stored question when a reply to it arrives.
 
     ``status`` is the question's (None: its row is gone), ``next_position`` the position of the next message (None:
-    there is none). ``rival`` is the number of the call that gave the current reply (0: the client's own message, None:
-    there is no reply). ``rival_broke_off``: that reply is incomplete.
+    there is none). ``current_call`` is the number of the call that gave the current reply (0: the client's own message,
+    None: there is no reply). ``current_broke_off``: that reply is incomplete.
     """
 
     status: Status | None
     next_position: float | None = None
-    rival: int | None = None
-    rival_broke_off: bool | None = None
+    current_call: int | None = None
+    current_broke_off: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +43,12 @@ def place_reply(neighbours: ReplyNeighbours, *, call: int, broke_off: bool) -> R
     """
     if neighbours.status != "live":
         return ReplyPlacement(status=neighbours.status or "superseded", before_position=neighbours.next_position)
-    if not neighbours.rival:
+    if not neighbours.current_call:
         return ReplyPlacement(before_position=neighbours.next_position)
-    if broke_off != bool(neighbours.rival_broke_off):
-        stays = bool(neighbours.rival_broke_off)
+    if broke_off != bool(neighbours.current_broke_off):
+        stays = bool(neighbours.current_broke_off)
     else:
-        stays = call > neighbours.rival
+        stays = call > neighbours.current_call
     if not stays:
         return ReplyPlacement(status="superseded", before_position=neighbours.next_position)
-    return ReplyPlacement(before_position=neighbours.next_position, replaces=neighbours.rival)
+    return ReplyPlacement(before_position=neighbours.next_position, replaces=neighbours.current_call)

@@ -2,7 +2,7 @@
 
 There is one file for each language in ``data/cues``, so that a language needs no code:
 
-- ``standing``: patterns of standing instructions and preferences ("always ... when I ask", "I prefer ...").
+- ``preferences``: patterns of standing instructions and preferences ("always ... when I ask", "I prefer ...").
 - ``looking_back``: patterns of questions about what was said or done, as opposed to requests for something new.
 - ``whole``: patterns of questions about the whole conversation ("in which order", "summarize how we ...").
 - ``talk``: words about the conversation itself ("order", "throughout", "summary").
@@ -21,17 +21,17 @@ from tersely.domain.search.terms import tokenize
 
 SHORT_QUESTION = 30
 """Terms that a question may have and still pass a share of its score to the message after it."""
-STANDING_LENGTH = 400
+PREFERENCE_LENGTH = 400
 """Terms that a message may have and still be a standing instruction: what is longer is a text of its own."""
 
 # Marks stand among the terms of a message. No text has them as terms: a term begins with a letter or a digit.
-STANDING = "\x01standing"
+PREFERENCE = "\x01standing"
 QUESTION = "\x01question"
 _SPEAKER = "\x01by "
 
 
 class _Cues(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    standing: tuple[str, ...] = ()
+    preferences: tuple[str, ...] = ()
     looking_back: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
     talk: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ def _any_of(patterns: list[str]) -> re.Pattern[str]:
 
 
 _CUES = _read_cues()
-_STANDING = _any_of([pattern for cues in _CUES for pattern in cues.standing])
+_PREFERENCE = _any_of([pattern for cues in _CUES for pattern in cues.preferences])
 _LOOKING_BACK = _any_of([pattern for cues in _CUES for pattern in cues.looking_back])
 _WHOLE = _any_of([pattern for cues in _CUES for pattern in cues.whole])
 TALK = frozenset(term for cues in _CUES for word in cues.talk for term in tokenize(word))
@@ -68,8 +68,8 @@ def is_about_whole(question: str) -> bool:
 def marks_of(text: str, length: int, *, is_users: bool, speaker: str) -> list[str]:
     """Return the marks of a message of ``length`` terms. ``speaker`` is the name of its author, or empty."""
     marks = [f"{_SPEAKER}{term}" for term in tokenize(speaker)]
-    if is_users and length < STANDING_LENGTH and _STANDING.search(text):
-        marks.append(STANDING)
+    if is_users and length < PREFERENCE_LENGTH and _PREFERENCE.search(text):
+        marks.append(PREFERENCE)
     if length <= SHORT_QUESTION and text.rstrip().endswith(("?", "\uff1f", "\u061f")):
         marks.append(QUESTION)
     return marks

@@ -22,7 +22,7 @@ import msgspec
 
 from tersely.domain.history.turns import Turn
 from tersely.domain.messages import Message, searchable_text
-from tersely.domain.search.cues import QUESTION, STANDING, TALK, is_mark, looks_back, marks_of, speaker_mark
+from tersely.domain.search.cues import PREFERENCE, QUESTION, TALK, is_mark, looks_back, marks_of, speaker_mark
 from tersely.domain.search.term_index import MAX_TIMES, SHIFT, TermIndex, make_page
 from tersely.domain.search.terms import is_content_word, tokenize
 
@@ -62,7 +62,7 @@ FEEDBACK_TIMES = 3
 FEEDBACK_LENGTH = 10
 
 # A standing instruction or preference of the user counts so much more, unless the question looks back.
-STANDING_WEIGHT = 2.5
+PREFERENCE_WEIGHT = 2.5
 # What the message after a short question gets of the question's score.
 ANSWER_SHARE = 0.3
 # What a word about the conversation itself counts for in a question.
@@ -142,7 +142,7 @@ def document_terms(message: Message, *, limit: int | None = None) -> list[str]:
 def query_terms(text: str) -> list[str]:
     """Return the terms and marks that a ranking for ``text`` looks at."""
     terms = tokenize(text)
-    return [*terms, STANDING, QUESTION, *map(speaker_mark, terms)]
+    return [*terms, PREFERENCE, QUESTION, *map(speaker_mark, terms)]
 
 
 def _speaker(message: Message) -> str:
@@ -208,7 +208,7 @@ def search_corpus(
     result is empty for a text of stop words.
     """
     best = [(each.score, document) for each, document in zip(first.best, documents, strict=False)]
-    marks = {STANDING, QUESTION, *map(speaker_mark, first.weights)}
+    marks = {PREFERENCE, QUESTION, *map(speaker_mark, first.weights)}
     seen = _without(corpus, first.hidden, {term for _, document in best for term in document} | marks)
     scores = first.scores
     if best:
@@ -224,7 +224,7 @@ def _with_marks(scores: Sequence[float], query: Iterable[str], corpus: Corpus, *
     """Weigh scores by the marks of the documents, and pass a share of each short question's on to its answer."""
     weighed = [*scores]
     if not looks_back:
-        _multiply(weighed, corpus.postings.get(STANDING, ()), STANDING_WEIGHT)
+        _multiply(weighed, corpus.postings.get(PREFERENCE, ()), PREFERENCE_WEIGHT)
     for term in query:
         _multiply(weighed, corpus.postings.get(speaker_mark(term), ()), SPEAKER_WEIGHT)
     passed = [

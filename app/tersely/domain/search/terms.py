@@ -53,7 +53,7 @@ _PARTS_OF_NAMES = frozenset(
 _LETTERS = r"[\w\u0300-\u036f\u0591-\u05c7\u064b-\u0655\u0900-\u0963\u0966-\u0dff\u0e31-\u0e4e]"
 _WORD = re.compile(rf"{_LETTERS}+(?:[./:@#+\-\\'’]+{_LETTERS}+)*")
 _PIECE = re.compile(rf"(?:(?!_){_LETTERS})+")
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_CASE_CHANGE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _UNSPACED = re.compile(
     r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+"
 )
@@ -88,7 +88,7 @@ def is_content_word(terms: Iterable[str]) -> bool:
 
 def _split(word: str) -> list[str]:
     bare = _APOSTROPHES.sub("", word)
-    pieces = [hump for piece in _PIECE.findall(bare) for hump in _HUMP.split(piece)]
+    pieces = [part for piece in _PIECE.findall(bare) for part in _CASE_CHANGE.split(piece)]
     whole = [bare.strip("_").casefold()[:MAX_TERM]] if len(pieces) > 1 else []
     return whole + [term for piece in pieces for term in _stems(piece.casefold()[:MAX_TERM])]
 

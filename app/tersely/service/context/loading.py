@@ -377,8 +377,8 @@ async def _choose_memos_again(
     """Choose memos again for the stored messages. A session's first call keeps the memos that it was shown."""
     if not memo_limit(strategy):
         return snapshot, inputs
-    settled = session.last_seq
-    stored = [entry for entry in (*snapshot.kept, *snapshot.entries) if entry.seq <= settled]
+    stored_to = session.last_seq
+    stored = [entry for entry in (*snapshot.kept, *snapshot.entries) if entry.seq <= stored_to]
     memos = await choose_for_entries(connection, tenant, stored, strategy)
     bare = {entry.seq: without_memos(entry) for entry in stored}
     snapshot = replace(
@@ -386,7 +386,7 @@ async def _choose_memos_again(
         kept=tuple(bare.get(entry.seq, entry) for entry in snapshot.kept),
         entries=tuple(bare.get(entry.seq, entry) for entry in snapshot.entries),
     )
-    return snapshot, replace(inputs, memos=memos, memos_chosen_to=settled)
+    return snapshot, replace(inputs, memos=memos, memos_chosen_to=stored_to)
 
 
 def _ran_out(match: SessionMatch, epoch: Epoch) -> bool:

@@ -182,15 +182,15 @@ class Account:
         """Return the request for the next portion. Debts and returned amounts leave the balances: see `revert`."""
         self._begin_period()
         is_idle = not wants and self.monotonic() - self.used_at > IDLE
-        settled = Portion(
+        returned = Portion(
             requests=min(0.0, self.requests) if not is_idle else self.requests,
             tokens=min(0.0, self.tokens) if not is_idle else self.tokens,
             money=min(0.0, self.money) if not is_idle else self.money,
         )
-        self.requests -= settled.requests
-        self.tokens -= settled.tokens
-        self.money -= settled.money
-        used = plus(self.unreported, settled, sign=-1)
+        self.requests -= returned.requests
+        self.tokens -= returned.tokens
+        self.money -= returned.money
+        used = plus(self.unreported, returned, sign=-1)
         self.reported, self.unreported = self.unreported, NOTHING
         spare = 0 if is_idle else self._spare()
         # Returned amounts must not be used meanwhile.

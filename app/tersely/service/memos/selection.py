@@ -57,9 +57,9 @@ def memos_in_message(model_raw: bytes, client_text: str) -> str:
 
 def memos_in_epoch(entries: Sequence[Entry], strategy: Strategy, epoch: Epoch | None) -> list[Entry]:
     """Return ``entries`` with the memos that were stored with them and still count."""
-    settled = epoch.memos_chosen_to if epoch else 0
+    chosen_to = epoch.memos_chosen_to if epoch else 0
     is_shown = memo_limit(strategy) > 0
-    return [entry if is_shown and entry.seq > settled else without_memos(entry) for entry in entries]
+    return [entry if is_shown and entry.seq > chosen_to else without_memos(entry) for entry in entries]
 
 
 def with_memos_of(entry: Entry, text: str) -> Entry:

@@ -125,9 +125,9 @@ class AccountAccess:
             unknown = [each for each in unknown if all((tenant, name) not in self._trusted for name in _names(each))]
         if not unknown:
             return
-        asked = {name for each in unknown for name in _names(each)}
-        usable = [name for name in asked if len(name) <= MAX_ID and name.isprintable()]
-        if len(asked) > MAX_IDS:
+        names = {name for each in unknown for name in _names(each)}
+        usable = [name for name in names if len(name) <= MAX_ID and name.isprintable()]
+        if len(names) > MAX_IDS:
             raise InvalidRequest(f"the request names more than {MAX_IDS} ids")
         known: set[str] = set()
         if usable:

@@ -78,7 +78,7 @@ class ClientStream:
 
     def feed(self, chunk: bytes) -> bytes:
         """Return what goes to the client now."""
-        out = self.end.hold(self.reader.feed(chunk))
+        out = self.end.hold_back(self.reader.feed(chunk))
         return out if self._rounds is None else self._rounds.feed(out)
 
     async def end_round(self) -> bytes:
@@ -109,5 +109,5 @@ class ClientStream:
 
     def break_off(self) -> bytes:
         """End a round whose host broke off; return the whole events that the client can still be sent."""
-        rest = self.end.hold_rest(whole_events(self.reader.close()))
+        rest = self.end.hold_back_rest(whole_events(self.reader.close()))
         return rest if self._rounds is None else b""

@@ -180,7 +180,7 @@ class Forwarder:
             if not chunk:
                 continue
             reader.feed(chunk)
-            if out := end.hold(chunk):
+            if out := end.hold_back(chunk):
                 yield out
         reader.close()
         if not reader.is_cut:

@@ -72,13 +72,13 @@ class ResolvedHistory:
         return tuple(message for message in self.history.messages if message.raw)
 
 
-async def find(connection: Connection, tenant: str, asked: SessionHints) -> ReferencedHistory | None:
+async def find(connection: Connection, tenant: str, hints: SessionHints) -> ReferencedHistory | None:
     """Find the history that a request references; None if it is not known here, or if the request references two."""
-    if (asked.reply_id and asked.conversation) or not (asked.reply_id + asked.conversation).isprintable():
+    if (hints.reply_id and hints.conversation) or not (hints.reply_id + hints.conversation).isprintable():
         return None
-    if asked.conversation:
-        return await _find_conversation(connection, tenant, asked, asked.session_id or asked.conversation)
-    found = await reply_ids.find(connection, tenant, asked.reply_id)
+    if hints.conversation:
+        return await _find_conversation(connection, tenant, hints, hints.session_id or hints.conversation)
+    found = await reply_ids.find(connection, tenant, hints.reply_id)
     if found is None:
         return None
     session = found.hit.session
@@ -88,16 +88,16 @@ async def find(connection: Connection, tenant: str, asked: SessionHints) -> Refe
         seq=found.hit.seq,
         chain=found.hit.chain,
         history_owner=found.history_owner,
-        source="header" if asked.session_id == session.id else "body",
+        source="header" if hints.session_id == session.id else "body",
         rows=await messages.tail_rows(connection, tenant, session.id, session.cut, last=session.last_seq),
     )
 
 
 async def _find_conversation(
-    connection: Connection, tenant: str, asked: SessionHints, session_id: str
+    connection: Connection, tenant: str, hints: SessionHints, session_id: str
 ) -> ReferencedHistory:
     """Find a conversation. The host appends requests and replies to it, so a request continues its newest reply."""
-    source: Source = "header" if asked.session_id else "body"
+    source: Source = "header" if hints.session_id else "body"
     session = await sessions.get(connection, tenant, session_id)
     owner: HistoryOwner = "host"
     seq, chain, rows = 0, b"", list[TailRow]()

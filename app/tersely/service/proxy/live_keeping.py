@@ -103,7 +103,7 @@ class LiveKeeper:
         self, call: LiveCall, write: ReplyWrite, stored: StoredReply, *, checked_at: float, changes: int
     ) -> LiveSession | None:
         """Return the session as a live call left it, ``stored`` with its reply; None as for `begin`."""
-        live, found, asked, state = call.live, call.found, stored.asked, stored.state
+        live, found, asked, state = call.live, call.found, stored.outcome, stored.state
         description = call.description
         if not asked.is_as_decided or state.version != live.session.version + 2 or state.edited:
             return None
@@ -359,7 +359,7 @@ def _read_delta(
 ) -> tuple[Session, list[TailRow]] | None:
     """Return the session and its tail after a call that brought only new messages; None if they are not at hand."""
     session = prepared.match.session
-    if stored is None or stored.record is None or session is None or stored.asked.session_id != session.id:
+    if stored is None or stored.record is None or session is None or stored.outcome.session_id != session.id:
         return None
     return session_after(session, stored.state), [*prepared.match.rows, *_rows_of(write), row_of(stored.record)]
 

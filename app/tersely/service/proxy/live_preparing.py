@@ -332,7 +332,7 @@ def _keeps_epoch(found: Continuation, sums: Sums, added: Sequence[Entry], window
         snapshot,
         strategy=config.strategy,
         policy=config.policy,
-        sums=TokenSums(kept=sums.kept, tail=sums.tail, floor=sums.questions, steps=sums.steps),
+        sums=TokenSums(kept=sums.kept, tail=sums.tail, required=sums.questions, steps=sums.steps),
         widest=sums.widest,
         now=now,
     ):

@@ -77,7 +77,7 @@ from tersely.store.commit.records import ReplyWrite, StoredReply
 from tersely.store.commit.writer import Writer
 from tersely.store.db.connection import Database
 from tersely.store.history.lookups import Lookups
-from tersely.strategies.prefetch import foresees_summaries
+from tersely.strategies.prefetch import prefetches_summaries
 from tersely.upstream.client import PendingReply, Upstream, UpstreamReply
 
 _log = logging.getLogger(__name__)
@@ -498,7 +498,7 @@ class Proxy:
         call, live = sent.call, sent.live
         strategy = live.config.strategy
         credentials = credentials_of(call.headers, drop=call.key_headers)
-        if not foresees_summaries(strategy):
+        if not prefetches_summaries(strategy):
             self._shared.summarizer.caller_keys.remember(
                 call.tenant, live.session_id, credentials, host=call.host, dialect=self._dialect.name
             )

@@ -195,7 +195,7 @@ class Recorder:
         self._on_stored(call, write, stored, is_whole=True)
         if stored is None or call.description is None:
             return
-        if stored.asked.is_as_decided and stored.asked.session_id == session_id:
+        if stored.outcome.is_as_decided and stored.outcome.session_id == session_id:
             new = {seq: each.raw for seq, each in enumerate(write.replies, stored.first_seq) if stored.first_seq}
             self._known.learn(tenant, session_id, call.description, new, {seq: digest_of(new[seq]) for seq in new})
         else:

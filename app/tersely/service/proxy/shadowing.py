@@ -25,8 +25,8 @@ def shadow_job(sent: SentCall, write: ReplyWrite, stored: StoredReply | None, di
         return None
     return ShadowJob(
         tenant=sent.call.tenant,
-        session_id=stored.asked.session_id,
-        number=stored.asked.call,
+        session_id=stored.outcome.session_id,
+        number=stored.outcome.call,
         strategy=config.setting,
         dialect=dialect.name,
         report=write.report,

@@ -69,8 +69,8 @@ class SideCalls:
         quoted = hash_history(clients.quoted_messages(request.messages))
         session = await sessions.find_by_reply(connection, call.tenant, quoted.identifying_replies(), client.id)
         if session is None:
-            told = quoted.reply_chains()[:NEWEST]
-            session = await sessions.find_by_whole_chain(connection, call.tenant, told, client.id)
+            newest = quoted.reply_chains()[:NEWEST]
+            session = await sessions.find_by_whole_chain(connection, call.tenant, newest, client.id)
         if session is not None:
             return session.id
         if client.id is not None:

@@ -56,7 +56,7 @@ class StreamEnd:
         self._streaming = streaming
         self._tail = b"\n\n"
 
-    def hold(self, out: bytes) -> bytes:
+    def hold_back(self, out: bytes) -> bytes:
         """Return the part of ``out`` that may be forwarded."""
         if self._is_marked:
             self.held += out
@@ -72,10 +72,10 @@ class StreamEnd:
             self._tail = (self._tail + block)[-4:] if len(block) < 4 else block[-4:]
         return block
 
-    def hold_rest(self, rest: bytes) -> bytes:
+    def hold_back_rest(self, rest: bytes) -> bytes:
         """Drop what is held, and return what may be forwarded of ``rest``, the last bytes of a broken stream."""
         self.held = b""
-        return self.hold(rest)
+        return self.hold_back(rest)
 
     def _look_for_end(self) -> None:
         """Note whether the last event, which may be long, is complete."""

@@ -104,8 +104,8 @@ class Queries:
         result = "error"
         with self._metrics.query_seconds.time():
             try:
-                if wrong := complaint(sql):
-                    raise InvalidRequest(wrong, field="sql")
+                if fault := complaint(sql):
+                    raise InvalidRequest(fault, field="sql")
                 reply, known = await self._ask(tenant, session, sql)
                 result = kind_of(reply)
             except TookTooLong as error:

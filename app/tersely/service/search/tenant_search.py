@@ -20,7 +20,7 @@ SECONDS = 5.0
 """So long sessions are searched; then the answer says how many were."""
 PAGE = 100
 EXCERPT = 300
-NEIGHBOUR = 160
+NEIGHBOUR_LENGTH = 160
 """Characters of a message beside a hit."""
 AROUND = 1
 """Messages that are shown before and after each hit."""
@@ -177,7 +177,7 @@ def _message(row: ExcerptRow, seq: int, lookup: TextSearch | RelevanceSearch) ->
 
 
 def _beginning(text: str) -> str:
-    return text[:NEIGHBOUR] + (" …" if len(text) > NEIGHBOUR else "")
+    return text[:NEIGHBOUR_LENGTH] + (" …" if len(text) > NEIGHBOUR_LENGTH else "")
 
 
 def excerpt_around(text: str, query: str) -> str:

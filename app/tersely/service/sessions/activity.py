@@ -23,7 +23,7 @@ RUNNING = timedelta(minutes=15)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happening:
+class ActivityItem:
     """Something that happened to a session. ``body`` is a `CallRow`, or counts and names."""
 
     kind: str
@@ -42,14 +42,14 @@ class Activity:
         self._clock = clock
         self._pause = pause
 
-    async def since(self, tenant: str, at: datetime, *, limit: int = PAGE) -> list[Happening]:
+    async def since(self, tenant: str, at: datetime, *, limit: int = PAGE) -> list[ActivityItem]:
         """What happened after ``at``, in order of time."""
         async with self._database.reading(tenant) as connection:
             rows = await activity.finished(connection, tenant, at, limit)
             epochs = await activity.epochs(connection, tenant, at, limit)
             events = await activity.events(connection, tenant, at, limit)
         found = [
-            Happening(
+            ActivityItem(
                 kind="call",
                 session_id=row.session_id,
                 at=row.finished_at or row.created_at,
@@ -60,7 +60,7 @@ class Activity:
         ]
         for kind, others in (("epoch", epochs), ("", events)):
             found += [
-                Happening(
+                ActivityItem(
                     kind=kind or str(body["type"]),
                     session_id=session_id,
                     at=when,
@@ -76,7 +76,7 @@ class Activity:
         async with self._database.reading(tenant) as connection:
             return await activity.running(connection, tenant, self._clock() - RUNNING)
 
-    async def follow(self, tenant: str, since: datetime | None = None) -> AsyncIterator[list[Happening]]:
+    async def follow(self, tenant: str, since: datetime | None = None) -> AsyncIterator[list[ActivityItem]]:
         """Yield the new events at each poll (possibly none): those after ``since``, or after now.
 
         While the database is unavailable there are none; they follow when it is back.

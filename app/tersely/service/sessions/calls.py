@@ -294,11 +294,11 @@ async def _sent_beside(
     rows: Sequence[MessageRow],
 ) -> set[int]:
     """Return which stored instructions are in those that the call sent beside its list of messages."""
-    asked = [stored.seq for stored in rows if stored.turn == 0 and stored.seq not in order.sent]
-    if not asked or rebuilt.instructions is None:
+    missing = [stored.seq for stored in rows if stored.turn == 0 and stored.seq not in order.sent]
+    if not missing or rebuilt.instructions is None:
         return set()
     sent = text_of_instructions(rebuilt.instructions)
-    stored = await messages.content(connection, tenant, session_id, asked)
+    stored = await messages.content(connection, tenant, session_id, missing)
     found = set()
     for each in stored:
         text = dialect_of(each.dialect).read_message(each.raw).text if each.raw else ""

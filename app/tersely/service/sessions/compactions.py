@@ -15,7 +15,7 @@ from tersely.domain.history.sessions import Session
 from tersely.domain.messages import Dialect as DialectName
 from tersely.domain.text.state import StateBlock, state_text, strip_state
 from tersely.service.context.context_configs import ContextConfigs
-from tersely.service.sessions.epochs import EpochKeeper, ExtraWrite
+from tersely.service.sessions.epochs import EpochStarter, ExtraWrite
 from tersely.service.summaries.jobs import Job, earlier_of
 from tersely.service.summaries.memory_updates import MemoryUpdates
 from tersely.service.summaries.summarizer import Compaction, Summarizer
@@ -93,7 +93,7 @@ class Compactions:
         database: Database,
         configs: ContextConfigs,
         summarizer: Summarizer,
-        epoch_keeper: EpochKeeper,
+        epoch_starter: EpochStarter,
         memory_updates: MemoryUpdates,
         *,
         clock: Callable[[], datetime],
@@ -101,8 +101,8 @@ class Compactions:
         self._database = database
         self._configs = configs
         self._summarizer = summarizer
-        self._keeper = epoch_keeper
-        self._remembering = memory_updates
+        self._keeper = epoch_starter
+        self._memory_updates = memory_updates
         self._clock = clock
 
     async def compact(self, tenant: str, session_id: str, options: CompactionOptions) -> Compacted:
@@ -181,7 +181,7 @@ class Compactions:
             session = await _require(connection, tenant, before.id)
         kept = [(seq, seq) for seq in session.plan.kept] if session.plan else []
         left = subtract([(before.cleared_at, session.cleared_at - 1)], kept)
-        await self._remembering.write(
+        await self._memory_updates.write(
             tenant,
             session.id,
             [left],

@@ -72,7 +72,7 @@ class _RequestedEpoch:
     last: LastCall
 
 
-class EpochKeeper:
+class EpochStarter:
     """Starts epochs outside of calls: when appended messages need one, and on request."""
 
     def __init__(
@@ -90,7 +90,7 @@ class EpochKeeper:
         self._configs = configs
         self._calibrations = calibrations
         self._retriever = retriever
-        self._forethought = prefetcher
+        self._prefetcher = prefetcher
         self._metrics = metrics
         self._clock = clock
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
@@ -149,7 +149,7 @@ class EpochKeeper:
                 report, epoch = started.context.report, started.context.epoch
                 self._metrics.epochs.labels(strategy_name(config.strategy), epoch.reason).inc()
                 self._metrics.compression.observe(report.tokens_after / max(1, report.tokens_before))
-        self._forethought.prefetch(
+        self._prefetcher.prefetch(
             tenant,
             session_id,
             session,

@@ -42,7 +42,7 @@ class Cursor:
 
 
 # The events, and the cursor to continue from.
-Happened = tuple[EpochRow | Event, Cursor]
+StreamItem = tuple[EpochRow | Event, Cursor]
 
 
 class EventStream:
@@ -53,7 +53,7 @@ class EventStream:
         self._database = database
         self._pause = pause
 
-    async def poll(self, tenant: str, session_id: str, cursor: Cursor, *, limit: int = PAGE) -> list[Happened]:
+    async def poll(self, tenant: str, session_id: str, cursor: Cursor, *, limit: int = PAGE) -> list[StreamItem]:
         """Return the events after ``cursor`` in order of time, at least ``limit`` if there are. Raises `NotFound`."""
         async with self._database.reading(tenant) as connection:
             if await sessions.get(connection, tenant, session_id) is None:
@@ -61,14 +61,14 @@ class EventStream:
             epochs = await stats.epochs(connection, tenant, session_id, after=cursor.epoch, limit=limit)
             others = await events.after(connection, tenant, session_id, cursor.event, limit=limit)
         both: list[EpochRow | Event] = [*epochs, *others]
-        found: list[Happened] = []
+        found: list[StreamItem] = []
         for each in sorted(both, key=lambda happened: happened.created_at):
             moved = {"epoch": each.number} if isinstance(each, EpochRow) else {"event": each.number}
             cursor = replace(cursor, **moved)
             found.append((each, cursor))
         return found
 
-    async def follow(self, tenant: str, session_id: str, cursor: Cursor) -> AsyncIterator[list[Happened]]:
+    async def follow(self, tenant: str, session_id: str, cursor: Cursor) -> AsyncIterator[list[StreamItem]]:
         """Yield the events after ``cursor`` at each look (empty without news, or without the database), until the
         session is deleted.
         """

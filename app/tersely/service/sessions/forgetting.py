@@ -65,8 +65,8 @@ class Forgetting:
             found = await tenants.forget_sessions(self._database, tenant, family)
             await asyncio.to_thread(_remove, files)
         left = await tenants.count_rows(self._database, tenant, family)
-        whom = {"tenant": tenant, **({"session": session} if user is None else {"user": user}), "sessions": family}
-        return self._receipt(whom, found, files, left, is_dry=is_dry)
+        subject = {"tenant": tenant, **({"session": session} if user is None else {"user": user}), "sessions": family}
+        return self._receipt(subject, found, files, left, is_dry=is_dry)
 
     async def _of_user(self, tenant: str, user: str) -> list[str]:
         """Return the sessions whose metadata name that user at their top level."""
@@ -91,10 +91,10 @@ class Forgetting:
         return found
 
     def _receipt(
-        self, whom: dict[str, Any], found: Counter[str], files: list[Path], left: Counter[str], *, is_dry: bool
+        self, subject: dict[str, Any], found: Counter[str], files: list[Path], left: Counter[str], *, is_dry: bool
     ) -> dict[str, Any]:
         return {
-            **whom,
+            **subject,
             "at": self._clock().isoformat(timespec="seconds"),
             "dry_run": is_dry,
             "rows": dict(sorted(found.items())),

@@ -19,7 +19,7 @@ from tersely.service.context.loading import first_seq_replanned
 from tersely.service.context.visible_states import take_visible_states
 from tersely.service.summaries.memory_updates import MemoryUpdates
 from tersely.store.commit import turns
-from tersely.store.commit.turns import Hidden, TurnRow
+from tersely.store.commit.turns import HiddenStatus, TurnRow
 from tersely.store.db.connection import Connection, Database
 from tersely.store.history import session_lists, sessions
 from tersely.store.history.session_lists import ListedSession, Narrowing, SessionCursor, Sort
@@ -62,7 +62,7 @@ class Sessions:
         clock: Callable[[], datetime],
         new_id: Callable[[], str],
     ) -> None:
-        self._remembering = memory_updates
+        self._memory_updates = memory_updates
         self._database = database
         self._configs = configs
         self._clock = clock
@@ -168,7 +168,7 @@ class Sessions:
         return row
 
     async def hide_within(
-        self, connection: Connection, tenant: str, session_id: str, turn: int, status: Hidden
+        self, connection: Connection, tenant: str, session_id: str, turn: int, status: HiddenStatus
     ) -> None:
         """Hide a turn in a transaction of the caller's, without what follows from it for the memory."""
         session = await _lock(connection, tenant, session_id)
@@ -204,7 +204,7 @@ class Sessions:
         """Store the entries that `rewrite_memory` must write, in the transaction that makes them due."""
         if memory_runs:
             strategy = strategy_name(self._configs.choose_outside_calls(session).strategy)
-            await self._remembering.enqueue(connection, tenant, session.id, memory_runs, strategy=strategy)
+            await self._memory_updates.enqueue(connection, tenant, session.id, memory_runs, strategy=strategy)
 
     async def rewrite_memory(
         self, tenant: str, session: Session, memory_runs: Iterable[tuple[Run, ...]] | None
@@ -216,7 +216,7 @@ class Sessions:
         if memory_runs:
             strategy = strategy_name(self._configs.choose_outside_calls(session).strategy)
             with suppress(StoreUnavailable):
-                await self._remembering.write(tenant, session.id, memory_runs, strategy=strategy)
+                await self._memory_updates.write(tenant, session.id, memory_runs, strategy=strategy)
 
     def check_settings(self, strategy: str | None, epoch: str | None) -> None:
         """Raise `InvalidRequest` unless both can be read."""

@@ -90,10 +90,10 @@ class MemoryUpdates:
         for entry in entries:
             given.append((entry.first_seq, entry.last_seq))
             covered = await memory.covered_runs(connection, tenant, session_id, entry.first_seq, entry.last_seq)
-            untold = subtract(entry.runs, covered)
-            pieces = await summaries.pieces(connection, tenant, session_id, untold, size=PIECE, limit=MOST)
+            uncovered = subtract(entry.runs, covered)
+            pieces = await summaries.pieces(connection, tenant, session_id, uncovered, size=PIECE, limit=MOST)
             for start, end in pieces:
-                runs = subtract(untold, ((0, start - 1), (end + 1, NO_LIMIT)))
+                runs = subtract(uncovered, ((0, start - 1), (end + 1, NO_LIMIT)))
                 found.append(replace(entry, first_seq=runs[0][0], last_seq=runs[-1][1], runs=runs))
         found = sorted(found, key=lambda piece: piece.runs)[-MOST:]
         kept = {(piece.first_seq, piece.last_seq) for piece in found}

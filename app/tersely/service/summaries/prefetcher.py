@@ -32,8 +32,12 @@ def memory_of_cut(
     name = strategy_name(strategy)
     if epoch.reason == "clear":
         before = history.snapshot.epoch
-        floor = before.cleared_at if before is not None else 1
-        runs = subtract([(floor, epoch.cut - 1)], [(seq, seq) for seq in epoch.kept]) if epoch.cut > floor else ()
+        cleared_at = before.cleared_at if before is not None else 1
+        runs = (
+            subtract([(cleared_at, epoch.cut - 1)], [(seq, seq) for seq in epoch.kept])
+            if epoch.cut > cleared_at
+            else ()
+        )
         if not runs:
             return None
         return PendingMemory(
@@ -90,30 +94,30 @@ class SummaryPrefetcher:
             wanted = upcoming_summaries(strategy, history.snapshot)
         else:
             wanted = after_cut(strategy, history.snapshot, epoch, history.epoch_inputs.summaries)
-        for foreseen in self._new(tenant, session_id, session.edits if session else 0, wanted):
+        for need in self._new(tenant, session_id, session.edits if session else 0, wanted):
             job = Job(
                 tenant=tenant,
                 session_id=session_id,
-                purpose=foreseen.purpose,
-                first_seq=foreseen.first_seq,
-                last_seq=foreseen.last_seq,
+                purpose=need.purpose,
+                first_seq=need.first_seq,
+                last_seq=need.last_seq,
                 strategy=strategy_name(strategy),
                 dialect=dialect,
                 model=model,
                 host=host,
                 credentials=credentials,
-                earlier=foreseen.earlier,
-                epoch=foreseen.epoch,
+                earlier=need.earlier,
+                epoch=need.epoch,
             )
-            if not foreseen.is_ahead or self._summarizer.has_model(job):
+            if not need.is_ahead or self._summarizer.has_model(job):
                 self._summarizer.submit(job)
 
     def _new(self, tenant: str, session_id: str, edits: int, wanted: Iterable[SummaryNeed]) -> list[SummaryNeed]:
-        keys = [(tenant, session_id, edits, foreseen) for foreseen in wanted]
+        keys = [(tenant, session_id, edits, need) for need in wanted]
         fresh = [key for key in keys if key not in self._requested]
         for key in keys:
             self._requested[key] = None
             self._requested.move_to_end(key)
         while len(self._requested) > REMEMBERED:
             self._requested.popitem(last=False)
-        return [foreseen for *_, foreseen in fresh]
+        return [need for *_, need in fresh]

@@ -95,7 +95,7 @@ class Summarizer:
         """
         self.config = models.config
         self._database = database
-        self._scribe = SummaryWriter(database, models, metrics, clock=clock, charge=charge)
+        self._summary_writer = SummaryWriter(database, models, metrics, clock=clock, charge=charge)
         self._metrics = metrics
         self._clock = clock
         self._monotonic = monotonic
@@ -183,15 +183,15 @@ class Summarizer:
 
     def has_model(self, job: Job) -> bool:
         """Return whether there is a model that can be asked to write the summary of ``job``."""
-        return self._scribe.has_model(job)
+        return self._summary_writer.has_model(job)
 
     def model_of(self, job: Job) -> str:
         """Return the name of the model that would write the summary of ``job``; empty if it would be an extract."""
-        return self._scribe.model_of(job)
+        return self._summary_writer.model_of(job)
 
     def lacks_key(self, job: Job) -> bool:
         """Return whether a model is configured for ``job`` that nobody's key pays for, or that cannot be asked."""
-        return bool(self._scribe.reason_for_none(job))
+        return bool(self._summary_writer.reason_for_none(job))
 
     # In the background
 
@@ -283,7 +283,7 @@ class Summarizer:
                 raise LeaseLost
 
         try:
-            written = await self._scribe.write(job, source, prolong=prolong)
+            written = await self._summary_writer.write(job, source, prolong=prolong)
             return await self._store(job, source, written, holder)
         except BaseException as error:
             result: Result = "stale" if isinstance(error, LeaseLost) else "failed"

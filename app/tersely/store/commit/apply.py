@@ -118,8 +118,8 @@ def enter_request(
     if write.key is not None and not write.is_call:
         rows.appends.append((state.id, write.key, write.key_digest, first, state.last_seq, turn, write.now))
     elif write.key is not None and answered is not None and answered.is_new:
-        asked = asked_with(decision, write.incoming)
-        rows.appends.append((state.id, write.key, write.key_digest, asked[0].seq, answered.seq, turn, write.now))
+        question = question_of(decision, write.incoming)
+        rows.appends.append((state.id, write.key, write.key_digest, question[0].seq, answered.seq, turn, write.now))
     return Outcome(
         session_id=state.id,
         call=state.calls,
@@ -134,30 +134,30 @@ def enter_request(
     )
 
 
-def asked_with(decision: Reconciliation, incoming: Sequence[MessageIdentity]) -> list[PlacedMessage]:
+def question_of(decision: Reconciliation, incoming: Sequence[MessageIdentity]) -> list[PlacedMessage]:
     """Return the request's question: the links behind its last assistant message."""
-    asked: list[PlacedMessage] = []
+    question: list[PlacedMessage] = []
     for placed, message in zip(decision.placed, incoming, strict=True):
         if message.is_link:
-            asked = [] if message.role == "assistant" else [*asked, placed]
-    return asked
+            question = [] if message.role == "assistant" else [*question, placed]
+    return question
 
 
 def enter_reply(
-    write: ReplyWrite, asked: Outcome, state: State, placement: ReplyPlacement, rows: NewRows
+    write: ReplyWrite, outcome: Outcome, state: State, placement: ReplyPlacement, rows: NewRows
 ) -> StoredReply:
     """Enter a reply and the report of its call; ``state`` moves on."""
     first_seq = 0 if placement.status == "removed" else state.last_seq + 1
-    enter_replies(write, write.replies, asked, state, placement, rows, after=asked.answered_position)
-    enter_report(write, asked, state, rows)
+    enter_replies(write, write.replies, outcome, state, placement, rows, after=outcome.answered_position)
+    enter_report(write, outcome, state, rows)
     record = rows.messages[-1] if write.replies else None
-    return StoredReply(first_seq=first_seq, asked=asked, state=copy(state), record=record)
+    return StoredReply(first_seq=first_seq, outcome=outcome, state=copy(state), record=record)
 
 
 def enter_replies(
     write: ReplyWrite,
     replies: Sequence[NewReply],
-    asked: Outcome,
+    outcome: Outcome,
     state: State,
     placement: ReplyPlacement,
     rows: NewRows,
@@ -174,13 +174,13 @@ def enter_replies(
             place = after + (placement.before_position - after) * number / (len(replies) + 1)
         rows.messages.append(
             (
-                state.id, state.last_seq, asked.turn, reply.tokens, place, reply.role,
+                state.id, state.last_seq, outcome.turn, reply.tokens, place, reply.role,
                 "superseded" if reply.is_alternative else placement.status, write.request.dialect,
-                reply.chain is not None, True, False, reply.finish, asked.call, reply.digest, reply.chain, write.now,
-                reply.raw, reply.model_raw, asked.answered_seq or None, None,
+                reply.chain is not None, True, False, reply.finish, outcome.call, reply.digest, reply.chain, write.now,
+                reply.raw, reply.model_raw, outcome.answered_seq or None, None,
             )
         )  # fmt: skip
-        enter_parts(reply, state.id, state.last_seq, asked.turn, write.now, rows)
+        enter_parts(reply, state.id, state.last_seq, outcome.turn, write.now, rows)
         state.tokens += reply.tokens
 
 
@@ -195,12 +195,12 @@ def enter_parts(reply: NewReply, session_id: str, seq: int, turn: int, now: date
     rows.artifacts += [artifacts.row(session_id, seq, each, now) for each in reply.spilled]
 
 
-def enter_report(write: ReplyWrite, asked: Outcome, state: State, rows: NewRows) -> None:
+def enter_report(write: ReplyWrite, outcome: Outcome, state: State, rows: NewRows) -> None:
     """Enter the report of a call, and the epoch that started with it; ``state`` moves on."""
     # The request of a failed call may be sent again. Once there is a reply, lookups use the reply's chain.
     # An unreadable reply is no answer: the client asks again, or continues.
     is_answered = any(not reply.is_alternative for reply in write.replies)
-    is_last = state.last_seq == asked.last_seq + len(write.replies)
+    is_last = state.last_seq == outcome.last_seq + len(write.replies)
     open_chain = write.request.open_chain if is_last else None
     if open_chain is not None and is_answered:
         is_in_words = any(reply.is_text_only for reply in write.replies if not reply.is_alternative)
@@ -208,22 +208,22 @@ def enter_report(write: ReplyWrite, asked: Outcome, state: State, rows: NewRows)
     state.open_chain = open_chain
     report = write.report
     sent = report.sent
-    if sent is not None and not asked.is_as_decided:
-        before, after = write.request.decision.placed, asked.decision.placed
+    if sent is not None and not outcome.is_as_decided:
+        before, after = write.request.decision.placed, outcome.decision.placed
         sent = renumber(sent, {old.seq: new.seq for old, new in zip(before, after, strict=False)})
     rows.attributes.extend((state.id, a.digest, a.kind, write.now, a.raw) for a in write.attributes)
     state.figures = _add_figures(state.figures, report)
     rows.calls.append(
         (
-            state.id, asked.call, asked.turn, report.model, report.strategy, report.epoch, report.cut,
-            asked.last_seq, report.tools, report.tokens_before, report.tokens_after, report.input_tokens,
+            state.id, outcome.call, outcome.turn, report.model, report.strategy, report.epoch, report.cut,
+            outcome.last_seq, report.tools, report.tokens_before, report.tokens_after, report.input_tokens,
             report.cached_tokens, report.output_tokens, report.status, write.started, write.now,
             write.request.exchange, report.weight, sent, report.client, report.request_id, report.overhead_ms,
             report.cost_sent, report.cost_full, report.host,
         )
     )  # fmt: skip
     # An epoch that was planned before history was edited shows what is hidden now.
-    is_planned_so = asked.is_as_decided and asked.state.edits == state.edits
+    is_planned_so = outcome.is_as_decided and outcome.state.edits == state.edits
     if write.epoch is not None and is_planned_so and write.epoch.epoch.number == state.epoch + 1:
         _enter_epoch(write.epoch, state, write.now, rows)
     state.version += 1

@@ -392,10 +392,10 @@ def _asked_before(write: ReplyWrite, stored: Sequence[TailRow]) -> Sequence[Stor
     same while its call was under way. What was stored after it was answered says the same words once more.
     """
     decision, incoming = write.request.decision, write.request.incoming
-    asked = [message.digest for message in incoming if message.is_link]
+    outcome = [message.digest for message in incoming if message.is_link]
     known = {placed.seq for placed in decision.placed if placed.turn > 0 and not placed.is_new}
     found = [row.row for row in stored if row.row.seq in known and row.row.status == "live"]
-    if known and [row.digest for row in found] == asked:
+    if known and [row.digest for row in found] == outcome:
         return found
     since = decision.last_seq - sum(placed.is_new for placed in decision.placed)
     recent = [row.row for row in stored if row.row.seq > since and row.created_at <= write.now]
@@ -465,49 +465,49 @@ class _Neighbour:
 async def _write_reply(
     connection: Connection,
     write: ReplyWrite,
-    asked: Outcome,
+    outcome: Outcome,
     state: State,
     stored: Sequence[TailRow],
     rows: NewRows,
 ) -> None:
-    answered = next((row.row for row in stored if row.row.seq == asked.answered_seq), None)
-    known = asked.decision.answered
+    answered = next((row.row for row in stored if row.row.seq == outcome.answered_seq), None)
+    known = outcome.decision.answered
     status = answered.status if answered else (known.status if known else "live")
-    if answered is not None and answered.seq in asked.decision.restored:
+    if answered is not None and answered.seq in outcome.decision.restored:
         status = "live"
-    asked = structs.replace(asked, answered_position=answered.position if answered else asked.answered_position)
-    following = _following(asked, stored)
+    outcome = structs.replace(outcome, answered_position=answered.position if answered else outcome.answered_position)
+    following = _following(outcome, stored)
     upper = following[0].position if following else None
     if status != "live":
         enter_replies(
             write,
             write.replies,
-            asked,
+            outcome,
             state,
             ReplyPlacement(status=status, before_position=upper),
             rows,
-            after=asked.answered_position,
+            after=outcome.answered_position,
         )
     elif not following:
-        enter_replies(write, write.replies, asked, state, AT_THE_END, rows, after=asked.answered_position)
+        enter_replies(write, write.replies, outcome, state, AT_THE_END, rows, after=outcome.answered_position)
     elif following[0].role != "assistant":
         enter_replies(
             write,
             write.replies,
-            asked,
+            outcome,
             state,
             ReplyPlacement(before_position=upper),
             rows,
-            after=asked.answered_position,
+            after=outcome.answered_position,
         )
     else:
-        await _write_beside(connection, write, asked, state, following, rows)
-    enter_report(write, asked, state, rows)
+        await _write_beside(connection, write, outcome, state, following, rows)
+    enter_report(write, outcome, state, rows)
 
 
-def _following(asked: Outcome, stored: Sequence[TailRow]) -> list[_Neighbour]:
+def _following(outcome: Outcome, stored: Sequence[TailRow]) -> list[_Neighbour]:
     """Return the current messages behind the one that is answered, in order."""
-    superseded, revived = set(asked.decision.superseded), set(asked.decision.restored)
+    superseded, restored = set(outcome.decision.superseded), set(outcome.decision.restored)
     return [
         _Neighbour(
             seq=row.row.seq,
@@ -518,16 +518,16 @@ def _following(asked: Outcome, stored: Sequence[TailRow]) -> list[_Neighbour]:
         )
         for row in stored
         if row.row.is_link
-        and row.row.position > asked.answered_position
+        and row.row.position > outcome.answered_position
         and row.row.seq not in superseded
-        and (row.row.status == "live" or row.row.seq in revived)
+        and (row.row.status == "live" or row.row.seq in restored)
     ]
 
 
 async def _write_beside(
     connection: Connection,
     write: ReplyWrite,
-    asked: Outcome,
+    outcome: Outcome,
     state: State,
     following: Sequence[_Neighbour],
     rows: NewRows,
@@ -539,19 +539,25 @@ async def _write_beside(
     if index is None or reply is None or reply.digest != there.digest:
         placement = ReplyPlacement(status="superseded", before_position=there.position)
         if there.created_at <= write.now:
-            placement = await place_late_reply(connection, write.request.tenant, write, asked, state.id)
-        enter_replies(write, write.replies, asked, state, placement, rows, after=asked.answered_position)
+            placement = await place_late_reply(connection, write.request.tenant, write, outcome, state.id)
+        enter_replies(write, write.replies, outcome, state, placement, rows, after=outcome.answered_position)
         return
     adopted = await connection.fetchval(
         ADOPT_REPLY, write.request.tenant, state.id, there.seq, reply.raw, reply.model_raw, reply.chain, reply.finish,
-        asked.call,
+        outcome.call,
     )  # fmt: skip
     if adopted is None:
         return
-    enter_parts(reply, state.id, there.seq, asked.turn, write.now, rows)
+    enter_parts(reply, state.id, there.seq, outcome.turn, write.now, rows)
     front, rest = write.replies[:index], write.replies[index + 1 :]
     enter_replies(
-        write, front, asked, state, ReplyPlacement(before_position=there.position), rows, after=asked.answered_position
+        write,
+        front,
+        outcome,
+        state,
+        ReplyPlacement(before_position=there.position),
+        rows,
+        after=outcome.answered_position,
     )
     upper = following[1].position if len(following) > 1 else there.position + 1.0
-    enter_replies(write, rest, asked, state, ReplyPlacement(before_position=upper), rows, after=there.position)
+    enter_replies(write, rest, outcome, state, ReplyPlacement(before_position=upper), rows, after=there.position)

@@ -423,12 +423,12 @@ class ReplyWrite(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 class StoredReply(msgspec.Struct, frozen=True, kw_only=True):
     """Where a reply was stored. ``first_seq``: the sequence number of the first of its messages; 0: none was stored as
-    it is. ``asked`` is the outcome of its request, ``state`` the session's after both, ``record`` the row of the last
+    it is. ``outcome`` is the outcome of its request, ``state`` the session's after both, ``record`` the row of the last
     message.
     """
 
     first_seq: int
-    asked: Outcome
+    outcome: Outcome
     state: State
     record: Record | None = None
 

@@ -30,7 +30,7 @@ SELECT a.status, least(
          WHERE {HERE} AND seq > floor(a.place)::bigint AND place = seq AND turn > 0 ORDER BY seq LIMIT 1),
         (SELECT min(place) FROM messages WHERE {HERE} AND {IS_EXCEPTION} AND place > a.place AND turn > 0)
     ) AS next_position,
-    r.call AS rival, r.broke_off AS rival_broke_off
+    r.call AS current_call, r.broke_off AS current_broke_off
 FROM messages a LEFT JOIN LATERAL (
     SELECT n.call, coalesce(n.finish IN ('{BROKE_OFF}', '{CLIENT_LEFT}'), false) AS broke_off FROM messages n
     WHERE n.tenant_id = $1 AND n.session_id = $2 AND n.place > a.place AND n.turn = a.turn AND n.turn + 0 IS NOT NULL

@@ -25,7 +25,7 @@ from tersely.store.notes import daily_memory as memory
 from tersely.store.notes import states, summaries
 from tersely.store.search import pages as search
 
-Hidden = Literal["dropped", "undone"]
+HiddenStatus = Literal["dropped", "undone"]
 # First and last sequence number.
 
 HERE = "tenant_id = $1 AND session_id = $2"
@@ -191,7 +191,7 @@ async def lock(connection: Connection, tenant: str, session_id: str) -> Session 
 
 
 async def hide(
-    connection: Connection, tenant: str, session: Session, turn: int, status: Hidden, now: datetime
+    connection: Connection, tenant: str, session: Session, turn: int, status: HiddenStatus, now: datetime
 ) -> list[tuple[Run, ...]] | None:
     """Hide a turn's live messages from every context; None when it has none. The session must be locked.
 
@@ -266,13 +266,13 @@ async def _forget_quotes(
     await sent_contexts.forget(connection, tenant, session.id)
     await search.forget_pages(connection, tenant, session.id, seqs)
     await summaries.forget(connection, tenant, session.id, min(seqs), max(seqs))
-    told = await memory.forget_range(connection, tenant, session.id, min(seqs), max(seqs))
+    runs = await memory.forget_range(connection, tenant, session.id, min(seqs), max(seqs))
     for record in await connection.fetch(FORGET_PLANS, tenant, session.id):
         plan = _forgetting(read_epoch(record["plan"]), seqs, 0)
         await connection.execute(SET_PLAN, tenant, session.id, record["number"], write_epoch(plan))
     current = _forgetting(session.plan, seqs, before_cut) if session.plan else None
     await set_edited(connection, tenant, session, current, tokens, now)
-    return told
+    return runs
 
 
 def _without(plan: Epoch, seqs: Sequence[int], tokens: int) -> Epoch:

@@ -18,10 +18,10 @@ WHERE commands.digest <> excluded.digest OR NOT (commands.last_seq = excluded.la
    OR coalesce(commands.finished_at, commands.until) <= $7
 RETURNING session_id
 """
-MINE = "tenant_id = $1 AND session_id = $2 AND digest = $3 AND started_at = $4 AND finished_at IS NULL"
-PROLONG = f"UPDATE commands SET until = $5 WHERE {MINE}"
-FINISH = f"UPDATE commands SET finished_at = $5, text = $6 WHERE {MINE}"
-RELEASE = f"DELETE FROM commands WHERE {MINE}"
+OWN = "tenant_id = $1 AND session_id = $2 AND digest = $3 AND started_at = $4 AND finished_at IS NULL"
+PROLONG = f"UPDATE commands SET until = $5 WHERE {OWN}"
+FINISH = f"UPDATE commands SET finished_at = $5, text = $6 WHERE {OWN}"
+RELEASE = f"DELETE FROM commands WHERE {OWN}"
 READ = """
 SELECT digest, started_at, until, finished_at, text FROM commands WHERE tenant_id = $1 AND session_id = $2
 """

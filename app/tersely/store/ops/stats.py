@@ -26,12 +26,12 @@ WHERE {HERE} AND number > $3 ORDER BY number LIMIT $4
 SUMMARIES = f"SELECT count(*) FROM summaries WHERE {HERE} AND text IS NOT NULL AND purpose <> 'state'"
 COMPRESSION = f"""
 SELECT max(created_at) AS last_at, avg(before / after)::float8 AS ratio FROM (
-    SELECT created_at, (told ->> 'tokens_before')::numeric AS before, (told ->> 'tokens_after')::numeric AS after
+    SELECT created_at, (ended ->> 'tokens_before')::numeric AS before, (ended ->> 'tokens_after')::numeric AS after
     FROM (
-        SELECT created_at, convert_from(body, 'UTF8')::jsonb AS told FROM events
+        SELECT created_at, convert_from(body, 'UTF8')::jsonb AS ended FROM events
         WHERE {HERE} AND kind = 'compaction_end'
     ) AS ends
-    WHERE told ->> 'result' IN ('model', 'extractive') AND told ->> 'purpose' <> 'state'
+    WHERE ended ->> 'result' IN ('model', 'extractive') AND ended ->> 'purpose' <> 'state'
 ) AS done WHERE after > 0
 """
 

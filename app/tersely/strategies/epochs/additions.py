@@ -83,7 +83,7 @@ def place_note(snapshot: Snapshot, policy: Policy, needs: Needs, encode: Encode)
     epoch, text = snapshot.epoch, snapshot.instructions
     if epoch is None:
         return None
-    if (note := _standing_note(snapshot, epoch)) is not None or not text:
+    if (note := _stored_note(snapshot, epoch)) is not None or not text:
         return note
     question = _due_question(snapshot, epoch, policy, needs)
     return None if question is None else Prefix(layer=LAYER, seq=question.seq, text=text, tokens=encode(text))
@@ -102,12 +102,12 @@ def shown_prefixes(epoch: Epoch, instructions: str | None) -> tuple[Prefix, ...]
 def _due_question(snapshot: Snapshot, epoch: Epoch, policy: Policy, needs: Needs) -> Entry | None:
     """Return the question that the instructions have to be put in front of."""
     question = _new_question(snapshot.entries) if snapshot.instructions else None
-    if question is None or _standing_note(snapshot, epoch) is not None:
+    if question is None or _stored_note(snapshot, epoch) is not None:
         return None
     return question if content_tokens(snapshot) >= additions_from(policy, needs, _room(snapshot)) else None
 
 
-def _standing_note(snapshot: Snapshot, epoch: Epoch) -> Prefix | None:
+def _stored_note(snapshot: Snapshot, epoch: Epoch) -> Prefix | None:
     """Return the instructions in front of a message that the history still has; not those of another strategy."""
     note = note_of(epoch)
     if note is None or snapshot.instructions not in {None, note.text}:

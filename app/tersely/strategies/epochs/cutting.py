@@ -119,7 +119,7 @@ class _Cutter:
         numbers = list(dict.fromkeys(entry.turn for entry in (*self.kept, *self.entries)))
         self._promised = frozenset(numbers[-recent_turns:])
         self._openings = [e for e in (*self.kept, *self.entries) if e.message.starts_turn]
-        self._standing = [e for e in (*self.kept, *self.entries) if e.seq in self._stay]
+        self._staying = [e for e in (*self.kept, *self.entries) if e.seq in self._stay]
 
     @property
     def fresh_start(self) -> int:
@@ -133,7 +133,7 @@ class _Cutter:
             return Cut(first=1, kept=self.kept, tokens=count_entries(self.kept))
         first = self._first[index]
         tail = self._after[index]
-        kept = {e.seq: e for e in self._standing if e.seq < first}
+        kept = {e.seq: e for e in self._staying if e.seq < first}
         room = None if target is None else target - tail - count_entries(kept.values())
         for opening in reversed(self._openings):
             if opening.seq >= first or opening.seq in kept:

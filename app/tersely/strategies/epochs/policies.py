@@ -131,12 +131,12 @@ EpochDecision = Keep | Advance
 
 class TokenSums(NamedTuple):
     """Tokens of a snapshot's messages: of those ``kept`` from before the cut, of the ``tail``, and of what no cut
-    removes (``floor``: see `must_stay`); ``steps`` counts the replies in the tail.
+    removes (``required``: see `must_stay`); ``steps`` counts the replies in the tail.
     """
 
     kept: int
     tail: int
-    floor: int
+    required: int
     steps: int
 
 
@@ -217,14 +217,14 @@ def compute_watermarks(snapshot: Snapshot, policy: Policy, needs: Needs, *, halv
     return replace(watermarks, low=min(watermarks.low, content_tokens(snapshot) // 2)) if halved else watermarks
 
 
-def _watermarks(snapshot: Snapshot, policy: Policy, needs: Needs, floor: int) -> Watermarks:
+def _watermarks(snapshot: Snapshot, policy: Policy, needs: Needs, required: int) -> Watermarks:
     room = None if snapshot.window is None else max(0, snapshot.window - snapshot.fixed_tokens)
     wanted = policy if isinstance(policy, Auto) else Auto()
     high = needs.high or wanted.high
     low = min(wanted.low, high * 3 // 4)
     # What must stay does not count as room for work: without this, a long task would leave no steps at all.
     span = high - low
-    low = max(low, floor + low // 2)
+    low = max(low, required + low // 2)
     high = max(high, low + span // 2)
     if room is not None:
         high, low = min(high, room), min(low, room // 2)
@@ -312,7 +312,7 @@ def _sums_of(snapshot: Snapshot) -> TokenSums:
     return TokenSums(
         kept=count_entries(snapshot.kept),
         tail=count_entries(snapshot.entries),
-        floor=count_entries(must_stay(snapshot.kept, snapshot.entries)),
+        required=count_entries(must_stay(snapshot.kept, snapshot.entries)),
         steps=sum(entry.message.role == "assistant" for entry in snapshot.entries),
     )
 
@@ -333,7 +333,7 @@ def keeps_by_sums(
     content = head + sums.kept + sums.tail
     if _is_small(snapshot, policy, needs, content):
         return True
-    watermarks = _watermarks(snapshot, policy, needs, sums.floor)
+    watermarks = _watermarks(snapshot, policy, needs, sums.required)
     if content > watermarks.high or (watermarks.room is not None and content > watermarks.room):
         return False
     if content <= watermarks.low * COLD_MARGIN or not needs.saves:

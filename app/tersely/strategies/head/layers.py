@@ -68,8 +68,8 @@ def insert_text(layer: str, title: str, text: str, acknowledgement: str, *, enco
     def stage(draft: Draft) -> Draft:
         if not text.strip():
             return draft
-        quoted = max(draft.head_covers_to, seq + 1 if seq else 0)
-        return replace(draft, head_covers_to=quoted).with_head(
+        covers_to = max(draft.head_covers_to, seq + 1 if seq else 0)
+        return replace(draft, head_covers_to=covers_to).with_head(
             *exchange(layer, f"{title}\n{text}", acknowledgement, encode)
         )
 

@@ -287,11 +287,11 @@ def _runs(lines: _Lines) -> Iterator[tuple[str, str, str, str]]:
 
 def _count_equal(source: _Lines, first: int, lines: _Lines, index: int, *, is_same: bool) -> int:
     """Return how many lines are equal from there on: with their numbers, or with numbers that go on one by one."""
-    there, here = (source.written, lines.written) if is_same else (source.bare, lines.bare)
+    source_lines, here = (source.written, lines.written) if is_same else (source.bare, lines.bare)
     start = None if is_same else lines.numbers.get(index)
-    most = min(len(there) - first, len(here) - index)
+    most = min(len(source_lines) - first, len(here) - index)
     for count in range(most):
-        if there[first + count] != here[index + count] or first + count in source.references:
+        if source_lines[first + count] != here[index + count] or first + count in source.references:
             return count
         if not is_same and not _goes_on(start, lines.numbers.get(index + count), count):
             return count
